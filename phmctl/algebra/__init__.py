@@ -1,0 +1,1 @@
+"""Pure tensor maths of hypercomplex multiplication: rules, Kronecker sums, initialisation. Knows no model."""

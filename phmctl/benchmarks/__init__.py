@@ -1,0 +1,1 @@
+"""Measuring speed as a ratio."""

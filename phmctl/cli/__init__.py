@@ -1,0 +1,1 @@
+"""phmctl's command line."""

@@ -1,0 +1,1 @@
+"""Datasets: cards, readers, tokenization, preparation, batching."""

@@ -1,0 +1,63 @@
+"""The exception tree. Everything that a user can cause is a :class:`UserError`, everything else may end in a traceback.
+
+::
+
+    PhmctlError                exit code 1: the work failed
+    ├── UserError              exit code 2: the input is wrong
+    │   ├── RecipeError        a recipe does not say what it must
+    │   ├── DimensionError     n does not divide a dimension
+    │   ├── DataError          data that is missing, malformed or not prepared
+    │   │   └── DownloadError  a hub or a server that does not give what a card names
+    │   ├── RunError           a run directory or a checkpoint that cannot be used
+    │   └── OutputError        an output folder that cannot be written
+    └── NonFiniteError         a loss or a gradient became NaN or infinite
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PhmctlError(Exception):
+    """Base of all errors that phmctl raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(PhmctlError):
+    """Something the user can put right. The message says what is wrong, where, and what to do."""
+
+    exit_code = 2
+
+
+class RecipeError(UserError):
+    """A recipe does not say what it must."""
+
+
+class DimensionError(UserError, ValueError):
+    """n does not divide a dimension that a layer must split in n parts."""
+
+
+class DataError(UserError):
+    """Data that is missing, malformed or not prepared."""
+
+
+class DownloadError(DataError):
+    """A hub or a server does not give what a card names."""
+
+
+class RunError(UserError):
+    """A run directory or a checkpoint cannot be used."""
+
+
+class OutputError(UserError):
+    """An output folder cannot be written."""
+
+
+class NonFiniteError(PhmctlError):
+    """A loss or a gradient became NaN or infinite."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the clause `` (did you mean 'x'?)`` for the known name nearest to `word`, or an empty string."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

@@ -1,0 +1,74 @@
+"""Writing that survives a crash: beside the target, flushed to the disk, then renamed over it."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from phmctl.errors import OutputError
+
+_CHUNK = 1 << 20
+
+
+@contextmanager
+def writing(where: Path) -> Iterator[None]:
+    """Turn an operating system's refusal to write (read-only, full disk) into an :class:`OutputError`."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {where}: {error.strerror or error}; choose a folder that is writable and has space"
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file's bytes to the disk."""
+    with path.open("rb+") as handle:
+        os.fsync(handle.fileno())
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write a file so that a reader sees the old content or the new one, never a part.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    payload = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as handle:
+                handle.write(payload)
+                handle.flush()
+                os.fsync(handle.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically, with keys in the order given."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Layers: PHM linear maps and embeddings, attention, feed-forward."""

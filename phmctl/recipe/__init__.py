@@ -1,0 +1,1 @@
+"""Recipes: the schema and its loader."""

@@ -1,0 +1,1 @@
+"""What binds data, model, loss and metric."""
