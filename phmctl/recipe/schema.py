@@ -28,9 +28,7 @@ class DataSection(Section):
 
     card: str  # the dataset card's id, or a name of the user's own corpus
     tokenizer: Literal["bpe", "word"] = "bpe"
-    vocabulary: Annotated[int, Field(ge=8)] = (
-        8000  # token types, special tokens included; a side, if not joint
-    )
+    vocabulary: Annotated[int, Field(ge=8)] = 8000  # token types, special tokens included; a side, if not joint
     joint: bool = True  # one vocabulary for both sides
     max_tokens: PositiveInt = 256  # longest side kept in train, in tokens with the end of sentence
 
@@ -66,9 +64,7 @@ class ModelSection(Section):
     def _consistent(self) -> Self:
         implied = FIXED_DIMENSION.get(self.algebra)
         if implied is not None and self.n not in (1, implied):
-            raise ValueError(
-                f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'"
-            )
+            raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
         if self.width % self.heads:
             raise ValueError(f"heads = {self.heads} must divide width = {self.width}")
         if self.width % 2:

@@ -1,0 +1,104 @@
+"""Multi-head attention whose projections are PHM maps (Zhang et al. 2021, §4.2)."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.nn.build import LinearBuilder
+from phmctl.nn.linear import PHMLinear
+
+Projections = Literal["fused", "separate", "packed"]
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention of queries from one sequence to keys and values of the same or another.
+
+    Projections:
+        ``fused``: self-attention has one map with a three-way split; cross-attention has Q and a fused KV map.
+        ``separate``: Q, K and V are one map each.
+        ``packed``: one in-projection of 3·inner rows in cross-attention too; its first rows make queries, the others keys and
+        values (the arrangement of ``nn.MultiheadAttention``, used by CENG501).
+
+    Args:
+        builder: makes the maps.
+        width: residual width d.
+        inner: width of queries, keys and values; d, or 2d in the † rows of Table 2.
+        heads: number of heads; divides `inner`.
+        cross: whether keys and values come from another sequence.
+        projections: see above.
+        dropout: on the attention weights.
+    """
+
+    def __init__(
+        self,
+        builder: LinearBuilder,
+        width: int,
+        inner: int,
+        heads: int,
+        *,
+        cross: bool = False,
+        projections: Projections = "fused",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.inner, self.heads, self.dropout = inner, heads, dropout
+        self.cross, self.projections = cross, projections
+        if projections == "separate":
+            self.query = builder.linear(width, inner)
+            self.key = builder.linear(width, inner)
+            self.value = builder.linear(width, inner)
+        elif projections == "fused" and cross:
+            self.query = builder.linear(width, inner)
+            self.key_value = builder.linear(width, 2 * inner, splits=2)
+        else:
+            self.query_key_value = builder.linear(width, 3 * inner, splits=3)
+        self.output = builder.linear(inner, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+        """Self-attention: x (B, T, d), mask (B, 1, 1, T) true where a key may be seen, to (B, T, d)."""
+        query, key, value = self.project(x)
+        return self.attend(query, key, value, mask, causal=causal)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Map x (B, T, d) to queries, keys and values, each (B, heads, T, head width)."""
+        if self.projections == "separate":
+            query, key, value = self.query(x), self.key(x), self.value(x)
+        else:
+            query, key, value = self.query_key_value(x).chunk(3, dim=-1)  # (B, T, inner) each
+        return self.split_heads(query), self.split_heads(key), self.split_heads(value)
+
+    def project_query(self, x: Tensor) -> Tensor:
+        """Cross-attention: map x (B, T, d) to queries (B, heads, T, head width)."""
+        if self.projections == "packed":
+            return self.split_heads(_rows(self.query_key_value, x, 0, self.inner))
+        return self.split_heads(self.query(x))
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-attention: map memory (B, S, d) to keys and values, each (B, heads, S, head width)."""
+        if self.projections == "separate":
+            return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
+        if self.projections == "packed":
+            both = _rows(self.query_key_value, memory, self.inner, 3 * self.inner)
+        else:
+            both = self.key_value(memory)  # (B, S, 2·inner)
+        key, value = both.chunk(2, dim=-1)
+        return self.split_heads(key), self.split_heads(value)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False
+    ) -> Tensor:
+        """Scaled dot-product attention and the output map: heads (B, heads, T, head width) to (B, T, d)."""
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """View (B, T, inner) as (B, heads, T, head width)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def _rows(layer: PHMLinear, x: Tensor, start: int, stop: int) -> Tensor:
+    """Apply rows `start` to `stop` of a map's weight: (B, T, d) to (B, T, stop - start)."""
+    bias = None if layer.bias is None else layer.bias[start:stop]
+    return F.linear(x, layer.weight[start:stop], bias)

@@ -1,0 +1,135 @@
+"""The loss over a vocabulary, computed in slices so that the logits of a batch never exist at once.
+
+The logits of 4,096 tokens over 8,000 types are 131 MB, written, read and freed at every step; touching that memory costs more
+than the arithmetic. Here a slice of tokens is mapped to logits, turned into the loss and its gradient in place, multiplied
+back, and its buffer is used again.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_SLICE_ELEMENTS = 1 << 21  # logits of a slice: 8 MB of float32
+
+
+def vocabulary_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    smoothing: float = 0.0,
+    ignore: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy of a softmax over the vocabulary.
+
+    ``Σ (1 − ε)·(−log p[target]) + ε/V·Σ_v(−log p[v])`` over the targets that are not `ignore` (Szegedy et al. 2016, §7; the
+    smoothing mass is spread over all V types, as in ``F.cross_entropy``).
+
+    Args:
+        hidden: (..., d).
+        weight: the generator's weight, (V, d).
+        bias: (V,) or None.
+        targets: ids (...), of hidden's leading shape.
+        smoothing: ε.
+        ignore: the id of targets that do not count.
+
+    Returns:
+        the smoothed loss, which has gradients, and the negative log-likelihood, which has none; both scalars, float32.
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])  # (N, d)
+    loss, likelihood = _VocabularyLoss.apply(flat, weight, bias, targets.reshape(-1), smoothing, ignore)
+    return loss, likelihood
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    """Computes the gradients along with the loss: the backward pass only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        ignore: int,
+    ) -> tuple[Tensor, Tensor]:
+        device = hidden.device.type
+        autocast = torch.is_autocast_enabled(device)
+        compute = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+        wanted = ctx.needs_input_grad[:3]
+        with torch.autocast(device, enabled=False):
+            sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, any(wanted))
+        loss, likelihood, *gradients = sums
+        inputs = (hidden, weight, bias)
+        ctx.save_for_backward(
+            *(
+                g.to(x.dtype) if want and g is not None else None
+                for g, x, want in zip(gradients, inputs, wanted, strict=True)
+            )
+        )
+        ctx.mark_non_differentiable(likelihood)
+        return loss, likelihood
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = (None if g is None else g * scale.to(g.dtype) for g in ctx.saved_tensors)
+        return (*scaled, None, None, None)
+
+
+def _sliced(
+    hidden: Tensor,  # (N, d)
+    weight: Tensor,  # (V, d)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    smoothing: float,
+    ignore: int,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Return loss, likelihood and the gradients of hidden, weight and bias."""
+    tokens, vocabulary = hidden.shape[0], weight.shape[0]
+    rows = max(_SLICE_ELEMENTS // vocabulary, 64)
+    total = hidden.new_zeros(2, dtype=torch.float32 if hidden.dtype.itemsize < 4 else hidden.dtype)
+    hidden_grad = torch.empty_like(hidden) if with_gradients else None
+    # Few large sums in the compute type, not many small ones: float32 keeps bfloat16's partial sums exact enough.
+    weight_grad = torch.zeros_like(weight, dtype=total.dtype) if with_gradients else None
+    bias_grad = torch.zeros_like(bias, dtype=total.dtype) if with_gradients and bias is not None else None
+    for start in range(0, tokens, rows):
+        part = slice(start, start + rows)
+        logits = F.linear(hidden[part], weight).to(total.dtype)  # (rows, V)
+        if bias is not None:
+            logits += bias
+        total += _loss_in_place(logits, targets[part], smoothing, ignore)
+        if hidden_grad is None or weight_grad is None:
+            continue
+        gradient = logits.to(hidden.dtype)  # _loss_in_place left dL/dlogits there
+        torch.mm(gradient, weight, out=hidden_grad[part])  # (rows, d)
+        if gradient.dtype == weight_grad.dtype:
+            weight_grad.addmm_(gradient.t(), hidden[part])  # (V, d)
+        else:
+            weight_grad += gradient.t() @ hidden[part]
+        if bias_grad is not None:
+            bias_grad += logits.sum(0)
+    return total[0], total[1], hidden_grad, weight_grad, bias_grad
+
+
+def _loss_in_place(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> Tensor:
+    """Return (loss, likelihood) of a slice, and overwrite its logits (rows, V) with the loss's gradient."""
+    vocabulary = logits.shape[1]
+    kept = (targets != ignore).to(logits.dtype)  # (rows,)
+    column = targets[:, None]  # (rows, 1)
+    norm = logits.logsumexp(1)  # (rows,)
+    likelihood = norm - logits.gather(1, column).squeeze(1)  # −log p[target]
+    loss = likelihood
+    if smoothing:
+        loss = (1 - smoothing) * likelihood + smoothing * (norm - logits.mean(1))
+    logits.sub_(norm[:, None]).exp_()  # softmax
+    if smoothing:
+        logits.sub_(smoothing / vocabulary)
+    logits.scatter_add_(1, column, torch.full_like(column, smoothing - 1, dtype=logits.dtype))
+    logits.mul_(kept[:, None])
+    return torch.stack([loss @ kept, likelihood @ kept])

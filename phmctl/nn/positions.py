@@ -1,0 +1,40 @@
+"""Sinusoidal positions (Vaswani et al. 2017, §3.5)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Return the table of sinusoids, (length, width) float32: sines in the first half of the columns, cosines in the second.
+
+    The halves (as in Tensor2Tensor) instead of alternating columns: a fixed permutation of the features.
+    """
+    half = width // 2
+    rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half - 1, 1)))  # (half,)
+    angles = torch.arange(length)[:, None] * rates  # (length, half)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds sinusoidal positions; the table grows when a longer sentence comes.
+
+    Args:
+        width: the residual width d, even.
+        device: where the table lies.
+    """
+
+    table: Tensor
+
+    def __init__(self, width: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("table", sinusoids(512, width).to(device), persistent=False)
+
+    def forward(self, length: int, start: int = 0) -> Tensor:
+        """Return rows `start` to `start + length` of the table, (length, d)."""
+        stop = start + length
+        if stop > self.table.shape[0]:
+            self.table = sinusoids(2 * stop, self.width).to(self.table)
+        return self.table[start:stop]
