@@ -1,0 +1,309 @@
+"""Run directories: everything of one training in one folder that can be moved to another machine.
+
+::
+
+    runs/<recipe>/<variant>/v001/
+        recipe.yaml        the resolved recipe
+        environment.json   versions, seed, device, threads, git revision, command line
+        tokenizer/         how text becomes tokens
+        text/              raw valid and test text: valid.source, valid.target, test.source, test.target
+        metrics.jsonl      one line a log interval or validation
+        checkpoints/       step-000200/ …, average/, and the text files `last` and `best` that name one
+        results/           what eval and decode write
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from phmctl import __version__
+from phmctl.checkpoints import saved_steps, step_name
+from phmctl.errors import RunError, nearest
+from phmctl.files import sync_folder, write_atomic, write_json, writing
+
+if TYPE_CHECKING:
+    from phmctl.recipe.schema import Recipe
+
+RECIPE = "recipe.yaml"
+ENVIRONMENT = "environment.json"
+POINTERS = ("last", "best")
+_VERSION = re.compile(r"v(\d{3,})")
+_LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
+
+
+def runs_root() -> Path:
+    """Return where runs are written: the environment's ``PHMCTL_RUNS``, or ``runs`` in the working folder."""
+    return Path(os.environ.get("PHMCTL_RUNS") or "runs")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training's folder and its resolved recipe."""
+
+    folder: Path
+    recipe: "Recipe"
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        recipe: "Recipe",
+        *,
+        environment: Mapping[str, Any] | None = None,
+        fill: Callable[[Path], None] | None = None,
+    ) -> Self:
+        """Make a new version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``; none is ever overwritten.
+
+        The folder is filled under another name and then renamed, so a run that exists is complete, and of two
+        processes that start at once each gets its own number.
+
+        Args:
+            root: the folder of all runs.
+            recipe: the resolved recipe.
+            environment: further entries of ``environment.json`` (device, precision, …).
+            fill: writes what else belongs into the new folder (tokenizer, text), given its path.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        from phmctl.recipe.loading import dump_recipe
+
+        parent = root / recipe.name / recipe.variant
+        temporary = parent / f".new-{os.getpid()}"
+        with writing(parent):
+            temporary.mkdir(parents=True)
+            try:
+                if fill is not None:
+                    fill(temporary)
+                for name in ("checkpoints", "results"):
+                    (temporary / name).mkdir()
+                write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
+                write_atomic(temporary / RECIPE, dump_recipe(recipe))
+                return cls(_claim_version(temporary, parent), recipe)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Open a run by its folder, by a variant's folder (its newest version), or by its name below the root.
+
+        Raises:
+            RunError: nothing is there (the message names the nearest run), or the run is not complete.
+        """
+        from phmctl.recipe.loading import load_recipe
+
+        folder = _find(Path(path))
+        for name in (RECIPE, ENVIRONMENT):
+            if not (folder / name).is_file():
+                raise RunError(
+                    f"{folder} is no complete run: {name} is missing; copy the whole folder again, or train anew"
+                )
+        return cls(folder, load_recipe(str(folder / RECIPE)))
+
+    @classmethod
+    def latest(cls, root: Path, recipe: "Recipe") -> Self | None:
+        """Return the newest run of the recipe's name and variant, or None."""
+        versions = _versions(root / recipe.name / recipe.variant)
+        return cls.open(versions[-1]) if versions else None
+
+    @property
+    def name(self) -> str:
+        """``<recipe>/<variant>/vNNN``."""
+        return "/".join(self.folder.absolute().parts[-3:])
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizers lie."""
+        return self.folder / "tokenizer"
+
+    @property
+    def text_folder(self) -> Path:
+        """Where the raw validation and test text lies."""
+        return self.folder / "text"
+
+    @property
+    def results_folder(self) -> Path:
+        """Where results are written."""
+        return self.folder / "results"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.folder / "checkpoints"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The metrics, one JSON object a line."""
+        return self.folder / "metrics.jsonl"
+
+    def checkpoint_names(self) -> list[str]:
+        """Return what :meth:`checkpoint` takes: ``last``, ``best``, ``average`` where they exist, and steps."""
+        folder = self.checkpoints_folder
+        names = [name for name in POINTERS if (folder / name).is_file()]
+        names += ["average"] if (folder / "average").is_dir() else []
+        return names + [step_name(step) for step in saved_steps(folder)]
+
+    def checkpoint(self, name: str = "best") -> Path:
+        """Return a checkpoint's folder.
+
+        Args:
+            name: ``best``, ``last``, ``average``, ``step-000200`` or plainly ``200``.
+
+        Raises:
+            RunError: there is none of this name; the message lists those that exist.
+        """
+        if name in POINTERS:
+            return self._follow(name)
+        folder = self.checkpoints_folder / (step_name(int(name)) if name.isdecimal() else name)
+        if folder.is_dir() and folder.parent == self.checkpoints_folder:
+            return folder
+        names = self.checkpoint_names()
+        if not names:
+            raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
+        raise RunError(f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}")
+
+    def _follow(self, name: str) -> Path:
+        pointer = self.checkpoints_folder / name
+        names = [other for other in self.checkpoint_names() if other not in POINTERS]
+        if not names:
+            raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
+        if not pointer.is_file():
+            raise RunError(f"{self.folder} has no {name!r} checkpoint; it has {', '.join(names)}")
+        target = pointer.read_text(encoding="utf-8").strip()
+        if target not in names:
+            raise RunError(
+                f"{pointer} names {target!r}, which does not exist; use another: --checkpoint {' or '.join(names)}"
+            )
+        return self.checkpoints_folder / target
+
+    def point(self, name: str, step: int | None) -> None:
+        """Let ``last`` or ``best`` name the checkpoint of a step; None removes it.
+
+        Raises:
+            OutputError: the pointer cannot be written.
+        """
+        path = self.checkpoints_folder / name
+        if step is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomic(path, step_name(step) + "\n")
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues this run."""
+        return f"phmctl train {self.folder / RECIPE} --run {self.folder} --resume"
+
+    def environment(self) -> dict[str, Any]:
+        """Return what ``environment.json`` holds.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        path = self.folder / ENVIRONMENT
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be read ({error}); copy the run again") from error
+        return dict(value)
+
+
+# ------------------------------------------------------------------------------------------------- finding runs
+
+
+def _versions(folder: Path) -> list[Path]:
+    """Return the version folders ``vNNN`` of a variant, ascending by number."""
+    if not folder.is_dir():
+        return []
+    found = [(int(m[1]), entry) for entry in folder.iterdir() if (m := _VERSION.fullmatch(entry.name))]
+    return [entry for _, entry in sorted(found)]
+
+
+def _claim_version(temporary: Path, parent: Path) -> Path:
+    """Rename `temporary` to the next free version folder. A rename onto a filled folder fails: try the next."""
+    while True:
+        versions = _versions(parent)
+        number = 1 + int(versions[-1].name[1:]) if versions else 1
+        target = parent / f"v{number:03d}"
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+            continue
+        sync_folder(parent)
+        return target
+
+
+def _find(path: Path) -> Path:
+    """Return the run folder that a path or a name below the root means."""
+    candidates = [path] if path.is_absolute() else [path, runs_root() / path]
+    folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
+    if folder is None:
+        raise RunError(f"no run at {path}{_nearest_run(path)}; list them with: ls {runs_root()}/*/*")
+    if (folder / RECIPE).exists() or _VERSION.fullmatch(folder.name):
+        return folder
+    if versions := _versions(folder):
+        return versions[-1]
+    variants = [entry for entry in sorted(folder.iterdir()) if _versions(entry)]
+    if len(variants) == 1:
+        return _versions(variants[0])[-1]
+    if variants:
+        raise RunError(f"{folder} has several variants; name one: {', '.join(str(each) for each in variants)}")
+    raise RunError(f"{folder} is not a run: {RECIPE} is missing{_nearest_run(path)}")
+
+
+def _nearest_run(path: Path) -> str:
+    root = runs_root()
+    known = [str(entry) for entry in root.glob("*/*/v*")] if root.is_dir() else []
+    variants = sorted({str(Path(run).parent) for run in known})
+    return nearest(str(path), [*variants, *known]) or nearest(str(root / path), [*variants, *known])
+
+
+# -------------------------------------------------------------------------------------------------- environment
+
+
+def describe_environment(recipe: "Recipe") -> dict[str, Any]:
+    """Return where and with what this process runs: versions, platform, seed, git revision, command line, time."""
+    return {
+        "phmctl": __version__,
+        "git": git_revision(),
+        "python": platform.python_version(),
+        "libraries": {name: _installed(name) for name in _LIBRARIES},
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "seed": recipe.training.seed,
+        "precision": recipe.training.precision,
+        "command": shlex.join(sys.argv),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_revision() -> str | None:
+    """Return the commit of the checkout that phmctl is imported from (``-dirty`` when changed), or None."""
+    checkout = Path(__file__).resolve().parent.parent
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
