@@ -36,9 +36,7 @@ def emit_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, stdout: bool = True
-) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, stdout: bool = True) -> None:
     """Print a table. The first column is text, the others are aligned right.
 
     Args:

@@ -40,7 +40,7 @@ class LayerCache:
         self.memory_values = memory_values
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add this position's key and value, (B·K, heads, 1, head width); return all so far, (B·K, heads, t, head width)."""
+        """Add a position's key and value, (B·K, heads, 1, head width); return all, (B·K, heads, t, head width)."""
         heads = key.shape[1]
         position = self._state.position
         past = self._state.past
@@ -54,8 +54,9 @@ class LayerCache:
 class DecoderState:
     """The decoder's state for B sentences of K beams each.
 
-    The past is one tensor with time outermost, (max length, layers, 2, B·K, inner), so that what is written so far is one
-    contiguous block and reordering the beams is one copy of it. The memory's keys and values are held once a sentence.
+    The past is one tensor with time outermost, (max length, layers, 2, B·K, inner), so that what is written so far is
+    one contiguous block and reordering the beams is one copy of it. The memory's keys and values are held once a
+    sentence.
 
     Args:
         memories: each layer's keys and values of the memory, (B, heads, S, head width) each.

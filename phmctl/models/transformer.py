@@ -21,7 +21,7 @@ class Transformer(nn.Module):
     Args:
         settings: the recipe's model section.
         source_vocabulary: rows of the source embedding.
-        target_vocabulary: rows of the target embedding and of the generator; equal to the source's if the table is shared.
+        target_vocabulary: rows of the target embedding and of the generator; the source's if the table is shared.
         device: where parameters are allocated; ``meta`` allocates nothing.
 
     Raises:

@@ -17,8 +17,8 @@ class MultiHeadAttention(nn.Module):
     Projections:
         ``fused``: self-attention has one map with a three-way split; cross-attention has Q and a fused KV map.
         ``separate``: Q, K and V are one map each.
-        ``packed``: one in-projection of 3·inner rows in cross-attention too; its first rows make queries, the others keys and
-        values (the arrangement of ``nn.MultiheadAttention``, used by CENG501).
+        ``packed``: one in-projection of 3·inner rows in cross-attention too; its first rows make queries, the others
+        keys and values (the arrangement of ``nn.MultiheadAttention``, used by CENG501).
 
     Args:
         builder: makes the maps.

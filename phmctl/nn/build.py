@@ -17,8 +17,8 @@ class LinearBuilder:
     Args:
         algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion`` or ``phm``.
         n: the PHM hyperparameter; a fixed algebra implies it.
-        rules: how far a learned rule A reaches: each map its own (``separate``), one for the maps of a sublayer, or one for
-            the whole model.
+        rules: how far a learned rule A reaches: each map its own (``separate``), one for the maps of a sublayer, or one
+            for the whole model.
         bias: whether the maps have biases.
         device: where parameters are allocated; ``meta`` allocates nothing.
     """

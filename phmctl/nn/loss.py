@@ -1,8 +1,8 @@
 """The loss over a vocabulary, computed in slices so that the logits of a batch never exist at once.
 
-The logits of 4,096 tokens over 8,000 types are 131 MB, written, read and freed at every step; touching that memory costs more
-than the arithmetic. Here a slice of tokens is mapped to logits, turned into the loss and its gradient in place, multiplied
-back, and its buffer is used again.
+The logits of 4,096 tokens over 8,000 types are 131 MB, written, read and freed at every step; touching that memory
+costs more than the arithmetic. Here a slice of tokens is mapped to logits, turned into the loss and its gradient in
+place, multiplied back, and its buffer is used again.
 """
 
 from typing import Any
@@ -25,8 +25,8 @@ def vocabulary_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of a softmax over the vocabulary.
 
-    ``Σ (1 − ε)·(−log p[target]) + ε/V·Σ_v(−log p[v])`` over the targets that are not `ignore` (Szegedy et al. 2016, §7; the
-    smoothing mass is spread over all V types, as in ``F.cross_entropy``).
+    ``Σ (1 − ε)·(−log p[target]) + ε/V·Σ_v(−log p[v])`` over the targets that are not `ignore` (Szegedy et al. 2016, §7;
+    the smoothing mass is spread over all V types, as in ``F.cross_entropy``).
 
     Args:
         hidden: (..., d).
@@ -40,7 +40,9 @@ def vocabulary_loss(
         the smoothed loss, which has gradients, and the negative log-likelihood, which has none; both scalars, float32.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])  # (N, d)
-    loss, likelihood = _VocabularyLoss.apply(flat, weight, bias, targets.reshape(-1), smoothing, ignore)
+    loss, likelihood = _VocabularyLoss.apply(  # type: ignore[no-untyped-call]
+        flat, weight, bias, targets.reshape(-1), smoothing, ignore
+    )
     return loss, likelihood
 
 
@@ -64,18 +66,18 @@ class _VocabularyLoss(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, any(wanted))
         loss, likelihood, *gradients = sums
-        inputs = (hidden, weight, bias)
+        kinds = (hidden.dtype, weight.dtype, weight.dtype)
         ctx.save_for_backward(
             *(
-                g.to(x.dtype) if want and g is not None else None
-                for g, x, want in zip(gradients, inputs, wanted, strict=True)
+                g.to(kind) if want and g is not None else None
+                for g, kind, want in zip(gradients, kinds, wanted, strict=True)
             )
         )
         ctx.mark_non_differentiable(likelihood)
         return loss, likelihood
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = (None if g is None else g * scale.to(g.dtype) for g in ctx.saved_tensors)
         return (*scaled, None, None, None)

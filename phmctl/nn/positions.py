@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Return the table of sinusoids, (length, width) float32: sines in the first half of the columns, cosines in the second.
+    """Return the table of sinusoids, (length, width) float32.
 
-    The halves (as in Tensor2Tensor) instead of alternating columns: a fixed permutation of the features.
+    Sines stand in the first half of the columns, cosines in the second (as in Tensor2Tensor), instead of alternating:
+    a fixed permutation of the features.
     """
     half = width // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half - 1, 1)))  # (half,)

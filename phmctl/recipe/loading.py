@@ -34,8 +34,8 @@ _Loader.add_implicit_resolver(
 def common_overrides(**options: object) -> list[str]:
     """Return the overrides that stand behind ``--n``, ``--algebra``, ``--seed``, ``--device`` and ``--steps``.
 
-    Options that are None are left out. A learned n names the learned algebra (``--n 4`` is ``phm``; ``--n 1`` is ``real``),
-    unless ``algebra`` is given too.
+    Options that are None are left out. A learned n names the learned algebra (``--n 4`` is ``phm``; ``--n 1`` is
+    ``real``), unless ``algebra`` is given too.
     """
     given = {key: value for key, value in options.items() if value is not None}
     if "n" in given and "algebra" not in given:
@@ -59,7 +59,8 @@ def find_recipe(name: str) -> Path:
         return packaged
     known = shipped_names("recipes")
     raise RecipeError(
-        f"no recipe {name!r}: neither a file nor a shipped recipe{nearest(name, known)}\nshipped recipes: {', '.join(known)}"
+        f"no recipe {name!r}: neither a file nor a shipped recipe{nearest(name, known)}\n"
+        f"shipped recipes: {', '.join(known)}"
     )
 
 
@@ -85,7 +86,7 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str] = ()) -> Rec
     """Validate a recipe's YAML text; `where` names it in messages."""
     try:
         node = yaml.compose(text, Loader=_Loader)
-        content = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        content = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise RecipeError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
@@ -137,7 +138,7 @@ def _parse_override(override: str) -> tuple[Path_, Any]:
     if not equals or not key:
         raise RecipeError(f"--set {override}: want key.path=value, for example --set training.steps=200")
     try:
-        return tuple(key.strip().split(".")), yaml.load(value, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        return tuple(key.strip().split(".")), yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
         raise RecipeError(f"--set {override}: the value is not YAML") from error
 

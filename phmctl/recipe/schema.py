@@ -1,7 +1,7 @@
 """The recipe: everything that defines an experiment, as strict pydantic models.
 
-Each field's comment says its unit. Unknown keys are refused; the loader (:mod:`phmctl.recipe.loading`) turns what pydantic
-reports into messages with a YAML line and the nearest known key.
+Each field's comment says its unit. Unknown keys are refused; the loader (:mod:`phmctl.recipe.loading`) turns what
+pydantic reports into messages with a YAML line and the nearest known key.
 """
 
 from typing import Annotated, Literal, Self
