@@ -1,5 +1,74 @@
-"""The ``phmctl`` command: registers the subcommands and turns errors into exit codes."""
+"""The ``phmctl`` command: registers the subcommands and turns errors into exit codes.
+
+Exit codes: 0 done, 1 the work failed, 2 the user's input is wrong, 130 interrupted.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from phmctl import __version__
+from phmctl.cli.bench import bench
+from phmctl.cli.count_params import count_params
+from phmctl.cli.decode import decode
+from phmctl.cli.eval import evaluate
+from phmctl.cli.prepare_data import prepare_data
+from phmctl.cli.train import train
+from phmctl.errors import PhmctlError
+
+_DEBUG = "PHMCTL_DEBUG"
+
+app = typer.Typer(
+    name="phmctl",
+    help="Train and evaluate sequence models whose linear layers are parameterized hypercomplex multiplications.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: importing rich's formatter would cost a third of the start-up
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"phmctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train and evaluate sequence models whose linear layers are parameterized hypercomplex multiplications."""
+    if debug:
+        os.environ[_DEBUG] = "1"
+
+
+app.command("prepare-data")(prepare_data)
+app.command("train")(train)
+app.command("decode")(decode)
+app.command("eval")(evaluate)
+app.command("count-params")(count_params)
+app.add_typer(bench, name="bench")
 
 
 def run() -> None:
-    """Entry point."""
+    """Run the command line and exit with its code."""
+    try:
+        app()
+    except PhmctlError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except Exception as error:
+        _fail(f"{type(error).__name__}: {error}\nthis is a fault of phmctl or of the machine; --debug shows where", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    if os.environ.get(_DEBUG):
+        raise  # noqa: PLE0704 - called from an except clause only
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(code)

@@ -1,0 +1,50 @@
+"""The options that several subcommands share, each declared once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _complete(kind: str, incomplete: str) -> list[str]:
+    from phmctl.shipped import shipped_names
+
+    return [name for name in shipped_names(kind) if name.startswith(incomplete)]
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Complete a shipped recipe's name."""
+    return _complete("recipes", incomplete)
+
+
+def complete_card(incomplete: str) -> list[str]:
+    """Complete a shipped card's name."""
+    return _complete("cards", incomplete)
+
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe: a path or a shipped name.", autocompletion=complete_recipe)
+]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run directory, or a folder of versions (the newest is taken).")
+]
+N = Annotated[int | None, typer.Option("--n", help="The PHM hyperparameter: about 1/n of the parameters; 1 is real.")]
+Algebra = Annotated[
+    str | None, typer.Option(help="real, complex, quaternion, octonion, sedenion or phm (a learned rule).")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, dropout and batch order.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Steps = Annotated[int | None, typer.Option(help="Optimiser steps.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any recipe key: training.clip=1.0. Repeatable."),
+]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data", help="Data folder (default: $PHMCTL_DATA or ./data).", show_default=False)
+]
+RunsRoot = Annotated[
+    Path | None, typer.Option("--runs", help="Folder of runs (default: $PHMCTL_RUNS or ./runs).", show_default=False)
+]
+Checkpoint = Annotated[str, typer.Option(help="best, last, average or step-N.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's own choice.")]

@@ -1,0 +1,132 @@
+"""Translation and style transfer: sequence to sequence, scored by cross-entropy and BLEU."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from phmctl.checkpoints import read_checkpoint
+from phmctl.data.batching import Batch, collate, plan_batches
+from phmctl.data.store import ParallelSplit, PreparedData
+from phmctl.data.tokenization import TokenizerPair
+from phmctl.decoding.translator import Translator
+from phmctl.devices import pick_device
+from phmctl.files import write_atomic
+from phmctl.metrics.text import bleu
+from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.nn.loss import vocabulary_loss
+from phmctl.recipe.schema import DecodingSection, Recipe
+from phmctl.runs import Run
+from phmctl.tasks.base import Autocast
+
+
+class TranslationTask:
+    """A recipe's model on prepared parallel text.
+
+    Args:
+        recipe: the experiment.
+        prepared: its data.
+    """
+
+    def __init__(self, recipe: Recipe, prepared: PreparedData) -> None:
+        self.recipe = recipe
+        self.prepared = prepared
+
+    def build_model(self, device: torch.device | str | None = None) -> Transformer:
+        """Build the untrained model for the tokenizers' sizes."""
+        return build_model(self.recipe, self.prepared.tokenizers, device)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield an epoch's training batches from the `start`-th."""
+        split = self.prepared.split("train")
+        for rows in self._plan(split, epoch=epoch, shuffle=True)[start:]:
+            yield collate(split, rows)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """Return the label-smoothed cross-entropy summed over the target tokens, and their number."""
+        loss, _ = self._losses(model, batch, self.recipe.training.label_smoothing)
+        return loss, batch.target_tokens
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module, autocast: Autocast = nullcontext) -> dict[str, float]:
+        """Return ``loss`` (mean nats a token, not smoothed), ``perplexity`` and, if asked for, greedy ``bleu``."""
+        device = next(model.parameters()).device
+        split = self.prepared.split("valid")
+        total, tokens = torch.zeros((), device=device), 0
+        for rows in self._plan(split, epoch=0, shuffle=False):
+            batch = collate(split, rows).to(device)
+            with autocast():
+                _, likelihood = self._losses(model, batch, 0.0)
+            total += likelihood
+            tokens += batch.target_tokens
+        loss = total.item() / tokens
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        if self.recipe.training.validate_bleu:
+            with autocast():
+                metrics["bleu"] = self._greedy_bleu(model, split)
+        return metrics
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """Return BLEU if it was measured, the negative loss otherwise."""
+        return metrics.get("bleu", -metrics["loss"])
+
+    def furnish(self, run: Run) -> None:
+        """Write the tokenizers and the raw text of the evaluation splits into the run."""
+        self.prepared.tokenizers.save(run.tokenizer_folder)
+        for name in ("valid", "test"):
+            split = self.prepared.split(name)
+            write_atomic(run.text_folder / f"{name}.source", "".join(f"{line}\n" for line in split.source_text))
+            write_atomic(run.text_folder / f"{name}.target", "".join(f"{line}\n" for line in split.target_text))
+
+    def _plan(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[np.ndarray]:
+        training = self.recipe.training
+        return plan_batches(
+            split.source.lengths,
+            split.target.lengths,
+            training.batch_tokens,
+            seed=training.seed,
+            epoch=epoch,
+            shuffle=shuffle,
+        )
+
+    def _losses(self, model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+        hidden = model(batch.source, batch.target[:, :-1])  # (B, T, d)
+        weight, bias = model.output_map()  # type: ignore[operator]
+        return vocabulary_loss(hidden, weight, bias, batch.target[:, 1:], smoothing=smoothing)
+
+    def _greedy_bleu(self, model: nn.Module, split: ParallelSplit) -> float:
+        settings = self.recipe.decoding.model_copy(update={"beam": 1})
+        translator = Translator(model, self.prepared.tokenizers, settings, next(model.parameters()).device)
+        hypotheses = [best[0].text for best in translator.translate(split.source_text)]
+        return bleu(hypotheses, split.target_text).value
+
+
+def build_model(recipe: Recipe, tokenizers: TokenizerPair, device: torch.device | str | None = None) -> Transformer:
+    """Build a recipe's untrained model for tokenizers of their real sizes."""
+    return build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, device)
+
+
+def load_translator(
+    run: Run, checkpoint: str = "best", device: str = "auto", decoding: DecodingSection | None = None
+) -> Translator:
+    """Load a run's model and tokenizers, ready to translate.
+
+    Args:
+        run: the run.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
+        decoding: beam search settings other than the recipe's.
+
+    Raises:
+        RunError: the checkpoint is missing or damaged.
+    """
+    tokenizers = TokenizerPair.load(run.tokenizer_folder)
+    target = pick_device(device)
+    model = build_model(run.recipe, tokenizers, target)
+    tensors = read_checkpoint(run.checkpoint(checkpoint), ("model",)).tensors["model"]
+    model.load_state_dict(dict(tensors))
+    model.eval()
+    return Translator(model, tokenizers, decoding or run.recipe.decoding, target)
