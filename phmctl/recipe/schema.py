@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from phmctl.algebra.dimension import check_divides
+
 Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"]
 FIXED_DIMENSION: dict[str, int] = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
 
@@ -65,6 +67,7 @@ class ModelSection(Section):
         implied = FIXED_DIMENSION.get(self.algebra)
         if implied is not None and self.n not in (1, implied):
             raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
+        check_divides(self.dimension, width=self.width, feed_forward=self.feed_forward * self.upsize)
         if self.width % self.heads:
             raise ValueError(f"heads = {self.heads} must divide width = {self.width}")
         if self.width % 2:

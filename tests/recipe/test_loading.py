@@ -1,0 +1,98 @@
+"""Recipes: what is accepted, and what is said about what is not."""
+
+import pytest
+
+from phmctl.errors import RecipeError
+from phmctl.recipe.loading import common_overrides, differences, dump_recipe, load_recipe, parse_recipe
+
+MINIMAL = """\
+name: trial
+data:
+  card: miniature
+model:
+  width: 64
+  heads: 4
+training:
+  steps: 10
+"""
+
+
+def refusal(text: str, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, where="r.yaml", overrides=overrides)
+    return str(caught.value)
+
+
+def test_defaults_fill_what_is_not_said() -> None:
+    recipe = parse_recipe(MINIMAL, where="r.yaml")
+    assert (recipe.model.width, recipe.model.n, recipe.decoding.beam) == (64, 1, 5)
+
+
+def test_dumped_recipe_loads_to_the_same() -> None:
+    recipe = parse_recipe(MINIMAL, where="r.yaml", overrides=["training.learning_rate=3e-4", "model.algebra=phm", "model.n=4"])
+    assert parse_recipe(dump_recipe(recipe), where="dump") == recipe
+    assert recipe.training.learning_rate == 3e-4
+
+
+def test_all_problems_at_once_with_lines_and_nearest_names() -> None:
+    text = MINIMAL.replace("width: 64", "widht: 64").replace("steps: 10", "steps: ten\n  warmpu: 3\n  schedule: linaer")
+    message = refusal(text)
+    assert "r.yaml:5: unknown key 'model.widht' (did you mean 'width'?)" in message
+    assert "r.yaml:8: training.steps should be a valid integer, not 'ten'" in message
+    assert "r.yaml:9: unknown key 'training.warmpu' (did you mean 'warmup'?)" in message
+    assert "r.yaml:10: training.schedule should be" in message
+    assert "(did you mean 'linear'?)" in message
+    assert len(message.splitlines()) == 4
+
+
+def test_missing_key_is_named() -> None:
+    assert "'training.steps' is missing" in refusal(MINIMAL.replace("  steps: 10", "  warmup: 1"))
+
+
+def test_wrong_type_from_the_command_line_names_the_option() -> None:
+    assert refusal(MINIMAL, "training.steps=soon").startswith("--set training.steps=soon: training.steps should be")
+
+
+def test_unknown_key_from_the_command_line() -> None:
+    assert "(did you mean 'steps'?)" in refusal(MINIMAL, "training.stesp=5")
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "name.x=1"])
+def test_malformed_override(override: str) -> None:
+    assert f"--set {override}" in refusal(MINIMAL, override)
+
+
+def test_n_that_does_not_divide_names_the_nearest_that_do() -> None:
+    message = refusal(MINIMAL, "model.algebra=phm", "model.n=3")
+    assert "n = 3 does not divide" in message
+    assert "2 and 4" in message
+
+
+def test_fixed_algebra_refuses_another_n() -> None:
+    assert "n = 4, not 8" in refusal(MINIMAL, "model.algebra=quaternion", "model.n=8")
+
+
+def test_batch_that_holds_no_longest_sentence() -> None:
+    assert "holds no sentence" in refusal(MINIMAL, "training.batch_tokens=100")
+
+
+def test_recipe_that_is_no_mapping_or_no_yaml() -> None:
+    assert "mapping" in refusal("- a\n")
+    assert "is not YAML" in refusal("a: [1\n")
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="did you mean 'multi30k-de-en'"):
+        load_recipe("multi30k-deen")
+
+
+def test_common_overrides() -> None:
+    assert common_overrides(n=4, algebra=None, steps=7) == ["model.n=4", "training.steps=7", "model.algebra=phm"]
+    assert "model.algebra=real" in common_overrides(n=1)
+    assert common_overrides(algebra="quaternion") == ["model.algebra=quaternion", "model.n=1"]
+
+
+def test_differences_name_key_and_both_values() -> None:
+    one = parse_recipe(MINIMAL, where="r.yaml")
+    other = parse_recipe(MINIMAL, where="r.yaml", overrides=["training.clip=1.0"])
+    assert differences(one, other) == {"training.clip": (0.0, 1.0)}
