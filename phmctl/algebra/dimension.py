@@ -1,0 +1,37 @@
+"""Which n a layer of given dimensions can have."""
+
+import math
+
+from phmctl.errors import DimensionError
+
+
+def nearest_divisors(n: int, value: int) -> list[int]:
+    """Return the divisors of `value` next below and next above `n` (one of them where there is no other)."""
+    divisors = [candidate for candidate in range(1, value + 1) if value % candidate == 0]
+    below = [candidate for candidate in divisors if candidate < n]
+    above = [candidate for candidate in divisors if candidate > n]
+    return below[-1:] + above[:1]
+
+
+def check_divides(n: int, **dimensions: int) -> None:
+    """Check that n divides every one of the named dimensions.
+
+    Args:
+        n: the PHM hyperparameter.
+        dimensions: the name that the caller knows a dimension by, and its size.
+
+    Raises:
+        DimensionError: n is not positive, a dimension is not positive, or n does not divide one; names the
+            nearest n that divide all of them.
+    """
+    for name, size in dimensions.items():
+        if size < 1:
+            raise DimensionError(f"{name} = {size} must be at least 1")
+    if n < 1:
+        raise DimensionError(f"n = {n} must be at least 1")
+    wrong = [f"{name} = {size}" for name, size in dimensions.items() if size % n]
+    if wrong:
+        usable = nearest_divisors(n, math.gcd(*dimensions.values()))
+        choice = " and ".join(str(candidate) for candidate in usable)
+        fits = "nearest n that does is" if len(usable) == 1 else "nearest n that do are"
+        raise DimensionError(f"n = {n} does not divide {' and '.join(wrong)}; the {fits} {choice}")

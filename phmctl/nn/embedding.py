@@ -1,0 +1,91 @@
+"""The PHM embedding: a table that is a sum of Kronecker products (the PHM+ of the CENG501 reproduction)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phmctl.algebra.dimension import check_divides
+from phmctl.algebra.rules import LEARNED
+from phmctl.nn.kronecker_weight import KroneckerWeight
+
+
+class PHMEmbedding(KroneckerWeight):
+    """A table ``H = Σᵢ kron(A[i], S[i])`` of V rows: Vd/n + n³ parameters instead of Vd.
+
+    Row v is ``Σᵢ A[i, a, :] ⊗ S[i, s, :]`` with a = v // (V/n) and s = v % (V/n), so a lookup in training
+    builds the rows that it wants, not the table. In eval mode the table is kept, as :class:`KroneckerWeight` says.
+
+    Attributes:
+        A: (n, n, n), the rule: a parameter for ``phm``, else a buffer. Not there for n = 1.
+        S: (n, V/n, d/n), the components. Not there for n = 1.
+        weight: H, (V, d), for a generator that is tied to the table. For n = 1 the parameter itself.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        n: int,
+        *,
+        algebra: str = LEARNED,
+        rule: nn.Parameter | None = None,
+        padding_idx: int | None = None,
+        initialization: str = "standard_normal",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a table with parameters of its own.
+
+        Args:
+            num_embeddings: V.
+            embedding_dim: d.
+            n: the PHM hyperparameter; 1 is ``nn.Embedding``.
+            algebra: ``phm`` for a learned rule, or a fixed algebra of dimension n.
+            rule: a learned rule to share with other layers.
+            padding_idx: a token whose lookup gives zeros and no gradient; negative counts from the end. Unlike in
+                ``nn.Embedding`` its row of :attr:`weight` is not zero, for it is made of what other rows are made of.
+            initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`: ``standard_normal`` is that of
+                ``nn.Embedding``, ``embedding`` is N(0, 1/d).
+            device: of the parameters.
+            dtype: of the parameters.
+
+        Raises:
+            DimensionError: n does not divide V and d, or is not the algebra's own.
+            UserError: no such algebra or initialization.
+        """
+        check_divides(n, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        super().__init__(num_embeddings, embedding_dim, n, algebra, rule, device=device, dtype=dtype)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.initialization = initialization
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew. A rule that was passed in is left as it is."""
+        self.initialise(self.initialization, self.embedding_dim, self.num_embeddings)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look tokens up. Integers (...) -> (..., d)."""
+        # A batch with more tokens than the table has rows is cheaper to read from the table.
+        if self.n == 1 or not self._builds() or ids.numel() >= self.num_embeddings:
+            rows = F.embedding(ids, self.weight)  # (..., d)
+        else:
+            rows = self._rows_of(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)  # (..., d)
+        if self.padding_idx is None:
+            return rows
+        return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+
+    def _rows_of(self, ids: Tensor) -> Tensor:
+        """Build the rows of these tokens alone. (T,) -> (T, d)."""
+        n, height, width = self.S.shape  # n, V/n, d/n
+        outer = torch.div(ids, height, rounding_mode="floor")  # (T,): a
+        inner = (ids % height)[:, None] + torch.arange(n, device=ids.device) * height  # (T, i): s in component i
+        rules = F.embedding(outer, self.A.permute(1, 2, 0).reshape(n, n * n))  # (T, b i)
+        parts = F.embedding(inner, self.S.reshape(n * height, width))  # (T, i, t)
+        return torch.bmm(rules.view(-1, n, n), parts).view(-1, n * width)  # (T, b t)
+
+    def extra_repr(self) -> str:
+        """Return the arguments, for ``repr``."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, n={self.n}, algebra={self.algebra!r}{padding}"
