@@ -1,0 +1,252 @@
+"""Prepared data on disk: Arrow files that are mapped, not read, with their tokenizers and a manifest.
+
+A prepared folder holds ``manifest.json``, ``tokenizer.json`` (or one a side) and ``train.arrow``, ``valid.arrow``,
+``test.arrow``, which ``datasets.Dataset.from_file`` opens. Their columns are ``source`` and ``target`` (token ids), and
+for valid and test the text itself.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from phmctl.data.tokenization import TokenizerPair
+from phmctl.errors import DataError, nearest
+from phmctl.recipe.schema import DataSection
+
+SPLITS = ("train", "valid", "test")
+MANIFEST = "manifest.json"
+FORMAT = "phmctl-prepared-1"
+
+Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+
+def data_root() -> Path:
+    """Return the folder for raw and prepared data: ``$PHMCTL_DATA``, or ``data`` in the current folder."""
+    return Path(os.environ.get("PHMCTL_DATA") or "data")
+
+
+def prepared_folder(data: DataSection, root: Path) -> Path:
+    """Return where the data of these settings lies once prepared."""
+    joint = "-joint" if data.joint else ""
+    return root / "prepared" / data.card / f"{data.tokenizer}-{data.vocabulary}{joint}-{data.max_tokens}"
+
+
+def prepare_command(data: DataSection) -> str:
+    """Return the command that prepares the data of these settings."""
+    joint = "--joint" if data.joint else "--separate"
+    return (
+        f"phmctl prepare-data {data.card} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary} {joint} "
+        f"--max-tokens {data.max_tokens}"
+    )
+
+
+class Ragged:
+    """N sequences of token ids, held flat. Rows are views of the mapped file.
+
+    Args:
+        chunks: (values int32, offsets of length rows + 1) of consecutive rows.
+    """
+
+    def __init__(self, chunks: Sequence[tuple[Tokens, npt.NDArray[np.integer[Any]]]]) -> None:
+        self._values = [values for values, _ in chunks]
+        sizes = [np.diff(offsets.astype(np.int64)) for _, offsets in chunks]
+        self.lengths: Ints = np.concatenate([np.empty(0, np.int64), *sizes])
+        self.offsets: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
+        self._bounds: Ints = np.cumsum([0, *(len(values) for values in self._values)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> Tokens:
+        """Return one row's tokens, a view."""
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        start, end = int(self.offsets[row]), int(self.offsets[row + 1])
+        chunk = self._chunk_of(start)
+        base = int(self._bounds[chunk])
+        return self._values[chunk][start - base : end - base] if chunk >= 0 else np.empty(0, np.int32)
+
+    @cached_property
+    def values(self) -> Tokens:
+        """All tokens in one array; mapped when the file has one chunk (up to 262,144 rows), otherwise a copy."""
+        return self._values[0] if len(self._values) == 1 else np.concatenate([_NONE, *self._values])
+
+    def gather(self, rows: npt.NDArray[np.integer[Any]]) -> Tokens:
+        """Return the tokens of some rows, one row after another."""
+        lengths = self.lengths[rows]
+        total = int(lengths.sum())
+        before = np.cumsum(lengths) - lengths  # tokens of the rows in front
+        places = np.repeat(self.offsets[rows] - before, lengths) + np.arange(total)
+        if len(self._values) == 1:
+            return self._values[0][places]
+        tokens = np.empty(total, np.int32)
+        owner = np.searchsorted(self._bounds, places, side="right") - 1
+        for chunk in np.unique(owner):
+            here = owner == chunk
+            tokens[here] = self._values[chunk][places[here] - self._bounds[chunk]]
+        return tokens
+
+    def _chunk_of(self, place: int) -> int:
+        """Return the chunk that holds a token; for an empty row at the very end, the last one."""
+        chunk = int(np.searchsorted(self._bounds, place, side="right")) - 1
+        return min(chunk, len(self._values) - 1)
+
+
+_NONE: Tokens = np.empty(0, np.int32)
+
+
+class ParallelSplit:
+    """One split of prepared data, mapped from its Arrow file.
+
+    Args:
+        path: the ``.arrow`` file.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import datasets
+        import pyarrow as pa
+
+        self.path = path
+        self.name = path.stem
+        try:
+            table = datasets.Dataset.from_file(str(path)).data
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
+        self._table = table
+        self.source = _ragged(table.column("source"))
+        self.target = _ragged(table.column("target"))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @cached_property
+    def source_text(self) -> list[str]:
+        """The source lines of valid or test, cased.
+
+        Raises:
+            DataError: train keeps no text.
+        """
+        return self._text("source_text")
+
+    @cached_property
+    def target_text(self) -> list[str]:
+        """The target lines of valid or test, cased: the references.
+
+        Raises:
+            DataError: train keeps no text.
+        """
+        return self._text("target_text")
+
+    def _text(self, column: str) -> list[str]:
+        if column not in self._table.column_names:
+            raise DataError(f"{self.path.name} keeps no text, only tokens; text is kept of valid and test")
+        lines: list[str] = self._table.column(column).to_pylist()
+        return lines
+
+
+class PreparedData:
+    """A prepared corpus: splits, tokenizers and the manifest that says where they come from.
+
+    Attributes:
+        folder: where it lies.
+        manifest: settings, sources with SHA-256, counts; the content of ``manifest.json``.
+        tokenizers: of both sides.
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], tokenizers: TokenizerPair) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.tokenizers = tokenizers
+        self._splits: dict[str, ParallelSplit] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> "PreparedData":
+        """Open a prepared folder.
+
+        Raises:
+            DataError: nothing is prepared there (the message names the command that does it), or it is damaged.
+        """
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise DataError(f"{folder} holds no prepared data; run: {_command_for(folder)}")
+        return cls(folder, manifest, TokenizerPair.load(folder))
+
+    @classmethod
+    def find(cls, data: DataSection, root: Path) -> "PreparedData":
+        """Open the prepared data of a recipe's data section.
+
+        Raises:
+            DataError: it is not prepared (the message names the command that does it), or it is damaged.
+        """
+        folder = prepared_folder(data, root)
+        if read_manifest(folder) is None:
+            raise DataError(f"{data.card} is not prepared in {folder}; run: {prepare_command(data)}")
+        return cls.open(folder)
+
+    def split(self, name: str) -> ParallelSplit:
+        """Return the split ``train``, ``valid`` or ``test``.
+
+        Raises:
+            DataError: there is no such split, or its file is damaged.
+        """
+        known = self.manifest["splits"]
+        if name not in known:
+            raise DataError(f"no split {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+        if name not in self._splits:
+            self._splits[name] = ParallelSplit(self.folder / f"{name}.arrow")
+        return self._splits[name]
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest of a prepared folder, or None where there is none.
+
+    Raises:
+        DataError: the manifest is damaged or of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"{path} is not of this version of phmctl ({FORMAT}); prepare again with --force")
+    return manifest
+
+
+def _command_for(folder: Path) -> str:
+    """Return the command that would prepare a folder, from its path's own parts where they say so."""
+    kind, vocabulary, *rest = [*folder.name.split("-"), ""]
+    joint, length = rest[:1] == ["joint"], rest[-2] if len(rest) > 1 else ""
+    if kind not in ("bpe", "word") or not vocabulary.isdigit() or not length.isdigit():
+        return "phmctl prepare-data NAME"
+    section = DataSection(
+        card=folder.parent.name,
+        tokenizer="bpe" if kind == "bpe" else "word",
+        vocabulary=max(int(vocabulary), 8),
+        joint=joint,
+        max_tokens=max(int(length), 1),
+    )
+    return prepare_command(section)
+
+
+def _ragged(column: Any) -> Ragged:
+    """Return an Arrow column of lists as flat arrays, without a copy."""
+    return Ragged(
+        [
+            (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
+            for chunk in column.chunks
+        ]
+    )

@@ -1,0 +1,255 @@
+"""Text to token ids and back: byte-level BPE and whole words, through the `tokenizers` library.
+
+Both kinds keep the space in front of a word as part of its token (the first word gets one too), so joining tokens and
+taking the first space off gives the raw text back. The special tokens of :mod:`phmctl.data.special` hold ids 0 to 3 and
+are never made from text: ``<s>`` in a line is punctuation and a letter.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from phmctl.data.special import SPECIAL_TOKENS, UNK
+from phmctl.errors import DataError
+from phmctl.files import write_atomic
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Kind = Literal["bpe", "word"]
+
+BYTES = 256
+SMALLEST_BPE = BYTES + len(SPECIAL_TOKENS)
+
+_FORMAT = "phmctl-tokenizer-1"
+_MIN_PAIRS = 2  # a merge seen once memorises a line; subword-nmt stops there too
+# With the space before it: a word with its apostrophes, a run of one punctuation mark, another kind of space.
+_WORD = r"[\p{L}\p{M}\p{N}_]+"
+_PIECES = rf" ?(?:{_WORD}(?:['’]{_WORD})*|['’]{_WORD}|([^\p{{L}}\p{{M}}\p{{N}}_\s])\1*|[^\S ])| "
+
+JOINT_FILE = "tokenizer.json"
+SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
+
+
+class Tokenizer:
+    """A vocabulary and the rule that splits text into it. Made by :func:`train_tokenizer` or :meth:`load`.
+
+    Args:
+        kind: ``bpe`` (byte-level, nothing is unknown) or ``word``.
+        vocabulary: the token types in the order of their ids; the special tokens first.
+        merges: the pairs that BPE joins, first one first; empty for words.
+        lowercase: whether text is lower-cased before it is split (decoding cannot undo it).
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        vocabulary: Sequence[str],
+        merges: Sequence[tuple[str, str]] = (),
+        *,
+        lowercase: bool = False,
+    ) -> None:
+        self.kind: Kind = kind
+        self.lowercase = lowercase
+        self.vocabulary = list(vocabulary)
+        self.merges = [(left, right) for left, right in merges]
+        self._engine = _engine(kind, self.vocabulary, self.merges, lowercase)
+
+    @property
+    def size(self) -> int:
+        """The number of token types, the special tokens included."""
+        return len(self.vocabulary)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, without BOS or EOS. An empty text gives an empty list."""
+        return [encoding.ids for encoding in self._engine.encode_batch_fast(list(texts))]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of a sequence of ids. Special tokens, the unknown word included, leave nothing behind."""
+        words = [int(index) for index in ids]
+        text: str = self._engine.decode([index for index in words if index >= len(SPECIAL_TOKENS)])
+        return text.removeprefix(" ")
+
+    def save(self, path: Path) -> None:
+        """Write the tokenizer as JSON. The same tokenizer gives the same bytes.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        content = {
+            "format": _FORMAT,
+            "kind": self.kind,
+            "lowercase": self.lowercase,
+            "vocabulary": self.vocabulary,
+            "merges": self.merges,
+        }
+        write_atomic(path, json.dumps(content, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read a tokenizer that :meth:`save` wrote.
+
+        Raises:
+            DataError: the file is missing or is not a tokenizer.
+        """
+        content = _read(path)
+        try:
+            merges = [(left, right) for left, right in content["merges"]]
+            return cls(content["kind"], content["vocabulary"], merges, lowercase=content["lowercase"])
+        except Exception as error:  # the library raises bare Exceptions for merges that do not fit
+            raise DataError(
+                f"{path} is damaged: {type(error).__name__}: {error}; restore it or prepare anew"
+            ) from error
+
+
+def train_tokenizer(texts: Iterable[str], kind: Kind, vocabulary: int, *, lowercase: bool = False) -> Tokenizer:
+    """Learn a vocabulary from texts. The same texts, in any order, give the same tokenizer.
+
+    BPE after Sennrich et al. (2016), on bytes; pairs with equal counts are merged in the order of their parts' ids.
+    Words: the most frequent ones, those with equal counts in alphabetical order.
+
+    Args:
+        texts: the training lines.
+        kind: ``bpe`` or ``word``.
+        vocabulary: the largest number of token types, special tokens included; a small corpus may give fewer.
+        lowercase: lower-case the text first.
+
+    Raises:
+        DataError: a BPE vocabulary too small for the 256 bytes and the special tokens.
+    """
+    if kind == "bpe" and vocabulary < SMALLEST_BPE:
+        raise DataError(
+            f"a BPE vocabulary of {vocabulary} does not hold the {BYTES} bytes and {len(SPECIAL_TOKENS)} special "
+            f"tokens; set the vocabulary to {SMALLEST_BPE} or more"
+        )
+    engine = _engine(kind, SPECIAL_TOKENS, (), lowercase)
+    trainer = _trainer(kind, vocabulary - len(SPECIAL_TOKENS))
+    engine.train_from_iterator(iter(texts), trainer)
+    learned = json.loads(engine.to_str())["model"]
+    return Tokenizer(kind, _with_specials(learned["vocab"]), _pairs(learned), lowercase=lowercase)
+
+
+@dataclass(frozen=True)
+class TokenizerPair:
+    """The tokenizers of both sides; one object twice when the vocabulary is joint."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share one vocabulary."""
+        return self.source is self.target
+
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json``, or ``tokenizer.source.json`` and ``tokenizer.target.json``, into a folder.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        if self.joint:
+            self.source.save(folder / JOINT_FILE)
+            return
+        for name, tokenizer in zip(SIDE_FILES, (self.source, self.target), strict=True):
+            tokenizer.save(folder / name)
+
+    @classmethod
+    def load(cls, folder: Path) -> "TokenizerPair":
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            DataError: a file is missing or is not a tokenizer.
+        """
+        if (folder / JOINT_FILE).is_file() or not (folder / SIDE_FILES[0]).is_file():
+            joint = Tokenizer.load(folder / JOINT_FILE)
+            return cls(joint, joint)
+        source, target = (Tokenizer.load(folder / name) for name in SIDE_FILES)
+        return cls(source, target)
+
+
+def train_pair(
+    pairs: Iterable[tuple[str, str]], kind: Kind, vocabulary: int, *, joint: bool, lowercase: bool = False
+) -> TokenizerPair:
+    """Learn the tokenizers of both sides from sentence pairs, which are gone through once a vocabulary.
+
+    Args:
+        pairs: (source, target) lines; can be iterated more than once.
+        kind: ``bpe`` or ``word``.
+        vocabulary: token types, special tokens included; of each side, if not joint.
+        joint: one vocabulary for both sides.
+        lowercase: lower-case the text first.
+
+    Raises:
+        DataError: see :func:`train_tokenizer`.
+    """
+    if joint:
+        both = train_tokenizer(_flattened(pairs), kind, vocabulary, lowercase=lowercase)
+        return TokenizerPair(both, both)
+    source = train_tokenizer((pair[0] for pair in pairs), kind, vocabulary, lowercase=lowercase)
+    target = train_tokenizer((pair[1] for pair in pairs), kind, vocabulary, lowercase=lowercase)
+    return TokenizerPair(source, target)
+
+
+def _flattened(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for source, target in pairs:
+        yield source
+        yield target
+
+
+def _engine(
+    kind: Kind, vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], lowercase: bool
+) -> "tokenizers.Tokenizer":
+    """Build the library's pipeline. It knows no special tokens as such, so that none is found in text."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    if kind == "bpe":
+        engine = tokenizers.Tokenizer(models.BPE(ids, list(merges)))
+        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        engine.decoder = decoders.ByteLevel()
+    elif kind == "word":
+        engine = tokenizers.Tokenizer(models.WordLevel(ids, SPECIAL_TOKENS[UNK]))
+        engine.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+        engine.decoder = decoders.Fuse()
+    else:
+        raise DataError(f"no tokenizer is called {kind!r}; choose bpe or word")
+    lower = [normalizers.Lowercase()] if lowercase else []
+    engine.normalizer = normalizers.Sequence([*lower, normalizers.Prepend(" ")])
+    return engine
+
+
+def _trainer(kind: Kind, vocabulary: int) -> Any:
+    from tokenizers import pre_tokenizers, trainers
+
+    if kind == "word":
+        return trainers.WordLevelTrainer(vocab_size=vocabulary, show_progress=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return trainers.BpeTrainer(
+        vocab_size=vocabulary, min_frequency=_MIN_PAIRS, initial_alphabet=alphabet, show_progress=False
+    )
+
+
+def _with_specials(ids: dict[str, int]) -> list[str]:
+    """Return the learned token types in the order of their ids, behind the special tokens."""
+    return [*SPECIAL_TOKENS, *sorted(ids, key=ids.__getitem__)]
+
+
+def _pairs(learned: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the merges of a serialised model; older libraries wrote a pair as one string with a space."""
+    merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in learned.get("merges", ()))
+    return [(left, right) for left, right in merges]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not a tokenizer: {error}; restore it or prepare anew") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise DataError(f"{path} is not a tokenizer of this version of phmctl (format {_FORMAT!r}); prepare anew")
+    return content
