@@ -1,0 +1,117 @@
+"""The Transformer: steps equal the whole, padding changes nothing, every arrangement builds."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from phmctl.data.special import BOS, PAD
+from phmctl.errors import DimensionError
+from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.recipe.schema import ModelSection
+
+SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
+
+
+def build(vocabulary: int = 20, **settings: Any) -> Transformer:
+    torch.manual_seed(0)
+    return build_transformer(ModelSection(**(SMALL | settings)), vocabulary, vocabulary).double().eval()
+
+
+def sentences(rows: int, length: int, vocabulary: int = 20) -> torch.Tensor:
+    return torch.randint(4, vocabulary, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+ARRANGEMENTS = [
+    {"algebra": algebra, "n": n, "projections": projections, "norm": norm}
+    for (algebra, n), projections, norm in itertools.product(
+        [("real", 1), ("quaternion", 1), ("phm", 2)], ["fused", "separate", "packed"], ["pre", "post"]
+    )
+]
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=lambda a: "-".join(map(str, a.values())))
+def test_steps_give_the_logits_of_the_whole(arrangement: dict[str, Any]) -> None:
+    model = build(**arrangement)
+    source, target = sentences(3, 6), sentences(3, 5)
+    source[0, 4:] = PAD
+    target[:, 0] = BOS
+    with torch.no_grad():
+        whole = model.logits(model(source, target))  # (3, 5, V)
+        state = model.start(model.encode(source), beams=1, max_length=5)
+        stepped = [model.step(target[:, t : t + 1], state)[:, 0] for t in range(5)]
+    torch.testing.assert_close(torch.stack(stepped, dim=1), whole)
+
+
+def test_padding_changes_nothing() -> None:
+    model = build()
+    source, target = sentences(2, 6), sentences(2, 4)
+    padded = torch.cat([source, torch.full((2, 3), PAD)], dim=1)
+    torch.testing.assert_close(model(padded, target), model(source, target))
+
+
+def test_a_position_does_not_see_what_follows() -> None:
+    model = build()
+    source, target = sentences(1, 6), sentences(1, 5)
+    changed = target.clone()
+    changed[0, 3] = 5 if target[0, 3] != 5 else 6
+    before, after = model(source, target), model(source, changed)
+    torch.testing.assert_close(before[:, :3], after[:, :3])
+    assert (before[:, 3] - after[:, 3]).abs().max() > 1e-3
+
+
+def test_reordered_beams_continue_their_parents() -> None:
+    model = build(algebra="phm", n=4)
+    source = sentences(2, 5)
+    prefixes = torch.tensor([[[BOS, 7], [BOS, 9]], [[BOS, 4], [BOS, 11]]])  # (B, K, 2)
+    parents = torch.tensor([[1, 1], [1, 0]])
+    with torch.no_grad():
+        state = model.start(model.encode(source), beams=2, max_length=4)
+        for t in range(2):
+            model.step(prefixes[:, :, t], state)
+        state.reorder(parents)
+        state.select(torch.tensor([1]))
+        stepped = model.step(torch.tensor([[12, 13]]), state)  # (1, 2, V)
+        for beam, parent in enumerate([1, 0]):
+            target = torch.cat([prefixes[1, parent], torch.tensor([12 + beam])])[None]
+            whole = model.logits(model(source[1:], target))[:, -1]
+            torch.testing.assert_close(stepped[:, beam], whole)
+
+
+@pytest.mark.parametrize("share", ["separate", "sublayer", "model"])
+def test_rules_are_shared_as_asked(share: str) -> None:
+    model = build(algebra="phm", n=2, rules=share)
+    rules = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name.endswith(".A")}
+    # 2 encoder layers of 4 maps and 2 sublayers, 2 decoder layers of 7 maps and 3 sublayers
+    assert len(rules) == {"separate": 22, "sublayer": 10, "model": 1}[share]
+
+
+def test_upsize_doubles_the_linear_maps_exactly() -> None:
+    def maps(model: Transformer) -> int:
+        return sum(p.numel() for name, p in model.named_parameters() if name.endswith(".S"))
+
+    assert maps(build(algebra="phm", n=2, upsize=2)) == 2 * maps(build(algebra="phm", n=2))
+
+
+def test_phm_plus_rounds_the_vocabulary_up() -> None:
+    model = build(vocabulary=21, algebra="phm", n=4, embeddings="phm", generator="phm", share_embeddings=False)
+    source = sentences(1, 3)
+    assert model.logits(model(source, source)).shape == (1, 3, 24)
+
+
+def test_dimension_that_n_does_not_divide() -> None:
+    with pytest.raises((DimensionError, ValueError), match="does not divide"):
+        ModelSection(**SMALL, algebra="phm", n=3)
+
+
+def test_initial_outputs_have_one_scale_whatever_n() -> None:
+    """A Transformer at its start is no hotter for being hypercomplex."""
+    spreads = []
+    for n in (1, 2, 4, 8):
+        model = build(algebra="phm" if n > 1 else "real", n=n, width=64, feed_forward=128)
+        source = sentences(8, 12)
+        spreads.append(model.encode(source).states.std().item())
+        layer = model.encoder[0].feed_forward.expand  # type: ignore[union-attr]
+        spreads[-1] = layer.weight.std().item()  # type: ignore[union-attr]
+    assert max(spreads) < 1.25 * min(spreads)
