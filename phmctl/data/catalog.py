@@ -1,0 +1,179 @@
+"""Dataset cards: what a corpus is, where it lies, and how its files are read."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from phmctl.data.readers import Format
+from phmctl.errors import DataError, nearest
+from phmctl.recipe.schema import PositiveInt, Section
+from phmctl.shipped import shipped, shipped_names
+
+SplitName = Literal["train", "valid", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
+
+FileNames = tuple[str, ...]
+
+
+class SplitFiles(Section):
+    """One split's files: two sides, or pairs in one file. Names are relative; each may also end in ``.gz``."""
+
+    format: Format = "text"
+    source: FileNames = ()  # read one after another, in this order
+    target: FileNames = ()
+    pairs: FileNames = ()  # source<TAB>target in one file
+    columns: tuple[int, int] = (0, 1)  # of `pairs`, counted from 0
+    hold_out: Literal["take", "leave"] | None = None  # every `period`-th pair: only those, or all the others
+    period: Annotated[int, Field(ge=2)] = 23
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if bool(self.pairs) == bool(self.source) or len(self.source) != len(self.target):
+            raise ValueError("wants either 'pairs', or 'source' and 'target' with as many files each")
+        if min(self.columns) < 0:
+            raise ValueError("'columns' are counted from 0")
+        return self
+
+    @property
+    def names(self) -> FileNames:
+        """All file names of the split."""
+        return (*self.source, *self.target, *self.pairs)
+
+
+class Layout(Section):
+    """One way in which people have a corpus on disk."""
+
+    name: str
+    splits: dict[SplitName, SplitFiles]
+
+
+class Columns(Section):
+    """Where a hub's row holds the two sides; ``translation.de`` is the field `de` of the column `translation`."""
+
+    source: str
+    target: str
+
+
+class Hub(Section):
+    """A dataset on the Hugging Face hub, or a local folder that ``datasets`` can load."""
+
+    id: str
+    config: str | None = None
+    folder: str | None = None  # the folder in the repository that holds the files
+    revision: str | None = None
+    splits: dict[SplitName, str]
+    columns: Columns
+
+
+class Url(Section):
+    """A file on a server."""
+
+    url: str
+    file: str  # its name in the cache
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
+    extract: bool = False  # a tar or zip archive
+
+
+class Cleaning(Section):
+    """What the corpus' text wants, whatever the recipe: settings for the preparation."""
+
+    lowercase: bool = False
+    entities: Literal["decode", "keep"] = "keep"  # Moses' &apos; and the like
+    normalise: bool = False  # Unicode NFC, and blanks of all kinds to one
+    max_ratio: Annotated[float, Field(ge=0)] = 0.0  # longer side / shorter side in tokens, train only; 0 is off
+
+
+class Defaults(Section):
+    """What `prepare-data` takes for the recipe's data section where nothing else is said."""
+
+    tokenizer: Literal["bpe", "word"] = "bpe"
+    vocabulary: Annotated[int, Field(ge=8)] = 8000
+    joint: bool = True
+    max_tokens: PositiveInt = 256
+
+
+class Card(Section):
+    """A dataset card."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    title: str
+    task: Literal["translation"] = "translation"
+    source_language: str
+    target_language: str
+    description: str
+    licence: str
+    homepage: str = ""
+    sizes: dict[SplitName, int]  # published pairs a split
+    defaults: Defaults = Defaults()
+    cleaning: Cleaning = Cleaning()
+    built_in: bool = False  # generated, nothing to fetch
+    local: tuple[Layout, ...] = ()
+    hub: Hub | None = None
+    urls: tuple[Url, ...] = ()
+    prefer: Literal["hub", "urls"] = "urls"  # which to ask first where both are given
+
+    @property
+    def direction(self) -> str:
+        """Source and target language, as in ``de-en``."""
+        return f"{self.source_language}-{self.target_language}"
+
+    @property
+    def lowercase(self) -> bool:
+        """Whether the text is lower-cased."""
+        return self.cleaning.lowercase
+
+
+_SECTIONS: tuple[type[BaseModel], ...] = (*(SplitFiles, Layout, Columns, Hub, Url, Cleaning, Defaults, Card),)
+
+
+def card_names() -> list[str]:
+    """Return the ids of the shipped cards, sorted."""
+    return shipped_names("cards")
+
+
+def load_card(name_or_path: str) -> Card:
+    """Load a card by its id or by the path of a YAML file.
+
+    Raises:
+        DataError: there is no such card (with the nearest name), or it is not valid (all problems, a line each).
+    """
+    path = _find_card(name_or_path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"cannot read card {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} does not hold a mapping of keys; see the shipped cards for the form")
+    try:  # through JSON, whose arrays are the schema's tuples
+        return Card.model_validate_json(json.dumps(content, default=str))
+    except ValidationError as error:
+        raise DataError("\n".join(_describe(problem, path) for problem in error.errors())) from error
+
+
+def _find_card(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    if path.suffix in {".yaml", ".yml"} and path.is_file():
+        return path
+    known = card_names()
+    if name_or_path in known:
+        return shipped("cards") / f"{name_or_path}.yaml"
+    raise DataError(
+        f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}\ncards: {', '.join(known)}\n"
+        "for a corpus of your own name its files: --train SRC TGT --valid SRC TGT --test SRC TGT"
+    )
+
+
+def _describe(problem: Any, path: Path) -> str:
+    key = ".".join(str(part) for part in problem["loc"]) or "card"
+    match problem["type"]:
+        case "extra_forbidden":
+            known = {field for section in _SECTIONS for field in section.model_fields}
+            return f"{path}: unknown key {key!r}{nearest(str(problem['loc'][-1]), sorted(known))}"
+        case "missing":
+            return f"{path}: key {key!r} is missing"
+        case "value_error":
+            return f"{path}: {key} {problem['ctx']['error']}"
+    return f"{path}: {key}: {problem['msg']}"

@@ -1,0 +1,155 @@
+"""A corpus: the splits of a card, or of a user's own files, ready to be read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phmctl.data.catalog import Card, SplitName
+from phmctl.data.layouts import find_files, read_split
+from phmctl.data.readers import PairSource, ParallelFiles, TabSeparated
+from phmctl.errors import DataError, DownloadError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Parallel text in named splits.
+
+    Attributes:
+        name: the card's id, or the user's name for it.
+        source_language, target_language: codes, or names of the two sides.
+        splits: the pairs of ``train``, ``valid`` and ``test`` (a user's own corpus may lack ``test``).
+        files: the original files, for the manifest's SHA-256; empty where there are none.
+        origin: where the text came from, in words.
+    """
+
+    name: str
+    source_language: str
+    target_language: str
+    splits: Mapping[str, PairSource]
+    files: Sequence[Path] = field(default_factory=list)
+    origin: str = ""
+
+
+def open_corpus(card: Card, source: Path | None, cache: Path) -> Corpus:
+    """Open a card's corpus; nothing is read before a split is iterated.
+
+    Args:
+        card: the dataset card.
+        source: a folder with the files (``--source``), or None: the card's URLs or the hub.
+        cache: where downloads are kept.
+
+    Raises:
+        DataError: the folder does not hold the files.
+        DownloadError: neither server nor hub gives them.
+    """
+    if source is not None:
+        return _from_folder(card, source, f"folder {source.name}")
+    if card.built_in:
+        return _generated(card)
+    return _from_network(card, cache)
+
+
+def corpus_from_files(
+    name: str,
+    train: Sequence[Path],
+    valid: Sequence[Path],
+    test: Sequence[Path] | None = None,
+    *,
+    languages: tuple[str, str] = ("source", "target"),
+) -> Corpus:
+    """Make a corpus of a user's own files.
+
+    Args:
+        name: how the corpus is called from now on.
+        train, valid, test: for each split the source and the target file (plain text, ``.gz``, IWSLT's names), or
+            one file of tab-separated pairs.
+        languages: names of the two sides.
+
+    Raises:
+        DataError: a file is missing.
+    """
+    given: dict[str, Sequence[Path]] = {"train": train, "valid": valid}
+    if test is not None:
+        given["test"] = test
+    for split, paths in given.items():
+        _check_files(split, paths)
+    splits = {split: _own_split(paths) for split, paths in given.items()}
+    files = [path for paths in given.values() for path in paths]
+    return Corpus(name, *languages, splits=splits, files=files, origin="files given by the user")
+
+
+def _check_files(split: str, paths: Sequence[Path]) -> None:
+    if len(paths) not in (1, 2):
+        raise DataError(f"--{split} wants a source and a target file, or one tab-separated file, not {len(paths)}")
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"--{split}: no file {path}")
+
+
+def _own_split(paths: Sequence[Path]) -> PairSource:
+    return TabSeparated(paths) if len(paths) == 1 else ParallelFiles(paths[:1], paths[1:], None)
+
+
+def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
+    match = find_files(card, folder)
+    splits: dict[str, PairSource] = {
+        split: read_split(files, match.found) for split, files in match.layout.splits.items()
+    }
+    return Corpus(
+        card.id,
+        card.source_language,
+        card.target_language,
+        splits=splits,
+        files=list(match.found.values()),
+        origin=f"{origin} ({match.layout.name})",
+    )
+
+
+def _generated(card: Card) -> Corpus:
+    """Return the built-in miniature."""
+    from phmctl.data.miniature import generate
+
+    return Corpus(card.id, card.source_language, card.target_language, splits=generate(), origin="generated, seed 1")
+
+
+def _from_network(card: Card, cache: Path) -> Corpus:
+    """Ask the URLs and the hub in the card's order; the first that answers serves."""
+    ways = {"urls": _from_urls, "hub": _from_hub}
+    known = [way for way in sorted(ways, key=lambda way: way != card.prefer) if getattr(card, way)]
+    refused = []
+    for way in known:
+        try:
+            return ways[way](card, cache)
+        except DownloadError as error:
+            refused.append(str(error).splitlines()[0])
+    reason = "; ".join(refused) or "the card names neither a hub nor URLs"
+    raise DownloadError(
+        f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
+    )
+
+
+def _from_urls(card: Card, cache: Path) -> Corpus:
+    from phmctl.data.archives import extract
+    from phmctl.data.download import download
+
+    for item in card.urls:
+        path = download(item.url, cache / item.file, sha256=item.sha256)
+        if item.extract:
+            extract(path, cache / f"{item.file}.extracted")
+    return _from_folder(card, cache, "the card's URLs")
+
+
+def _from_hub(card: Card, cache: Path) -> Corpus:
+    from phmctl.data.hub import load_splits
+
+    if card.hub is None:
+        raise DataError(f"card {card.id!r} names no hub")
+    names: dict[SplitName, str] = card.hub.splits
+    splits, origin = load_splits(card.hub, cache / "hub")
+    return Corpus(
+        card.id,
+        card.source_language,
+        card.target_language,
+        splits={split: splits[split] for split in names},
+        origin=origin,
+    )

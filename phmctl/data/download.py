@@ -1,0 +1,181 @@
+"""Fetching one file over HTTP: into a part beside the target, resumed where it broke off, verified, then renamed."""
+
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from phmctl.console import progress
+from phmctl.errors import DownloadError
+from phmctl.files import sha256 as sha256_of
+from phmctl.files import sync_folder, write_atomic, writing
+
+_CHUNK = 1 << 18  # bytes
+_BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+_FINAL = {400, 401, 403, 404, 410, 451}  # answers that asking again does not change
+
+
+class _Incomplete(Exception):
+    """The connection ended before the file did."""
+
+
+def download(
+    url: str, target: Path, *, sha256: str | None = None, attempts: int = 4, timeout: float = 20.0, pause: float = 1.0
+) -> Path:
+    """Fetch `url` into `target`, unless it is there already.
+
+    What arrives is kept in ``<target>.part``, and a later call goes on from there. The server is asked to send the rest
+    only if the file is still the same; where neither its ETag nor a SHA-256 could tell, the fetch begins anew.
+
+    Args:
+        url: an ``http(s)`` or ``file`` address.
+        target: the file to make.
+        sha256: the content's SHA-256 in hexadecimal, if known; a file that has another is fetched again.
+        attempts: connections tried in a row.
+        timeout: seconds without an answer after which a connection counts as broken.
+        pause: seconds before the second attempt, doubled for each further one.
+
+    Returns:
+        the target.
+
+    Raises:
+        DownloadError: the server cannot be reached, refuses, or sends something else than the SHA-256 says.
+        OutputError: the folder cannot be written.
+    """
+    if target.is_file() and (sha256 is None or sha256_of(target) == sha256):
+        return target
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    part = _Part(target, trusted=sha256 is not None)
+    _fetch(url, part, attempts, timeout, pause)
+    part.verify(url, sha256)
+    part.publish()
+    return target
+
+
+def _fetch(url: str, part: "_Part", attempts: int, timeout: float, pause: float) -> None:
+    """Receive the whole file, over as many connections as it takes and `attempts` allows."""
+    with progress(f"fetching {part.target.name}", None) as advance:
+        for attempt in range(1, attempts + 1):
+            try:
+                return _receive(url, part, timeout, advance)
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code in _FINAL or attempt == attempts:
+                    raise _refused(url, f"the server answers {error.code} {error.reason}") from error
+            except (*_BROKEN, _Incomplete, ValueError) as error:
+                if attempt == attempts or isinstance(error, ValueError):
+                    raise _refused(url, str(getattr(error, "reason", error)) or type(error).__name__) from error
+            time.sleep(pause * 2 ** (attempt - 1))
+    return None
+
+
+def _receive(url: str, part: "_Part", timeout: float, advance: Callable[[int], None]) -> None:
+    """Receive what is missing over one connection."""
+    request = urllib.request.Request(url, headers={"User-Agent": "phmctl", **part.headers()})
+    try:
+        response = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing behind what we have: whole already, or of another file
+            error.close()
+            return part.settle(error.headers.get("Content-Range", ""))
+        raise
+    with response:
+        resumed = getattr(response, "status", None) == 206 and part.continues(response)
+        part.begin(response, resumed=resumed)
+        expected = response.headers.get("Content-Length")
+        received = part.append(response, resumed=resumed, advance=advance)
+        if expected is not None and received < int(expected):
+            raise _Incomplete(f"the connection ended after {received:,} of {int(expected):,} bytes")
+    return None
+
+
+class _Part:
+    """What has arrived of a file, and the ETag of the file that it belongs to."""
+
+    def __init__(self, target: Path, *, trusted: bool) -> None:
+        self.target = target
+        self.path = target.with_name(target.name + ".part")
+        self.tag_path = target.with_name(target.name + ".part.etag")
+        self.trusted = trusted  # a SHA-256 will tell whether the pieces fit
+
+    @property
+    def size(self) -> int:
+        """Bytes that are there."""
+        return self.path.stat().st_size if self.path.is_file() else 0
+
+    def headers(self) -> dict[str, str]:
+        """Return the request's headers that ask for the rest."""
+        tag = self.tag_path.read_text(encoding="latin-1") if self.tag_path.is_file() else ""
+        if not self.size or not (tag or self.trusted):
+            return {}
+        return {"Range": f"bytes={self.size}-"} | ({"If-Range": tag} if tag else {})
+
+    def continues(self, response: Any) -> bool:
+        """Whether a partial answer begins where the part ends."""
+        return str(response.headers.get("Content-Range", "")).startswith(f"bytes {self.size}-")
+
+    def begin(self, response: Any, *, resumed: bool) -> None:
+        """Note which file the part belongs to."""
+        tag = str(response.headers.get("ETag", ""))
+        if resumed:
+            return
+        if tag and not tag.startswith("W/"):  # a weak tag promises no equal bytes
+            write_atomic(self.tag_path, tag.encode("latin-1", "replace"))
+        else:
+            self.tag_path.unlink(missing_ok=True)
+
+    def append(self, response: Any, *, resumed: bool, advance: Callable[[int], None]) -> int:
+        """Write the answer's body; return its bytes."""
+        received = 0
+        with writing(self.path):
+            handle = self.path.open("ab" if resumed else "wb")
+        with handle:
+            while chunk := response.read(_CHUNK):
+                with writing(self.path):
+                    handle.write(chunk)
+                received += len(chunk)
+                advance(len(chunk))
+        return received
+
+    def settle(self, content_range: str) -> None:
+        """Keep a part that is as long as the file; drop one that is not."""
+        if content_range != f"bytes */{self.size}":
+            self.discard()
+            raise _Incomplete("the file on the server has changed")
+
+    def verify(self, url: str, expected: str | None) -> None:
+        """Compare the SHA-256, where it is known."""
+        if expected is None:
+            return
+        actual = sha256_of(self.path)
+        if actual != expected:
+            self.discard()
+            raise DownloadError(
+                f"{url} has SHA-256 {actual[:12]}..., but {expected[:12]}... was expected; what arrived was dropped\n"
+                "the publisher has changed the file, or something on the way did; try again, or use --source DIR"
+            )
+
+    def publish(self) -> None:
+        """Give the finished file its name."""
+        with writing(self.target):
+            with self.path.open("rb+") as handle:
+                os.fsync(handle.fileno())
+            self.path.replace(self.target)
+            self.tag_path.unlink(missing_ok=True)
+            sync_folder(self.target.parent)
+
+    def discard(self) -> None:
+        """Forget what has arrived."""
+        self.path.unlink(missing_ok=True)
+        self.tag_path.unlink(missing_ok=True)
+
+
+def _refused(url: str, reason: str) -> DownloadError:
+    return DownloadError(
+        f"cannot fetch {url}: {reason}\nwith the network back, run it again; if you have the files, use --source DIR"
+    )

@@ -1,0 +1,111 @@
+"""Corpora of the Hugging Face hub, through the ``datasets`` library."""
+
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phmctl.data.catalog import Hub
+from phmctl.data.readers import Pair, PairSource
+from phmctl.errors import DataError, DownloadError
+
+_TIMEOUT = 10  # seconds until a hub that does not answer counts as away
+
+
+@dataclass(frozen=True)
+class HubPairs:
+    """The pairs of one split of a loaded dataset; rows stay memory-mapped."""
+
+    rows: Any  # datasets.Dataset
+    source: str
+    target: str
+    name: str  # for messages
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Yield the pairs; raises :class:`DataError` with the row where a side is no text."""
+        for number, row in enumerate(self.rows):
+            yield self._text(row, self.source, number), self._text(row, self.target, number)
+
+    def _text(self, row: Any, column: str, number: int) -> str:
+        value = _field(row, column)
+        if not isinstance(value, str):
+            raise DataError(f"{self.name}, row {number}: column {column!r} holds {value!r}, not text")
+        return value.replace("\r\n", " ").replace("\n", " ")  # a sentence is a line everywhere else
+
+
+def load_splits(hub: Hub, cache: Path) -> tuple[dict[str, PairSource], str]:
+    """Load a hub dataset's splits.
+
+    Args:
+        hub: the card's entry; an id that is a local folder is read from there.
+        cache: where ``datasets`` keeps what it fetches.
+
+    Returns:
+        the splits by our names, and where they came from in words.
+
+    Raises:
+        DownloadError: the hub cannot be reached, or refuses.
+        DataError: a split or a column is not there.
+    """
+    if not Path(hub.id).is_dir():
+        _check_reachable(hub.id)
+    dataset = _load(hub, cache)
+    splits: dict[str, PairSource] = {}
+    for split, name in hub.splits.items():
+        if name not in dataset:
+            raise DataError(f"{hub.id} has no split {name!r}; it has {', '.join(sorted(dataset))}")
+        splits[split] = HubPairs(dataset[name], hub.columns.source, hub.columns.target, f"{hub.id} ({name})")
+        _check_columns(dataset[name], hub)
+    return splits, f"hub {hub.id}" + (f" at {hub.revision}" if hub.revision else "")
+
+
+def _load(hub: Hub, cache: Path) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(
+            hub.id, hub.config, data_dir=hub.folder, revision=hub.revision, cache_dir=str(cache)
+        )
+    except Exception as error:  # the library and those below it raise dozens of kinds
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DownloadError(
+            f"the hub does not give {hub.id!r}: {reason}\nif you have the files, name their folder: --source DIR"
+        ) from error
+
+
+def _check_reachable(dataset: str) -> None:
+    """Ask the hub whether it has the dataset, once: the library itself retries for half a minute."""
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    address = f"{endpoint}/api/datasets/{urllib.parse.quote(dataset)}"
+    try:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT):
+            return
+    except urllib.error.HTTPError as error:
+        error.close()
+        reason = f"{endpoint} answers {error.code} for dataset {dataset!r}"
+    except (OSError, ValueError) as error:
+        reason = f"the hub {endpoint} cannot be reached ({getattr(error, 'reason', error)})"
+    raise DownloadError(
+        f"{reason}\nwith the network back, run it again; if you have the files, name their folder: --source DIR"
+    )
+
+
+def _check_columns(rows: Any, hub: Hub) -> None:
+    if not len(rows):
+        return
+    for column in (hub.columns.source, hub.columns.target):
+        if _field(rows[0], column) is None:
+            raise DataError(f"{hub.id} has no column {column!r}; it has {', '.join(rows.column_names)}")
+
+
+def _field(row: Any, column: str) -> Any:
+    """Return a row's field; ``translation.de`` is `de` in the field `translation`."""
+    if column in row:
+        return row[column]
+    for part in column.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    return row

@@ -1,0 +1,135 @@
+"""Finding a card's files in a folder as people really have it."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from phmctl.data.catalog import SPLITS, Card, Layout, SplitFiles, SplitName
+from phmctl.data.readers import HoldOut, PairSource, ParallelFiles, TabSeparated
+from phmctl.errors import DataError
+
+_DEPTH = 3  # subfolders that are searched below the folder given
+_FOLDERS = 500  # and how many at most: nobody meant the whole disk
+
+
+@dataclass(frozen=True)
+class Match:
+    """How far one layout's files were found in one folder."""
+
+    layout: Layout
+    folder: Path
+    found: Mapping[str, Path]  # the layout's name of a file → where it is
+    missing: Mapping[SplitName, Sequence[str]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every split has all its files."""
+        return not self.missing
+
+
+def find_files(card: Card, folder: Path) -> Match:
+    """Return the first layout of a card that `folder`, or a subfolder of it, holds completely.
+
+    Raises:
+        DataError: none; says which files the nearest layout lacks, and what lies there instead.
+    """
+    if not folder.is_dir():
+        raise DataError(f"no folder {folder}: --source wants the folder with the files of {card.id!r}")
+    folders = list(_folders(folder))
+    best: Match | None = None
+    for layout in (*card.local, *generic_layouts(card)):
+        for candidate in folders:
+            match = _match(layout, candidate)
+            if match.complete:
+                return match
+            if best is None or len(match.found) > len(best.found):
+                best = match
+    raise _incomplete(card, folder, best)
+
+
+def read_split(files: SplitFiles, found: Mapping[str, Path]) -> PairSource:
+    """Return the pairs of one split, given where its files are."""
+    pairs: PairSource
+    if files.pairs:
+        pairs = TabSeparated([found[name] for name in files.pairs], files.columns)
+    else:
+        sides = [found[name] for name in files.source], [found[name] for name in files.target]
+        pairs = ParallelFiles(*sides, files.format)
+    return HoldOut(pairs, files.period, files.hold_out == "take") if files.hold_out else pairs
+
+
+def generic_layouts(card: Card) -> list[Layout]:
+    """Return the layouts that every card is looked for in: ``train.de`` with ``train.en``, and ``train.tsv``."""
+    sides = card.source_language, card.target_language
+    layouts = []
+    for valid in ("valid", "val", "dev"):
+        names: dict[SplitName, str] = {"train": "train", "valid": valid, "test": "test"}
+        plain = {
+            split: SplitFiles(source=(f"{name}.{sides[0]}",), target=(f"{name}.{sides[1]}",))
+            for split, name in names.items()
+        }
+        tabbed = {split: SplitFiles(pairs=(f"{name}.tsv",)) for split, name in names.items()}
+        layouts += [Layout(name="plain text", splits=plain), Layout(name="tab-separated", splits=tabbed)]
+    return layouts
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """Yield a folder and its subfolders, the shallow ones first, each level sorted."""
+    level, given = [top], 0
+    for _ in range(_DEPTH + 1):
+        for folder in level[: _FOLDERS - given]:
+            yield folder
+            given += 1
+        level = sorted(sub for folder in level for sub in _subfolders(folder))
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError:
+        return []  # a folder that may not be read holds nothing for us
+
+
+def _match(layout: Layout, folder: Path) -> Match:
+    found: dict[str, Path] = {}
+    missing: dict[SplitName, Sequence[str]] = {}
+    for split in SPLITS:
+        names = layout.splits[split].names if split in layout.splits else ()
+        here = {name: path for name in names if (path := _file(folder, name))}
+        found |= here
+        if len(here) < len(names):
+            missing[split] = [name for name in names if name not in here]
+    return Match(layout, folder, found, missing)
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _incomplete(card: Card, folder: Path, best: Match | None) -> DataError:
+    known = ", ".join(f"{layout.name} ({layout.splits['train'].names[0]}, ...)" for layout in card.local)
+    looked = f"looked in {folder} and below for: {known + '; ' if known else ''}plain text, .gz or .tsv"
+    if best is None or not best.found:
+        return DataError(f"{folder} holds no files of {card.id!r}\n{looked}")
+    present = [split for split in SPLITS if split not in best.missing]
+    what = f"{' and '.join(present)} found, " if present else ""
+    lacking = [name for names in best.missing.values() for name in names]
+    described = ", ".join(f"{name}{_instead(best, name)}" for name in dict.fromkeys(lacking))
+    return DataError(
+        f"{best.folder} holds {card.id!r} ({best.layout.name}) in part: {what}{' and '.join(best.missing)} incomplete\n"
+        f"missing: {described}\n{looked}"
+    )
+
+
+def _instead(match: Match, name: str) -> str:
+    """Say which file that the layout does not know lies there under a similar name."""
+    wanted = Path(name).name
+    try:
+        others = {path.name for path in (match.folder / name).parent.iterdir() if path.is_file()}
+    except OSError:
+        return ""
+    others -= {path.name for path in match.found.values()}
+    stem = [other for other in sorted(others) if other.startswith(wanted)]
+    nearest = stem or difflib.get_close_matches(wanted, sorted(others), n=1, cutoff=0.7)
+    return f" (found {nearest[0]})" if nearest else ""

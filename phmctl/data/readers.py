@@ -1,0 +1,226 @@
+"""Readers of parallel text: sentence pairs out of files as people really have them.
+
+Each reader streams, can be iterated again and again, and takes ``\\n`` alone for the end of a line: U+2028, NBSP and
+ZWSP are characters of a sentence. Files whose name ends in ``.gz`` are decompressed on the way.
+"""
+
+import gzip
+import html
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO, Literal, Protocol, cast
+
+from phmctl.errors import DataError
+
+Pair = tuple[str, str]
+Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags"]
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SUBWORD_MARK = re.compile(r"@@(?: |$)")
+_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>")
+_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]+|#x[0-9a-fA-F]+);")
+# What the IWSLT releases put between the sentences of train.tags.*: a talk's data, never its words.
+_TALK_DATA = re.compile(
+    r"\s*</?(?:doc|url|videourl|keywords|speaker|talkid|title|description|reviewer|translator|transcript|content)\b[^>]*>"
+)
+_BLANKS = " \t"  # not str.strip(): NBSP belongs to the sentence
+
+
+class PairSource(Protocol):
+    """Sentence pairs (source, target) that can be iterated any number of times."""
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Yield the pairs in order; raises :class:`DataError` where a file is not what it should be."""
+        ...  # pragma: no cover
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield a text file's lines without their ends (``\\n`` or ``\\r\\n``) and without a byte order mark.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
+    """
+    try:
+        with _open_bytes(path) as handle:
+            for number, raw in enumerate(handle, start=1):
+                yield _decode(raw, path, number)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"cannot read {path}: {reason}; is the file there, and whole?") from error
+
+
+def _open_bytes(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _decode(raw: bytes, path: Path, number: int) -> str:
+    if number == 1:
+        raw = raw.removeprefix(_BYTE_ORDER_MARK)
+    line = raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw.removesuffix(b"\r")
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        wrong = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
+        raise DataError(
+            f"{path}, line {number}: invalid UTF-8 ({wrong})\n"
+            "convert the file first, for example: iconv -f ISO-8859-1 -t UTF-8"
+        ) from error
+
+
+def _text(lines: Iterable[str], path: Path) -> Iterator[str]:
+    yield from lines
+
+
+def _undo_bpe(lines: Iterable[str], path: Path) -> Iterator[str]:
+    """Join subword-nmt's pieces: ``pyrami@@ de`` is ``pyramide``."""
+    for line in lines:
+        yield _SUBWORD_MARK.sub("", line)
+
+
+def _iwslt_segments(lines: Iterable[str], path: Path) -> Iterator[str]:
+    """Yield the ``<seg>`` texts of an IWSLT dev or test file, with XML's entities replaced."""
+    pending, begun = "", 0
+    for number, line in enumerate(lines, start=1):
+        if not pending:
+            begun = number
+        pending = f"{pending} {line}" if pending else line
+        if pending.count("<seg") > pending.count("</seg>"):
+            continue  # the segment goes on in the next line
+        for segment in _SEGMENT.finditer(pending):
+            yield _ENTITY.sub(_entity, segment[1]).strip(_BLANKS)
+        pending = ""
+    if pending:
+        raise DataError(f"{path}, line {begun}: a <seg> that is never closed; is the file whole?")
+
+
+def _entity(match: re.Match[str]) -> str:
+    """Return an entity's character; a line feed would break the line and becomes a blank."""
+    return html.unescape(match[0]).replace("\n", " ")
+
+
+def _iwslt_tags(lines: Iterable[str], path: Path) -> Iterator[str]:
+    """Yield the transcript lines of ``train.tags.*``, leaving out the lines with a talk's data (URL, title, ...)."""
+    for line in lines:
+        if not _TALK_DATA.match(line):
+            yield line.strip(_BLANKS)
+
+
+_FORMATS: Mapping[Format, Callable[[Iterable[str], Path], Iterator[str]]] = {
+    "text": _text,
+    "bpe": _undo_bpe,
+    "iwslt-xml": _iwslt_segments,
+    "iwslt-tags": _iwslt_tags,
+}
+
+
+def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
+    """Yield the sentences of one side.
+
+    Args:
+        path: the file; ``.gz`` is decompressed.
+        form: ``text``, a sentence a line; ``bpe``, the same with subword-nmt's ``@@ `` undone; ``iwslt-xml``, the
+            ``<seg>`` elements; ``iwslt-tags``, the lines of ``train.tags.*`` that are no talk's data.
+
+    Raises:
+        DataError: the file cannot be read or is malformed.
+    """
+    return _FORMATS[form](read_lines(path), path)
+
+
+def guess_format(path: Path) -> Format:
+    """Return the format that a file's name stands for: IWSLT's own names, otherwise plain text."""
+    name = path.name.removesuffix(".gz")
+    if name.startswith("train.tags."):
+        return "iwslt-tags"
+    return "iwslt-xml" if name.endswith(".xml") else "text"
+
+
+@dataclass(frozen=True)
+class ParallelFiles:
+    """Pairs from files of equal length, a side each; several files follow one another in the order given.
+
+    Attributes:
+        source: the source side's files.
+        target: the target side's files, as many.
+        form: how each file is read; None reads each as its name says (:func:`guess_format`).
+    """
+
+    source: Sequence[Path]
+    target: Sequence[Path]
+    form: Format | None = "text"
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Yield the pairs; raises :class:`DataError` with both files and counts where lengths differ."""
+        for source, target in zip(self.source, self.target, strict=True):
+            yield from self._pairs(source, target)
+
+    def _pairs(self, source: Path, target: Path) -> Iterator[Pair]:
+        left = read_sentences(source, self.form or guess_format(source))
+        right = read_sentences(target, self.form or guess_format(target))
+        for count, (one, other) in enumerate(zip_longest(left, right)):
+            if one is None or other is None:
+                sources = count + (one is not None) + _rest(left)
+                raise _unequal(source, sources, target, count + (other is not None) + _rest(right))
+            yield one, other
+
+
+def _rest(sentences: Iterator[str]) -> int:
+    return sum(1 for _ in sentences)
+
+
+def _unequal(source: Path, sources: int, target: Path, targets: int) -> DataError:
+    return DataError(
+        f"{source} has {sources:,} sentences, but {target} has {targets:,}\n"
+        "parallel files must have one line each for every pair; are both of the same release?"
+    )
+
+
+@dataclass(frozen=True)
+class TabSeparated:
+    """Pairs from lines ``source<TAB>target``, without quoting.
+
+    Attributes:
+        paths: the files, one after another.
+        columns: the columns of source and target, counted from 0.
+    """
+
+    paths: Sequence[Path]
+    columns: tuple[int, int] = (0, 1)
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Yield the pairs; raises :class:`DataError` with file and line where a column is missing."""
+        for path in self.paths:
+            for number, line in enumerate(read_lines(path), start=1):
+                yield self._pair(path, number, line)
+
+    def _pair(self, path: Path, number: int, line: str) -> Pair:
+        cells = line.split("\t")
+        if len(cells) <= max(self.columns):
+            wanted = max(self.columns) + 1
+            raise DataError(f"{path}, line {number}: {len(cells)} tab-separated columns, but column {wanted} is wanted")
+        return cells[self.columns[0]], cells[self.columns[1]]
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Every `period`-th pair of another source, or all the others: a validation set taken out of a train set.
+
+    Attributes:
+        pairs: the whole.
+        period: pairs number `period`, 2·`period`, ... are held out.
+        held: yield those held out (True) or the rest (False).
+    """
+
+    pairs: PairSource
+    period: int
+    held: bool
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Yield one part of the pairs."""
+        for number, pair in enumerate(self.pairs, start=1):
+            if (number % self.period == 0) is self.held:
+                yield pair
