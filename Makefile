@@ -1,0 +1,65 @@
+# `make demo` and `make test` need a Python of 3.11 or later and nothing else; both make their own .venv.
+# Another interpreter: make demo PYTHON=/path/to/python3.12
+# Without a GPU, pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) can point at torch's CPU builds.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The first interpreter that is new enough and can make virtual environments.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PHMCTL := $(BIN)/phmctl
+MADE := $(VENV)/.made
+RUNTIME := $(VENV)/.installed
+DEVELOPMENT := $(VENV)/.installed-dev
+# Two test processes of one thread each suit two cores; a bigger machine takes more.
+PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
+
+.PHONY: help demo test lint check format bench wheel-test clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(MADE):
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "no Python 3.11 or later with venv was found; name one: make PYTHON=/path/to/python3" >&2; exit 2; fi
+	"$(PYTHON)" -m venv $(VENV)
+	@touch $@
+
+$(RUNTIME): $(MADE) pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(DEVELOPMENT): $(MADE) pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@ $(RUNTIME)
+
+demo: $(RUNTIME) ## Prepare, train, translate, score and count on the built-in miniature corpus
+	@PHMCTL=$(PHMCTL) bash tools/demo.sh
+
+test: lint ## Everything that must pass: ruff, mypy, pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES)
+
+lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEVELOPMENT) ## Rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(RUNTIME) ## Time a PHM layer against the dense layer of the same shape
+	$(PHMCTL) bench layer
+
+wheel-test: $(DEVELOPMENT) ## Build the wheel, unpack it elsewhere, and find recipes, cards and the miniature in it
+	@PYTHON=$(BIN)/python bash tools/wheel_test.sh
+
+clean: ## Remove what the targets made, except runs/ and data/
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

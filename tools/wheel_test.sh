@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The wheel alone must do: build it, unpack it in an empty folder, and use it from there. Needs no network when the
+# build backend is at hand; the dependencies are those of the interpreter named by PYTHON.
+set -euo pipefail
+
+python=$(realpath -s "${PYTHON:-python3}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir "$work/wheel" .
+"$python" -m pip --disable-pip-version-check install --quiet --no-deps --no-index --target "$work/site" "$work"/wheel/*.whl
+mkdir "$work/elsewhere"
+cd "$work/elsewhere"
+export PYTHONPATH="$work/site"
+"$python" - <<'PYTHON'
+from pathlib import Path
+
+import phmctl
+from phmctl.data.miniature import generate
+from phmctl.data.sources.catalog import card_names, load_card
+from phmctl.recipe.loading import load_recipe
+from phmctl.shipped import shipped_names
+
+site = Path(phmctl.__file__).resolve().parents[1]
+if site == Path.cwd() or (site / "pyproject.toml").exists():
+    raise SystemExit(f"imported the checkout at {site}, not the wheel")
+recipes = [load_recipe(name) for name in shipped_names("recipes")]
+cards = [load_card(name) for name in card_names()]
+pairs = generate(sizes=(20, 5, 5))["train"]
+if not recipes or not cards or len(pairs) != 20:
+    raise SystemExit("the wheel lacks recipes, cards or the miniature")
+print(f"wheel: {len(recipes)} recipes, {len(cards)} cards, the miniature")
+PYTHON
+"$python" -m phmctl.cli.main --help >/dev/null 2>&1 || "$work/site/bin/phmctl" --help >/dev/null
+"$work/site/bin/phmctl" count-params miniature --n 1,4
