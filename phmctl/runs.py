@@ -61,7 +61,7 @@ class Run:
         recipe: "Recipe",
         *,
         environment: Mapping[str, Any] | None = None,
-        fill: Callable[[Path], None] | None = None,
+        fill: Callable[[Self], None] | None = None,
     ) -> Self:
         """Make a new version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``; none is ever overwritten.
 
@@ -72,7 +72,7 @@ class Run:
             root: the folder of all runs.
             recipe: the resolved recipe.
             environment: further entries of ``environment.json`` (device, precision, …).
-            fill: writes what else belongs into the new folder (tokenizer, text), given its path.
+            fill: writes what else belongs into the run (tokenizer, text); called before the run has its final name.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -85,7 +85,7 @@ class Run:
             temporary.mkdir(parents=True)
             try:
                 if fill is not None:
-                    fill(temporary)
+                    fill(cls(temporary, recipe))
                 for name in ("checkpoints", "results"):
                     (temporary / name).mkdir()
                 write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))

@@ -1,0 +1,61 @@
+"""``phmctl train``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phmctl.cli import options
+from phmctl.console import emit_json, note
+
+if TYPE_CHECKING:
+    from phmctl.recipe.schema import Recipe
+
+
+def train(
+    recipe: options.RecipeArgument,
+    n: options.N = None,
+    algebra: options.Algebra = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    steps: options.Steps = None,
+    settings: options.Settings = None,
+    data: options.DataRoot = None,
+    runs: options.RunsRoot = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest run of this recipe and variant, or that of --run.")
+    ] = False,
+    run: Annotated[Path | None, typer.Option("--run", help="The run to continue.", show_default=False)] = None,
+    checkpoint: Annotated[str, typer.Option(help="Where to continue from: last, best or step-N.")] = "last",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show recipe, parameters, batch and memory; train nothing.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Train a recipe's model on its prepared data; the run directory is printed at the end."""
+    from phmctl.recipe.loading import common_overrides, load_recipe
+
+    common = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps)
+    resolved = load_recipe(recipe, [*common, *(settings or [])])
+    if dry_run:
+        _show(resolved, json)
+        return
+    from phmctl.training.train import train as run_training
+
+    result = run_training(resolved, data=data, runs=runs, resume=resume, run=run, checkpoint=checkpoint)
+    if json:
+        emit_json(result.as_json())
+    elif result.exit_code == 0:
+        note(f"{result.steps} steps in {result.seconds:.1f} s; the run is in:")
+        typer.echo(result.run.folder)
+    raise typer.Exit(result.exit_code)
+
+
+def _show(recipe: "Recipe", json: bool) -> None:
+    from phmctl.training.dry_run import describe
+
+    plan = describe(recipe)
+    if json:
+        emit_json(plan.as_json())
+    else:
+        plan.print()

@@ -1,0 +1,77 @@
+"""``metrics.jsonl``: one JSON object a line, appended as the training goes; and TensorBoard beside it, if asked."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from phmctl.errors import RecipeError
+from phmctl.files import write_atomic, writing
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a metrics file; a line that a crash cut short is left out."""
+    if not path.is_file():
+        return []
+    entries = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            break
+    return entries
+
+
+class MetricsLog:
+    """Appends entries. On resuming, what lies beyond the checkpoint's step is dropped, so that no step stands twice.
+
+    Args:
+        path: the ``metrics.jsonl``.
+        after_step: keep entries up to this step.
+        tensorboard: a folder for TensorBoard's own log, or None.
+
+    Raises:
+        RecipeError: TensorBoard is asked for but not installed.
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, after_step: int = 0, tensorboard: Path | None = None) -> None:
+        kept = [entry for entry in read_metrics(path) if entry["step"] <= after_step]
+        write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+        self.seconds = float(kept[-1].get("seconds", 0.0)) if kept else 0.0  # trained before this process
+        self._path = path
+        self._handle = path.open("a", encoding="utf-8")
+        self._board = _open_board(tensorboard, after_step) if tensorboard else None
+
+    def add(self, event: str, step: int, values: dict[str, Any]) -> None:
+        """Append one entry.
+
+        Raises:
+            OutputError: the disk is full.
+        """
+        with writing(self._path):
+            self._handle.write(json.dumps({"event": event, "step": step, **values}) + "\n")
+            self._handle.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(f"{event}/{name}", value, step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _open_board(folder: Path, after_step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise RecipeError(
+            "training.tensorboard is true, but TensorBoard is not installed; pip install 'phmctl[tensorboard]'"
+        ) from None
+    return SummaryWriter(folder, purge_step=after_step + 1)

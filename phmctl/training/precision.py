@@ -1,0 +1,29 @@
+"""The arithmetic of the forward pass: float32, or bfloat16 where the device has it."""
+
+from contextlib import nullcontext
+
+import torch
+
+from phmctl.console import warn
+from phmctl.tasks.base import Autocast
+
+
+def build_autocast(device: torch.device, precision: str) -> Autocast:
+    """Return a function that gives the context of one forward pass.
+
+    ``bfloat16`` is torch's autocast, with float32 master weights. Where the device would only emulate bfloat16, which
+    is slower than float32, a warning says so and float32 is used.
+    """
+    if precision == "float32":
+        return nullcontext
+    if not has_bfloat16(device):
+        warn(f"training.precision = bfloat16: {device.type} has no bfloat16 arithmetic here; float32 is used")
+        return nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether the device computes bfloat16 itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

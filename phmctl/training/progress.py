@@ -1,0 +1,84 @@
+"""What a person sees of a training: one live line on a terminal, plain lines elsewhere. All of it on stderr."""
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from phmctl.console import note, people
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """The figures of one log interval."""
+
+    step: int
+    loss: float  # nats a target token
+    learning_rate: float
+    tokens_per_second: float  # target tokens, padding not counted
+    seconds_left: float
+
+    def __str__(self) -> str:
+        return (
+            f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}  {self.tokens_per_second:,.0f} tok/s  "
+            f"{clock(self.seconds_left)} left"
+        )
+
+
+def clock(seconds: float) -> str:
+    """Return ``h:mm:ss``, or ``m:ss`` below an hour."""
+    hours, rest = divmod(round(max(seconds, 0.0)), 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class ProgressLine:
+    """Shows a training of `steps` steps from step `start` on. A context manager."""
+
+    def __init__(self, steps: int, start: int, *, quiet: bool = False) -> None:
+        self._steps = steps
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._start = start
+
+    def __enter__(self) -> Self:
+        console = people()
+        if console.is_terminal and not self._quiet:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._steps, completed=self._start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def step(self, step: int) -> None:
+        """Move the bar, on a terminal."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=step)
+
+    def log(self, line: LogLine) -> None:
+        """Show a log interval's figures."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=str(line))
+        else:
+            self.say(f"step {line.step}/{self._steps}  {line}")
+
+    def say(self, message: str) -> None:
+        """Print a line that stays, above the bar."""
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(message)
+        else:
+            note(message)

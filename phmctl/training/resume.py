@@ -1,0 +1,91 @@
+"""Continuing a run: which one, with which recipe, from which checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+from phmctl.checkpoints import Checkpoint, prune, read_checkpoint, saved_steps, step_name, step_of
+from phmctl.errors import RecipeError, RunError
+from phmctl.files import write_atomic, write_json, writing
+from phmctl.recipe.loading import differences, dump_recipe
+from phmctl.recipe.schema import Recipe
+from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment
+from phmctl.training.state import TrainingState
+
+# These may differ from the run's recipe: they change where and how long it trains, not what a step computes.
+_MAY_DIFFER = {"training.device", "training.threads", "training.log_every", "training.tensorboard", "description"}
+
+
+def run_to_resume(root: Path, recipe: Recipe, run: Path | None) -> Run:
+    """Return the run that ``--resume`` means: the one given, or the newest of this recipe and variant.
+
+    Raises:
+        RunError: there is none, or it is not complete.
+        RecipeError: its recipe differs in what a step computes; the message lists each key with both values.
+    """
+    found = Run.open(run) if run is not None else Run.latest(root, recipe)
+    if found is None:
+        where = root / recipe.name / recipe.variant
+        raise RunError(f"nothing to resume: no run in {where}; leave --resume out to start one")
+    check_same(found, recipe)
+    return found
+
+
+def check_same(run: Run, recipe: Recipe) -> None:
+    """Refuse a recipe that would not continue the run's training.
+
+    ``training.steps`` may differ too, unless the schedule is linear, which ends there.
+
+    Raises:
+        RecipeError: keys differ.
+    """
+    allowed = _MAY_DIFFER if recipe.training.schedule == "linear" else _MAY_DIFFER | {"training.steps"}
+    wrong = {key: pair for key, pair in differences(run.recipe, recipe).items() if key not in allowed}
+    if wrong:
+        lines = [f"  {key}: {old!r} in the run, {new!r} now" for key, (old, new) in wrong.items()]
+        raise RecipeError(
+            f"the recipe differs from the one that {run.folder} was trained with:\n"
+            + "\n".join(lines)
+            + "\nset these as they were, or leave --resume out to start a new run"
+        )
+
+
+def take_over(run: Run, recipe: Recipe, environment: dict[str, Any]) -> Run:
+    """Write the new recipe into the run, and note in its environment that it was resumed, where and when.
+
+    Raises:
+        OutputError: the run's folder cannot be written.
+    """
+    noted = run.environment()
+    noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
+    write_json(run.folder / ENVIRONMENT, noted)
+    write_atomic(run.folder / RECIPE, dump_recipe(recipe))
+    return Run(run.folder, recipe)
+
+
+def newest_checkpoint(run: Run, name: str = "last") -> Checkpoint | None:
+    """Return the checkpoint to continue from; None when the run was stopped before its first.
+
+    Later ones, if an earlier one is named, are removed: training writes them anew.
+
+    Raises:
+        RunError: the checkpoint is damaged, or has no state to continue from (``average``).
+    """
+    if name == "last" and not saved_steps(run.checkpoints_folder):
+        return None
+    folder = run.checkpoint(name)
+    if step_of(folder.name) is None:
+        raise RunError(f"{folder} has weights only; resume from last, best or a step")
+    checkpoint = read_checkpoint(folder, ["model", "optimizer", "random"])
+    _discard_later(run, checkpoint)
+    return checkpoint
+
+
+def _discard_later(run: Run, checkpoint: Checkpoint) -> None:
+    """Make the folder look as it did when the checkpoint was written."""
+    state = TrainingState.from_json(checkpoint.state)
+    saved = saved_steps(run.checkpoints_folder)
+    with writing(run.checkpoints_folder):
+        run.point("last", state.step)
+        has_best = state.best_step is not None and (run.checkpoints_folder / step_name(state.best_step)).is_dir()
+        run.point("best", state.best_step if has_best else None)
+        prune(run.checkpoints_folder, {step for step in saved if step <= state.step})

@@ -1,0 +1,47 @@
+"""Stopping on Ctrl-C and SIGTERM: the first asks, the second insists."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from phmctl.console import note
+
+_WATCHED = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """A context in which SIGINT and SIGTERM set :attr:`received` instead of ending the process.
+
+    A second signal ends it at once, with the shell's exit code (130 or 143). Signals that the parent told us to
+    ignore stay ignored, and outside the main thread, where Python allows no handlers, nothing is watched.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    @property
+    def exit_code(self) -> int | None:
+        """130 after SIGINT, 143 after SIGTERM, None when neither came."""
+        return None if self.received is None else 128 + self.received
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _WATCHED:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise SystemExit(128 + number)
+        self.received = signal.Signals(number)
+        note(f"{self.received.name}: finishing the step, then saving; once more to stop at once")

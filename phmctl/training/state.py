@@ -1,0 +1,40 @@
+"""What a checkpoint must know beside tensors, so that a resumed run is the uninterrupted one to the last bit."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+
+@dataclass
+class TrainingState:
+    """Counters of a training. No clock time stands here: equal trainings have equal checkpoints."""
+
+    step: int = 0  # optimiser steps done
+    epoch: int = 0  # of the next batch
+    position: int = 0  # batches of that epoch already used
+    validated: int = 0  # step of the newest validation
+    best_score: float | None = None  # higher is better
+    best_step: int | None = None
+    stale: int = 0  # validations since the best one
+    target_tokens: int = 0  # all that were trained on
+    # since the newest log line
+    window_loss: float = 0.0  # summed
+    window_target_tokens: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values; floats keep every bit."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return the state that :meth:`as_json` described; keys of later versions are ignored."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    def note_score(self, score: float) -> bool:
+        """Count a validation's score; return whether it is the best so far. NaN never is."""
+        self.validated = self.step
+        if self.best_score is None or score > self.best_score:
+            self.best_score, self.best_step, self.stale = score, self.step, 0
+            return True
+        self.stale += 1
+        return False

@@ -1,0 +1,173 @@
+"""``train``: from a recipe and prepared data to a run with checkpoints."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from phmctl.checkpoints import Checkpoint, load_model
+from phmctl.devices import pick_device, set_threads
+from phmctl.recipe.schema import Recipe
+from phmctl.runs import Run, runs_root
+from phmctl.training.averaging import average_checkpoints, averaged_steps
+from phmctl.training.metrics_log import MetricsLog
+from phmctl.training.precision import has_bfloat16
+from phmctl.training.progress import ProgressLine
+from phmctl.training.resume import newest_checkpoint, run_to_resume, take_over
+from phmctl.training.signals import StopRequest
+from phmctl.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from phmctl.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a training ended.
+
+    Attributes:
+        run: its directory.
+        steps: optimiser steps done in all.
+        seconds: of this process.
+        best_score: the task's score of the best checkpoint, higher is better; None before the first validation.
+        best_step: its step.
+        exit_code: 130 or 143 when a signal stopped it, else 0.
+    """
+
+    run: Run
+    steps: int
+    seconds: float
+    best_score: float | None
+    best_step: int | None
+    exit_code: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {
+            "run": str(self.run.folder),
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            "best_score": self.best_score,
+            "best_step": self.best_step,
+            "interrupted": self.exit_code != 0,
+        }
+
+
+def train(
+    recipe: Recipe,
+    *,
+    data: Path | None = None,
+    runs: Path | None = None,
+    resume: bool = False,
+    run: Path | None = None,
+    checkpoint: str = "last",
+    quiet: bool = False,
+) -> TrainingResult:
+    """Train a recipe's model on its prepared data.
+
+    Args:
+        recipe: the experiment.
+        data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
+        runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
+        resume: continue the newest run of this recipe and variant instead of starting one.
+        run: continue this one; implies `resume`.
+        checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
+        quiet: print nothing.
+
+    Raises:
+        DataError: the data is not prepared.
+        RunError, RecipeError: the run cannot be resumed, or not with this recipe.
+        NonFiniteError: a loss or a gradient became NaN or infinite.
+        OutputError: the folder of runs cannot be written.
+    """
+    from phmctl.data.store import PreparedData, data_root
+    from phmctl.tasks.translation import TranslationTask
+
+    root = runs or runs_root()
+    old = run_to_resume(root, recipe, run) if resume or run is not None else None
+    task = TranslationTask(recipe, PreparedData.find(recipe.data, data or data_root()))
+    return train_task(task, recipe, root, old=old, checkpoint=checkpoint, quiet=quiet)
+
+
+def train_task(
+    task: "Task", recipe: Recipe, root: Path, *, old: Run | None = None, checkpoint: str = "last", quiet: bool = False
+) -> TrainingResult:
+    """Train any task; :func:`train` without the search for data and run.
+
+    Args:
+        task: data, model, loss and metric.
+        recipe: the experiment.
+        root: the folder of runs, for a new one.
+        old: the run to continue, or None.
+        checkpoint: where to continue from.
+        quiet: print nothing.
+    """
+    began = time.perf_counter()
+    device = pick_device(recipe.training.device)
+    set_threads(recipe.training.threads)
+    environment = _environment(recipe, device)
+    found = newest_checkpoint(old, checkpoint) if old is not None else None
+    if old is not None:
+        run = take_over(old, recipe, environment)
+    else:
+        run = Run.create(root, recipe, environment=environment, fill=task.furnish)
+    with StopRequest() as stop:
+        trainer = _fit(task, run, device, found, stop, quiet)
+    state = trainer.state
+    seconds = time.perf_counter() - began
+    return TrainingResult(run, state.step, seconds, state.best_score, state.best_step, stop.exit_code or 0)
+
+
+def _environment(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    bfloat16 = recipe.training.precision == "bfloat16" and has_bfloat16(device)
+    return {
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "precision": "bfloat16" if bfloat16 else "float32",
+    }
+
+
+def _fit(
+    task: "Task", run: Run, device: torch.device, found: Checkpoint | None, stop: StopRequest, quiet: bool
+) -> Trainer:
+    settings = run.recipe.training
+    start = int(found.state["step"]) if found else 0
+    board = run.folder / "tensorboard" if settings.tensorboard else None
+    with (
+        MetricsLog(run.metrics_path, start, board) as log,
+        ProgressLine(settings.steps, start, quiet=quiet) as progress,
+    ):
+        trainer = Trainer(task, settings, run, device, log, progress)
+        if found is not None:
+            trainer.restore(found, run)
+        progress.say(_opening(trainer, start))
+        trainer.fit(stop)
+        if stop.received is None:
+            _average(trainer)
+        else:
+            progress.say(f"stopped and saved at step {trainer.state.step}; continue with: {run.resume_command}")
+    return trainer
+
+
+def _opening(trainer: Trainer, start: int) -> str:
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    verb = f"resuming {trainer.run.folder} at step {start}" if start else f"training {trainer.run.folder}"
+    if trainer.finished:
+        verb = f"nothing left to train: {trainer.run.folder} is at step {start}; raise training.steps to go on"
+    return f"{verb} ({parameters:,} parameters, {trainer.device}, seed {trainer.settings.seed})"
+
+
+def _average(trainer: Trainer) -> None:
+    """Average the last checkpoints, if the recipe wants it and it is not done, and measure the result."""
+    steps = trainer.scheduled_steps()[-trainer.settings.average :] if trainer.settings.average else []
+    folder = trainer.run.checkpoints_folder
+    if not steps or averaged_steps(folder) == steps:
+        return
+    load_model(trainer.model, average_checkpoints(folder, steps), folder)
+    metrics = trainer.evaluate()
+    trainer.log.add("average", trainer.state.step, {**metrics, "checkpoints": len(steps)})
+    figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    trainer.progress.say(f"average of {len(steps)} checkpoints: validation {figures}")

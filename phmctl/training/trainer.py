@@ -1,0 +1,303 @@
+"""The loop: batches to gradients to weights; logging, validation and checkpoints at their intervals.
+
+A step runs on the device without a wait for it: losses, norms and the NaN flag stay there until the next log line. On
+the CPU, where looking costs nothing, the flag is read before each update.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from phmctl.checkpoints import Checkpoint, load_model, model_tensors, prune, saved_steps, step_name, write_checkpoint
+from phmctl.errors import NonFiniteError
+from phmctl.recipe.schema import TrainingSection
+from phmctl.runs import Run
+from phmctl.training.metrics_log import MetricsLog
+from phmctl.training.nonfinite import Guard, trace
+from phmctl.training.optimiser import (
+    build_optimiser,
+    load_optimiser,
+    optimiser_tensors,
+    set_learning_rate,
+    skip_updates_when,
+)
+from phmctl.training.precision import build_autocast
+from phmctl.training.progress import LogLine, ProgressLine
+from phmctl.training.randomness import random_state, set_random_state
+from phmctl.training.schedule import build_schedule
+from phmctl.training.signals import StopRequest
+from phmctl.training.state import TrainingState
+from phmctl.training.stream import BatchStream
+from phmctl.training.throughput import Throughput, real_tokens
+
+if TYPE_CHECKING:
+    from phmctl.tasks.base import Task, TrainingBatch
+
+
+@dataclass
+class _Step:
+    """Where a step began: enough to run it again."""
+
+    step: int
+    epoch: int
+    position: int
+    random: dict[str, Tensor]
+
+
+@dataclass
+class Trainer:
+    """Trains a task's model into a run.
+
+    Args:
+        task: data, model, loss and metric.
+        settings: the recipe's training section.
+        run: where checkpoints and metrics go.
+        device: where it runs.
+        log: the run's metrics.
+        progress: what a person sees.
+    """
+
+    task: "Task"
+    settings: TrainingSection
+    run: Run
+    device: torch.device
+    log: MetricsLog
+    progress: ProgressLine
+    state: TrainingState = field(default_factory=TrainingState)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.settings.seed)
+        self.model: nn.Module = self.task.build_model(self.device)
+        self.model.train()
+        self.optimiser = build_optimiser(self.model, self.settings)
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._schedule = build_schedule(self.settings)
+        self._autocast = build_autocast(self.device, self.settings.precision)
+        self._resumed = False
+        self._unsaved = True
+        self._begin()
+
+    def restore(self, checkpoint: Checkpoint, where: Run) -> None:
+        """Continue from a checkpoint that :meth:`save` wrote: weights, moments, generators and counters.
+
+        Raises:
+            RunError: it does not fit the model.
+        """
+        folder = where.checkpoints_folder
+        load_model(self.model, checkpoint.tensors["model"], folder)
+        load_optimiser(self.optimiser, self.model, checkpoint.tensors["optimizer"])
+        self.state = TrainingState.from_json(checkpoint.state)
+        set_random_state(checkpoint.tensors["random"], self.device)
+        self._resumed = True
+        self._unsaved = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set up what follows from the state."""
+        self._stream = BatchStream(self.task, self.state.epoch, self.state.position)
+        self._guard = Guard(self.device)
+        if self.device.type != "cpu":
+            skip_updates_when(self.optimiser, self._guard.found)
+        self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=self.device)
+        self._norm = torch.zeros((), device=self.device)
+        self._replayable: list[_Step] = []
+        self._throughput = Throughput(self.log.seconds)
+
+    # ------------------------------------------------------------------------------------------------ the loop
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done, or patience has run out."""
+        settings, state = self.settings, self.state
+        return state.step >= settings.steps or (settings.patience > 0 and state.stale >= settings.patience)
+
+    def fit(self, stop: StopRequest) -> None:
+        """Train until finished or asked to stop; either way the state is saved.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+            OutputError: the run's folder cannot be written.
+        """
+        if self._resumed:
+            self._settle()
+        while not self.finished and stop.received is None:
+            self._step()
+            self.progress.step(self.state.step)
+            if self._due(self.settings.log_every):
+                self._log()
+            if stop.received is None:
+                self._settle()
+        self.save()
+
+    def _due(self, every: int) -> bool:
+        return self.state.step % every == 0 or self.state.step == self.settings.steps
+
+    def _settle(self) -> None:
+        """Validate and save where due. After an interruption this makes up for what it left out."""
+        state = self.state
+        if state.step == 0:
+            return
+        validated = self._due(self.settings.validate_every) and state.validated < state.step
+        improved = self._validate() if validated else False
+        if improved or self._due(self.settings.save_every) or (validated and self._resumed):
+            self.save()
+        self._resumed = False
+
+    def _step(self) -> None:
+        """Do one optimiser step over `accumulate` batches."""
+        self._replayable.append(self._here())
+        batches = self._stream.take(self.settings.accumulate)
+        step = self.state.step + 1
+        loss = self._gradients(batches)
+        self._norm = self._clip()
+        self._guard.note(step, loss, self._norm)
+        if self.device.type == "cpu":
+            self._check()
+        set_learning_rate(self.optimiser, self._schedule(step))
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self._loss += loss
+        self._count(step, batches)
+
+    def _gradients(self, batches: Sequence["TrainingBatch"]) -> Tensor:
+        """Add up the gradient of the mean loss over all target tokens of the step; return the summed loss."""
+        tokens = sum(batch.target_tokens for batch in batches)
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            with self._autocast():
+                loss, _ = self.task.loss(self.model, batch.to(self.device))
+            (loss / tokens).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _clip(self) -> Tensor:
+        """Scale the gradients down to the norm allowed; return the norm before, on the device."""
+        return torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip or math.inf)
+
+    def _count(self, step: int, batches: Sequence["TrainingBatch"]) -> None:
+        state = self.state
+        targets = sum(batch.target_tokens for batch in batches)
+        self._unsaved = True
+        state.step = step
+        state.epoch, state.position = self._stream.epoch, self._stream.position
+        state.target_tokens += targets
+        state.window_target_tokens += targets
+        self._throughput.count(targets, sum(real_tokens(batch) for batch in batches))
+
+    # ------------------------------------------------------------------------------------- log, validate, save
+
+    def _log(self) -> None:
+        self._check()
+        state = self.state
+        loss = self._loss.item() / state.window_target_tokens
+        self._throughput.measure()
+        values: dict[str, Any] = {
+            "epoch": state.epoch,
+            "loss": loss,
+            "learning_rate": self._schedule(state.step),
+            "gradient_norm": self._norm.item(),
+            "target_tokens": state.target_tokens,
+            **self._throughput.rates(),
+        }
+        self.log.add("train", state.step, values)
+        left = self._throughput.seconds_a_step * (self.settings.steps - state.step)
+        rate = values["target_tokens_per_second"]
+        self.progress.log(LogLine(state.step, loss, values["learning_rate"], rate, left))
+        self._loss.zero_()
+        state.window_target_tokens = 0
+        self._throughput.restart()
+
+    def _validate(self) -> bool:
+        """Measure the validation set; return whether this is the best so far."""
+        self._check()
+        self._unsaved = True
+        with self._throughput.paused():
+            metrics = self.evaluate()
+            improved = self.state.note_score(self.task.score(metrics))
+        self.log.add("validation", self.state.step, {**metrics, "seconds": self._throughput.elapsed})
+        figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self.progress.say(f"step {self.state.step}: validation {figures}{'  (best)' if improved else ''}")
+        return improved
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the validation metrics of the model as it is."""
+        self.model.eval()
+        try:
+            return self.task.validate(self.model, self._autocast)
+        finally:
+            self.model.train()
+
+    def save(self) -> None:
+        """Write the checkpoint of this step, move ``last`` and ``best`` to it, and prune the older ones.
+
+        Raises:
+            NonFiniteError: the weights come from a step that was not finite.
+            OutputError: the folder cannot be written.
+        """
+        self._check()
+        if not self._unsaved:
+            return
+        state = self.state
+        with self._throughput.paused():
+            state.window_loss = self._loss.item()
+            tensors = {
+                "model": model_tensors(self.model),
+                "optimizer": optimiser_tensors(self.optimiser, self.model),
+                "random": random_state(self.device),
+            }
+            write_checkpoint(self.run.checkpoints_folder / step_name(state.step), tensors, state.as_json())
+            self.run.point("last", state.step)
+            if state.best_step == state.step:
+                self.run.point("best", state.step)
+            self._prune()
+        self._unsaved = False
+
+    def _prune(self) -> None:
+        kept = {self.state.step, *self.scheduled_steps()[-self.settings.keep :]}
+        if self.state.best_step is not None:
+            kept.add(self.state.best_step)
+        prune(self.run.checkpoints_folder, kept)
+
+    def scheduled_steps(self) -> list[int]:
+        """Return the saved steps that belong to the interval (and the final one), ascending.
+
+        Those that only an interruption or a new best wrote are not among them, so what is kept and averaged does not
+        depend on interruptions.
+        """
+        final = self.state.step if self.finished else -1
+        saved = saved_steps(self.run.checkpoints_folder)
+        return [step for step in saved if step % self.settings.save_every == 0 or step == final]
+
+    # -------------------------------------------------------------------------------------------- NaN, infinity
+
+    def _here(self) -> _Step:
+        return _Step(self.state.step + 1, self._stream.epoch, self._stream.position, random_state(self.device))
+
+    def _check(self) -> None:
+        """Look whether a step since the last look was not finite. Waits for the device.
+
+        Raises:
+            NonFiniteError: one was; the message names the step and the first module.
+        """
+        bad = self._guard.first_bad_step()
+        if bad is None:
+            self._replayable.clear()
+            return
+        begun = next(step for step in self._replayable if step.step == bad)
+        place = trace(self.model, lambda: self._run_again(begun))
+        raise NonFiniteError(
+            f"step {bad}: {place} is NaN or infinite (epoch {begun.epoch}, batch {begun.position}); "
+            f"the checkpoints in {self.run.checkpoints_folder} are sound\n"
+            "lower training.learning_rate, lengthen training.warmup or set training.clip, then train again"
+        )
+
+    def _run_again(self, begun: _Step) -> Tensor:
+        """Run a step's forward and backward pass from the same batches and random state."""
+        self.optimiser.zero_grad(set_to_none=True)
+        set_random_state(begun.random, self.device)
+        batches = BatchStream(self.task, begun.epoch, begun.position).take(self.settings.accumulate)
+        return self._gradients(batches)

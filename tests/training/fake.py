@@ -1,0 +1,101 @@
+"""A task small enough to train in a blink: which of four classes a noisy vector belongs to."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.recipe.schema import DataSection, ModelSection, Recipe, TrainingSection
+
+BATCHES_PER_EPOCH = 7
+
+
+def make_recipe(**training: Any) -> Recipe:
+    settings = {
+        "steps": 20,
+        "learning_rate": 0.01,
+        "schedule": "constant",
+        "warmup": 0,
+        "log_every": 5,
+        "validate_every": 10,
+        "save_every": 5,
+        "device": "cpu",
+    }
+    return Recipe(
+        name="fake",
+        data=DataSection(card="none"),
+        model=ModelSection(algebra="phm", n=4),
+        training=TrainingSection(**(settings | training)),
+    )
+
+
+@dataclass(frozen=True)
+class FakeBatch:
+    inputs: Tensor  # (B, 6)
+    labels: Tensor  # (B,)
+    target_tokens: int
+
+    def to(self, device: torch.device) -> "FakeBatch":
+        return FakeBatch(self.inputs.to(device), self.labels.to(device), self.target_tokens)
+
+
+class FakeModel(nn.Module):
+    """Two layers with dropout between, and a third that shares the second's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.second = nn.Linear(8, 8)
+        self.shared = self.second
+        self.dropout = nn.Dropout(0.3)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.dropout(torch.relu(self.first(x)))
+        hidden = self.shared(torch.relu(self.second(hidden)))
+        return self.last(hidden)
+
+
+class FakeTask:
+    """Batches depend on (epoch, position) alone. `poison` puts a NaN into the batch of that (epoch, position)."""
+
+    def __init__(self, rows: int = 8, poison: tuple[int, int] | None = None) -> None:
+        self.rows = rows
+        self.poison = poison
+        self.validations = 0
+
+    def build_model(self, device: torch.device) -> nn.Module:
+        return FakeModel().to(device)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[FakeBatch]:
+        for position in range(start, BATCHES_PER_EPOCH):
+            batch = self.make(1000 * epoch + position, self.rows + position % 3)
+            if self.poison == (epoch, position):
+                batch.inputs[0, 0] = float("nan")
+            yield batch
+
+    @staticmethod
+    def make(seed: int, rows: int) -> FakeBatch:
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.randint(0, 4, (rows,), generator=generator)
+        inputs = F.one_hot(labels, 6) + 0.3 * torch.randn(rows, 6, generator=generator)
+        return FakeBatch(inputs, labels, rows)
+
+    def loss(self, model: nn.Module, batch: FakeBatch) -> tuple[Tensor, int]:
+        return F.cross_entropy(model(batch.inputs), batch.labels, reduction="sum"), batch.target_tokens
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module, autocast: Any = nullcontext) -> dict[str, float]:
+        self.validations += 1
+        batch = self.make(999_999, 64)
+        return {"loss": F.cross_entropy(model(batch.inputs), batch.labels).item()}
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        return -metrics["loss"]
+
+    def furnish(self, run: Any) -> None:
+        run.text_folder.mkdir()
