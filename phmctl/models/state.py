@@ -46,7 +46,8 @@ class LayerCache:
         past = self._state.past
         past[position, self._layer, 0] = key.flatten(1)  # (B·K, inner)
         past[position, self._layer, 1] = value.flatten(1)
-        both = past[: position + 1, self._layer].unflatten(-1, (heads, -1))  # (t, 2, B·K, heads, head width)
+        written = past[: position + 1, self._layer]  # (t, 2, B·K, inner)
+        both = written.view(*written.shape[:-1], heads, -1)  # (t, 2, B·K, heads, head width)
         keys, values = both.permute(1, 2, 3, 0, 4)
         return keys, values
 

@@ -11,6 +11,7 @@ from phmctl.models.layers import DecoderLayer, EncoderLayer
 from phmctl.models.state import DecoderState, Memory
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import PHMLinear
 from phmctl.nn.positions import SinusoidalPositions
 from phmctl.recipe.schema import ModelSection
 
@@ -105,7 +106,7 @@ class Transformer(nn.Module):
         return F.dropout(x, self.settings.dropout, self.training)
 
 
-def _generator(settings: ModelSection, builder: LinearBuilder, vocabulary: int) -> nn.Module | None:
+def _generator(settings: ModelSection, builder: LinearBuilder, vocabulary: int) -> PHMLinear | None:
     """Build the map to the vocabulary, or None if it is the target embedding's table."""
     if settings.generator == "tied":
         return None

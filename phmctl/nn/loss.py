@@ -1,8 +1,8 @@
 """The loss over a vocabulary, computed in slices so that the logits of a batch never exist at once.
 
 The logits of 4,096 tokens over 8,000 types are 131 MB, written, read and freed at every step; touching that memory
-costs more than the arithmetic. Here a slice of tokens is mapped to logits, turned into the loss and its gradient in
-place, multiplied back, and its buffer is used again.
+costs more than the arithmetic. Here a slice of tokens is mapped to logits, turned into the loss and its gradient, and
+multiplied back, in buffers that the allocator uses again.
 """
 
 from typing import Any
@@ -105,33 +105,33 @@ def _sliced(
         logits = F.linear(hidden[part], weight).to(total.dtype)  # (rows, V)
         if bias is not None:
             logits += bias
-        total += _loss_in_place(logits, targets[part], smoothing, ignore)
+        sums, wide_gradient = _loss_and_gradient(logits, targets[part], smoothing, ignore)
+        total += sums
         if hidden_grad is None or weight_grad is None:
             continue
-        gradient = logits.to(hidden.dtype)  # _loss_in_place left dL/dlogits there
+        gradient = wide_gradient.to(hidden.dtype)
         torch.mm(gradient, weight, out=hidden_grad[part])  # (rows, d)
         if gradient.dtype == weight_grad.dtype:
             weight_grad.addmm_(gradient.t(), hidden[part])  # (V, d)
         else:
             weight_grad += gradient.t() @ hidden[part]
         if bias_grad is not None:
-            bias_grad += logits.sum(0)
+            bias_grad += wide_gradient.sum(0)
     return total[0], total[1], hidden_grad, weight_grad, bias_grad
 
 
-def _loss_in_place(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> Tensor:
-    """Return (loss, likelihood) of a slice, and overwrite its logits (rows, V) with the loss's gradient."""
-    vocabulary = logits.shape[1]
+def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+    """Return a slice's (loss, likelihood) and dL/dlogits, from its logits (rows, V)."""
     kept = (targets != ignore).to(logits.dtype)  # (rows,)
     column = targets[:, None]  # (rows, 1)
-    norm = logits.logsumexp(1)  # (rows,)
+    gradient = logits.softmax(1)  # (rows, V)
+    # log Σ exp from the softmax at its maximum, where it is at least 1/V: one pass over exp instead of two.
+    norm = logits.amax(1) - gradient.amax(1).log()  # (rows,)
     likelihood = norm - logits.gather(1, column).squeeze(1)  # −log p[target]
     loss = likelihood
     if smoothing:
         loss = (1 - smoothing) * likelihood + smoothing * (norm - logits.mean(1))
-    logits.sub_(norm[:, None]).exp_()  # softmax
-    if smoothing:
-        logits.sub_(smoothing / vocabulary)
-    logits.scatter_add_(1, column, torch.full_like(column, smoothing - 1, dtype=logits.dtype))
-    logits.mul_(kept[:, None])
-    return torch.stack([loss @ kept, likelihood @ kept])
+        gradient.sub_(smoothing / logits.shape[1])
+    gradient.scatter_add_(1, column, torch.full_like(column, smoothing - 1, dtype=logits.dtype))
+    gradient.mul_(kept[:, None])
+    return torch.stack([loss @ kept, likelihood @ kept]), gradient
