@@ -1,0 +1,229 @@
+"""Beam search over all sentences of a batch at once.
+
+The search keeps `beam` live prefixes a sentence. A step scores every continuation of every live prefix and ranks the
+best ``2 * beam`` of a sentence. Those among the first `beam` that end the sentence join its finished hypotheses; the
+best `beam` that do not end it live on. A finished hypothesis Y of log-probability log p has the score of Wu et al.
+(2016), eq. 14, ``log p / ((5 + |Y|) / 6) ** alpha``; |Y| counts the end-of-sentence token.
+
+A sentence ends when one of three things is true:
+
+- `beam` hypotheses are finished. With a beam of 1 this is greedy search.
+- No live prefix can reach the hypotheses asked for. Log-probabilities only fall, so a live prefix never scores better
+  than its log-probability over the penalty of the longest output. This stop is exact: it changes no result.
+- The longest output is reached. Every live prefix is then closed with an end-of-sentence token, so that every
+  hypothesis is a whole sentence and its log-probability is the model's own.
+
+Padding, beginning-of-sentence, the unknown token and ids beyond the tokenizer are never produced. The softmax runs over
+all of the model's ids none the less: scores are the model's, not renormalised.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from phmctl.data.special import BOS, EOS, PAD, UNK
+from phmctl.decoding.topk import log_softmax_topk
+from phmctl.errors import NonFiniteError
+
+_DEAD = float("-inf")
+_CUDA_CHECK_EVERY = 4  # steps between two looks at what has ended; a look makes the host wait for the device
+
+
+class State(Protocol):
+    """What a model remembers between two steps."""
+
+    def reorder(self, parents: Tensor) -> None:
+        """Let beam k of sentence b continue the prefix of beam ``parents[b, k]``."""
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep these sentences only."""
+
+
+class Seq2Seq(Protocol):
+    """What beam search wants of a model."""
+
+    def encode(self, source: Tensor) -> Any:
+        """Read the source (B, S) once."""
+
+    def start(self, memory: Any, beams: int, max_length: int) -> Any:
+        """Return the :class:`State` before the first token."""
+
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        """Return the logits (B, K, V) behind one more token (B, K) of each prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One finished output.
+
+    Attributes:
+        tokens: the ids, without beginning and end of sentence.
+        score: `log_prob` over the length penalty.
+        log_prob: natural logarithm of the probability of `tokens` and the end of the sentence.
+    """
+
+    tokens: list[int]
+    score: float
+    log_prob: float
+
+
+def length_penalty(length: Tensor | float, alpha: float) -> Any:
+    """Return ``((5 + length) / 6) ** alpha`` (Wu et al. 2016, eq. 14); `length` counts the end-of-sentence token."""
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+@torch.no_grad()
+def beam_search(
+    model: Seq2Seq,
+    source: Tensor,
+    *,
+    beam: int,
+    alpha: float,
+    max_lengths: Tensor | Sequence[int],
+    allowed: int,
+    n_best: int = 1,
+) -> list[list[Hypothesis]]:
+    """Return the `n_best` best hypotheses of each sentence, best first.
+
+    Args:
+        model: in evaluation mode.
+        source: (B, S) token ids, each sentence closed by EOS, then PAD.
+        beam: live prefixes a sentence.
+        alpha: exponent of the length penalty; 0 ranks by log-probability.
+        max_lengths: (B,) longest output a sentence in tokens, EOS not counted.
+        allowed: ids from here on are never produced (the tokenizer's size; a padded vocabulary is larger).
+        n_best: hypotheses wanted a sentence, at most `beam`. Fewer come where there are not so many outputs.
+
+    Raises:
+        ValueError: `n_best` is not between 1 and `beam`.
+        NonFiniteError: the model gives NaN.
+    """
+    if not 1 <= n_best <= beam:
+        raise ValueError(f"n_best = {n_best} must be between 1 and beam = {beam}")
+    if not len(source):
+        return []
+    limits = torch.as_tensor(max_lengths, device=source.device)  # (B,)
+    longest = int(limits.max())
+    state = model.start(model.encode(source), beam, longest + 1)
+    search = _Search(limits, longest, beam, n_best, alpha, allowed)
+    while len(search.rows):
+        parents = search.advance(model.step(search.last, state))  # (B, K)
+        keep = search.retire()
+        if keep is not None:
+            state.select(keep)
+            parents = parents[keep]
+        if beam > 1 and len(search.rows):
+            state.reorder(parents)
+    return search.results
+
+
+def greedy(model: Seq2Seq, source: Tensor, *, max_lengths: Tensor | Sequence[int], allowed: int) -> list[Hypothesis]:
+    """Return each sentence's greedy output: :func:`beam_search` with a beam of 1; the score is the log-probability."""
+    found = beam_search(model, source, beam=1, alpha=0.0, max_lengths=max_lengths, allowed=allowed)
+    return [hypotheses[0] for hypotheses in found]
+
+
+class _Search:
+    """The live prefixes and the finished hypotheses of the sentences that have not ended. B shrinks as they end."""
+
+    def __init__(self, limits: Tensor, longest: int, beam: int, n_best: int, alpha: float, allowed: int) -> None:
+        count, device = len(limits), limits.device
+        self.beam, self.n_best, self.alpha, self.allowed = beam, n_best, alpha, allowed
+        self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.longest, self.length = longest, 0
+        self.limits = limits  # (B,)
+        self.rows = torch.arange(count, device=device)  # (B,) places in `results`
+        self.last = torch.full((count, beam), BOS, device=device)  # (B, K) newest token of each live prefix
+        self.live = torch.full((count, beam), _DEAD, device=device)  # (B, K) log-probability
+        self.live[:, 0] = 0.0  # all prefixes are the empty one: continue it once
+        self.prefixes = torch.full((count, beam, longest + 1), PAD, device=device)  # (B, K, T)
+        self.scores = torch.full((count, beam), _DEAD, device=device)  # (B, K) finished, best first
+        self.finished = torch.full((count, beam), EOS, device=device)[:, :, None].repeat(1, 1, longest + 1)
+        self.finished_count = torch.zeros(count, dtype=torch.long, device=device)  # (B,)
+        self.ended = torch.zeros(count, dtype=torch.bool, device=device)  # (B,)
+
+    def advance(self, logits: Tensor) -> Tensor:
+        """Add a token to every live prefix; logits (B, K, V). Return the parents (B, K) of the new live prefixes."""
+        parents, tokens, totals, closing = self._candidates(logits)
+        self._finish(parents[:, : self.beam], tokens[:, : self.beam], totals[:, : self.beam], closing)
+        alive = totals.masked_fill(tokens == EOS, _DEAD)  # (B, 2K)
+        self.live, best = alive.topk(self.beam)  # (B, K)
+        parents = parents.gather(1, best)
+        self.last = tokens.gather(1, best)
+        self.prefixes = _take(self.prefixes, parents)
+        self.prefixes[:, :, self.length] = self.last
+        self.length += 1
+        self._end()
+        return parents
+
+    def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the best 2K continuations of each sentence: parents, tokens, totals (B, 2K); and EOS totals (B, K)."""
+        count, beam, size = logits.shape
+        values, ids, end = log_softmax_topk(
+            logits.view(-1, size), 2 * beam, forbidden=(PAD, UNK, BOS), allowed=self.allowed, column=EOS
+        )  # (B*K, C), (B*K, C), (B*K,)
+        width = values.shape[1]
+        totals = values.view(count, beam, width) + self.live[:, :, None]  # (B, K, C)
+        totals, places = totals.view(count, -1).topk(2 * beam)  # (B, 2K)
+        parents = places // width
+        tokens = ids.view(count, -1).gather(1, places)
+        return parents, tokens, totals, end.view(count, beam) + self.live
+
+    def _finish(self, parents: Tensor, tokens: Tensor, totals: Tensor, closing: Tensor) -> None:
+        """Add the hypotheses that end at this step to the finished ones. All (B, K)."""
+        must = (self.limits == self.length)[:, None]  # (B, 1) at the longest output every prefix is closed
+        own = torch.arange(self.beam, device=parents.device).expand_as(parents)
+        parents = torch.where(must, own, parents)
+        totals = torch.where(must, closing, totals.masked_fill(tokens != EOS, _DEAD))
+        totals = totals.masked_fill(self.ended[:, None], _DEAD)
+        self.finished_count += (totals > _DEAD).sum(1)
+        scores = totals / length_penalty(self.length + 1, self.alpha)
+        self.scores, best = torch.cat([self.scores, scores], 1).topk(self.beam)  # (B, K) of 2K
+        ending = _take(self.prefixes, parents)  # (B, K, T)
+        ending[:, :, self.length :] = EOS
+        self.finished = _take(torch.cat([self.finished, ending], 1), best)
+
+    def _end(self) -> None:
+        """Mark the sentences whose results are final."""
+        longest = length_penalty(self.limits + 1, self.alpha)  # (B,)
+        reachable = self.live[:, 0] / longest  # (B,) the best that a live prefix can still score
+        self.ended |= self.scores[:, self.n_best - 1] >= reachable
+        self.ended |= (self.finished_count >= self.beam) | (self.limits < self.length)
+
+    def retire(self) -> Tensor | None:
+        """Write out ended sentences and drop them. Return the places (B',) that stay, or None when all do."""
+        last_step = self.length > self.longest
+        if self.ended.is_cuda and self.length % _CUDA_CHECK_EVERY and not last_step:
+            return None
+        keep = (~self.ended).nonzero()[:, 0]  # (B',)
+        if len(keep) == len(self.rows):
+            return None
+        self._write(self.ended.nonzero()[:, 0])
+        for name in ("limits", "rows", "last", "live", "prefixes", "scores", "finished", "finished_count", "ended"):
+            setattr(self, name, getattr(self, name)[keep])
+        return keep
+
+    def _write(self, places: Tensor) -> None:
+        """Turn the finished hypotheses of the sentences at `places` into Python values."""
+        scores = self.scores[places, : self.n_best].double().tolist()
+        tokens = self.finished[places, : self.n_best, : self.length].tolist()
+        for row, row_scores, row_tokens in zip(self.rows[places].tolist(), scores, tokens, strict=True):
+            self.results[row] = [
+                self._hypothesis(ids, score) for ids, score in zip(row_tokens, row_scores, strict=True) if score > _DEAD
+            ]
+            if not self.results[row]:
+                raise NonFiniteError("the model gives NaN or infinite scores; was its training stable?")
+
+    def _hypothesis(self, tokens: list[int], score: float) -> Hypothesis:
+        """Cut the tokens at the first EOS and undo the length penalty."""
+        tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
+        penalty: float = length_penalty(len(tokens) + 1, self.alpha)
+        return Hypothesis(tokens, score, score * penalty)
+
+
+def _take(values: Tensor, beams: Tensor) -> Tensor:
+    """Gather beams: values (B, J, T), beams (B, K) -> (B, K, T)."""
+    return values.gather(1, beams[:, :, None].expand(-1, -1, values.shape[2]))

@@ -1,0 +1,167 @@
+"""Raw text in, raw text out: tokenise, sort by length, batch by tokens, search, detokenise, restore the order."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from phmctl.console import warn
+from phmctl.data.special import EOS, PAD
+from phmctl.data.tokenization import TokenizerPair
+from phmctl.decoding.beam import Hypothesis, beam_search
+from phmctl.errors import DataError
+from phmctl.recipe.schema import DecodingSection
+
+WINDOW = 1024  # lines of a stream that are sorted and translated together
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """One translation of a line: its text, its length-normalised score and its log-probability."""
+
+    text: str
+    score: float
+    log_prob: float
+
+
+EMPTY = Translation("", 0.0, 0.0)
+
+
+class Translator:
+    """A model with its tokenizers, ready to translate lines.
+
+    Args:
+        model: a :class:`phmctl.decoding.beam.Seq2Seq` on `device`.
+        tokenizers: of both sides.
+        settings: beam, length penalty, longest output, batch size.
+        device: where sentences are searched.
+        max_source_tokens: longest source in tokens, its EOS counted; longer ones are cut. None is no limit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizers: TokenizerPair,
+        settings: DecodingSection,
+        device: torch.device,
+        *,
+        max_source_tokens: int | None = None,
+    ) -> None:
+        self.model, self.tokenizers, self.settings, self.device = model, tokenizers, settings, device
+        self.max_source_tokens = max_source_tokens
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        n_best: int = 1,
+        strict: bool = False,
+        first_line: int = 1,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> list[list[Translation]]:
+        """Translate lines; the i-th result belongs to the i-th line.
+
+        Args:
+            lines: raw text. A line without tokens gives one empty translation.
+            n_best: translations wanted a line, best first; at most the beam.
+            strict: refuse a line of more than `max_source_tokens` tokens, which is cut with a warning otherwise.
+            first_line: the number of the first line, for messages.
+            advance: told how many lines are done, for a progress bar.
+
+        Raises:
+            DataError: a line is too long and `strict` is set.
+        """
+        sources = self._encode(lines, strict=strict, first_line=first_line)
+        results: list[list[Translation]] = [[EMPTY] for _ in lines]
+        with _evaluating(self.model):
+            for rows in plan([len(source) for source in sources], self.settings.batch_tokens):
+                found = self.search([sources[row] for row in rows], n_best=n_best)
+                for row, hypotheses in zip(rows, found, strict=True):
+                    results[row] = [self._detokenise(hypothesis) for hypothesis in hypotheses]
+                advance(len(rows))
+        return results
+
+    def translate_stream(
+        self, lines: Iterable[str], *, n_best: int = 1, strict: bool = False, window: int = WINDOW
+    ) -> Iterator[list[Translation]]:
+        """Translate lines as they come, in order, `window` lines at a time; see :meth:`translate`."""
+        first_line = 1
+        for some in _batched(lines, window):
+            yield from self.translate(some, n_best=n_best, strict=strict, first_line=first_line)
+            first_line += len(some)
+
+    def search(self, sources: Sequence[Sequence[int]], *, n_best: int = 1) -> list[list[Hypothesis]]:
+        """Search one batch of source ids, each closed by EOS."""
+        settings = self.settings
+        lengths = [int(settings.max_ratio * (len(source) - 1)) + settings.max_extra for source in sources]
+        return beam_search(
+            self.model,  # type: ignore[arg-type]  # nn.Module does not say what it has
+            pad(sources).to(self.device),
+            beam=settings.beam,
+            alpha=settings.alpha,
+            max_lengths=lengths,
+            allowed=self.tokenizers.target.size,
+            n_best=n_best,
+        )
+
+    def _encode(self, lines: Sequence[str], *, strict: bool, first_line: int) -> list[list[int]]:
+        """Return the ids of each line, closed by EOS; an empty list for a line without tokens."""
+        encoded = self.tokenizers.source.encode([line.strip() for line in lines])
+        limit = self.max_source_tokens
+        for number, ids in enumerate(encoded, start=first_line):
+            if limit is not None and len(ids) >= limit:
+                message = f"line {number} has {len(ids) + 1} tokens, more than the {limit} of the training data"
+                if strict:
+                    raise DataError(f"{message}; split it, or leave --strict out to translate its beginning")
+                warn(f"{message}; translating its beginning")
+                del ids[limit - 1 :]
+        return [[*ids, EOS] if ids else [] for ids in encoded]
+
+    def _detokenise(self, hypothesis: Hypothesis) -> Translation:
+        text = self.tokenizers.target.decode(hypothesis.tokens)
+        # A byte-level vocabulary can spell a line break; one line in is one line out.
+        text = text.replace("\r", " ").replace("\n", " ")
+        return Translation(text, hypothesis.score, hypothesis.log_prob)
+
+
+def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Group rows of like length into batches, longest first, so that a lack of memory shows at once.
+
+    Args:
+        lengths: tokens of each row; rows of no tokens are left out.
+        batch_tokens: rows × longest length of a batch, at most; a longer row gets a batch of its own.
+    """
+    order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: (-lengths[row], row))
+    batches: list[list[int]] = []
+    for row in order:
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def pad(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return rows of ids as one tensor (B, S), PAD behind the shorter ones."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
+
+
+def _batched(lines: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
+    rest = iter(lines)
+    while some := tuple(itertools.islice(rest, size)):
+        yield some
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode for a while."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

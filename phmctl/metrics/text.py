@@ -1,0 +1,193 @@
+"""BLEU, chrF and TER by sacrebleu, each with the signature that says how it was computed.
+
+Hypotheses are detokenised text, references are raw text; sacrebleu does its own tokenisation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LENGTH_BINS = (0, 10, 20, 30, 40)  # lower ends, in words of the source; the last bin is open
+
+
+@dataclass(frozen=True)
+class Score:
+    """A corpus score: its name, its value (0 to 100; a TER may be above) and sacrebleu's signature."""
+
+    name: str
+    value: float
+    signature: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LengthBin:
+    """BLEU over the sentences whose source has from `low` to `high` words (`high` included; None is no end)."""
+
+    low: int
+    high: int | None
+    sentences: int
+    bleu: float | None  # None: no sentence
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired bootstrap of one metric.
+
+    Attributes:
+        baseline, system: the corpus scores.
+        difference: system less baseline.
+        baseline_interval, system_interval: half widths of the 95 % confidence intervals of the scores.
+        p_value: how probable so large a difference is if the systems do not differ.
+        signature: sacrebleu's, with the resamples and their seed.
+    """
+
+    name: str
+    baseline: float
+    system: float
+    difference: float
+    baseline_interval: float
+    system_interval: float
+    p_value: float
+    signature: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
+    """Return BLEU with the 13a tokenizer and exponential smoothing.
+
+    Raises:
+        ValueError: as many hypotheses as references are wanted, and at least one (all scores of this module).
+    """
+    return _score("BLEU", hypotheses, references, lowercase)
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
+    """Return chrF2 over characters 1 to 6."""
+    return _score("chrF", hypotheses, references, lowercase)
+
+
+def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Return TER (lower is better), lower-cased as tercom does."""
+    return _score("TER", hypotheses, references, lowercase=False)
+
+
+def all_scores(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[Score]:
+    """Return BLEU, chrF and TER."""
+    return [
+        bleu(hypotheses, references, lowercase=lowercase),
+        chrf(hypotheses, references, lowercase=lowercase),
+        ter(hypotheses, references),
+    ]
+
+
+def bleu_by_length(
+    sources: Sequence[str],
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    bins: Sequence[int] = LENGTH_BINS,
+    lowercase: bool = False,
+) -> list[LengthBin]:
+    """Return BLEU over the sentences of each source length in words.
+
+    Args:
+        sources: the raw source sentences, whose words (by white space) are counted.
+        hypotheses: translations.
+        references: raw references.
+        bins: ascending lower ends; a bin holds lengths above its lower end, up to the next one's. The first also holds
+            lengths of zero.
+        lowercase: compare in lower case.
+    """
+    _check(hypotheses, references)
+    _check(sources, references)
+    lengths = [len(source.split()) for source in sources]
+    edges: list[tuple[int, int | None]] = list(zip(bins, [*bins[1:], None], strict=True))
+    found = []
+    for low, high in edges:
+        rows = [
+            row
+            for row, length in enumerate(lengths)
+            if (length > low or low == bins[0]) and (high is None or length <= high)
+        ]
+        found.append(LengthBin(low + 1, high, len(rows), _bleu_of(rows, hypotheses, references, lowercase)))
+    return found
+
+
+def _bleu_of(
+    rows: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], lowercase: bool
+) -> float | None:
+    if not rows:
+        return None
+    return bleu([hypotheses[row] for row in rows], [references[row] for row in rows], lowercase=lowercase).value
+
+
+def paired_bootstrap(
+    baseline: Sequence[str],
+    system: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    samples: int = 1000,
+) -> list[Comparison]:
+    """Compare two systems on the same sentences by paired bootstrap resampling (Koehn 2004), for BLEU and chrF.
+
+    sacrebleu draws the resamples; the seed is in the signature.
+    """
+    from sacrebleu.significance import PairedTest
+
+    _check(baseline, references)
+    _check(system, references)
+    metrics = {name: _metric(name, lowercase, [list(references)]) for name in ("BLEU", "chrF")}
+    systems = [("baseline", list(baseline)), ("system", list(system))]
+    signatures, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=samples)()
+    return [_comparison(name, scores[name], str(signatures[name])) for name in scores if name != "System"]
+
+
+def _comparison(name: str, results: Sequence[Any], signature: str) -> Comparison:
+    baseline, system = results
+    return Comparison(
+        name,
+        float(baseline.score),
+        float(system.score),
+        float(system.score) - float(baseline.score),
+        float(baseline.ci),
+        float(system.ci),
+        float(system.p_value),
+        signature,
+    )
+
+
+def _metric(name: str, lowercase: bool, references: list[list[str]] | None = None) -> Any:
+    """Return the sacrebleu metric, with the references' statistics kept when they are given."""
+    from sacrebleu.metrics import BLEU, CHRF, TER
+
+    if name == "BLEU":
+        return BLEU(lowercase=lowercase, references=references)
+    if name == "chrF":
+        return CHRF(lowercase=lowercase, references=references)
+    return TER(references=references)
+
+
+def _score(name: str, hypotheses: Sequence[str], references: Sequence[str], lowercase: bool) -> Score:
+    _check(hypotheses, references)
+    metric = _metric(name, lowercase)
+    result = metric.corpus_score(list(hypotheses), [list(references)])
+    return Score(result.name, float(result.score), str(metric.get_signature()))
+
+
+def _check(texts: Sequence[str], references: Sequence[str]) -> None:
+    if len(texts) != len(references):
+        raise ValueError(f"{len(texts)} sentences stand against {len(references)} references")
+    if not references:
+        raise ValueError("no sentence to score")

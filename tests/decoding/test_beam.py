@@ -1,0 +1,168 @@
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phmctl.data.special import BOS, EOS, PAD, UNK
+from phmctl.decoding.beam import Hypothesis, beam_search, greedy, length_penalty
+from phmctl.decoding.scoring import forced_scores
+from phmctl.errors import NonFiniteError
+from tests.decoding.fakes import FakeModel, sources
+
+SOURCE = sources([[4, 5, 6], [5], [6, 4]])
+
+
+def every_output(words: range, longest: int) -> list[list[int]]:
+    return [list(tokens) for length in range(longest + 1) for tokens in product(words, repeat=length)]
+
+
+def best_by_enumeration(
+    model: FakeModel, alpha: float, words: range, longest: int, count: int
+) -> list[list[Hypothesis]]:
+    outputs = every_output(words, longest)
+    ranked = []
+    for row in SOURCE:
+        scored = forced_scores(model, row.expand(len(outputs), -1), outputs, alpha=alpha)
+        ranked.append(sorted(scored, key=lambda h: -h.score)[:count])
+    return ranked
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_beam_wider_than_the_tree_finds_what_enumeration_finds(seed: int, alpha: float) -> None:
+    model = FakeModel(seed, vocabulary=7, end_bias=-2.0)
+    expected = best_by_enumeration(model, alpha, range(4, 7), longest=3, count=5)
+    found = beam_search(model, SOURCE, beam=41, alpha=alpha, max_lengths=[3, 3, 3], allowed=7, n_best=5)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-5)
+
+
+def greedy_by_hand(model: FakeModel, row: torch.Tensor, longest: int, allowed: int) -> list[int]:
+    tokens: list[int] = []
+    while len(tokens) < longest:
+        logits = model(row[None], torch.tensor([[BOS, *tokens]]))[0, -1]
+        logits[[PAD, UNK, BOS]] = -torch.inf
+        best = int(logits[:allowed].argmax())
+        if best == EOS:
+            break
+        tokens.append(best)
+    return tokens
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    alpha=st.sampled_from([0.0, 0.6, 2.0]),
+    limits=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+)
+@settings(max_examples=40, deadline=None)
+def test_greedy_is_beam_one(seed: int, alpha: float, limits: list[int]) -> None:
+    model = FakeModel(seed, vocabulary=12)
+    expected = [greedy_by_hand(model, row, limit, 11) for row, limit in zip(SOURCE, limits, strict=True)]
+    beam_one = beam_search(model, SOURCE, beam=1, alpha=alpha, max_lengths=limits, allowed=11)
+    assert [h[0].tokens for h in beam_one] == expected
+    assert [h.tokens for h in greedy(model, SOURCE, max_lengths=limits, allowed=11)] == expected
+
+
+@given(seed=st.integers(0, 10_000), beam=st.integers(1, 6), alpha=st.sampled_from([0.0, 0.6, 1.2]))
+@settings(max_examples=40, deadline=None)
+def test_scores_are_the_models_own(seed: int, beam: int, alpha: float) -> None:
+    model = FakeModel(seed, vocabulary=30, end_bias=1.0)
+    found = beam_search(model, SOURCE, beam=beam, alpha=alpha, max_lengths=[8, 3, 0], allowed=28, n_best=beam)
+    for row, hypotheses in zip(SOURCE, found, strict=True):
+        forced = forced_scores(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], alpha=alpha)
+        for ours, theirs in zip(hypotheses, forced, strict=True):
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+            assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-5)
+
+
+rows_of_tokens = st.lists(st.lists(st.integers(4, 19), min_size=1, max_size=6), min_size=1, max_size=7)
+
+
+@given(seed=st.integers(0, 10_000), rows=rows_of_tokens, beam=st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_a_sentence_translates_alone_as_in_a_batch(seed: int, rows: list[list[int]], beam: int) -> None:
+    model = FakeModel(seed, vocabulary=20)
+    limits = [len(row) + 3 for row in rows]
+    together = beam_search(model, sources(rows), beam=beam, alpha=0.6, max_lengths=limits, allowed=20, n_best=beam)
+    for row, limit, hypotheses in zip(rows, limits, together, strict=True):
+        alone = beam_search(model, sources([row]), beam=beam, alpha=0.6, max_lengths=[limit], allowed=20, n_best=beam)
+        assert alone == [hypotheses]
+
+
+@given(seed=st.integers(0, 10_000), beam=st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_the_best_does_not_depend_on_how_many_are_asked_for(seed: int, beam: int) -> None:
+    model = FakeModel(seed, vocabulary=20, end_bias=1.0)
+    several = [
+        beam_search(model, SOURCE, beam=beam, alpha=0.6, max_lengths=[12] * 3, allowed=20, n_best=count)
+        for count in range(1, beam + 1)
+    ]
+    for count, found in enumerate(several, start=1):
+        assert found == [hypotheses[:count] for hypotheses in several[-1]]
+
+
+def test_forbidden_ids_are_never_produced_however_probable() -> None:
+    model = FakeModel(5, vocabulary=16)
+    model.table[:, [PAD, UNK, BOS, 14, 15]] += 50.0
+    found = beam_search(model, SOURCE, beam=4, alpha=0.6, max_lengths=[6] * 3, allowed=14, n_best=4)
+    tokens = {token for hypotheses in found for h in hypotheses for token in h.tokens}
+    assert tokens
+    assert tokens <= set(range(4, 14))
+
+
+def test_hypotheses_are_distinct_and_best_first() -> None:
+    found = beam_search(FakeModel(6, 20), SOURCE, beam=6, alpha=0.6, max_lengths=[9] * 3, allowed=20, n_best=6)
+    for hypotheses in found:
+        assert len(hypotheses) == 6
+        assert len({tuple(h.tokens) for h in hypotheses}) == 6
+        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+
+
+def test_the_longest_output_holds_for_each_sentence() -> None:
+    model = FakeModel(7, vocabulary=20, end_bias=-60.0)  # never ends on its own
+    found = beam_search(model, SOURCE, beam=3, alpha=0.6, max_lengths=torch.tensor([5, 0, 2]), allowed=20, n_best=3)
+    assert [len(h.tokens) for h in found[0]] == [5, 5, 5]
+    assert [h.tokens for h in found[1]] == [[]]
+    assert [len(h.tokens) for h in found[2]] == [2, 2, 2]
+
+
+def test_ended_sentences_leave_the_batch() -> None:
+    model = FakeModel(8, vocabulary=20, end_bias=-60.0)
+    beam_search(model, SOURCE, beam=2, alpha=0.6, max_lengths=[9, 1, 4], allowed=20)
+    assert model.steps == 10
+    assert model.rows == 2 * (10 + 2 + 5)  # a sentence of limit L takes L + 1 steps
+
+
+def test_a_search_stops_when_nothing_better_can_come() -> None:
+    model = FakeModel(9, vocabulary=20, end_bias=40.0)
+    found = beam_search(model, SOURCE, beam=5, alpha=0.6, max_lengths=[50] * 3, allowed=20)
+    assert [h[0].tokens for h in found] == [[], [], []]
+    assert model.steps == 1
+
+
+def test_the_penalty_counts_the_end_of_the_sentence() -> None:
+    model = FakeModel(10, vocabulary=9, end_bias=40.0)
+    (empty,) = beam_search(model, SOURCE[:1], beam=2, alpha=0.7, max_lengths=[4], allowed=9)[0]
+    assert length_penalty(1, 0.7) == 1.0
+    assert empty.score == empty.log_prob
+    assert length_penalty(13, 0.6) == pytest.approx(3**0.6)
+
+
+def test_a_model_of_nan_is_an_error() -> None:
+    model = FakeModel(11, vocabulary=9)
+    model.table.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="NaN"):
+        beam_search(model, SOURCE, beam=2, alpha=0.6, max_lengths=[4] * 3, allowed=9)
+
+
+def test_no_sentences_give_no_results() -> None:
+    assert beam_search(FakeModel(1, 9), SOURCE[:0], beam=2, alpha=0.6, max_lengths=[], allowed=9) == []
+
+
+@pytest.mark.parametrize("n_best", [0, 3])
+def test_n_best_must_fit_the_beam(n_best: int) -> None:
+    with pytest.raises(ValueError, match="n_best"):
+        beam_search(FakeModel(1, 9), SOURCE, beam=2, alpha=0.6, max_lengths=[4] * 3, allowed=9, n_best=n_best)
