@@ -7,6 +7,7 @@ for valid and test the text itself.
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +18,20 @@ import numpy.typing as npt
 
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import DataError, nearest
+from phmctl.files import writing
 from phmctl.recipe.schema import DataSection
+from phmctl.shipped import shipped_names
 
 SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 FORMAT = "phmctl-prepared-1"
+ROWS = 1 << 18  # of a record batch
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NONE: Tokens = np.empty(0, np.int32)
 
 
 def data_root() -> Path:
@@ -33,17 +40,37 @@ def data_root() -> Path:
 
 
 def prepared_folder(data: DataSection, root: Path) -> Path:
-    """Return where the data of these settings lies once prepared."""
+    """Return where the data of these settings lies once prepared.
+
+    Raises:
+        DataError: the corpus' name cannot be a folder's.
+    """
     joint = "-joint" if data.joint else ""
-    return root / "prepared" / data.card / f"{data.tokenizer}-{data.vocabulary}{joint}-{data.max_tokens}"
+    name = corpus_name(data.card)
+    return root / "prepared" / name / f"{data.tokenizer}-{data.vocabulary}{joint}-{data.max_tokens}"
+
+
+def corpus_name(card: str) -> str:
+    """Return a corpus' name: the card's id, or the stem of its file.
+
+    Raises:
+        DataError: the name cannot be a folder's.
+    """
+    path = Path(card)
+    name = path.stem if path.suffix in {".yaml", ".yml"} else card
+    if not _NAME.fullmatch(name):
+        raise DataError(f"{card!r} cannot name a corpus; use letters, digits, dots, hyphens and underscores")
+    return name
 
 
 def prepare_command(data: DataSection) -> str:
     """Return the command that prepares the data of these settings."""
     joint = "--joint" if data.joint else "--separate"
+    known = data.card in shipped_names("cards") or data.card != corpus_name(data.card)
+    files = "" if known else " --train SRC TGT --valid SRC TGT --test SRC TGT"
     return (
         f"phmctl prepare-data {data.card} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary} {joint} "
-        f"--max-tokens {data.max_tokens}"
+        f"--max-tokens {data.max_tokens}{files}"
     )
 
 
@@ -72,7 +99,7 @@ class Ragged:
         start, end = int(self.offsets[row]), int(self.offsets[row + 1])
         chunk = self._chunk_of(start)
         base = int(self._bounds[chunk])
-        return self._values[chunk][start - base : end - base] if chunk >= 0 else np.empty(0, np.int32)
+        return self._values[chunk][start - base : end - base] if chunk >= 0 else _NONE
 
     @cached_property
     def values(self) -> Tokens:
@@ -98,9 +125,6 @@ class Ragged:
         """Return the chunk that holds a token; for an empty row at the very end, the last one."""
         chunk = int(np.searchsorted(self._bounds, place, side="right")) - 1
         return min(chunk, len(self._values) - 1)
-
-
-_NONE: Tokens = np.empty(0, np.int32)
 
 
 class ParallelSplit:
@@ -250,3 +274,72 @@ def _ragged(column: Any) -> Ragged:
             for chunk in column.chunks
         ]
     )
+
+
+class SplitWriter:
+    """Writes one split's Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
+
+    A context: the file is finished and flushed to the disk when the block ends well.
+
+    Args:
+        path: the ``.arrow`` file.
+        with_text: whether to keep the text beside the tokens.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, *, with_text: bool) -> None:
+        import pyarrow as pa
+
+        self._path = path
+        self._schema = _schema(with_text)
+        self._waiting: list[Any] = []  # record batches
+        self._rows = 0
+        with writing(path):
+            self._handle = path.open("wb")
+            self._stream = pa.ipc.new_stream(self._handle, self._schema)
+
+    def __enter__(self) -> "SplitWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._handle:
+            if kind is None:
+                self._finish()
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Append rows: source ids, target ids, source text, target text; the text is left where none is kept."""
+        import pyarrow as pa
+
+        arrays = [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(self._schema.types)]
+        self._waiting.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._rows += len(rows)
+        if self._rows >= ROWS:
+            self._flush()
+
+    def _finish(self) -> None:
+        self._flush()
+        with writing(self._path):
+            self._stream.close()
+            self._handle.flush()
+            os.fsync(self._handle.fileno())
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._rows:
+            table = pa.Table.from_batches(self._waiting, schema=self._schema).combine_chunks()
+            with writing(self._path):
+                self._stream.write_table(table)
+        self._waiting, self._rows = [], 0
+
+
+def _schema(with_text: bool) -> Any:
+    """Return the Arrow schema of a split, with the column types that ``datasets`` reads from it."""
+    from datasets import Features, Sequence, Value
+
+    columns: dict[str, Any] = {side: Sequence(Value("int32")) for side in ("source", "target")}
+    if with_text:
+        columns |= {f"{side}_text": Value("string") for side in ("source", "target")}
+    return Features(columns).arrow_schema

@@ -1,0 +1,303 @@
+"""Preparation: raw text to token ids on disk, once for each corpus and tokenizer setting.
+
+Train is gone through once for each vocabulary and once more to be encoded, so memory holds the lines of valid and test,
+the counts of words, and one record batch. The folder appears under its name only when it is complete.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from phmctl.console import note, progress
+from phmctl.data.catalog import Cleaning, card_names, load_card
+from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
+from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus
+from phmctl.data.provenance import Sources
+from phmctl.data.readers import Pair
+from phmctl.data.special import UNK
+from phmctl.data.store import (
+    FORMAT,
+    MANIFEST,
+    SPLITS,
+    PreparedData,
+    SplitWriter,
+    corpus_name,
+    prepared_folder,
+    read_manifest,
+)
+from phmctl.data.tokenization import Tokenizer, TokenizerPair, train_pair
+from phmctl.errors import DataError
+from phmctl.files import sha256, sync_folder, write_json, writing
+from phmctl.recipe.loading import load_recipe
+from phmctl.recipe.schema import DataSection
+
+_CHUNK = 4096  # pairs that are tokenized at a time
+
+
+def prepare_named(
+    data: DataSection,
+    *,
+    root: Path,
+    source: Path | None = None,
+    files: Mapping[str, Sequence[Path]] | None = None,
+    workers: int = 1,
+    force: bool = False,
+) -> PreparedData:
+    """Prepare a card's corpus, or a user's own files under a name of their own.
+
+    Args:
+        data: the corpus' name and the tokenizer settings.
+        root: the folder for raw and prepared data.
+        source: a folder with the card's files; otherwise they are downloaded.
+        files: the user's own files by split, each (source, target) or one tab-separated file; excludes `source`.
+        workers: threads of the tokenizer.
+        force: prepare even if nothing has changed.
+
+    Raises:
+        DataError: no such card, or its files are missing or malformed.
+        OutputError: the folder cannot be written.
+    """
+    if files:
+        corpus, cleaning = _own_corpus(data.card, source, files), Cleaning()
+    else:
+        card = load_card(data.card)
+        corpus, cleaning = open_corpus(card, source, root / "raw" / card.id), card.cleaning
+    return prepare(data, corpus, cleaning, root=root, workers=workers, force=force)
+
+
+def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> DataSection:
+    """Return a corpus' data section: what is given, else what a recipe says, else what the card proposes.
+
+    Args:
+        name: the corpus.
+        recipe: a recipe's path or shipped name, or None.
+        given: fields of the section that were set by hand.
+
+    Raises:
+        RecipeError: there is no such recipe, or it is not valid.
+        DataError: a value that was given cannot be, or the card is not valid.
+    """
+    base = load_recipe(recipe).data if recipe is not None else _proposed(name)
+    try:
+        return DataSection(**{**base.model_dump(), "card": name, **given})
+    except ValidationError as error:
+        problems = [f"--{problem['loc'][0]} {problem['input']}: {problem['msg']}" for problem in error.errors()]
+        raise DataError("\n".join(problems).replace("max_tokens", "max-tokens")) from error
+
+
+def _proposed(name: str) -> DataSection:
+    """Return a card's own proposal; the schema's defaults for a name that is no card."""
+    if name in card_names() or name != corpus_name(name):
+        return DataSection(card=name, **load_card(name).defaults.model_dump())
+    return DataSection(card=name)
+
+
+def prepare(
+    data: DataSection, corpus: Corpus, cleaning: Cleaning, *, root: Path, workers: int = 1, force: bool = False
+) -> PreparedData:
+    """Clean, tokenize and store a corpus. The same text and settings give the same bytes, whatever the workers.
+
+    Where it is prepared already, from the same sources, nothing is done.
+
+    Args:
+        data: the tokenizer settings.
+        corpus: the text.
+        cleaning: the card's settings.
+        root: the folder for raw and prepared data.
+        workers: threads of the tokenizer. Its pool is made at its first use in a process and keeps its size.
+        force: prepare even if nothing has changed.
+
+    Raises:
+        DataError: the text is malformed, or nothing of it is left to train on.
+        OutputError: the folder cannot be written.
+    """
+    folder = prepared_folder(data, root)
+    settings = {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
+    sources = Sources(corpus, folder.with_name(f".{folder.name}.seen.json"))
+    if force or not _current(folder, settings, sources):
+        with _locked(folder):  # a second process waits, and then finds it done
+            if force or not _current(folder, settings, sources, say=True):
+                with _replacing(folder) as temporary, _threads(workers):
+                    _write(temporary, data, corpus, cleaning, {"settings": settings, **sources.describe()})
+                sources.remember()
+    return PreparedData.open(folder)
+
+
+def _own_corpus(name: str, source: Path | None, files: Mapping[str, Sequence[Path]]) -> Corpus:
+    if name in card_names():
+        raise DataError(f"{name!r} is a card; give your files a name of their own, or point --source at the card's")
+    if source is not None:
+        raise DataError("--source is for a card's files; with --train, --valid and --test leave it out")
+    missing = [f"--{split}" for split in ("train", "valid") if split not in files]
+    if missing:
+        raise DataError(f"a corpus of your own files wants {' and '.join(missing)} too")
+    return corpus_from_files(corpus_name(name), files["train"], files["valid"], files.get("test"))
+
+
+def _current(folder: Path, settings: Mapping[str, Any], sources: Sources, *, say: bool = False) -> bool:
+    """Return whether a folder holds these sources with these settings, whole."""
+    try:
+        manifest = read_manifest(folder)
+    except DataError:
+        manifest = {}
+    if manifest is None:
+        return False
+    changed = _changed(folder, manifest, settings, sources)
+    if not changed:
+        sources.remember()
+    elif say:
+        note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
+    return not changed
+
+
+def _changed(folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any], sources: Sources) -> list[str]:
+    """Return the names of what differs between a prepared folder and what is wanted."""
+    if not manifest:
+        return [MANIFEST]
+    differing = [] if manifest["settings"] == settings else ["settings"]
+    damaged = [entry["name"] for entry in manifest["files"] if _size(folder / entry["name"]) != entry["bytes"]]
+    return [*differing, *sources.changed(manifest), *damaged]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, provenance: Mapping[str, Any]) -> None:
+    """Write everything of a prepared folder, its manifest last."""
+    splits = _clean_splits(corpus, cleaning, data.max_tokens)
+    note(f"learning {data.vocabulary:,} token types ...")
+    tokenizers = train_pair(
+        splits["train"], data.tokenizer, data.vocabulary, joint=data.joint, lowercase=cleaning.lowercase
+    )
+    tokenizers.save(folder)
+    counts = {name: _encode(folder / f"{name}.arrow", pairs, tokenizers) for name, pairs in splits.items()}
+    _refuse_nothing(counts["train"])
+    manifest = {
+        "format": FORMAT,
+        **provenance,
+        "token_types": {"source": tokenizers.source.size, "target": tokenizers.target.size},
+        "splits": counts,
+        "files": [
+            {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+            for path in sorted(folder.iterdir())
+        ],
+    }
+    write_json(folder / MANIFEST, manifest)
+
+
+def _clean_splits(corpus: Corpus, cleaning: Cleaning, max_tokens: int) -> dict[str, CleanPairs]:
+    names = [name for name in SPLITS if name in corpus.splits]
+    if names[:2] != ["train", "valid"]:
+        raise DataError(f"{corpus.name!r} has the splits {', '.join(names) or 'none'}; train and valid are needed")
+    held_out = HeldOut(pair for name in names[1:] for pair in clean_pairs(corpus.splits[name], cleaning))
+    return {
+        name: CleanPairs(corpus.splits[name], cleaning, max_tokens, held_out if name == "train" else None)
+        for name in names
+    }
+
+
+def _encode(path: Path, pairs: CleanPairs, tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Tokenize a split, leave out of train what is too long, write the rest, and return its counts."""
+    train = path.stem == "train"
+    sides = {"source": _Side(tokenizers.source), "target": _Side(tokenizers.target)}
+    with SplitWriter(path, with_text=not train) as writer, progress(f"tokenizing {path.stem}", None) as advance:
+        for chunk in _chunks(pairs):
+            columns = [*zip(*chunk, strict=True)]
+            encoded = [side.tokenizer.encode(texts) for side, texts in zip(sides.values(), columns, strict=True)]
+            rows = [row for row in zip(*encoded, *columns, strict=True) if pairs.fits(len(row[0]), len(row[1]))]
+            for index, side in enumerate(sides.values()):
+                side.count([row[index] for row in rows])
+            writer.add(rows)
+            advance(len(chunk))
+    return {**pairs.tally.as_dict(), **{name: side.as_dict() for name, side in sides.items()}}
+
+
+class _Side:
+    """A side's tokenizer, and the counts of what it made."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._tokens = self._unknown = self._longest = 0
+
+    def count(self, rows: Sequence[Sequence[int]]) -> None:
+        """Add rows of token ids to the counts."""
+        self._tokens += sum(map(len, rows))
+        self._longest = max(self._longest, max(map(len, rows), default=0))
+        self._unknown += sum(row.count(UNK) for row in rows)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counts for the manifest; the end of sentence is not among them."""
+        return {"tokens": self._tokens, "unknown": self._unknown, "longest": self._longest}
+
+
+def _refuse_nothing(train: Mapping[str, Any]) -> None:
+    if train["kept"]:
+        return
+    dropped = ", ".join(f"{reason}: {number:,}" for reason, number in train["dropped"].items())
+    raise DataError(
+        f"no train pair is left of {train['read']:,} read ({dropped or 'nothing dropped'}); check the files"
+    )
+
+
+def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """Yield the pairs in lists of up to :data:`_CHUNK`."""
+    remaining = iter(pairs)
+    while chunk := list(islice(remaining, _CHUNK)):
+        yield chunk
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time prepare a folder."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        handle = lock.open("w")
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # the end of the process gives it back, whatever the end
+        yield
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise."""
+    temporary, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("new", "old"))
+    for leftover in (temporary, old):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    with writing(folder):
+        temporary.mkdir()
+    try:
+        yield temporary
+        with writing(folder):
+            sync_folder(temporary)
+            if folder.exists():
+                folder.rename(old)
+            temporary.rename(folder)
+            sync_folder(folder.parent)
+    finally:
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _threads(workers: int) -> Iterator[None]:
+    """Let the tokenizer use so many threads; it reads its limits from the environment."""
+    limits = {"TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false", "RAYON_NUM_THREADS": str(workers)}
+    before = {name: os.environ.get(name) for name in limits}
+    os.environ.update(limits)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            with suppress(KeyError):
+                del os.environ[name]
+            if value is not None:
+                os.environ[name] = value

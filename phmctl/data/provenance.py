@@ -1,0 +1,93 @@
+"""What prepared data was made from, and whether that has changed since."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from phmctl.data.corpus import Corpus
+from phmctl.data.readers import Pair
+from phmctl.errors import DataError, OutputError
+from phmctl.files import sha256, write_json
+
+Entries = list[dict[str, Any]]
+
+
+class Sources:
+    """A corpus' origin, as the manifest keeps it: its files with SHA-256, or the text's own where it has no files.
+
+    Args:
+        corpus: the corpus.
+        memory: a file that keeps sizes and times of files seen before, so that unchanged ones are not read again. It
+            lies beside the prepared folder, not in it, since times differ where the bytes do not.
+    """
+
+    def __init__(self, corpus: Corpus, memory: Path) -> None:
+        self._corpus = corpus
+        self._memory = memory
+        self._seen: dict[str, list[Any]] = {}
+        with suppress(OSError, ValueError):
+            self._seen = dict(json.loads(memory.read_text(encoding="utf-8")))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the manifest's entries.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        corpus = self._corpus
+        return {
+            "corpus": corpus.name,
+            "source_language": corpus.source_language,
+            "target_language": corpus.target_language,
+            "origin": corpus.origin,
+            "sources": self._files() or [_digest(name, pairs) for name, pairs in corpus.splits.items()],
+        }
+
+    def changed(self, manifest: Mapping[str, Any]) -> list[str]:
+        """Return the names of what differs from the sources of an earlier manifest.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        now = self._files() or self._lists()
+        if not now:  # a hub's corpus: its origin names the revision
+            return ["origin"] if self._corpus.origin != manifest["origin"] else []
+        before = manifest["sources"]
+        return sorted({entry["name"] for entry in [*now, *before] if (entry in now) != (entry in before)})
+
+    def remember(self) -> None:
+        """Keep sizes and times. It may fail, since it only saves time."""
+        with suppress(OutputError):
+            write_json(self._memory, self._seen)
+
+    def _files(self) -> Entries:
+        return [self._file(path) for path in self._corpus.files]
+
+    def _lists(self) -> Entries:
+        """Return the entries of splits that are lists in memory (the built-in corpora): cheap to go through again."""
+        splits = self._corpus.splits.items()
+        return [_digest(name, pairs) for name, pairs in splits if isinstance(pairs, list)]
+
+    def _file(self, path: Path) -> dict[str, Any]:
+        try:
+            state = path.stat()
+            key, stamp = str(path.resolve()), [state.st_size, state.st_mtime_ns]
+            known = self._seen.get(key, [])
+            digest = known[2] if known[:2] == stamp else sha256(path)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+        self._seen[key] = [*stamp, digest]
+        return {"name": path.name, "bytes": state.st_size, "sha256": digest}
+
+
+def _digest(name: str, pairs: Iterable[Pair]) -> dict[str, Any]:
+    """Return the entry of a split without files: the digest of its lines, as ``source LF target LF``."""
+    digest, count = hashlib.sha256(), 0
+    for pair in pairs:
+        text = "\n".join(pair) + "\n"
+        digest.update(text.encode("utf-8"))
+        count += 1
+    return {"name": name, "pairs": count, "sha256": digest.hexdigest()}
