@@ -17,6 +17,8 @@ from phmctl.files import writing
 
 _UNREADABLE = (OSError, EOFError, NotImplementedError, RuntimeError)  # RuntimeError: zipfile's word for "encrypted"
 
+_CHUNK = 1 << 20  # bytes
+
 
 def extract(archive: Path, folder: Path) -> Path:
     """Unpack a tar (plain or compressed) or zip archive into a new folder.
@@ -60,6 +62,8 @@ def _reading(archive: Path) -> Iterator[None]:
 def _extract_tar(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as tar:
         members = tar.getmembers()
+        while tar.fileobj is not None and tar.fileobj.read(_CHUNK):
+            pass  # to the compressed stream's end, where its checksum stands
         for member in members:
             _check(archive, member.name, regular=member.isfile() or member.isdir())
         for member in members:

@@ -1,6 +1,7 @@
 """Dataset cards: what a corpus is, where it lies, and how its files are read."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -176,4 +177,7 @@ def _describe(problem: Any, path: Path) -> str:
             return f"{path}: key {key!r} is missing"
         case "value_error":
             return f"{path}: {key} {problem['ctx']['error']}"
+        case "literal_error" if isinstance(problem["input"], str):
+            allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+            return f"{path}: {key}: {problem['msg']}{nearest(problem['input'], allowed)}"
     return f"{path}: {key}: {problem['msg']}"

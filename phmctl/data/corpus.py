@@ -43,7 +43,7 @@ def open_corpus(card: Card, source: Path | None, cache: Path) -> Corpus:
         DownloadError: neither server nor hub gives them.
     """
     if source is not None:
-        return _from_folder(card, source, f"folder {source.name}")
+        return _from_folder(card, source, f"folder {source.resolve().name}")
     if card.built_in:
         return _generated(card)
     return _from_network(card, cache)
@@ -56,6 +56,7 @@ def corpus_from_files(
     test: Sequence[Path] | None = None,
     *,
     languages: tuple[str, str] = ("source", "target"),
+    columns: tuple[int, int] = (0, 1),
 ) -> Corpus:
     """Make a corpus of a user's own files.
 
@@ -64,6 +65,7 @@ def corpus_from_files(
         train, valid, test: for each split the source and the target file (plain text, ``.gz``, IWSLT's names), or
             one file of tab-separated pairs.
         languages: names of the two sides.
+        columns: where source and target stand in tab-separated pairs, counted from 0.
 
     Raises:
         DataError: a file is missing.
@@ -73,7 +75,7 @@ def corpus_from_files(
         given["test"] = test
     for split, paths in given.items():
         _check_files(split, paths)
-    splits = {split: _own_split(paths) for split, paths in given.items()}
+    splits = {split: _own_split(paths, columns) for split, paths in given.items()}
     files = [path for paths in given.values() for path in paths]
     return Corpus(name, *languages, splits=splits, files=files, origin="files given by the user")
 
@@ -86,8 +88,8 @@ def _check_files(split: str, paths: Sequence[Path]) -> None:
             raise DataError(f"--{split}: no file {path}")
 
 
-def _own_split(paths: Sequence[Path]) -> PairSource:
-    return TabSeparated(paths) if len(paths) == 1 else ParallelFiles(paths[:1], paths[1:], None)
+def _own_split(paths: Sequence[Path], columns: tuple[int, int]) -> PairSource:
+    return TabSeparated(paths, columns) if len(paths) == 1 else ParallelFiles(paths[:1], paths[1:], None)
 
 
 def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:

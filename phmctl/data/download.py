@@ -15,11 +15,11 @@ from phmctl.files import sha256 as sha256_of
 from phmctl.files import sync_folder, write_atomic, writing
 
 _CHUNK = 1 << 18  # bytes
-_BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+_BROKEN = (OSError, http.client.HTTPException)  # a disk's OSError has become an OutputError before
 _FINAL = {400, 401, 403, 404, 410, 451}  # answers that asking again does not change
 
 
-class _Incomplete(Exception):
+class _IncompleteError(Exception):
     """The connection ended before the file did."""
 
 
@@ -67,7 +67,7 @@ def _fetch(url: str, part: "_Part", attempts: int, timeout: float, pause: float)
                 error.close()
                 if error.code in _FINAL or attempt == attempts:
                     raise _refused(url, f"the server answers {error.code} {error.reason}") from error
-            except (*_BROKEN, _Incomplete, ValueError) as error:
+            except (*_BROKEN, _IncompleteError, ValueError) as error:
                 if attempt == attempts or isinstance(error, ValueError):
                     raise _refused(url, str(getattr(error, "reason", error)) or type(error).__name__) from error
             time.sleep(pause * 2 ** (attempt - 1))
@@ -85,12 +85,12 @@ def _receive(url: str, part: "_Part", timeout: float, advance: Callable[[int], N
             return part.settle(error.headers.get("Content-Range", ""))
         raise
     with response:
-        resumed = getattr(response, "status", None) == 206 and part.continues(response)
+        resumed = getattr(response, "status", None) == 206
         part.begin(response, resumed=resumed)
         expected = response.headers.get("Content-Length")
         received = part.append(response, resumed=resumed, advance=advance)
         if expected is not None and received < int(expected):
-            raise _Incomplete(f"the connection ended after {received:,} of {int(expected):,} bytes")
+            raise _IncompleteError(f"the connection ended after {received:,} of {int(expected):,} bytes")
     return None
 
 
@@ -115,15 +115,14 @@ class _Part:
             return {}
         return {"Range": f"bytes={self.size}-"} | ({"If-Range": tag} if tag else {})
 
-    def continues(self, response: Any) -> bool:
-        """Whether a partial answer begins where the part ends."""
-        return str(response.headers.get("Content-Range", "")).startswith(f"bytes {self.size}-")
-
     def begin(self, response: Any, *, resumed: bool) -> None:
-        """Note which file the part belongs to."""
-        tag = str(response.headers.get("ETag", ""))
+        """Check that a partial answer begins where the part ends; note which file a whole one belongs to."""
         if resumed:
+            if not str(response.headers.get("Content-Range", "")).startswith(f"bytes {self.size}-"):
+                self.discard()
+                raise _IncompleteError("the server sends another part than was asked for")
             return
+        tag = str(response.headers.get("ETag", ""))
         if tag and not tag.startswith("W/"):  # a weak tag promises no equal bytes
             write_atomic(self.tag_path, tag.encode("latin-1", "replace"))
         else:
@@ -146,7 +145,7 @@ class _Part:
         """Keep a part that is as long as the file; drop one that is not."""
         if content_range != f"bytes */{self.size}":
             self.discard()
-            raise _Incomplete("the file on the server has changed")
+            raise _IncompleteError("the file on the server has changed")
 
     def verify(self, url: str, expected: str | None) -> None:
         """Compare the SHA-256, where it is known."""

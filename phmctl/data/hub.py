@@ -1,14 +1,18 @@
 """Corpora of the Hugging Face hub, through the ``datasets`` library."""
 
+import http.client
 import os
+import re
+import sys
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from phmctl.console import note
 from phmctl.data.catalog import Hub
 from phmctl.data.readers import Pair, PairSource
 from phmctl.errors import DataError, DownloadError
@@ -60,12 +64,23 @@ def load_splits(hub: Hub, cache: Path) -> tuple[dict[str, PairSource], str]:
             raise DataError(f"{hub.id} has no split {name!r}; it has {', '.join(sorted(dataset))}")
         splits[split] = HubPairs(dataset[name], hub.columns.source, hub.columns.target, f"{hub.id} ({name})")
         _check_columns(dataset[name], hub)
-    return splits, f"hub {hub.id}" + (f" at {hub.revision}" if hub.revision else "")
+    return splits, f"hub {hub.id}{_version(hub, dataset)}"
+
+
+def _version(hub: Hub, dataset: Any) -> str:
+    """Return the commit that was fetched, as the library's record of its files' addresses has it, or the revision."""
+    addresses = " ".join(next(iter(dataset.values())).info.download_checksums or {})
+    commit = re.search(r"@([0-9a-f]{40})/", addresses)
+    version = commit[1] if commit else hub.revision
+    return f" at {version}" if version else ""
 
 
 def _load(hub: Hub, cache: Path) -> Any:
     import datasets
 
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    note(f"loading {hub.id} through datasets ...")
     try:
         return datasets.load_dataset(
             hub.id, hub.config, data_dir=hub.folder, revision=hub.revision, cache_dir=str(cache)
@@ -78,16 +93,19 @@ def _load(hub: Hub, cache: Path) -> Any:
 
 
 def _check_reachable(dataset: str) -> None:
-    """Ask the hub whether it has the dataset, once: the library itself retries for half a minute."""
+    """Ask once whether the hub is there: the library itself retries for half a minute before it gives up."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "TRUE", "YES", "ON"}:
+        return  # the user wants what the library has cached
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    address = f"{endpoint}/api/datasets/{urllib.parse.quote(dataset)}"
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT):
+        with urllib.request.urlopen(f"{endpoint}/api/datasets/{quote(dataset)}", timeout=_TIMEOUT):
             return
     except urllib.error.HTTPError as error:
         error.close()
-        reason = f"{endpoint} answers {error.code} for dataset {dataset!r}"
-    except (OSError, ValueError) as error:
+        if error.code < 500:
+            return  # it is there; what it refuses, the library says better
+        reason = f"the hub {endpoint} answers {error.code}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = f"the hub {endpoint} cannot be reached ({getattr(error, 'reason', error)})"
     raise DownloadError(
         f"{reason}\nwith the network back, run it again; if you have the files, name their folder: --source DIR"

@@ -54,7 +54,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _open_bytes(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def _decode(raw: bytes, path: Path, number: int) -> str:

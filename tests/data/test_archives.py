@@ -1,0 +1,136 @@
+"""Unpacking: what is inside comes out whole, and nothing is ever written outside."""
+
+import io
+import tarfile
+import zipfile
+
+import pytest
+
+from phmctl.data.archives import extract
+from phmctl.errors import DataError, OutputError
+
+CONTENT = {"set/train.de": b"eins\n", "set/deep/train.en": b"one\n", "./readme": b"", "a..b": b"fine"}
+
+
+def tar(path, members, mode="w:gz"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in members.items():
+            if isinstance(content, tarfile.TarInfo):
+                archive.addfile(content)
+                continue
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def packed(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def link(name, target, kind=tarfile.SYMTYPE):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
+def test_content_comes_out(tmp_path, name):
+    modes = {"a.tgz": "w:gz", "a.tar": "w", "a.tar.xz": "w:xz"}
+    path = tmp_path / name
+    packed(path, CONTENT) if name == "a.zip" else tar(path, CONTENT, modes[name])
+    folder = extract(path, tmp_path / "out" / "set")
+    assert files(folder) == {name.removeprefix("./"): content for name, content in CONTENT.items()}
+    assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
+
+
+OUTSIDE = [
+    "../evil",
+    "set/../../evil",
+    "/tmp/phmctl-evil",
+    "..\\evil",
+    "C:\\evil",
+    "C:/evil",
+    "..",
+    "\\\\host\\share\\evil",
+]
+
+
+@pytest.mark.parametrize("evil", OUTSIDE)
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_names_that_lead_out_stop_everything(tmp_path, kind, evil):
+    members = {"good": b"x", evil: b"evil", "later": b"y"}
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    path = (tar if kind == "tar" else packed)(tmp_path / f"x.{kind}", members)
+    with pytest.raises(DataError, match="leads out of the archive's folder; nothing was extracted"):
+        extract(path, inside / "out")
+    assert files(tmp_path).keys() == {path.name}
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        link("set/out", "../../evil"),
+        link("set/out", "/etc/passwd"),
+        link("set/hard", "../evil", tarfile.LNKTYPE),
+        link("fifo", "", tarfile.FIFOTYPE),
+        link("device", "", tarfile.CHRTYPE),
+    ],
+    ids=lambda member: f"{member.name}-{member.linkname}",
+)
+def test_links_and_devices_are_refused(tmp_path, member):
+    path = tar(tmp_path / "x.tar", {"good": b"x", member.name: member, "set/out/file": b"evil"}, "w")
+    with pytest.raises(DataError, match="is a link or a device; nothing was extracted"):
+        extract(path, tmp_path / "out")
+    assert files(tmp_path).keys() == {"x.tar"}
+
+
+def test_links_in_a_zip_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        info = zipfile.ZipInfo("out")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "../../evil")
+    with pytest.raises(DataError, match="'out' is a link"):
+        extract(tmp_path / "x.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "other"])
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_damaged_archives_leave_nothing(tmp_path, name, damage):
+    path = tmp_path / name
+    members = {f"file{number}": bytes(range(256)) * 40 for number in range(5)}
+    packed(path, members) if name == "a.zip" else tar(path, members)
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "cut":
+            content = content[: len(content) // 2]
+        case "flip":
+            content[len(content) // 2] ^= 255
+        case "other":
+            content = bytearray(b"<html>404</html>")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a whole tar or zip archive"):
+        extract(path, tmp_path / "out")
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_an_extracted_folder_is_left_alone(tmp_path):
+    path = tar(tmp_path / "a.tar", CONTENT, "w")
+    folder = extract(path, tmp_path / "out")
+    path.unlink()
+    assert extract(path, tmp_path / "out") == folder
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    path = tar(tmp_path / "a.tar", CONTENT, "w")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="cannot write"):
+        extract(path, tmp_path / "file" / "out")

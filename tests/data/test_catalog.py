@@ -1,0 +1,93 @@
+"""Cards: every shipped one is valid, and a wrong one is told what is wrong with it."""
+
+import pytest
+import yaml
+
+from phmctl.data.catalog import SPLITS, Card, card_names, load_card
+from phmctl.errors import DataError
+
+MINIMAL = {
+    "id": "own",
+    "title": "Own",
+    "source_language": "de",
+    "target_language": "en",
+    "description": "A card of one's own.",
+    "licence": "none",
+    "sizes": {"train": 3, "valid": 2, "test": 1},
+}
+
+
+def load(tmp_path, **changes) -> Card:
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL | changes))
+    return load_card(str(path))
+
+
+@pytest.mark.parametrize("name", card_names())
+def test_shipped_cards_are_whole(name):
+    card = load_card(name)
+    assert card.id == name
+    assert set(card.sizes) == set(SPLITS)
+    assert all(set(layout.splits) == set(SPLITS) for layout in card.local)
+    assert card.built_in or card.hub or card.urls
+
+
+@pytest.mark.parametrize("name", card_names())
+def test_what_the_urls_give_is_what_a_layout_reads(name):
+    card = load_card(name)
+    plain = {item.file.removesuffix(".gz") for item in card.urls if not item.extract}
+    wanted = [{file for split in layout.splits.values() for file in split.names} for layout in card.local]
+    assert not plain or plain in wanted
+
+
+def test_the_five_cards_and_their_published_sizes():
+    sizes = {name: tuple(load_card(name).sizes[split] for split in SPLITS) for name in card_names()}
+    assert sizes["iwslt14-de-en"] == (160_239, 7_283, 6_750)
+    assert sizes["iwslt15-en-vi"] == (133_317, 1_553, 1_268)
+    assert sizes["multi30k-de-en"] == (29_000, 1_014, 1_000)
+    assert sizes["shakespeare"] == (18_395, 1_218, 1_462)
+    assert sizes["miniature"] == (8_000, 500, 500)
+
+
+def test_card_of_a_path(tmp_path):
+    card = load(tmp_path, cleaning={"lowercase": True}, defaults={"tokenizer": "word"})
+    assert (card.direction, card.lowercase, card.defaults.tokenizer) == ("de-en", True, "word")
+    assert (card.task, card.cleaning.entities, card.cleaning.max_ratio) == ("translation", "keep", 0)
+
+
+def test_unknown_card_names_the_nearest():
+    with pytest.raises(DataError, match=r"no dataset card 'multi30k'.*did you mean 'multi30k-de-en'"):
+        load_card("multi30k")
+
+
+def test_all_problems_at_once_with_nearest_names(tmp_path):
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, licens="x", cleaning={"lowercase": "yes", "entities": "decoded"}, sizes={"trian": 3})
+    message = str(caught.value)
+    assert "unknown key 'licens' (did you mean 'licence'?)" in message
+    assert "cleaning.lowercase" in message
+    assert "did you mean 'decode'" in message
+    assert "did you mean 'train'" in message
+    assert all("own.yaml: " in line for line in message.splitlines())
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"source": ["a"]},
+        {"source": ["a"], "target": ["b", "c"]},
+        {"source": ["a"], "target": ["b"], "pairs": ["c"]},
+    ],
+)
+def test_a_split_wants_two_sides_or_pairs(tmp_path, files):
+    with pytest.raises(DataError, match=r"local\.0\.splits\.train wants either 'pairs', or 'source' and 'target'"):
+        load(tmp_path, local=[{"name": "x", "splits": {"train": files}}])
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "", "a: [1\n", "\x00"])
+def test_files_that_are_no_card(tmp_path, content):
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"own\.yaml"):
+        load_card(str(path))

@@ -1,0 +1,139 @@
+"""Opening corpora: from folders, own files, the miniature and servers."""
+
+from pathlib import Path
+
+import pytest
+
+from phmctl.data.catalog import Card, load_card
+from phmctl.data.corpus import corpus_from_files, open_corpus
+from phmctl.errors import DataError, DownloadError
+
+
+def sizes(corpus) -> dict[str, int]:
+    return {split: sum(1 for _ in pairs) for split, pairs in corpus.splits.items()}
+
+
+def put(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_iwslt_originals(tmp_path):
+    """Every 23rd train pair is valid; the dev and test files follow one another as the card orders them."""
+    card = load_card("iwslt14-de-en")
+    test = card.local[1].splits["test"]
+    for side, names in (("de", test.source), ("en", test.target)):
+        put(tmp_path / f"train.tags.de-en.{side}", "<title>T</title>", *(f"{side} {number}" for number in range(1, 51)))
+        for name in names:
+            put(tmp_path / name, f'<seg id="1"> {name.split(".")[2]} {side} </seg>')
+    corpus = open_corpus(card, tmp_path, tmp_path / "cache")
+    assert sizes(corpus) == {"train": 48, "valid": 2, "test": 5}
+    assert list(corpus.splits["valid"]) == [("de 23", "en 23"), ("de 46", "en 46")]
+    order = ["dev2010", "tst2010", "tst2011", "tst2012", "dev2012"]
+    assert list(corpus.splits["test"]) == [(f"{name} de", f"{name} en") for name in order]
+    assert len(corpus.files) == len(set(corpus.files)) == 12
+    assert "original IWSLT files" in corpus.origin
+
+
+def test_fairseq_folder_is_joined(tmp_path):
+    for split in ("train", "valid", "test"):
+        put(tmp_path / f"{split}.de", "pyrami@@ de")
+        put(tmp_path / f"{split}.en", "py@@ ram@@ id")
+    corpus = open_corpus(load_card("iwslt14-de-en"), tmp_path, tmp_path)
+    assert list(corpus.splits["train"]) == [("pyramide", "pyramid")]
+
+
+def test_own_files(tmp_path):
+    train = put(tmp_path / "t.de", "eins", "zwei"), put(tmp_path / "t.en", "one", "two")
+    valid = (put(tmp_path / "v.tsv", "0\tdrei\tthree"),)
+    corpus = corpus_from_files("mine", train, valid, languages=("de", "en"), columns=(1, 2))
+    assert list(corpus.splits["train"]) == [("eins", "one"), ("zwei", "two")]
+    assert list(corpus.splits["valid"]) == [("drei", "three")]
+    assert "test" not in corpus.splits
+    assert (corpus.name, corpus.source_language, corpus.files) == ("mine", "de", [*train, *valid])
+
+
+def test_own_files_that_are_missing(tmp_path):
+    there = put(tmp_path / "t.de", "eins")
+    with pytest.raises(DataError, match=r"--valid: no file .*v\.en"):
+        corpus_from_files("mine", (there, there), (there, tmp_path / "v.en"))
+    with pytest.raises(DataError, match="--train wants a source and a target file, or one tab-separated file, not 3"):
+        corpus_from_files("mine", (there,) * 3, (there, there))
+
+
+def test_the_miniature_needs_no_files(tmp_path):
+    corpus = open_corpus(load_card("miniature"), None, tmp_path)
+    assert sizes(corpus) == load_card("miniature").sizes
+    assert not list(tmp_path.iterdir())
+
+
+def card_with(urls: list[Path], hub: dict | None = None, **more) -> Card:
+    card = load_card("multi30k-de-en").model_dump(exclude={"urls", "hub", "local"})
+    items = [{"url": path.as_uri(), "file": path.name} | more for path in urls]
+    return Card.model_validate(card | {"urls": tuple(items), "hub": hub})
+
+
+def test_urls_are_fetched_into_the_cache_and_read(tmp_path):
+    names = [f"{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")]
+    paths = [put(tmp_path / "server" / name, name) for name in names]
+    corpus = open_corpus(card_with(paths), None, tmp_path / "cache")
+    assert list(corpus.splits["test"]) == [("test.de", "test.en")]
+    assert set(corpus.files) == {tmp_path / "cache" / name for name in names}
+
+
+def test_an_archive_is_unpacked_in_the_cache(tmp_path):
+    import shutil
+
+    for split in ("train", "valid", "test"):
+        for side in ("de", "en"):
+            put(tmp_path / "content" / "deep" / f"{split}.{side}", f"{split} {side}")
+    archive = Path(shutil.make_archive(str(tmp_path / "set"), "gztar", tmp_path / "content"))
+    for _ in range(2):  # the second time from the cache
+        corpus = open_corpus(card_with([archive], extract=True), None, tmp_path / "cache")
+        assert list(corpus.splits["valid"]) == [("valid de", "valid en")]
+        archive.unlink(missing_ok=True)
+
+
+def test_when_nothing_answers_the_way_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    hub = {"id": "a/b", "splits": {"train": "train"}, "columns": {"source": "de", "target": "en"}}
+    with pytest.raises(DownloadError) as caught:
+        open_corpus(card_with([tmp_path / "absent.de"], hub), None, tmp_path / "cache")
+    message = str(caught.value)
+    assert "absent.de" in message
+    assert "the hub http://127.0.0.1:9 cannot be reached" in message
+    assert message.endswith("phmctl prepare-data multi30k-de-en --source DIR")
+    assert len(message.splitlines()) <= 3
+
+
+# Real data
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("multi30k-de-en", (29_000, 1_014, 1_000)), ("shakespeare", (18_395, 1_218, 1_462))],
+)
+def test_real_folders(real_data, tmp_path, name, expected):
+    corpus = open_corpus(load_card(name), real_data / name, tmp_path)
+    assert tuple(sizes(corpus).values()) == expected
+
+
+def test_real_files_have_the_sha256_of_their_cards(real_data):
+    from phmctl.files import sha256
+
+    checked = 0
+    for name, below in (("multi30k-de-en", "task1/raw"), ("shakespeare", ""), ("iwslt15-en-vi", "")):
+        for item in load_card(name).urls:
+            path = real_data / name / below / item.file
+            if item.sha256:
+                assert sha256(path) == item.sha256
+                checked += 1
+    assert checked == 16
+
+
+def test_real_sets_without_train_say_so(real_data, tmp_path):
+    with pytest.raises(DataError, match=r"valid and test found, train incomplete\nmissing: train.en, train.vi"):
+        open_corpus(load_card("iwslt15-en-vi"), real_data / "iwslt15-en-vi", tmp_path)
+    with pytest.raises(DataError, match=r"missing: train.tags.de-en.de, train.tags.de-en.en"):
+        open_corpus(load_card("iwslt14-de-en"), real_data / "iwslt14-de-en", tmp_path)

@@ -1,0 +1,168 @@
+"""Downloads against a server of our own: resumed, verified, and refused in a clear word."""
+
+import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from phmctl.data.download import download
+from phmctl.errors import DownloadError, OutputError
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(BaseHTTPRequestHandler):
+    """Serves `content`, with Range and If-Range, and misbehaves as told."""
+
+    content: ClassVar[bytes]
+    cuts: ClassVar[list[int]]  # for each connection to come: bytes sent before it is cut
+    answers: ClassVar[list[int]]  # for each connection to come: an error status
+    tag: ClassVar[str | None]
+    ranges: ClassVar[bool]
+    seen: ClassVar[list[str | None]]  # the Range header of each connection
+
+    def do_GET(self):
+        asked = self.headers.get("Range")
+        self.seen.append(asked)
+        if self.answers:
+            return self.send_error(self.answers.pop(0))
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.ranges else 0
+        if self.headers.get("If-Range") not in (None, self.tag):
+            start = 0
+        if start >= len(self.content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(self.content)}")
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
+        if self.tag:
+            self.send_header("ETag", self.tag)
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        end = start + self.cuts.pop(0) if self.cuts else None
+        self.wfile.write(self.content[start:end])
+        return None
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    Server.content, Server.cuts, Server.answers, Server.tag = CONTENT, [], [], '"v1"'
+    Server.ranges, Server.seen = True, []
+    instance = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    Server.url = f"http://127.0.0.1:{instance.server_port}/train.de"
+    yield Server
+    instance.shutdown()
+    instance.server_close()
+    thread.join()
+
+
+def fetch(server, tmp_path, **options):
+    return download(server.url, tmp_path / "raw" / "train.de", pause=0.01, timeout=5, **options)
+
+
+def test_a_file_comes_whole_and_once(server, tmp_path):
+    for _ in range(2):
+        assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
+    assert server.seen == [None]
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == ["train.de"]
+
+
+@pytest.mark.parametrize("tag", ['"v1"', None])
+def test_a_cut_connection_is_resumed_where_it_broke_off(server, tmp_path, tag):
+    server.cuts, server.tag = [300_000, 200_000], tag
+    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
+    assert server.seen == [None, "bytes=300000-", "bytes=500000-"]
+
+
+def test_a_later_call_resumes(server, tmp_path):
+    server.cuts = [300_000]
+    with pytest.raises(DownloadError, match="the connection ended after 300,000 of 1,048,576 bytes"):
+        fetch(server, tmp_path, attempts=1)
+    assert not (tmp_path / "raw" / "train.de").exists()
+    assert fetch(server, tmp_path).read_bytes() == CONTENT
+    assert server.seen == [None, "bytes=300000-"]
+
+
+def test_a_file_that_changed_meanwhile_is_not_mixed(server, tmp_path):
+    server.cuts = [300_000]
+    with pytest.raises(DownloadError):
+        fetch(server, tmp_path, attempts=1)
+    server.content, server.tag = CONTENT[::-1], '"v2"'
+    assert fetch(server, tmp_path).read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("tag", [None, 'W/"weak"'])
+def test_without_a_tag_or_sha256_the_fetch_begins_anew(server, tmp_path, tag):
+    server.cuts, server.tag = [300_000], tag
+    assert fetch(server, tmp_path).read_bytes() == CONTENT
+    assert server.seen == [None, None]
+
+
+def test_a_server_without_ranges(server, tmp_path):
+    server.cuts, server.ranges = [300_000], False
+    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
+
+
+def test_a_part_that_was_whole_already(server, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "train.de.part").write_bytes(CONTENT)
+    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
+    assert server.seen == [f"bytes={len(CONTENT)}-"]
+
+
+def test_a_part_that_is_too_long_is_dropped(server, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "train.de.part").write_bytes(CONTENT + b"x")
+    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
+
+
+def test_other_content_than_the_sha256_is_dropped(server, tmp_path):
+    with pytest.raises(DownloadError, match=rf"has SHA-256 {SHA256[:12]}\.\.\., but 000000000000"):
+        fetch(server, tmp_path, sha256="0" * 64)
+    assert not list((tmp_path / "raw").iterdir())
+
+
+def test_a_file_with_another_sha256_is_fetched_again(server, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "train.de").write_bytes(b"old")
+    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
+
+
+def test_a_busy_server_is_asked_again(server, tmp_path):
+    server.answers = [503, 429]
+    assert fetch(server, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_refusal_is_final_and_clear(server, tmp_path):
+    server.answers = [404]
+    with pytest.raises(DownloadError, match=r"cannot fetch http.*train\.de: the server answers 404") as caught:
+        fetch(server, tmp_path)
+    assert len(server.seen) == 1
+    assert "--source DIR" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_no_server_at_all(tmp_path):
+    with pytest.raises(DownloadError, match="Connection refused"):
+        download("http://127.0.0.1:9/train.de", tmp_path / "train.de", attempts=2, pause=0.01)
+
+
+def test_an_address_that_is_none(tmp_path):
+    with pytest.raises(DownloadError, match="cannot fetch nonsense"):
+        download("nonsense", tmp_path / "train.de")
+
+
+def test_a_folder_that_cannot_be_written(server, tmp_path):
+    (tmp_path / "raw").write_bytes(b"a file")
+    with pytest.raises(OutputError, match="cannot write"):
+        fetch(server, tmp_path)

@@ -1,0 +1,92 @@
+"""The hub, through ``datasets``: local folders take the same path as a hub's repositories."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from phmctl.data.catalog import Columns, Hub
+from phmctl.data.hub import HubPairs, _version, load_splits
+from phmctl.errors import DataError, DownloadError
+
+PAIRS = [("ein Haus", "a house"), ("zwei\u2028Häuser", "two houses"), ("drei", "")]
+
+
+def make(tmp_path, kind, nested=False):
+    """Write the three splits as json lines, csv or parquet, and return the card's entry."""
+    import pandas
+    import pyarrow
+    import pyarrow.parquet
+
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    for split in ("train", "validation", "test"):
+        rows = [{"de": one, "en": other} for one, other in PAIRS]
+        rows = [{"translation": row} for row in rows] if nested else rows
+        path = repository / f"{split}.{kind}"
+        if kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        elif kind == "csv":
+            pandas.DataFrame(rows).to_csv(path, index=False)
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    columns = Columns(source="translation.de", target="translation.en") if nested else Columns(source="de", target="en")
+    return Hub(id=str(repository), splits={"train": "train", "valid": "validation", "test": "test"}, columns=columns)
+
+
+@pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
+def test_splits_and_columns(tmp_path, kind, nested):
+    splits, origin = load_splits(make(tmp_path, kind, nested), tmp_path / "cache")
+    assert {name: list(pairs) for name, pairs in splits.items()} == dict.fromkeys(("train", "valid", "test"), PAIRS)
+    assert list(splits["train"]) == PAIRS  # again
+    assert origin.startswith("hub ")
+    assert (tmp_path / "cache").is_dir()
+
+
+def test_a_column_that_is_not_there(tmp_path):
+    hub = make(tmp_path, "jsonl").model_copy(update={"columns": Columns(source="de", target="fr")})
+    with pytest.raises(DataError, match="has no column 'fr'; it has de, en"):
+        load_splits(hub, tmp_path / "cache")
+
+
+def test_a_split_that_is_not_there(tmp_path):
+    hub = make(tmp_path, "jsonl").model_copy(update={"splits": {"train": "training"}})
+    with pytest.raises(DataError, match="has no split 'training'; it has test, train, validation"):
+        load_splits(hub, tmp_path / "cache")
+
+
+def test_rows_that_are_no_text(tmp_path):
+    rows = [{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}]
+    pairs = iter(HubPairs(rows, "de", "en", "set (train)"))
+    assert next(pairs) == ("eins zwei ", "one")
+    with pytest.raises(DataError, match=r"set \(train\), row 1: column 'de' holds None, not text"):
+        next(pairs)
+
+
+def test_what_the_library_refuses_is_a_clear_word(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    hub = Hub(id=str(empty), splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    with pytest.raises(DownloadError, match=r"the hub does not give .*empty.*\n.*--source DIR") as caught:
+        load_splits(hub, tmp_path / "cache")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://nowhere.invalid", "nonsense"])
+def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path, monkeypatch, endpoint):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    begun = time.monotonic()
+    with pytest.raises(DownloadError, match=r"cannot be reached .*\n.*--source DIR"):
+        load_splits(hub, tmp_path)
+    assert time.monotonic() - begun < 15
+
+
+def test_the_commit_that_was_fetched_is_told():
+    commit = "0123456789" * 4
+    info = SimpleNamespace(download_checksums={f"hf://datasets/a/b@{commit}/train.parquet": None})
+    hub = Hub(id="a/b", revision="main", splits={}, columns=Columns(source="de", target="en"))
+    assert _version(hub, {"train": SimpleNamespace(info=info)}) == f" at {commit}"
+    assert _version(hub, {"train": SimpleNamespace(info=SimpleNamespace(download_checksums=None))}) == " at main"

@@ -1,0 +1,215 @@
+"""Readers: the lines that went into a file come out of it, and what is wrong with a file is named."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from phmctl.data.readers import (
+    HoldOut,
+    ParallelFiles,
+    TabSeparated,
+    guess_format,
+    read_lines,
+    read_sentences,
+)
+from phmctl.errors import DataError
+
+SURPRISES = "\u00a0\u200b\u2028\u2029\u0085\x0b\x0c\x1c\ufffd\ufeff\r\t@ <&äß漢🙂"
+CHARACTERS = st.one_of(st.sampled_from(SURPRISES), st.characters(exclude_categories=["Cs"], exclude_characters="\n"))
+SENTENCES = st.lists(st.text(CHARACTERS, max_size=20).filter(lambda line: not line.endswith("\r")), max_size=8)
+MODEST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def write(path: Path, *lines: str, end: str = "\n") -> Path:
+    content = "".join(line + end for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@MODEST
+@given(lines=SENTENCES, end=st.sampled_from(["\n", "\r\n"]), name=st.sampled_from(["a.de", "a.de.gz"]))
+def test_written_lines_are_read_back(tmp_path, lines, end, name):
+    if lines:
+        lines[0] = lines[0].lstrip("\ufeff")
+    path = write(tmp_path / name, *lines, end=end)
+    assert list(read_lines(path)) == lines
+
+
+@MODEST
+@given(pairs=st.lists(st.tuples(st.text(CHARACTERS), st.text(CHARACTERS)), max_size=6))
+def test_written_pairs_are_read_back(tmp_path, pairs):
+    pairs = [tuple(side.replace("\ufeff", "").replace("\r", "") for side in pair) for pair in pairs]
+    source = write(tmp_path / "a.de.gz", *(one for one, _ in pairs))
+    target = write(tmp_path / "a.en", *(other for _, other in pairs))
+    assert list(ParallelFiles([source], [target])) == pairs
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    path = write(tmp_path / "a.de", "eins\u2028zwei\u0085drei\x0bvier\rfünf", "\u00a0NBSP\u200b")
+    assert list(read_lines(path)) == ["eins\u2028zwei\u0085drei\x0bvier\rfünf", "\u00a0NBSP\u200b"]
+
+
+def test_line_ends_at_the_end_of_a_file(tmp_path):
+    path = tmp_path / "a.de"
+    for content, lines in ((b"", []), (b"a", ["a"]), (b"a\n\n", ["a", ""]), (b"a\r\nb\r", ["a", "b"])):
+        path.write_bytes(content)
+        assert list(read_lines(path)) == lines
+    path.write_bytes(b"a\r\r\n")
+    assert list(read_lines(path)) == ["a\r"]
+
+
+def test_byte_order_mark_is_dropped_once(tmp_path):
+    path = tmp_path / "a.de"
+    path.write_bytes(b"\xef\xbb\xbfeins\n\xef\xbb\xbfzwei\n")
+    assert list(read_lines(path)) == ["eins", "\ufeffzwei"]
+
+
+@pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
+def test_invalid_utf8_names_file_and_line(tmp_path, name):
+    content = b"gut\n" * 2 + "schön\n".encode("latin-1")
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(DataError, match=rf"{name}, line 3: invalid UTF-8 \(byte 0xf6 at position 4\)"):
+        list(read_lines(path))
+
+
+def test_missing_and_damaged_files(tmp_path):
+    with pytest.raises(DataError, match=r"absent\.de: No such file"):
+        list(read_lines(tmp_path / "absent.de"))
+    whole = write(tmp_path / "a.gz", *map(str, range(1000)))
+    whole.write_bytes(whole.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"cannot read .*a\.gz"):
+        list(read_lines(whole))
+    (tmp_path / "b.gz").write_bytes(b"not gzip")
+    with pytest.raises(DataError, match=r"cannot read .*b\.gz"):
+        list(read_lines(tmp_path / "b.gz"))
+
+
+@pytest.mark.parametrize(("sources", "targets"), [(3, 5), (5, 3), (0, 1)])
+def test_unequal_lengths_name_both_files_and_counts(tmp_path, sources, targets):
+    source = write(tmp_path / "a.de", *["x"] * sources)
+    target = write(tmp_path / "a.en", *["y"] * targets)
+    with pytest.raises(DataError, match=rf"a\.de has {sources} sentences, but .*a\.en has {targets}\b"):
+        list(ParallelFiles([source], [target]))
+
+
+def test_unequal_lengths_are_found_file_by_file(tmp_path):
+    """Two files that are one short and one long must not shift the pairs between them."""
+    sides = [[write(tmp_path / f"{name}.{side}", *["x"] * size) for name, size in sizes] for side, sizes in
+             (("de", (("a", 2), ("b", 1))), ("en", (("a", 1), ("b", 2))))]  # fmt: skip
+    with pytest.raises(DataError, match=r"a\.de has 2 sentences, but .*a\.en has 1\b"):
+        list(ParallelFiles(*sides))
+
+
+def test_several_files_follow_in_the_order_given_and_again(tmp_path):
+    names = ["tst2010", "dev2010"]
+    source = [write(tmp_path / f"{name}.de", f"{name} eins", f"{name} zwei") for name in names]
+    target = [write(tmp_path / f"{name}.en", f"{name} one", f"{name} two") for name in names]
+    pairs = ParallelFiles(source, target)
+    assert [one for one, _ in pairs] == ["tst2010 eins", "tst2010 zwei", "dev2010 eins", "dev2010 zwei"]
+    assert list(pairs) == list(pairs)
+
+
+def test_subwords_are_joined(tmp_path):
+    path = write(tmp_path / "a.de", "die pyrami@@ de .", "mutter@@ mil@@ ch", "an@@", "a@@b @ @@@ c")
+    assert list(read_sentences(path, "bpe")) == ["die pyramide .", "muttermilch", "an", "a@@b @ @c"]
+
+
+XML = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<mteval>
+<srcset setid="iwslt2014-dev2010" srclang="german">
+<doc docid="69" genre="lectures">
+<url>http://www.example.org/talk</url>
+<description>Ein Vortrag &amp; mehr</description>
+<title>Kein Satz</title>
+<seg id="1"> Tom &amp; Jerry &lt;3 &#228;, R&D &amp;lt; </seg>
+<seg id="2"></seg>
+<seg id="3">\u00a0zwei
+Zeilen </seg>
+<seg id="4">a</seg><seg id="5">b &#10;c</seg>
+</doc>
+</srcset>
+</mteval>"""
+
+
+def test_iwslt_xml_yields_its_segments(tmp_path):
+    path = write(tmp_path / "IWSLT14.TED.dev2010.de-en.de.xml", XML)
+    expected = ["Tom & Jerry <3 ä, R&D &lt;", "", "\u00a0zwei Zeilen", "a", "b  c"]
+    assert list(read_sentences(path, "iwslt-xml")) == expected
+
+
+def test_iwslt_xml_that_breaks_off(tmp_path):
+    path = write(tmp_path / "a.xml", '<seg id="1">ganz</seg>', '<seg id="2">nicht', "ganz")
+    with pytest.raises(DataError, match=r"a\.xml, line 2: a <seg> that is never closed"):
+        list(read_sentences(path, "iwslt-xml"))
+
+
+def test_iwslt_tags_leave_out_the_talks_data_and_no_sentence(tmp_path):
+    plain = ("url", "keywords", "speaker", "talkid", "title", "description")
+    linked = ("reviewer", "translator")
+    talk = ['<doc docid="1">', *(f"<{name}>Angabe</{name}>" for name in plain), "<transcript>"]
+    talk += [f'<{name} href="http://www.example.org">N. N.</{name}>' for name in linked]
+    spoken = ["Eins.", "<i>Zwei</i> <3", "<applaus> drei", "", "1 < 2", "<urlaub> ist schön"]
+    path = write(tmp_path / "train.tags.de-en.de", *talk, *spoken[:3], "</transcript>", "</doc>", *talk, *spoken[3:])
+    assert list(read_sentences(path, "iwslt-tags")) == spoken
+
+
+def test_tab_separated_pairs_with_a_choice_of_columns(tmp_path):
+    path = write(tmp_path / "pairs.tsv.gz", '1\tein "Zitat\tone "quote', "2\tzwei\ttwo\trest")
+    assert list(TabSeparated([path], (1, 2))) == [('ein "Zitat', 'one "quote'), ("zwei", "two")]
+    assert list(TabSeparated([path], (2, 0))) == [('one "quote', "1"), ("two", "2")]
+
+
+def test_a_missing_column_names_file_and_line(tmp_path):
+    path = write(tmp_path / "pairs.tsv", "eins\tone", "zwei")
+    with pytest.raises(DataError, match=r"pairs\.tsv, line 2: 1 tab-separated columns, but column 2 is wanted"):
+        list(TabSeparated([path]))
+
+
+def test_hold_out_divides_the_pairs():
+    pairs = [(str(number), "") for number in range(1, 51)]
+    held, rest = list(HoldOut(pairs, 23, True)), list(HoldOut(pairs, 23, False))
+    assert [one for one, _ in held] == ["23", "46"]
+    assert len(rest) == 48
+    assert sorted(held + rest) == sorted(pairs)
+
+
+def test_format_by_name():
+    names = ["a.de.gz", "IWSLT14.TED.dev2010.de-en.de.xml", "train.tags.de-en.de.gz", "train.de"]
+    assert [guess_format(Path(name)) for name in names] == ["text", "iwslt-xml", "iwslt-tags", "text"]
+
+
+# Real data
+
+
+@pytest.mark.parametrize("name", ["valid.de", "valid.en", "test.de", "test.en"])
+def test_real_undoing_bpe_gives_the_tokenised_file(real_data, name):
+    folder = real_data / "iwslt14-de-en" / "iwslt14.tokenized.de-en"
+    joined = "".join(line + "\n" for line in read_sentences(folder / name, "bpe"))
+    assert joined.encode() == (folder / "tmp" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("TED.dev2010", 887), ("TEDX.dev2012", 1165), ("TED.tst2010", 1565), ("TED.tst2011", 1433), ("TED.tst2012", 1700)],
+)
+def test_real_iwslt_xml(real_data, name, count):
+    paths = [real_data / f"iwslt14-de-en/orig/de-en/IWSLT14.{name}.de-en.{side}.xml" for side in ("de", "en")]
+    pairs = list(ParallelFiles(paths[:1], paths[1:], "iwslt-xml"))
+    assert len(pairs) == count
+    assert not any("<seg" in side or "&amp;" in side for pair in pairs for side in pair)
+
+
+def test_real_tab_separated_pairs(real_data):
+    pairs = TabSeparated([real_data / "tatoeba/mk-en-train/Tatoeba.src.shuffled.gz"])
+    assert sum(1 for _ in pairs) == 80_280
+
+
+def test_real_vietnamese(real_data):
+    for name, count in (("tst2012", 1553), ("tst2013", 1268)):
+        folder = real_data / "iwslt15-en-vi"
+        assert sum(1 for _ in ParallelFiles([folder / f"{name}.en"], [folder / f"{name}.vi"])) == count
