@@ -65,4 +65,11 @@ class LinearBuilder:
     def embedding(self, vocabulary: int, width: int, *, hypercomplex: bool) -> PHMEmbedding:
         """Build an embedding table (vocabulary × width), dense or by this builder's algebra (PHM+)."""
         algebra, n = (self.algebra, self.n) if hypercomplex else ("real", 1)
-        return PHMEmbedding(vocabulary, width, n, algebra=algebra, device=self.device)
+        return PHMEmbedding(
+            vocabulary,
+            width,
+            n,
+            algebra=algebra,
+            initialization="embedding",  # N(0, 1/d): with the factor √d at the input the states begin at unit variance
+            device=self.device,
+        )

@@ -115,3 +115,12 @@ def test_initial_outputs_have_one_scale_whatever_n() -> None:
         layer = model.encoder[0].feed_forward.expand  # type: ignore[union-attr]
         spreads[-1] = layer.weight.std().item()  # type: ignore[union-attr]
     assert max(spreads) < 1.25 * min(spreads)
+
+
+def test_initial_loss_is_near_that_of_guessing() -> None:
+    """A tied generator on N(0, 1) embeddings would begin hundreds of nats above it."""
+    model = build(vocabulary=400, width=64, algebra="phm", n=4)
+    source = sentences(8, 12, 400)
+    logits = model.logits(model(source, source))
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), source.roll(1, 0).flatten())
+    assert abs(loss.item() - torch.log(torch.tensor(400.0)).item()) < 1.5
