@@ -1,0 +1,122 @@
+"""Measurements that hold where the machine's speed drifts: candidates take turns, ratios are taken in a round."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+Candidate = Callable[[], object]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median and the quartiles of a sample."""
+
+    median: float
+    lower: float  # first quartile
+    upper: float  # third quartile
+
+    @classmethod
+    def of(cls, sample: list[float]) -> "Spread":
+        """Summarise a sample of at least one number."""
+        if len(sample) == 1:
+            return cls(sample[0], sample[0], sample[0])
+        lower, median, upper = statistics.quantiles(sample, n=4, method="inclusive")
+        return cls(median, lower, upper)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one candidate took."""
+
+    name: str
+    rounds: int
+    calls: int  # in each round
+    seconds: Spread  # of one call
+    ratio: Spread  # of one call to the baseline's in the same round; 1 for the baseline
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain dictionaries and numbers."""
+        return asdict(self)
+
+
+def clock_of(device: torch.device | str) -> Clock:
+    """Return a function that gives the seconds at which all work submitted so far to a device is done."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+def compare(
+    candidates: Mapping[str, Candidate],
+    *,
+    rounds: int = 20,
+    baseline: str | None = None,
+    warmup: int = 3,
+    min_seconds: float = 0.002,
+    device: torch.device | str = "cpu",
+) -> dict[str, Timing]:
+    """Time candidates in turns.
+
+    Each round runs every candidate once, for as many calls as fill `min_seconds`, and begins with another one than the
+    round before, so that none always finds the caches as the same neighbour left them.
+
+    Args:
+        candidates: name -> function without arguments.
+        rounds: samples of each candidate.
+        baseline: the candidate that ratios are taken to; the first where None.
+        warmup: calls of each candidate before the first sample, at least one.
+        min_seconds: the shortest sample.
+        device: what the candidates run on; a GPU is synchronised around each sample.
+
+    Returns:
+        name -> timing, in the order of `candidates`.
+
+    Raises:
+        ValueError: no candidates, no rounds, or a baseline that is none of the candidates.
+    """
+    names = list(candidates)
+    if not names or rounds < 1:
+        raise ValueError("compare wants at least one candidate and one round")
+    baseline = names[0] if baseline is None else baseline
+    if baseline not in candidates:
+        raise ValueError(f"baseline {baseline!r} is none of {', '.join(names)}")
+    clock = clock_of(device)
+    calls = {name: _calls(call, clock, warmup, min_seconds) for name, call in candidates.items()}
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds):
+        turn = index % len(names)
+        for name in names[turn:] + names[:turn]:
+            samples[name].append(_sample(candidates[name], clock, calls[name]))
+    return {name: _timing(name, samples, calls[name], baseline) for name in names}
+
+
+def _calls(call: Candidate, clock: Clock, warmup: int, min_seconds: float) -> int:
+    """Warm a candidate up, and return how many calls fill a sample."""
+    seconds = min(_sample(call, clock, 1) for _ in range(max(1, warmup)))
+    return max(1, math.ceil(min_seconds / max(seconds, 1e-9)))
+
+
+def _sample(call: Candidate, clock: Clock, calls: int) -> float:
+    """Return the seconds of one call, as the mean of several."""
+    start = clock()
+    for _ in range(calls):
+        call()
+    return (clock() - start) / calls
+
+
+def _timing(name: str, samples: Mapping[str, list[float]], calls: int, baseline: str) -> Timing:
+    own = samples[name]
+    ratios = [mine / base for mine, base in zip(own, samples[baseline], strict=True)]
+    return Timing(name, len(own), calls, Spread.of(own), Spread.of(ratios))
