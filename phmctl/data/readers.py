@@ -46,18 +46,27 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     try:
         with _open_bytes(path) as handle:
-            for number, raw in enumerate(handle, start=1):
-                yield _decode(raw, path, number)
+            yield from decode_lines(handle, path)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}; is the file there, and whole?") from error
+
+
+def decode_lines(lines: Iterable[bytes], name: Path | str) -> Iterator[str]:
+    """Yield the lines of an open binary file as :func:`read_lines` does; `name` is what messages call it.
+
+    Raises:
+        DataError: a line is not UTF-8.
+    """
+    for number, raw in enumerate(lines, start=1):
+        yield _decode(raw, name, number)
 
 
 def _open_bytes(path: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _decode(raw: bytes, path: Path, number: int) -> str:
+def _decode(raw: bytes, name: Path | str, number: int) -> str:
     if number == 1:
         raw = raw.removeprefix(_BYTE_ORDER_MARK)
     line = raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw.removesuffix(b"\r")
@@ -66,7 +75,7 @@ def _decode(raw: bytes, path: Path, number: int) -> str:
     except UnicodeDecodeError as error:
         wrong = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
         raise DataError(
-            f"{path}, line {number}: invalid UTF-8 ({wrong})\n"
+            f"{name}, line {number}: invalid UTF-8 ({wrong})\n"
             "convert the file first, for example: iconv -f ISO-8859-1 -t UTF-8"
         ) from error
 
