@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -80,7 +81,7 @@ class Run:
         from phmctl.recipe.loading import dump_recipe
 
         parent = root / recipe.name / recipe.variant
-        temporary = parent / f".new-{os.getpid()}"
+        temporary = parent / f".new-{secrets.token_hex(4)}"
         with writing(parent):
             temporary.mkdir(parents=True)
             try:

@@ -36,12 +36,13 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, after_step: int = 0, tensorboard: Path | None = None) -> None:
+        board = _writer() if tensorboard else None
         kept = [entry for entry in read_metrics(path) if entry["step"] <= after_step]
         write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept))
         self.seconds = float(kept[-1].get("seconds", 0.0)) if kept else 0.0  # trained before this process
         self._path = path
-        self._handle = path.open("a", encoding="utf-8")
-        self._board = _open_board(tensorboard, after_step) if tensorboard else None
+        self._handle = path.open("ab", buffering=0)  # a line is on its way to the disk when add() returns
+        self._board = board(tensorboard, purge_step=after_step + 1) if board else None
 
     def add(self, event: str, step: int, values: dict[str, Any]) -> None:
         """Append one entry.
@@ -50,8 +51,7 @@ class MetricsLog:
             OutputError: the disk is full.
         """
         with writing(self._path):
-            self._handle.write(json.dumps({"event": event, "step": step, **values}) + "\n")
-            self._handle.flush()
+            self._handle.write((json.dumps({"event": event, "step": step, **values}) + "\n").encode())
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{event}/{name}", value, step)
@@ -67,11 +67,11 @@ class MetricsLog:
             self._board.close()
 
 
-def _open_board(folder: Path, after_step: int) -> Any:
+def _writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise RecipeError(
             "training.tensorboard is true, but TensorBoard is not installed; pip install 'phmctl[tensorboard]'"
         ) from None
-    return SummaryWriter(folder, purge_step=after_step + 1)
+    return SummaryWriter

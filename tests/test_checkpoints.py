@@ -1,0 +1,209 @@
+"""Checkpoints: what is written is what is read, and damage is noticed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from phmctl.checkpoints import (
+    load_model,
+    model_tensors,
+    prune,
+    read_checkpoint,
+    saved_steps,
+    step_name,
+    step_of,
+    write_checkpoint,
+)
+from phmctl.errors import OutputError, RunError
+from tests.training.fake import FakeModel
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tensors = {
+        "model": {"w": torch.arange(6.0).view(2, 3), "half": torch.ones(2, dtype=torch.bfloat16)},
+        "random": {"cpu": torch.tensor([1, 255], dtype=torch.uint8)},
+    }
+    target = tmp_path / "checkpoints" / "step-000010"
+    write_checkpoint(target, tensors, {"step": 10, "loss": 0.1 + 0.2})
+    return target
+
+
+def test_a_checkpoint_reads_as_it_was_written(folder: Path) -> None:
+    read = read_checkpoint(folder, ["model", "random"])
+    assert torch.equal(read.tensors["model"]["w"], torch.arange(6.0).view(2, 3))
+    assert read.tensors["model"]["half"].dtype == torch.bfloat16
+    assert read.tensors["random"]["cpu"].tolist() == [1, 255]
+    assert read.state == {"step": 10, "loss": 0.1 + 0.2}
+
+
+def test_only_the_groups_asked_for_are_read(folder: Path) -> None:
+    (folder / "random.safetensors").unlink()
+    assert list(read_checkpoint(folder, ["model"]).tensors) == ["model"]
+
+
+@given(value=st.floats(allow_nan=False))
+@settings(max_examples=20, deadline=None)
+def test_state_floats_keep_every_bit(value: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    target = tmp_path_factory.mktemp("c") / "step-000001"
+    write_checkpoint(target, {}, {"value": value})
+    assert read_checkpoint(target, []).state["value"] == value
+
+
+def test_nothing_but_the_checkpoint_stays(folder: Path) -> None:
+    assert [entry.name for entry in folder.parent.iterdir()] == ["step-000010"]
+    assert sorted(entry.name for entry in folder.iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+        "random.safetensors",
+        "state.json",
+    ]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
+def test_any_flipped_byte_is_noticed(folder: Path, name: str) -> None:
+    content = (folder / name).read_bytes()
+    for position in range(0, len(content), 7):
+        flipped = bytearray(content)
+        flipped[position] ^= 1
+        (folder / name).write_bytes(flipped)
+        with pytest.raises(RunError, match=rf"{name} is damaged: its SHA-256"):
+            read_checkpoint(folder, ["model"])
+
+
+def test_a_truncated_file_is_noticed(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match=rf"model.safetensors has {size - 1} bytes where {size} were written"):
+        read_checkpoint(folder, ["model"])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(RunError, match=f"{name} is missing"):
+        read_checkpoint(folder, ["model"])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"state.json": 3}', '{"state.json": {}}'])
+def test_a_damaged_manifest_is_noticed(folder: Path, content: str) -> None:
+    (folder / "manifest.json").write_text(content)
+    with pytest.raises(RunError, match="step-000010"):
+        read_checkpoint(folder, ["model"])
+
+
+def test_the_message_names_another_checkpoint(folder: Path) -> None:
+    for other in ("step-000005", "average"):
+        write_checkpoint(folder.with_name(other), {}, {})
+    (folder / "state.json").unlink()
+    with pytest.raises(RunError, match=r"--checkpoint average \(there are: step-000005, average\)"):
+        read_checkpoint(folder, ["model"])
+
+
+def test_the_message_says_when_there_is_no_other(folder: Path) -> None:
+    (folder / "state.json").unlink()
+    with pytest.raises(RunError, match="no other checkpoint is there"):
+        read_checkpoint(folder, ["model"])
+
+
+def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash before the end leaves no folder of the checkpoint's name, and the next write clears what it left."""
+    monkeypatch.setattr("phmctl.checkpoints.shutil.rmtree", lambda *args, **kwargs: None)  # a crash cleans nothing up
+    monkeypatch.setattr("phmctl.checkpoints.write_atomic", _crash)
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path / "step-000001", {}, {})
+    assert not (tmp_path / "step-000001").exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.undo()
+    write_checkpoint(tmp_path / "step-000002", {}, {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000002"]
+
+
+def _crash(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_writing_again_replaces(folder: Path) -> None:
+    write_checkpoint(folder, {}, {"step": 11})
+    assert read_checkpoint(folder, []).state == {"step": 11}
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_a_file_in_the_way_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(OutputError, match="choose a folder that is writable"):
+        write_checkpoint(tmp_path / "checkpoints" / "step-000001", {}, {})
+
+
+def test_a_full_disk_is_an_output_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors import SafetensorError
+
+    def full(*args: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OutputError, match="No space left"):
+        write_checkpoint(folder.with_name("step-000020"), {"model": {"w": torch.ones(1)}}, {})
+    assert [entry.name for entry in folder.parent.iterdir()] == ["step-000010"]
+
+
+def test_pruning_keeps_what_is_asked(tmp_path: Path) -> None:
+    for step in (5, 10, 15, 20):
+        write_checkpoint(tmp_path / step_name(step), {}, {})
+    write_checkpoint(tmp_path / "average", {}, {})
+    prune(tmp_path, {5, 20})
+    assert saved_steps(tmp_path) == [5, 20]
+    assert (tmp_path / "average").is_dir()
+
+
+@given(step=st.integers(0, 10**8))
+def test_step_names_round_trip(step: int) -> None:
+    assert step_of(step_name(step)) == step
+
+
+def test_other_names_are_no_steps() -> None:
+    assert [step_of(name) for name in ("average", "step-12", "step-000012x", ".step-000012.1.tmp")] == [None] * 4
+
+
+def test_a_shared_parameter_is_saved_once_and_loaded_twice() -> None:
+    model = FakeModel()
+    tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    assert "shared.weight" not in tensors
+    other = FakeModel()
+    load_model(other, tensors, Path("here"))
+    assert torch.equal(other.shared.weight, model.second.weight)
+    assert other.shared.weight is other.second.weight
+
+
+def test_buffers_are_saved() -> None:
+    assert set(model_tensors(nn.BatchNorm1d(2))) == {
+        "weight",
+        "bias",
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    }
+
+
+def test_a_model_of_another_shape_is_refused() -> None:
+    tensors = model_tensors(nn.Linear(3, 2))
+    with pytest.raises(RunError, match=r"weight is \(2, 3\) there, \(2, 4\) in the model"):
+        load_model(nn.Linear(4, 2), tensors, Path("here"))
+    with pytest.raises(RunError, match="it has an unknown bias"):
+        load_model(nn.Linear(3, 2, bias=False), tensors, Path("here"))
+    with pytest.raises(RunError, match="it lacks bias"):
+        load_model(nn.Linear(3, 2), {"weight": tensors["weight"]}, Path("here"))
+
+
+def test_nothing_is_pickled(folder: Path) -> None:
+    assert json.loads((folder / "manifest.json").read_text()).keys() == {
+        "state.json",
+        "model.safetensors",
+        "random.safetensors",
+    }

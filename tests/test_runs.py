@@ -1,0 +1,191 @@
+"""Run directories: creating, finding, opening."""
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from phmctl.checkpoints import write_checkpoint
+from phmctl.errors import OutputError, RunError
+from phmctl.runs import Run, git_revision
+from tests.training.fake import make_recipe
+
+
+def test_versions_count_up_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    first = Run.create(tmp_path, make_recipe())
+    (first.folder / "mark").touch()
+    second = Run.create(tmp_path, make_recipe())
+    assert [first.name, second.name] == ["fake/phm-n4/v001", "fake/phm-n4/v002"]
+    assert (first.folder / "mark").exists()
+
+
+def test_a_gap_is_not_filled(tmp_path: Path) -> None:
+    (tmp_path / "fake/phm-n4/v007").mkdir(parents=True)
+    assert Run.create(tmp_path, make_recipe()).folder.name == "v008"
+
+
+def test_version_1000_follows_999(tmp_path: Path) -> None:
+    (tmp_path / "fake/phm-n4/v999").mkdir(parents=True)
+    (tmp_path / "fake/phm-n4/v1000").mkdir(parents=True)
+    assert Run.create(tmp_path, make_recipe()).folder.name == "v1001"
+
+
+def test_runs_created_at_once_get_their_own_folders(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def create(_: int) -> str:
+        return Run.create(tmp_path, make_recipe(), fill=lambda run: together.wait() and None).folder.name
+
+    with ThreadPoolExecutor(4) as pool:
+        names = sorted(pool.map(create, range(4)))
+    assert names == ["v001", "v002", "v003", "v004"]
+
+
+def test_a_version_taken_in_the_last_moment_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = tmp_path / "fake/phm-n4/v001/recipe.yaml"
+    original = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if target == taken.parent and not taken.exists():
+            taken.parent.mkdir()
+            taken.touch()
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    assert Run.create(tmp_path, make_recipe()).folder.name == "v002"
+
+
+def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    def fill(run: Run) -> None:
+        raise KeyError("boom")
+
+    with pytest.raises(KeyError):
+        Run.create(tmp_path, make_recipe(), fill=fill)
+    assert list((tmp_path / "fake/phm-n4").iterdir()) == []
+
+
+def test_the_recipe_survives(tmp_path: Path) -> None:
+    recipe = make_recipe(learning_rate=1e-7, steps=33)
+    assert Run.open(Run.create(tmp_path, recipe).folder).recipe == recipe
+
+
+def test_the_environment_says_what_ran_where(tmp_path: Path) -> None:
+    written = Run.create(tmp_path, make_recipe(seed=5), environment={"device": "cpu"}).environment()
+    assert written["seed"] == 5
+    assert written["device"] == "cpu"
+    assert set(written["libraries"]) >= {"torch", "tokenizers", "sacrebleu"}
+    assert {"phmctl", "git", "python", "platform", "command", "started"} <= set(written)
+
+
+def test_the_git_revision_is_a_commit_or_absent() -> None:
+    revision = git_revision()
+    assert revision is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", revision)
+
+
+def test_open_takes_a_variant_a_recipe_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Run.create(tmp_path, make_recipe())
+    newest = Run.create(tmp_path, make_recipe()).folder
+    monkeypatch.setenv("PHMCTL_RUNS", str(tmp_path))
+    for path in (tmp_path / "fake/phm-n4", tmp_path / "fake", "fake", "fake/phm-n4", "fake/phm-n4/v002"):
+        assert Run.open(path).folder == newest
+
+
+def test_several_variants_must_be_told_apart(tmp_path: Path) -> None:
+    for variant in ("real", "phm-n4"):
+        (tmp_path / "fake" / variant / "v001").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"several variants; name one: .*phm-n4, .*real"):
+        Run.open(tmp_path / "fake")
+
+
+def test_a_missing_run_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Run.create(tmp_path / "runs", make_recipe())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=r"no run at fake/phm-n8 \(did you mean 'runs/fake/phm-n4'\?\)"):
+        Run.open("fake/phm-n8")
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "environment.json"])
+def test_a_half_written_run_is_refused(tmp_path: Path, name: str) -> None:
+    folder = Run.create(tmp_path, make_recipe()).folder
+    (folder / name).unlink()
+    with pytest.raises(RunError, match=rf"v001 is no complete run: {name} is missing; copy the whole folder again"):
+        Run.open(folder)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a run"):
+        Run.open(tmp_path)
+
+
+def test_latest_is_none_without_runs(tmp_path: Path) -> None:
+    assert Run.latest(tmp_path, make_recipe()) is None
+
+
+def test_a_file_in_the_way_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(OutputError, match=r"cannot write .*runs"):
+        Run.create(tmp_path / "runs", make_recipe())
+
+
+def test_a_full_disk_is_an_output_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("phmctl.files.os.fsync", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        Run.create(tmp_path, make_recipe())
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Run:
+    run = Run.create(tmp_path, make_recipe())
+    for step in (5, 10):
+        write_checkpoint(run.checkpoints_folder / f"step-{step:06d}", {}, {"step": step})
+    run.point("last", 10)
+    run.point("best", 5)
+    return run
+
+
+def test_checkpoints_are_found_by_every_name(trained: Run) -> None:
+    names = {name: trained.checkpoint(name).name for name in ("last", "best", "step-000005", "5")}
+    assert names == {"last": "step-000010", "best": "step-000005", "step-000005": "step-000005", "5": "step-000005"}
+    assert trained.checkpoint_names() == ["last", "best", "step-000005", "step-000010"]
+
+
+def test_an_unknown_checkpoint_lists_the_known(trained: Run) -> None:
+    with pytest.raises(
+        RunError, match=r"no checkpoint 'bets' \(did you mean 'best'\?\); it has last, best, step-000005"
+    ):
+        trained.checkpoint("bets")
+
+
+def test_a_checkpoint_is_never_outside_the_run(trained: Run) -> None:
+    with pytest.raises(RunError, match="no checkpoint"):
+        trained.checkpoint("../results")
+
+
+def test_a_run_without_checkpoints_says_how_to_go_on(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, make_recipe())
+    with pytest.raises(RunError, match=r"no checkpoint yet; train it further with: phmctl train .* --resume"):
+        run.checkpoint("best")
+
+
+def test_a_pointer_to_nothing_is_refused(trained: Run) -> None:
+    trained.point("best", 7)
+    with pytest.raises(RunError, match="names 'step-000007', which does not exist; use another"):
+        trained.checkpoint("best")
+
+
+def test_a_pointer_can_be_removed(trained: Run) -> None:
+    trained.point("best", None)
+    with pytest.raises(RunError, match="has no 'best' checkpoint"):
+        trained.checkpoint("best")
+
+
+def test_a_damaged_environment_is_refused(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, make_recipe())
+    (run.folder / "environment.json").write_text("{")
+    with pytest.raises(RunError, match="cannot be read"):
+        run.environment()

@@ -1,0 +1,70 @@
+"""metrics.jsonl."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from phmctl.errors import OutputError, RecipeError
+from phmctl.training.metrics_log import MetricsLog, read_metrics
+
+
+def _fill(path: Path, steps: list[int]) -> None:
+    with MetricsLog(path) as log:
+        for step in steps:
+            log.add("train", step, {"loss": step / 3, "seconds": float(step)})
+
+
+def test_entries_are_appended(tmp_path: Path) -> None:
+    _fill(tmp_path / "m", [5, 10])
+    assert read_metrics(tmp_path / "m")[1] == {"event": "train", "step": 10, "loss": 10 / 3, "seconds": 10.0}
+
+
+def test_resuming_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
+    _fill(tmp_path / "m", [5, 10, 15])
+    with MetricsLog(tmp_path / "m", after_step=10) as log:
+        assert log.seconds == 10.0
+        log.add("train", 15, {})
+    assert [entry["step"] for entry in read_metrics(tmp_path / "m")] == [5, 10, 15]
+
+
+def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
+    _fill(tmp_path / "m", [5, 10])
+    (tmp_path / "m").write_text((tmp_path / "m").read_text()[:-5])
+    assert [entry["step"] for entry in read_metrics(tmp_path / "m")] == [5]
+
+
+def test_no_file_is_no_entries(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "m") == []
+
+
+def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m")
+    log._handle.close()
+    with Path("/dev/full").open("ab", buffering=0) as log._handle, pytest.raises(OutputError, match="No space left"):
+        log.add("train", 1, {})
+
+
+def test_tensorboard_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RecipeError, match=r"pip install 'phmctl\[tensorboard\]'"):
+        MetricsLog(tmp_path / "m", tensorboard=tmp_path / "board")
+
+
+def test_tensorboard_gets_the_same_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scalars: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: Path, purge_step: int) -> None:
+            assert purge_step == 4
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            scalars.append((name, value, step))
+
+        def close(self) -> None:
+            scalars.append(("closed", 0, 0))
+
+    monkeypatch.setattr("phmctl.training.metrics_log._writer", lambda: Writer)
+    with MetricsLog(tmp_path / "m", after_step=3, tensorboard=tmp_path / "board") as log:
+        log.add("validation", 4, {"loss": 0.5})
+    assert scalars == [("validation/loss", 0.5, 4), ("closed", 0, 0)]

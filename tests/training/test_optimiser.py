@@ -1,0 +1,76 @@
+"""The optimiser and its state as named tensors."""
+
+import pytest
+import torch
+from torch.optim import Adam, AdamW
+
+from phmctl.errors import RunError
+from phmctl.training.optimiser import build_optimiser, load_optimiser, optimiser_tensors, set_learning_rate
+from tests.training.fake import FakeModel, make_recipe
+
+
+def _trained(kind: str = "adam") -> tuple[FakeModel, Adam]:
+    torch.manual_seed(0)
+    model = FakeModel()
+    optimiser = build_optimiser(model, make_recipe(optimizer=kind, weight_decay=0.1).training)
+    for _ in range(3):
+        _update(model, optimiser)
+    return model, optimiser
+
+
+def _update(model: FakeModel, optimiser: Adam) -> None:
+    model.eval()(torch.ones(2, 6)).pow(2).sum().backward()
+    optimiser.step()
+    optimiser.zero_grad()
+
+
+def test_the_recipe_chooses_kind_and_settings() -> None:
+    _, optimiser = _trained("adamw")
+    assert type(optimiser) is AdamW
+    assert type(_trained("adam")[1]) is Adam
+    assert optimiser.defaults["betas"] == (0.9, 0.98)
+    assert optimiser.defaults["eps"] == 1e-9
+    assert optimiser.defaults["weight_decay"] == 0.1
+
+
+def test_adam_by_hand() -> None:
+    """Kingma & Ba, algorithm 1, the first step: the update is lr·g/(|g| + ε)."""
+    layer = torch.nn.Linear(1, 1, bias=False)
+    before = layer.weight.item()
+    optimiser = build_optimiser(layer, make_recipe(learning_rate=0.01).training)
+    layer(torch.tensor([[3.0]])).sum().backward()
+    optimiser.step()
+    assert layer.weight.item() == pytest.approx(before - 0.01, abs=1e-6)
+
+
+def test_a_shared_parameter_is_updated_once() -> None:
+    model, optimiser = _trained()
+    names = optimiser_tensors(optimiser, model)
+    assert "exp_avg.second.weight" in names
+    assert not any("shared" in name for name in names)
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == 6
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_restored_state_goes_on_bit_for_bit(kind: str) -> None:
+    model, optimiser = _trained(kind)
+    twin = FakeModel()
+    twin.load_state_dict(model.state_dict())
+    other = build_optimiser(twin, make_recipe(optimizer=kind, weight_decay=0.1).training)
+    load_optimiser(other, twin, {k: v.clone() for k, v in optimiser_tensors(optimiser, model).items()})
+    for pair in ((model, optimiser), (twin, other)):
+        _update(*pair)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_state_of_another_model_is_refused() -> None:
+    model, optimiser = _trained()
+    tensors = optimiser_tensors(optimiser, model) | {"exp_avg.alien": torch.zeros(1)}
+    with pytest.raises(RunError, match=r"exp_avg\.alien"):
+        load_optimiser(optimiser, model, tensors)
+
+
+def test_the_learning_rate_is_set_everywhere() -> None:
+    _, optimiser = _trained()
+    set_learning_rate(optimiser, 0.5)
+    assert [group["lr"] for group in optimiser.param_groups] == [0.5]

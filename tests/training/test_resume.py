@@ -1,0 +1,202 @@
+"""Resuming: a run that was interrupted equals one that was not, to the last bit."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phmctl.checkpoints import MANIFEST, saved_steps, step_name
+from phmctl.errors import RecipeError, RunError
+from phmctl.runs import Run
+from phmctl.training.metrics_log import read_metrics
+from phmctl.training.resume import check_same, run_to_resume
+from phmctl.training.signals import StopRequest
+from phmctl.training.train import train_task
+from tests.training.conftest import Fit
+from tests.training.fake import FakeTask, make_recipe
+
+
+class Interrupting(FakeTask):
+    """Sends a signal to this process in the middle of an optimiser step."""
+
+    def __init__(self, at_call: int, number: signal.Signals = signal.SIGINT) -> None:
+        super().__init__()
+        self.calls = 0
+        self.at_call = at_call
+        self.number = number
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at_call:
+            os.kill(os.getpid(), self.number)
+        return super().loss(model, batch)
+
+
+def _contents(run: Run) -> dict[str, str]:
+    """The manifests (sizes, SHA-256 of every byte) of all checkpoints, and where the pointers point."""
+    folder = run.checkpoints_folder
+    found = {path.parent.name: path.read_text() for path in folder.glob(f"*/{MANIFEST}")}
+    return found | {name: (folder / name).read_text() for name in ("last", "best")}
+
+
+def _figures(run: Run) -> list[dict[str, Any]]:
+    """The metrics without what the clock says."""
+    clock = ("second", "seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
+    return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(run.metrics_path)]
+
+
+SETTINGS: dict[str, Any] = {
+    "steps": 40,
+    "accumulate": 3,
+    "validate_every": 8,
+    "save_every": 10,
+    "log_every": 6,
+    "keep": 3,
+    "average": 3,
+    "clip": 0.5,
+    "schedule": "inverse_sqrt",
+    "warmup": 7,
+    "optimizer": "adamw",
+    "weight_decay": 0.01,
+}
+
+
+@pytest.mark.parametrize("step", [1, 8, 10, 13, 24, 39, 40])
+def test_an_interrupted_run_equals_an_uninterrupted_one(fit: Fit, tmp_path: Path, step: int) -> None:
+    """Dropout, moments, position in the epoch, loss window, best, patience, average: zero tolerance."""
+    whole = fit(root=tmp_path / "whole", **SETTINGS)
+    stopped = fit(Interrupting(3 * step - 1), root=tmp_path / "cut", **SETTINGS)
+    assert (stopped.steps, stopped.exit_code) == (step, 130)
+    torch.manual_seed(12345)  # whatever the process did in between
+    torch.rand(17)
+    resumed = fit(old=stopped.run, **SETTINGS)
+    assert resumed.run.folder == stopped.run.folder
+    assert _contents(resumed.run) == _contents(whole.run)
+    assert _figures(resumed.run) == _figures(whole.run)
+
+
+def test_a_run_stopped_at_every_step_equals_an_uninterrupted_one(fit: Fit, tmp_path: Path) -> None:
+    settings = SETTINGS | {"steps": 12, "accumulate": 1, "validate_every": 3, "save_every": 4}
+    whole = fit(root=tmp_path / "whole", **settings)
+    result = fit(Interrupting(1), root=tmp_path / "cut", **settings)
+    while result.exit_code:
+        result = fit(Interrupting(1), old=result.run, **settings)
+    assert _contents(result.run) == _contents(whole.run)
+    assert _figures(result.run) == _figures(whole.run)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, tmp_path: Path) -> None:
+    """A crash between two checkpoints loses what lies between, and no metric is doubled."""
+
+    class Crashing(FakeTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            if batch.target_tokens and self.validations == 2:
+                raise MemoryError
+            return super().loss(model, batch)
+
+    whole = fit(root=tmp_path / "whole", **SETTINGS)
+    with pytest.raises(MemoryError):
+        fit(Crashing(), root=tmp_path / "cut", **SETTINGS)
+    run = Run.open(tmp_path / "cut/fake/phm-n4")
+    resumed = fit(old=run, **SETTINGS)
+    assert _contents(resumed.run) == _contents(whole.run)
+    assert _figures(resumed.run) == _figures(whole.run)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(fit: Fit, tmp_path: Path) -> None:
+    whole = fit(root=tmp_path / "whole", **SETTINGS)
+    run = Run.create(tmp_path / "cut", make_recipe(**SETTINGS))
+    run.metrics_path.write_text('{"event": "train", "step": 3, "loss": 1}\n')
+    resumed = fit(old=run, **SETTINGS)
+    assert _contents(resumed.run) == _contents(whole.run)
+    assert _figures(resumed.run) == _figures(whole.run)
+
+
+def test_an_earlier_checkpoint_gives_the_same_end(fit: Fit, tmp_path: Path) -> None:
+    whole = fit(root=tmp_path / "whole", **SETTINGS)
+    cut = fit(root=tmp_path / "cut", **SETTINGS)
+    first = saved_steps(cut.run.checkpoints_folder)[0]
+    resumed = fit(old=cut.run, checkpoint=step_name(first), **SETTINGS)
+    assert _contents(resumed.run) == _contents(whole.run)
+
+
+def test_more_steps_continue_a_finished_run(fit: Fit, tmp_path: Path) -> None:
+    settings = SETTINGS | {"average": 0}
+    whole = fit(root=tmp_path / "whole", **settings)
+    short = fit(root=tmp_path / "short", **(settings | {"steps": 20}))
+    longer = fit(old=short.run, **settings)
+    name = "step-000040"
+    assert _contents(longer.run)[name].split("state.json")[0] == _contents(whole.run)[name].split("state.json")[0]
+    assert Run.open(longer.run.folder).recipe.training.steps == 40
+
+
+def test_a_finished_run_has_nothing_to_do(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    done = fit(steps=10)
+    before = _contents(done.run)
+    again = train_task(FakeTask(), make_recipe(steps=10), Path("unused"), old=done.run)
+    assert again.steps == 10
+    assert _contents(done.run) == before
+    assert "nothing left to train" in capsys.readouterr().err
+
+
+def test_resuming_is_noted_in_the_environment(fit: Fit) -> None:
+    done = fit(steps=10)
+    fit(old=done.run, steps=20)
+    environment = json.loads((done.run.folder / "environment.json").read_text())
+    assert [entry["device"] for entry in environment["resumed"]] == ["cpu"]
+
+
+def test_sigterm_exits_143(fit: Fit) -> None:
+    assert fit(Interrupting(5, signal.SIGTERM)).exit_code == 143
+
+
+def test_the_newest_run_is_resumed(fit: Fit, tmp_path: Path) -> None:
+    fit(steps=5)
+    newest = fit(steps=5).run
+    assert run_to_resume(tmp_path, make_recipe(steps=5), None).folder == newest.folder
+
+
+def test_nothing_to_resume_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out"):
+        run_to_resume(tmp_path, make_recipe(), None)
+
+
+def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
+    run = fit(steps=5).run
+    with pytest.raises(RecipeError) as refused:
+        check_same(run, make_recipe(steps=9, learning_rate=0.5, clip=2.0, device="auto"))
+    assert "training.learning_rate: 0.01 in the run, 0.5 now" in str(refused.value)
+    assert "training.clip: 0.0 in the run, 2.0 now" in str(refused.value)
+    assert "steps" not in str(refused.value)
+    assert "device" not in str(refused.value)
+
+
+def test_a_linear_schedule_keeps_its_steps(fit: Fit) -> None:
+    run = fit(steps=5, schedule="linear").run
+    with pytest.raises(RecipeError, match=r"training\.steps: 5 in the run, 9 now"):
+        check_same(run, make_recipe(steps=9, schedule="linear"))
+
+
+def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
+    run = fit(steps=20, keep=2).run
+    path = run.checkpoint("last") / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"optimizer.safetensors is damaged.*--checkpoint step-000015"):
+        fit(old=run, steps=30, keep=2)
+    assert fit(old=run, checkpoint="step-000015", steps=30, keep=2).steps == 30
+
+
+def test_an_average_cannot_be_resumed(fit: Fit) -> None:
+    run = fit(steps=20, keep=2, average=2).run
+    with pytest.raises(RunError, match="has weights only; resume from last, best or a step"):
+        fit(old=run, checkpoint="average", steps=30, keep=2, average=2)
+
+
+def test_stop_request_outside_training_is_untouched() -> None:
+    assert StopRequest().exit_code is None
