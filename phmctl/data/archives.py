@@ -38,14 +38,16 @@ def extract(archive: Path, folder: Path) -> Path:
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    content = temporary / "content"  # with the user's own permissions, which `temporary` has not
     try:
         with _reading(archive):
+            content.mkdir()
             if zipfile.is_zipfile(archive):
-                _extract_zip(archive, temporary)
+                _extract_zip(archive, content)
             else:
-                _extract_tar(archive, temporary)
+                _extract_tar(archive, content)
         with writing(folder):
-            temporary.rename(folder)
+            content.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phmctl.data.catalog import Card, SplitName
+from phmctl.data.catalog import Card
 from phmctl.data.layouts import find_files, read_split
 from phmctl.data.readers import PairSource, ParallelFiles, TabSeparated
 from phmctl.errors import DataError, DownloadError
@@ -146,12 +146,12 @@ def _from_hub(card: Card, cache: Path) -> Corpus:
 
     if card.hub is None:
         raise DataError(f"card {card.id!r} names no hub")
-    names: dict[SplitName, str] = card.hub.splits
-    splits, origin = load_splits(card.hub, cache / "hub")
+    loaded = load_splits(card.hub, cache / "hub")
     return Corpus(
         card.id,
         card.source_language,
         card.target_language,
-        splits={split: splits[split] for split in names},
-        origin=origin,
+        splits=loaded.splits,
+        files=loaded.files,
+        origin=loaded.origin,
     )

@@ -3,7 +3,9 @@
 import http.client
 import os
 import re
+import shutil
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from phmctl.console import note
 from phmctl.data.catalog import Hub
 from phmctl.data.readers import Pair, PairSource
 from phmctl.errors import DataError, DownloadError
+from phmctl.files import writing
 
 _TIMEOUT = 10  # seconds until a hub that does not answer counts as away
 
@@ -41,30 +44,58 @@ class HubPairs:
         return value.replace("\r\n", " ").replace("\n", " ")  # a sentence is a line everywhere else
 
 
-def load_splits(hub: Hub, cache: Path) -> tuple[dict[str, PairSource], str]:
-    """Load a hub dataset's splits.
+@dataclass(frozen=True)
+class HubSplits:
+    """A loaded dataset: its splits by our names, its files, and where it came from in words."""
+
+    splits: dict[str, PairSource]
+    files: list[Path]
+    origin: str
+
+
+def load_splits(hub: Hub, cache: Path) -> HubSplits:
+    """Load a hub dataset's splits. What was fetched once is kept in the cache as Arrow, and no network asked again.
 
     Args:
         hub: the card's entry; an id that is a local folder is read from there.
-        cache: where ``datasets`` keeps what it fetches.
-
-    Returns:
-        the splits by our names, and where they came from in words.
+        cache: the folder for what is fetched.
 
     Raises:
         DownloadError: the hub cannot be reached, or refuses.
         DataError: a split or a column is not there.
     """
-    if not Path(hub.id).is_dir():
-        _check_reachable(hub.id)
-    dataset = _load(hub, cache)
+    kept = cache / re.sub(r"[^\w.-]+", "--", "@".join(filter(None, (hub.id, hub.config, hub.folder, hub.revision))))
+    dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept)
     splits: dict[str, PairSource] = {}
     for split, name in hub.splits.items():
         if name not in dataset:
             raise DataError(f"{hub.id} has no split {name!r}; it has {', '.join(sorted(dataset))}")
         splits[split] = HubPairs(dataset[name], hub.columns.source, hub.columns.target, f"{hub.id} ({name})")
         _check_columns(dataset[name], hub)
-    return splits, f"hub {hub.id}{_version(hub, dataset)}"
+    return HubSplits(splits, _files(dataset, hub), f"hub {hub.id}{_version(hub, dataset)}")
+
+
+def _files(dataset: Any, hub: Hub) -> list[Path]:
+    return [Path(file["filename"]) for name in hub.splits.values() for file in dataset[name].cache_files]
+
+
+def _load_once(hub: Hub, kept: Path) -> Any:
+    """Fetch a dataset into the folder `kept`, unless it is there; return it memory-mapped."""
+    import datasets
+
+    if not kept.is_dir():
+        _check_reachable(hub.id)
+        with writing(kept):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=".fetching-", dir=kept.parent))
+        try:
+            fetched = _load(hub, temporary / "cache")
+            with writing(kept):
+                fetched.save_to_disk(str(temporary / "arrow"))
+                (temporary / "arrow").rename(kept)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return datasets.load_from_disk(str(kept))
 
 
 def _version(hub: Hub, dataset: Any) -> str:

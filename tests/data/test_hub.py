@@ -37,11 +37,51 @@ def make(tmp_path, kind, nested=False):
 
 @pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
 def test_splits_and_columns(tmp_path, kind, nested):
-    splits, origin = load_splits(make(tmp_path, kind, nested), tmp_path / "cache")
-    assert {name: list(pairs) for name, pairs in splits.items()} == dict.fromkeys(("train", "valid", "test"), PAIRS)
-    assert list(splits["train"]) == PAIRS  # again
-    assert origin.startswith("hub ")
-    assert (tmp_path / "cache").is_dir()
+    loaded = load_splits(make(tmp_path, kind, nested), tmp_path / "cache")
+    assert {name: list(pairs) for name, pairs in loaded.splits.items()} == dict.fromkeys(
+        ("train", "valid", "test"), PAIRS
+    )
+    assert list(loaded.splits["train"]) == PAIRS  # again
+    assert loaded.origin.startswith("hub ")
+    assert len(loaded.files) == 3
+    assert all(path.is_relative_to(tmp_path / "cache") and path.is_file() for path in loaded.files)
+
+
+def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch):
+    """The second time neither the library nor the network is asked."""
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"de": one, "en": other} for one, other in PAIRS])
+    asked = []
+
+    def fetch(*names, **options):
+        asked.append((names, options["revision"], options["data_dir"]))
+        return datasets.DatasetDict({"train": rows, "other": rows})
+
+    monkeypatch.setattr(datasets, "load_dataset", fetch)
+    monkeypatch.setattr("phmctl.data.hub._check_reachable", lambda name: None)
+    columns = Columns(source="de", target="en")
+    hub = Hub(id="a/b", config="c", revision="refs/x", folder="f", splits={"train": "train"}, columns=columns)
+    for _ in range(2):
+        loaded = load_splits(hub, tmp_path / "cache")
+        assert list(loaded.splits["train"]) == PAIRS
+        assert [path.is_file() for path in loaded.files] == [True]
+    assert asked == [(("a/b", "c"), "refs/x", "f")]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a--b--c--f--refs--x"]
+
+
+def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    import datasets
+
+    def fail(*_, **__):
+        raise RuntimeError("Dataset scripts are no longer supported, but found b.py")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    monkeypatch.setattr("phmctl.data.hub._check_reachable", lambda name: None)
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    with pytest.raises(DownloadError, match="the hub does not give 'a/b': Dataset scripts are no longer supported"):
+        load_splits(hub, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_column_that_is_not_there(tmp_path):
