@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from phmctl.console import warn
+from phmctl.data.catalog import Cleaning
+from phmctl.data.cleaning import clean_line
 from phmctl.data.special import EOS, PAD
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.decoding.beam import Hypothesis, beam_search
@@ -40,6 +42,7 @@ class Translator:
         settings: beam, length penalty, longest output, batch size.
         device: where sentences are searched.
         max_source_tokens: longest source in tokens, its EOS counted; longer ones are cut. None is no limit.
+        cleaning: what the training text went through before it was tokenised; a line goes through the same.
     """
 
     def __init__(
@@ -50,9 +53,11 @@ class Translator:
         device: torch.device,
         *,
         max_source_tokens: int | None = None,
+        cleaning: Cleaning | None = None,
     ) -> None:
         self.model, self.tokenizers, self.settings, self.device = model, tokenizers, settings, device
         self.max_source_tokens = max_source_tokens
+        self.cleaning = cleaning or Cleaning()
 
     def translate(
         self,
@@ -110,7 +115,8 @@ class Translator:
 
     def _encode(self, lines: Sequence[str], *, strict: bool, first_line: int) -> list[list[int]]:
         """Return the ids of each line, closed by EOS; an empty list for a line without tokens."""
-        encoded = self.tokenizers.source.encode([line.strip() for line in lines])
+        texts = [clean_line(line, self.cleaning) if line.strip() else "" for line in lines]
+        encoded = self.tokenizers.source.encode(texts)
         limit = self.max_source_tokens
         for number, ids in enumerate(encoded, start=first_line):
             if limit is not None and len(ids) >= limit:

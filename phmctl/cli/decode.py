@@ -1,0 +1,104 @@
+"""``phmctl decode``: translate text with a trained run."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phmctl.cli.options import Checkpoint, Device, Json, RunArgument, Threads
+
+if TYPE_CHECKING:
+    from phmctl.decoding.translator import Translation, Translator
+    from phmctl.runs import Run
+
+Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")]
+Alpha = Annotated[float | None, typer.Option(help="Exponent of the length penalty. Default: the recipe's.")]
+BatchTokens = Annotated[int | None, typer.Option(help="Source tokens a batch, padding included.")]
+
+
+def decode(
+    run: RunArgument,
+    input_: Annotated[
+        Path | None, typer.Option("--input", help="Text file, one sentence a line (default: stdin).")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write here, when all is done (default: stdout).")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Translate this split of the run's own text: test or valid.")
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    beam: Beam = None,
+    alpha: Alpha = None,
+    n_best: Annotated[
+        int | None, typer.Option(help="Print so many a line: line number, rank, score, text, with tabs between.", min=1)
+    ] = None,
+    batch_tokens: BatchTokens = None,
+    window: Annotated[
+        int, typer.Option(help="Lines read before they are translated together; 0: 1 at a terminal, else 1024.", min=0)
+    ] = 0,
+    device: Device = None,
+    threads: Threads = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
+    json: Json = False,
+) -> None:
+    """Translate text: one line out for each line in, in order."""
+    from phmctl.decoding.output import as_json, best_lines, n_best_lines
+    from phmctl.decoding.settings import change_decoding
+    from phmctl.devices import set_threads
+    from phmctl.errors import UserError
+    from phmctl.runs import Run
+    from phmctl.tasks.translation import load_translator
+
+    if input_ is not None and split is not None:
+        raise UserError("--input and --split exclude each other; leave one out")
+    set_threads(threads)
+    opened = Run.open(run)
+    lines = _lines(opened, input_, split)
+    settings = change_decoding(opened.recipe.decoding, beam=beam, alpha=alpha, batch_tokens=batch_tokens)
+    if n_best is not None and n_best > settings.beam:
+        raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")
+    translator = load_translator(opened, checkpoint, device or "auto", settings)
+    found = _translate(translator, lines, n_best or 1, strict=strict, window=window)
+    if json:
+        from phmctl.console import emit_json
+
+        emit_json({"run": opened.name, "decoding": settings.model_dump(), "translations": as_json(found)})
+    else:
+        _write(best_lines(found) if n_best is None else n_best_lines(found), output)
+
+
+def _lines(run: "Run", path: Path | None, split: str | None) -> Iterable[str]:
+    """Return the lines of a split, a file, or stdin."""
+    from phmctl.data.readers import decode_lines, read_lines
+    from phmctl.evaluation.evaluate import read_text
+
+    if split is not None:
+        return read_text(run, split, "source")
+    return decode_lines(sys.stdin.buffer, "stdin") if path is None else read_lines(path)
+
+
+def _translate(
+    translator: "Translator", lines: Iterable[str], n_best: int, *, strict: bool, window: int
+) -> Iterator[list["Translation"]]:
+    from phmctl.decoding.translator import WINDOW
+
+    window = window or (1 if sys.stdin.isatty() and isinstance(lines, Iterator) else WINDOW)
+    return translator.translate_stream(lines, n_best=n_best, strict=strict, window=window)
+
+
+def _write(lines: Iterable[str], output: Path | None) -> None:
+    """Write lines to stdout as they come, or to a file when all are there."""
+    from phmctl.files import write_atomic
+
+    if output is not None:
+        write_atomic(output, "".join(f"{line}\n" for line in lines))
+        return
+    try:
+        for line in lines:
+            sys.stdout.buffer.write(f"{line}\n".encode())  # UTF-8, whatever the locale
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the reader has enough (`| head`): no fault of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None  # as a shell reports SIGPIPE

@@ -1,0 +1,203 @@
+"""Scoring a run: decode a split if that is not done yet, then score it against the raw references.
+
+Into the run's ``results/`` go, for a split and a checkpoint (``test`` with the best one, ``test.last`` …)::
+
+    test.hyp             translations, one a line
+    test.decoding.json   what they were made from: they are made anew when any of it differs
+    test.json            the scores
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phmctl.checkpoints import MANIFEST
+from phmctl.console import progress
+from phmctl.errors import DataError, RunError, nearest
+from phmctl.files import sha256, write_atomic, write_json
+from phmctl.metrics.text import Comparison, LengthBin, Score, all_scores, bleu_by_length, paired_bootstrap
+from phmctl.recipe.schema import DecodingSection
+from phmctl.runs import Run
+
+_IRRELEVANT = {"batch_tokens"}  # settings that change the speed only
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a run on a split.
+
+    Attributes:
+        run: the run's name.
+        split: ``test`` or ``valid``.
+        checkpoint: the name of the checkpoint's folder.
+        decoding: the settings of the search.
+        sentences: how many were scored.
+        scores: BLEU, chrF and TER.
+        by_length: BLEU by source length.
+        against: the baseline's name, or None.
+        comparisons: the paired bootstrap against the baseline, by metric; empty without one.
+    """
+
+    run: str
+    split: str
+    checkpoint: str
+    decoding: DecodingSection
+    sentences: int
+    scores: list[Score]
+    by_length: list[LengthBin]
+    against: str | None
+    comparisons: list[Comparison]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "run": self.run,
+            "split": self.split,
+            "checkpoint": self.checkpoint,
+            "decoding": self.decoding.model_dump(),
+            "sentences": self.sentences,
+            "scores": [score.as_dict() for score in self.scores],
+            "bleu_by_source_length": [length_bin.as_dict() for length_bin in self.by_length],
+            "against": self.against,
+            "paired_bootstrap": [comparison.as_dict() for comparison in self.comparisons],
+        }
+
+
+def evaluate(
+    run: Run,
+    split: str = "test",
+    checkpoint: str = "best",
+    *,
+    against: Run | None = None,
+    decoding: DecodingSection | None = None,
+    device: str = "auto",
+    lowercase: bool = False,
+) -> Evaluation:
+    """Score a run's translations of a split and write the scores into the run.
+
+    Args:
+        run: the system.
+        split: a split whose text lies in the run: ``test`` or ``valid``.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both runs.
+        against: a baseline to compare with by paired bootstrap.
+        decoding: settings of the search, for both runs; those of the system's recipe where None.
+        device: where to decode.
+        lowercase: compare BLEU and chrF in lower case.
+
+    Raises:
+        RunError: the split or the checkpoint is missing, or the baseline has other references.
+        OutputError: the run's folder cannot be written.
+    """
+    references = read_text(run, split, "target")
+    if against is not None and read_text(against, split, "target") != references:
+        raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
+    chosen = decoding or run.recipe.decoding
+    hypotheses = decode_split(run, split, checkpoint, decoding=chosen, device=device)
+    comparisons = []
+    if against is not None:
+        baseline = decode_split(against, split, checkpoint, decoding=chosen, device=device)
+        comparisons = paired_bootstrap(baseline, hypotheses, references, lowercase=lowercase)
+    evaluation = Evaluation(
+        run=run.name,
+        split=split,
+        checkpoint=run.checkpoint(checkpoint).name,
+        decoding=chosen,
+        sentences=len(references),
+        scores=all_scores(hypotheses, references, lowercase=lowercase),
+        by_length=bleu_by_length(read_text(run, split, "source"), hypotheses, references, lowercase=lowercase),
+        against=None if against is None else against.name,
+        comparisons=comparisons,
+    )
+    write_json(_result(run, split, checkpoint, "json"), evaluation.as_dict())
+    return evaluation
+
+
+def decode_split(
+    run: Run, split: str, checkpoint: str = "best", *, decoding: DecodingSection | None = None, device: str = "auto"
+) -> list[str]:
+    """Return a run's translations of a split, from its results if the same settings made them.
+
+    Raises:
+        RunError: the split or the checkpoint is missing.
+        OutputError: the run's folder cannot be written.
+    """
+    chosen = decoding or run.recipe.decoding
+    lines = read_text(run, split, "source")
+    path = _result(run, split, checkpoint, "hyp")
+    origin = _origin(run, lines, checkpoint, chosen)
+    kept = _kept(path, origin)
+    if kept is not None:
+        return kept
+    hypotheses = _translate(run, lines, checkpoint, chosen, device)
+    content = "".join(f"{line}\n" for line in hypotheses)
+    write_atomic(path, content)
+    write_json(_origin_path(path), {**origin, "hypotheses_sha256": _digest(content)})
+    return hypotheses
+
+
+def read_text(run: Run, split: str, side: str) -> list[str]:
+    """Return the raw lines that a run keeps of a split's ``source`` or ``target``.
+
+    Raises:
+        RunError: the run has no such text; the message names the nearest split.
+    """
+    path = run.text_folder / f"{split}.{side}"
+    try:
+        return _lines(path)
+    except FileNotFoundError as error:
+        splits = sorted(other.stem for other in run.text_folder.glob(f"*.{side}"))
+        has = ", ".join(splits) or "none"
+        raise RunError(
+            f"{run.folder} has no text of a split {split!r}{nearest(split, splits)}; it has {has}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); copy the run again") from error
+
+
+def _translate(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection, device: str) -> list[str]:
+    from phmctl.tasks.translation import load_translator
+
+    translator = load_translator(run, checkpoint, device, decoding)
+    with progress(f"decoding {len(lines):,} lines with {run.name}", len(lines)) as advance:
+        return [best.text for best, *_ in translator.translate(lines, advance=advance)]
+
+
+def _origin(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> dict[str, Any]:
+    """Return what determines the translations."""
+    folder = run.checkpoint(checkpoint)
+    return {
+        "checkpoint": folder.name,
+        "checkpoint_sha256": sha256(folder / MANIFEST),
+        "source_sha256": _digest("".join(f"{line}\n" for line in lines)),
+        "decoding": decoding.model_dump(exclude=_IRRELEVANT),
+    }
+
+
+def _kept(path: Path, origin: Mapping[str, Any]) -> list[str] | None:
+    """Return the translations in `path` if they are whole and were made from `origin`."""
+    try:
+        recorded = json.loads(_origin_path(path).read_text(encoding="utf-8"))
+        content = path.read_bytes().decode("utf-8")
+    except (OSError, ValueError):
+        return None
+    return content.split("\n")[:-1] if recorded == {**origin, "hypotheses_sha256": _digest(content)} else None
+
+
+def _result(run: Run, split: str, checkpoint: str, suffix: str) -> Path:
+    name = split if checkpoint == "best" else f"{split}.{checkpoint}"
+    return run.results_folder / f"{name}.{suffix}"
+
+
+def _origin_path(path: Path) -> Path:
+    return path.with_suffix(".decoding.json")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_bytes().decode("utf-8").split("\n")[:-1]
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode("utf-8")).hexdigest()

@@ -1,0 +1,50 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from phmctl.data.tokenization import TokenizerPair, train_tokenizer
+from phmctl.decoding.translator import Translator
+from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.recipe.schema import DecodingSection, ModelSection
+
+TEXT = [
+    "Der Hund schläft auf dem Sofa .",
+    "Ein Mann liest die Zeitung .",
+    "Zwei Kinder spielen im Park mit einem Ball .",
+    "The dog sleeps on the sofa .",
+    "A man reads the newspaper .",
+    "Two children play with a ball in the park .",
+] * 3
+
+
+def sharp_model(vocabulary: int, seed: int = 1, **settings: object) -> Transformer:
+    """A random model whose distributions are far from uniform, so that rounding decides nothing."""
+    torch.manual_seed(seed)
+    section = ModelSection(
+        **({"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 1, "decoder_layers": 2} | settings)
+    )
+    model = build_transformer(section, vocabulary, vocabulary)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(1.5 if "embedding" in name else 2.0)
+    return model.eval()
+
+
+@dataclass
+class Kit:
+    model: Transformer
+    tokenizers: TokenizerPair
+
+    def translator(self, max_source_tokens: int | None = None, **settings: object) -> Translator:
+        section = DecodingSection(**({"beam": 3, "max_extra": 4, "max_ratio": 1.0} | settings))
+        return Translator(
+            self.model, self.tokenizers, section, torch.device("cpu"), max_source_tokens=max_source_tokens
+        )
+
+
+@pytest.fixture(scope="session")
+def kit() -> Kit:
+    both = train_tokenizer(TEXT, "bpe", 320)
+    return Kit(sharp_model(both.size), TokenizerPair(both, both))

@@ -1,0 +1,116 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phmctl.decoding.beam import Hypothesis
+from phmctl.decoding.translator import EMPTY, pad, plan
+from phmctl.errors import DataError
+from tests.decoding.conftest import TEXT, Kit
+
+WORDS = sorted({word for line in TEXT for word in line.split()})
+lines_of_text = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min_size=1, max_size=8)
+
+
+def texts(translations):
+    return [[one.text for one in candidates] for candidates in translations]
+
+
+@given(lines=lines_of_text, batch_tokens=st.sampled_from([1, 17, 40, 5000]), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_the_same_text_for_any_batch_size_and_order(kit: Kit, lines: list[str], batch_tokens: int, data) -> None:
+    expected = [texts(kit.translator().translate([line], n_best=2))[0] for line in lines]
+    order = data.draw(st.permutations(range(len(lines))))
+    found = texts(kit.translator(batch_tokens=batch_tokens).translate([lines[row] for row in order], n_best=2))
+    assert found == [expected[row] for row in order]
+
+
+def test_different_lines_have_different_translations(kit: Kit) -> None:
+    found = texts(kit.translator().translate(TEXT[:6]))
+    assert len({row[0] for row in found}) > 3  # else the property above would say little
+
+
+def test_lines_without_words_stay_empty(kit: Kit) -> None:
+    found = kit.translator().translate(["", TEXT[0], " \t ", "\u00a0"], n_best=2)
+    assert [found[0], found[2], found[3]] == [[EMPTY], [EMPTY], [EMPTY]]
+    assert len(found[1]) == 2
+    assert found[1][0].text
+
+
+def test_no_lines_give_none(kit: Kit) -> None:
+    assert kit.translator().translate([]) == []
+
+
+def test_a_long_line_is_cut_with_a_warning(kit: Kit, capsys: pytest.CaptureFixture[str]) -> None:
+    (ids,) = kit.tokenizers.source.encode([TEXT[2]])
+    beginning = kit.tokenizers.source.decode(ids[:7])
+    translator = kit.translator(max_source_tokens=8)
+    found = translator.translate([beginning, TEXT[2]], first_line=4)
+    assert texts(found)[0] == texts(found)[1]
+    assert f"line 5 has {len(ids) + 1} tokens, more than the 8" in capsys.readouterr().err
+
+
+def test_a_line_of_just_the_longest_length_is_whole(kit: Kit, capsys: pytest.CaptureFixture[str]) -> None:
+    (ids,) = kit.tokenizers.source.encode([TEXT[2]])
+    kit.translator(max_source_tokens=len(ids) + 1).translate([TEXT[2]], strict=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_strict_refuses_a_long_line(kit: Kit) -> None:
+    with pytest.raises(DataError, match=r"line 2 has \d+ tokens"):
+        kit.translator(max_source_tokens=8).translate(["Ein", TEXT[2]], strict=True)
+
+
+def test_a_stream_comes_in_windows_and_in_order(kit: Kit) -> None:
+    taken = []
+
+    def lines():
+        for line in TEXT[:5]:
+            taken.append(line)
+            yield line
+
+    stream = kit.translator().translate_stream(lines(), window=2)
+    first = next(stream)
+    assert taken == TEXT[:2]  # nothing is read before it is needed
+    assert texts([first, *stream]) == texts(kit.translator().translate(TEXT[:5]))
+
+
+def test_a_streams_warnings_count_on(kit: Kit) -> None:
+    stream = kit.translator(max_source_tokens=8).translate_stream(["Ein", "Ein", TEXT[2]], strict=True, window=2)
+    with pytest.raises(DataError, match="line 3"):
+        list(stream)
+
+
+def test_a_spelt_line_break_stays_on_its_line(kit: Kit) -> None:
+    ids = kit.tokenizers.target.encode(["a\r\nb\nc"])[0]
+    assert kit.translator()._detokenise(Hypothesis(ids, 0.0, 0.0)).text == "a  b c"
+
+
+def test_the_model_comes_back_in_its_mode(kit: Kit) -> None:
+    kit.model.train()
+    kit.translator().translate([TEXT[0]])
+    assert kit.model.training
+    kit.model.eval()
+
+
+def test_progress_counts_every_line_with_words(kit: Kit) -> None:
+    done = []
+    kit.translator(batch_tokens=20).translate([*TEXT[:6], ""], advance=done.append)
+    assert sum(done) == 7
+
+
+@given(lengths=st.lists(st.integers(0, 30), max_size=40), batch_tokens=st.integers(1, 90))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_holds_every_row_once_within_the_budget(lengths: list[int], batch_tokens: int) -> None:
+    batches = plan(lengths, batch_tokens)
+    assert sorted(row for batch in batches for row in batch) == [row for row, n in enumerate(lengths) if n]
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= batch_tokens
+
+
+def test_like_lengths_share_a_batch() -> None:
+    assert plan([3, 9, 3, 8, 3], batch_tokens=18) == [[1, 3], [0, 2, 4]]
+
+
+def test_padding_stands_behind() -> None:
+    assert torch.equal(pad([[4, 3], [5, 6, 3]]), torch.tensor([[4, 3, 0], [5, 6, 3]]))
