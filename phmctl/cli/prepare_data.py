@@ -58,12 +58,12 @@ def prepare_data(
     if json:
         emit_json({"folder": str(prepared.folder), **prepared.manifest})
     else:
-        _show(prepared.manifest, prepared.folder)
+        _show(prepared.manifest)
 
 
-def _show(manifest: Mapping[str, Any], folder: Path) -> None:
+def _show(manifest: Mapping[str, Any]) -> None:
     """Print what was read, kept and dropped, a line a split."""
-    from phmctl.console import note, print_table
+    from phmctl.console import print_table
 
     splits = manifest["splits"]
     dropped = sorted({reason for counts in splits.values() for reason in counts["dropped"]})
@@ -76,7 +76,6 @@ def _show(manifest: Mapping[str, Any], folder: Path) -> None:
         titles,
         [[name, *_cells(counts, dropped, noted)] for name, counts in splits.items()],
     )
-    note(f"prepared in {folder}")
 
 
 def _cells(counts: Mapping[str, Any], dropped: list[str], noted: list[str]) -> Iterator[str]:

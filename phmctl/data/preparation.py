@@ -65,11 +65,15 @@ def prepare_named(
         OutputError: the folder cannot be written.
     """
     if files:
-        corpus, cleaning = _own_corpus(data.card, source, files), Cleaning()
-    else:
-        card = load_card(data.card)
-        corpus, cleaning = open_corpus(card, source, root / "raw" / card.id), card.cleaning
-    return prepare(data, corpus, cleaning, root=root, workers=workers, force=force)
+        corpus = _own_corpus(data.card, source, files)
+        return prepare(data, corpus, Cleaning(), root=root, workers=workers, force=force)
+    card = load_card(data.card)
+    if source is None and not card.built_in and not force:  # published text does not change: ask no network for it
+        folder = prepared_folder(data, root)
+        if _current(folder, _settings(data, card.cleaning), None):
+            return PreparedData.open(folder)
+    corpus = open_corpus(card, source, root / "raw" / card.id)
+    return prepare(data, corpus, card.cleaning, root=root, workers=workers, force=force)
 
 
 def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> DataSection:
@@ -119,15 +123,20 @@ def prepare(
         OutputError: the folder cannot be written.
     """
     folder = prepared_folder(data, root)
-    settings = {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
+    settings = _settings(data, cleaning)
     sources = Sources(corpus, folder.with_name(f".{folder.name}.seen.json"))
     if force or not _current(folder, settings, sources):
         with _locked(folder):  # a second process waits, and then finds it done
             if force or not _current(folder, settings, sources, say=True):
                 with _replacing(folder) as temporary, _threads(workers):
                     _write(temporary, data, corpus, cleaning, {"settings": settings, **sources.describe()})
-                sources.remember()
+                note(f"prepared in {folder}")
+    sources.remember()
     return PreparedData.open(folder)
+
+
+def _settings(data: DataSection, cleaning: Cleaning) -> dict[str, Any]:
+    return {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
 
 
 def _own_corpus(name: str, source: Path | None, files: Mapping[str, Sequence[Path]]) -> Corpus:
@@ -141,29 +150,30 @@ def _own_corpus(name: str, source: Path | None, files: Mapping[str, Sequence[Pat
     return corpus_from_files(corpus_name(name), files["train"], files["valid"], files.get("test"))
 
 
-def _current(folder: Path, settings: Mapping[str, Any], sources: Sources, *, say: bool = False) -> bool:
-    """Return whether a folder holds these sources with these settings, whole."""
+def _current(folder: Path, settings: Mapping[str, Any], sources: Sources | None, *, say: bool = False) -> bool:
+    """Return whether a folder holds these sources (None: whichever) with these settings, whole."""
     try:
         manifest = read_manifest(folder)
-    except DataError:
-        manifest = {}
-    if manifest is None:
-        return False
-    changed = _changed(folder, manifest, settings, sources)
+        if manifest is None:
+            return False
+        changed = _changed(folder, manifest, settings, sources)
+    except (DataError, KeyError, TypeError):  # damaged
+        changed = [MANIFEST]
     if not changed:
-        sources.remember()
+        note(f"{folder} is up to date")
     elif say:
         note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
     return not changed
 
 
-def _changed(folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any], sources: Sources) -> list[str]:
+def _changed(
+    folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any], sources: Sources | None
+) -> list[str]:
     """Return the names of what differs between a prepared folder and what is wanted."""
-    if not manifest:
-        return [MANIFEST]
-    differing = [] if manifest["settings"] == settings else ["settings"]
-    damaged = [entry["name"] for entry in manifest["files"] if _size(folder / entry["name"]) != entry["bytes"]]
-    return [*differing, *sources.changed(manifest), *damaged]
+    changed = [] if manifest["settings"] == settings else ["settings"]
+    if sources is not None:
+        changed += sources.changed(manifest)
+    return changed + [entry["name"] for entry in manifest["files"] if _size(folder / entry["name"]) != entry["bytes"]]
 
 
 def _size(path: Path) -> int:

@@ -27,8 +27,9 @@ class Sources:
     def __init__(self, corpus: Corpus, memory: Path) -> None:
         self._corpus = corpus
         self._memory = memory
+        self._news = False
         self._seen: dict[str, list[Any]] = {}
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):
             self._seen = dict(json.loads(memory.read_text(encoding="utf-8")))
 
     def describe(self) -> dict[str, Any]:
@@ -59,9 +60,10 @@ class Sources:
         return sorted({entry["name"] for entry in [*now, *before] if (entry in now) != (entry in before)})
 
     def remember(self) -> None:
-        """Keep sizes and times. It may fail, since it only saves time."""
-        with suppress(OutputError):
-            write_json(self._memory, self._seen)
+        """Keep sizes and times, where they are new. It may fail, since it only saves time."""
+        if self._news:
+            with suppress(OutputError):
+                write_json(self._memory, self._seen)
 
     def _files(self) -> Entries:
         return [self._file(path) for path in self._corpus.files]
@@ -75,12 +77,11 @@ class Sources:
         try:
             state = path.stat()
             key, stamp = str(path.resolve()), [state.st_size, state.st_mtime_ns]
-            known = self._seen.get(key, [])
-            digest = known[2] if known[:2] == stamp else sha256(path)
+            if self._seen.get(key, [])[:2] != stamp:
+                self._seen[key], self._news = [*stamp, sha256(path)], True
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
-        self._seen[key] = [*stamp, digest]
-        return {"name": path.name, "bytes": state.st_size, "sha256": digest}
+        return {"name": path.name, "bytes": state.st_size, "sha256": self._seen[key][2]}
 
 
 def _digest(name: str, pairs: Iterable[Pair]) -> dict[str, Any]:

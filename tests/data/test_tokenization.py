@@ -1,0 +1,159 @@
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from phmctl.data.special import SPECIAL_TOKENS, UNK
+from phmctl.data.tokenization import SMALLEST_BPE, Tokenizer, TokenizerPair, train_pair, train_tokenizer
+from phmctl.errors import DataError
+
+LINES = [
+    "Ein Mann, der läuft, sieht einen Hund.",
+    "Madam , he's well .",
+    "Zwei Männer und ein Hund laufen; zwei Hunde laufen nicht.",
+    "The men don't run -- they walk ...",
+] * 3
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_tokenizer(LINES, "bpe", 320)
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return train_tokenizer(LINES, "word", 1000)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+@example("a\u00a0b\u200bc\ufffd")
+@example("<s> </s><pad> <unk>")
+@example("  two   spaces ")
+@example("\u2028line\u2029separators\x85\r\n")
+@example("👩‍👩‍👧 e\u0301 ﬃ İ ß\x00")
+def test_bpe_gives_any_text_back(bpe, text):
+    assert bpe.decode(bpe.encode([text])[0]) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([*" ,.'\u00a0\u200b_-\"’", "Mann", "he's", "Ä", "<s>", "  ", "東", "e\u0301"]), max_size=12
+    )
+)
+def test_words_give_text_of_their_vocabulary_back(pieces):
+    text = "".join(pieces)
+    tokenizer = train_tokenizer([text], "word", 1000)
+    ids = tokenizer.encode([text])[0]
+    assert UNK not in ids
+    assert tokenizer.decode(ids) == text
+
+
+def test_words_are_natural_words(words):
+    pieces = [[words.vocabulary[index] for index in ids] for ids in words.encode(LINES[:4])]
+    assert pieces[0] == [" Ein", " Mann", ",", " der", " läuft", ",", " sieht", " einen", " Hund", "."]
+    assert pieces[1] == [" Madam", " ,", " he's", " well", " ."]
+    assert pieces[3] == [" The", " men", " don't", " run", " --", " they", " walk", " ..."]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_special_tokens_are_never_made_from_text(kind):
+    lines = ["<s> </s> <pad> <unk>", "<s></s><pad><unk>"] * 50
+    tokenizer = train_tokenizer(lines, kind, 1000)
+    ids = {index for row in tokenizer.encode(lines) for index in row}
+    assert not ids & set(range(4))
+    assert tuple(tokenizer.vocabulary[:4]) == SPECIAL_TOKENS
+
+
+def test_a_word_that_is_not_known_is_unknown_and_decodes_to_nothing(words):
+    ids = words.encode(["Madam Xylophon well"])[0]
+    assert ids[1] == UNK
+    assert words.decode(ids) == "Madam well"
+
+
+def test_bpe_knows_every_byte_and_merges_what_is_frequent(bpe):
+    assert bpe.size == 320
+    assert " Hund" in [bpe.vocabulary[i].replace("Ġ", " ") for i in bpe.encode(["ein Hund"])[0]]
+    assert UNK not in bpe.encode(["東京 \U0001f600"])[0]
+
+
+def test_words_are_taken_by_frequency_and_then_alphabetically():
+    tokenizer = train_tokenizer(["d c b a", "b b", "c d"], "word", 4 + 3)
+    assert Counter(tokenizer.vocabulary[4:]) == Counter([" b", " c", " d"])
+    assert train_tokenizer(["z y x w v"], "word", 4 + 2).vocabulary[4:] == [" v", " w"]
+
+
+def test_training_does_not_depend_on_the_order_of_the_lines(tmp_path):
+    for kind in ("bpe", "word"):
+        train_tokenizer(LINES, kind, 300).save(tmp_path / "one.json")
+        train_tokenizer(reversed(LINES), kind, 300).save(tmp_path / "two.json")
+        assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
+
+
+def test_lower_casing_is_the_tokenizers():
+    tokenizer = train_tokenizer(["Ein ÄPFEL"], "word", 100, lowercase=True)
+    assert tokenizer.decode(tokenizer.encode(["EIN äpfel"])[0]) == "ein äpfel"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_a_saved_tokenizer_is_the_same(tmp_path, kind):
+    tokenizer = train_tokenizer(LINES, kind, 300, lowercase=True)
+    tokenizer.save(tmp_path / "t.json")
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert (loaded.kind, loaded.lowercase, loaded.size) == (kind, True, tokenizer.size)
+    assert loaded.encode(LINES) == tokenizer.encode(LINES)
+
+
+def test_a_pair_is_joint_or_separate(tmp_path):
+    pairs = [("ein Hund", "a dog"), ("ein Mann", "a man")]
+    joint = train_pair(pairs, "word", 100, joint=True)
+    joint.save(tmp_path / "joint")
+    loaded = TokenizerPair.load(tmp_path / "joint")
+    assert loaded.joint
+    assert sorted(loaded.source.vocabulary[4:]) == [" Hund", " Mann", " a", " dog", " ein", " man"]
+    separate = train_pair(pairs, "word", 100, joint=False)
+    separate.save(tmp_path / "separate")
+    loaded = TokenizerPair.load(tmp_path / "separate")
+    assert not loaded.joint
+    assert loaded.source.vocabulary[4:] == [" ein", " Hund", " Mann"]
+    assert loaded.target.vocabulary[4:] == [" a", " dog", " man"]
+
+
+def test_a_bpe_vocabulary_must_hold_the_bytes():
+    with pytest.raises(DataError, match="set the vocabulary to 260 or more"):
+        train_tokenizer(LINES, "bpe", SMALLEST_BPE - 1)
+    assert train_tokenizer(LINES, "bpe", SMALLEST_BPE).size == SMALLEST_BPE
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"format": "other"}',
+        b'{"format": "phmctl-tokenizer-1"}',
+        json.dumps(
+            {
+                "format": "phmctl-tokenizer-1",
+                "kind": "bpe",
+                "lowercase": False,
+                "vocabulary": ["a"],
+                "merges": [["a", "b"]],
+            }
+        ).encode(),
+        b'{"format": "phmctl-tokenizer-1", "kind": "x", "lowercase": false, "vocabulary": [], "merges": []}',
+    ],
+)
+def test_a_damaged_file_is_a_users_error(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        TokenizerPair.load(tmp_path)
+
+
+def test_a_missing_file_is_a_users_error(tmp_path):
+    with pytest.raises(DataError, match="cannot read the tokenizer"):
+        TokenizerPair.load(tmp_path)
