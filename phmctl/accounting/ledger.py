@@ -248,6 +248,9 @@ def _unscaled(settings: ModelSection, vocabularies: tuple[int, int]) -> int:
 def _notes(
     settings: ModelSection, vocabularies: tuple[int, int], rows: Sequence[Row], unscaled: int | None
 ) -> Iterator[str]:
+    served = ["source"] * settings.share_embeddings + ["target"] + ["generator"] * (settings.generator == "tied")
+    if len(served) > 1:
+        yield f"one table serves {', '.join(served[:-1])} and {served[-1]}"
     for row in rows:
         asked = vocabularies[1] if row.kind == "generator" or "target" in row.component else vocabularies[0]
         if row.kind in VOCABULARY_KINDS and row.shape[0] != asked:

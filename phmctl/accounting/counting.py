@@ -1,0 +1,94 @@
+"""``count-params``: a recipe's ledgers for several algebras and n, with the published figures beside them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phmctl.accounting.ledger import Ledger, ledger_for_recipe
+from phmctl.accounting.published import PublishedTable, published_tables
+from phmctl.errors import UserError
+from phmctl.recipe.loading import common_overrides, load_recipe
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """What ``count-params`` found.
+
+    Attributes:
+        recipe: the recipe's name.
+        ledgers: one a variant, in the order asked for.
+        published: the published tables, where they were asked for.
+    """
+
+    recipe: str
+    ledgers: tuple[Ledger, ...]
+    published: tuple[PublishedTable, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "recipe": self.recipe,
+            "variants": [ledger.as_json() for ledger in self.ledgers],
+            "published": [table.as_json() for table in self.published],
+        }
+
+
+def count_parameters(
+    recipe: str,
+    *,
+    ns: Sequence[int] = (),
+    algebras: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    paper: bool = False,
+) -> ParameterCount:
+    """Count a recipe's parameters without allocating a weight.
+
+    Args:
+        recipe: a path or a shipped name.
+        ns: the values of n to compare; none: the recipe's own.
+        algebras: the algebras to compare; none: what n implies. A fixed algebra has its own n: it is counted once.
+        overrides: ``key.path=value`` settings, as for every command.
+        paper: add the published figures that belong to the recipe.
+
+    Raises:
+        RecipeError: the recipe, an algebra or a setting is wrong.
+        DimensionError: n does not divide a dimension; names the nearest that do.
+    """
+    # The plain recipe first: what is wrong with it should not be blamed on a variant.
+    name = load_recipe(recipe, overrides).name
+    variants = [load_recipe(recipe, [*choice, *overrides]) for choice in _choices(ns, algebras)]
+    ledgers = tuple(ledger_for_recipe(variant) for variant in variants)
+    return ParameterCount(name, ledgers, tuple(published_tables(name)) if paper else ())
+
+
+def parse_ns(text: str | None) -> list[int]:
+    """Read ``1,2,4``.
+
+    Raises:
+        UserError: a part is not a positive whole number.
+    """
+    parts = split_list(text)
+    wrong = [part for part in parts if not part.isdecimal() or int(part) < 1]
+    if wrong:
+        raise UserError(f"--n {text}: {wrong[0]!r} is not a positive whole number; want for example --n 1,2,4,8,16")
+    return [int(part) for part in parts]
+
+
+def split_list(text: str | None) -> list[str]:
+    """Split a comma-separated option, dropping empty parts and repetitions."""
+    parts = [part.strip() for part in (text or "").split(",")]
+    return list(dict.fromkeys(part for part in parts if part))
+
+
+def _choices(ns: Sequence[int], algebras: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the overrides of each variant."""
+    if not algebras:
+        yield from (common_overrides(n=n) for n in ns)
+        if not ns:
+            yield []
+        return
+    for algebra in algebras:
+        if algebra == "phm" and ns:
+            yield from (common_overrides(algebra=algebra, n=n) for n in ns)
+        else:
+            yield common_overrides(algebra=algebra)

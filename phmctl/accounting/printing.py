@@ -1,0 +1,80 @@
+"""Ledgers and comparisons as tables for people."""
+
+from collections.abc import Sequence
+
+from phmctl.accounting.counting import ParameterCount
+from phmctl.accounting.ledger import Ledger, Row, Totals
+from phmctl.accounting.published import PublishedTable
+from phmctl.console import note, print_table
+
+_COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
+_COMPARED = ("model", "parameters", "of dense", "without embeddings", "of dense", "rules A", "share of A")
+_PUBLISHED = ("row", "published", "arrangement", "our count", "holds")
+
+
+def print_count(count: ParameterCount) -> None:
+    """Print one variant's ledger or several variants' comparison, then the published figures."""
+    if len(count.ledgers) == 1:
+        print_ledger(count.ledgers[0])
+    else:
+        print_comparison(count.recipe, count.ledgers)
+    for table in count.published:
+        print_published(table)
+
+
+def print_ledger(ledger: Ledger, *, stdout: bool = True) -> None:
+    """Print a ledger: a row a component, those of equal layers added up, then the totals."""
+    rows = [_cells(row.component, row.copies, _shape(row), row) for row in ledger.folded()]
+    rows.append(_cells("total", "", "", ledger.totals))
+    rows.append(_cells("without embeddings", "", "", ledger.without_embeddings))
+    print_table(f"{ledger.name}: parameters", _COLUMNS, rows, stdout=stdout)
+    print_savings(ledger)
+    _print_notes(ledger.notes)
+
+
+def print_savings(ledger: Ledger) -> None:
+    """Print what the model saves against its dense twin, with and without embeddings."""
+    whole, inner = ledger.totals, ledger.without_embeddings
+    note(f"saved against the dense twin: {1 - whole.share:.1%}; without embeddings {1 - inner.share:.1%}")
+
+
+def print_comparison(recipe: str, ledgers: Sequence[Ledger]) -> None:
+    """Print a row a variant: totals, and their share of the dense twin's."""
+    rows = []
+    for ledger in ledgers:
+        whole, inner = ledger.totals, ledger.without_embeddings
+        cells = [ledger.name.removeprefix(f"{recipe} "), _number(whole.parameters), f"{whole.share:.1%}"]
+        cells += [_number(inner.parameters), f"{inner.share:.1%}"]
+        rows.append([*cells, str(ledger.rules), f"{whole.rule / whole.parameters:.2%}"])
+    print_table(f"{recipe}: parameters by variant", _COMPARED, rows)
+    _print_notes(dict.fromkeys(text for ledger in ledgers for text in ledger.notes))
+
+
+def print_published(table: PublishedTable) -> None:
+    """Print a published table: each arrangement that was tried, its exact count, and whether it is the figure."""
+    rows = []
+    for row in table.rows:
+        for index, candidate in enumerate(row.candidates):
+            label, figure = (row.label, row.figure) if index == 0 else ("", "")
+            count = "–" if candidate.count is None else _number(candidate.count)
+            rows.append((label, figure, candidate.arrangement, count, "yes" if candidate.holds else "no"))
+    print_table(table.title, _PUBLISHED, rows)
+    _print_notes(table.notes)
+
+
+def _cells(name: str, copies: int | str, shape: str, row: Row | Totals) -> list[str]:
+    numbers = (row.dense, row.parameters, row.components, row.rule, row.bias, row.norm, row.embedding)
+    return [name, str(copies), shape, *map(_number, numbers)]
+
+
+def _shape(row: Row) -> str:
+    return "×".join(map(str, row.shape))
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _print_notes(notes: Sequence[str] | dict[str, None]) -> None:
+    for text in notes:
+        note(f"· {text}")

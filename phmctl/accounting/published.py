@@ -1,0 +1,268 @@
+"""The published parameter counts, and which arrangement of the model each of them is.
+
+Sources: Zhang et al. 2021, Tables 2 and 4; the CENG501 reproduction of that paper. Every count of ours is taken from
+the ledger of a real model on the ``meta`` device. The papers leave the arrangement unsaid; what the numbers force:
+
+* 44M is six encoder and six decoder layers of the base model without embeddings, though the text says four.
+* A † row doubles the inner widths and leaves the residual width: exactly twice the components.
+* CENG501's rows at n = 1 and 16 are exact with n everywhere. Those at n = 2, 4 and 8 are exact when one d×d map a layer
+  stays at n = 16, in both of their setups; with n everywhere no single vocabulary size gives them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from phmctl.accounting.ledger import Ledger, Row, ledger_for_settings
+from phmctl.recipe.schema import ModelSection
+
+_UNITS = {"K": 1_000, "M": 1_000_000}
+_ANY_VOCABULARY = 8  # the maps alone are counted
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way in which a published figure could have come about.
+
+    Attributes:
+        arrangement: in words.
+        count: our exact count of it, or None where no model has it.
+        holds: whether the count is the figure, rounded as the figure is.
+    """
+
+    arrangement: str
+    count: int | None
+    holds: bool
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A row of a published table: its label, its figure as printed, and what we make of it."""
+
+    label: str
+    figure: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether some arrangement gives the figure."""
+        return any(candidate.holds for candidate in self.candidates)
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A published table of parameter counts.
+
+    Attributes:
+        key: its name in JSON.
+        title: what it is.
+        rows: in the published order.
+        notes: what the rows show together.
+    """
+
+    key: str
+    title: str
+    rows: tuple[PublishedRow, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the table as plain values."""
+        rows = [asdict(row) | {"holds": row.holds} for row in self.rows]
+        return {"key": self.key, "title": self.title, "rows": rows, "notes": list(self.notes)}
+
+
+def agrees(figure: str, count: int) -> bool:
+    """Say whether a count, rounded as the figure is (``5.5M``, ``721K``, ``29,421,568``), is the figure."""
+    unit = _UNITS.get(figure[-1], 1)
+    number = figure.rstrip("KM").replace(",", "")
+    digits = len(number.partition(".")[2])
+    return f"{count / unit:.{digits}f}" == number
+
+
+def published_tables(recipe_name: str) -> list[PublishedTable]:
+    """Return the tables that a recipe reproduces; all of them for a recipe that reproduces none."""
+    tables = {"table2": table_2, "table4": table_4}
+    tables |= {"ceng501-shakespeare": ceng501_shakespeare, "ceng501-de-en": ceng501_de_en}
+    chosen = [make for prefix, make in tables.items() if recipe_name.startswith(prefix)]
+    return [make() for make in chosen or tables.values()]
+
+
+# Tables 2 and 4 of the paper.
+
+
+def base_model(layers: int = 6, **changes: Any) -> ModelSection:
+    """Return the base Transformer, 512 wide with a feed-forward of 2048, of `layers` + `layers` layers."""
+    settings = {"encoder_layers": layers, "decoder_layers": layers, "width": 512, "feed_forward": 2048, "heads": 8}
+    return ModelSection(**(settings | changes))
+
+
+def table_2() -> PublishedTable:
+    """Table 2, machine translation: one column of counts for seven corpora."""
+    figures = {1: "44M", 2: "22M", 4: "11M", 8: "5.5M", 16: "2.9M"}
+    rows = [_row_of_the_paper("Transformer", "44M", "real", 1)]
+    rows.append(_row_of_the_paper("Quaternion", "11M", "quaternion", 1))
+    rows += [_row_of_the_paper(f"PHM n={n}", figures[n], "phm", n) for n in (2, 4, 8, 16)]
+    rows += [_row_of_the_paper(f"PHM n={n} †", figures[n // 2], "phm", n, upsize=2) for n in (2, 4, 8)]
+    return PublishedTable("table2", "PHM paper, Table 2 (machine translation)", tuple(rows), tuple(_table_2_notes()))
+
+
+def table_4() -> PublishedTable:
+    """Table 4, style transfer."""
+    figures = {2: "22M", 4: "11M", 8: "5.5M", 16: "2.9M"}
+    rows = [_row_of_the_paper("Transformer", "44M", "real", 1)]
+    rows += [_row_of_the_paper(f"PHM n={n}", figure, "phm", n) for n, figure in figures.items()]
+    return PublishedTable("table4", "PHM paper, Table 4 (style transfer)", tuple(rows), tuple(_paper_notes()))
+
+
+def _row_of_the_paper(label: str, figure: str, algebra: str, n: int, upsize: int = 1) -> PublishedRow:
+    candidates = []
+    for words, changes in _arrangements(n):
+        ledger = _maps(base_model(algebra=algebra, n=n, upsize=upsize, **changes))
+        rules = f" (K = {ledger.rules})" if ledger.rules else ""
+        count = ledger.map_weights
+        candidates.append(Candidate(words + rules, count, agrees(figure, count)))
+    return PublishedRow(label, figure, tuple(candidates))
+
+
+def _arrangements(n: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the arrangements to try, in words and settings. Only at n = 16 do the rules weigh enough to tell."""
+    yield "4+4 layers, as the text says", {"layers": 4}
+    yield "6+6 layers", {}
+    if n == 16:
+        yield "6+6 layers, Q, K and V separate", {"projections": "separate"}
+        yield "6+6 layers, one packed in-projection", {"projections": "packed"}
+        yield "6+6 layers, one rule a sublayer", {"rules": "sublayer"}
+        yield "6+6 layers, one rule in all", {"rules": "model"}
+
+
+def _paper_notes() -> Iterator[str]:
+    components = _maps(base_model(algebra="phm", n=16)).without_embeddings.components
+    fits = [rules for rules in range(200) if agrees("2.9M", components + rules * 16**3)]
+    yield "counted: weights of the linear maps and their K rules; no embeddings, biases or norms"
+    yield f"44M is 6+6 layers ({_maps(base_model()).map_weights:,}); the 4+4 of the text have {_four_layers():,}"
+    yield f"2.9M at n = 16 needs {fits[0]} to {fits[-1]} rules; the paper does not say how its rules are arranged"
+
+
+def _four_layers() -> int:
+    return _maps(base_model(4)).map_weights
+
+
+def _table_2_notes() -> Iterator[str]:
+    yield from _paper_notes()
+    doubled = [_maps(base_model(algebra="phm", n=n, upsize=2)).without_embeddings.components for n in (2, 4, 8)]
+    plain = [_maps(base_model(algebra="phm", n=n)).without_embeddings.components for n in (2, 4, 8)]
+    twice = all(two == 2 * one for two, one in zip(doubled, plain, strict=True))
+    yield f"† rows: S is {'exactly' if twice else 'not'} twice that of the row without †; the rules stay as they are"
+    small = _maps(base_model(2, width=256, feed_forward=1024, heads=4)).map_weights
+    yield f"De-En and Ro-En are 2+2 layers, 256 wide, in the text: {small:,}, so 44M cannot be theirs"
+
+
+# The CENG501 reproduction.
+
+_SHAKESPEARE = {
+    1: "29,421,568",
+    2: "13,857,048",
+    4: "7,043,264",
+    8: "3,651,072",
+    16: "2,072,576",
+}
+_DE_EN = {
+    1: "27,309,056",
+    2: "13,579,416",
+    4: "6,830,272",
+    8: "3,463,680",
+    16: "1,844,224",
+}
+
+
+def phm_plus(layers: int, width: int, heads: int, n: int) -> ModelSection:
+    """Return CENG501's model: tables and generator are PHM too, the feed-forward is as wide as the model."""
+    return ModelSection(
+        algebra="real" if n == 1 else "phm",
+        n=n,
+        width=width,
+        feed_forward=width,
+        heads=heads,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        projections="packed",
+        embeddings="phm",
+        generator="phm",
+        generator_bias=True,
+        share_embeddings=False,
+        norm="post",
+        final_norm=False,
+    )
+
+
+def ceng501_shakespeare() -> PublishedTable:
+    """CENG501, style transfer: 4+4 layers, 512 wide, vocabulary 8192."""
+    return _ceng501("ceng501-shakespeare", "CENG501, style transfer", _SHAKESPEARE, 8192, (4, 512, 8))
+
+
+def ceng501_de_en() -> PublishedTable:
+    """CENG501, De-En: 2+2 layers, 256 wide, vocabulary 32768."""
+    return _ceng501("ceng501-de-en", "CENG501, De-En", _DE_EN, 32768, (2, 256, 4))
+
+
+def _ceng501(
+    key: str, title: str, figures: dict[int, str], vocabulary: int, shape: tuple[int, int, int]
+) -> PublishedTable:
+    rows = []
+    for n, figure in figures.items():
+        candidates = list(_ceng501_candidates(figure, vocabulary, lambda n: phm_plus(*shape, n), n))
+        rows.append(PublishedRow("Transformer" if n == 1 else f"PHM+ n={n}", figure, tuple(candidates)))
+    rules = _ledger(phm_plus(*shape, 16), vocabulary).rules
+    notes = (
+        f"PHM+: embeddings and generator are PHM too; {rules} rules; every parameter is counted",
+        "n = 2, 4, 8: exact if one d×d map of each layer was left at n = 16; which one, the counts cannot tell",
+    )
+    return PublishedTable(key, f"{title} ({vocabulary:,} token types a side)", tuple(rows), notes)
+
+
+def _ceng501_candidates(
+    figure: str, vocabulary: int, settings: Callable[[int], ModelSection], n: int
+) -> Iterator[Candidate]:
+    wanted = int(figure.replace(",", ""))
+    ours = _ledger(settings(n), vocabulary).totals.parameters
+    yield Candidate("n everywhere", ours, ours == wanted)
+    if ours == wanted:
+        return
+    fitting = fitting_vocabulary(wanted, settings(n), vocabulary)
+    words = f"n everywhere, a vocabulary of {fitting:,.2f}"
+    yield Candidate(words, None, False)
+    mixed = left_at(_ledger(settings(n), vocabulary), _ledger(settings(16), vocabulary))
+    yield Candidate("one d×d map a layer left at n = 16", mixed, mixed == wanted)
+
+
+def fitting_vocabulary(wanted: int, settings: ModelSection, near: int) -> float:
+    """Return the vocabulary, on both sides, at which a model would have `wanted` parameters.
+
+    A model's count is linear in the vocabulary. A figure that is not a whole number means that there is none.
+    """
+    here, step = _ledger(settings, near).totals.parameters, settings.dimension
+    slope = (_ledger(settings, near + step).totals.parameters - here) / step
+    return near + (wanted - here) / slope
+
+
+def left_at(ledger: Ledger, other: Ledger) -> int:
+    """Count a model in which one map of each layer was left as it is in another model of the same shape.
+
+    The map taken is the feed-forward's second, which each layer has once.
+    """
+    pairs = zip(ledger.rows, other.rows, strict=True)
+    return sum((there if _is_left(here) else here).parameters for here, there in pairs)
+
+
+def _is_left(row: Row) -> bool:
+    return row.component.endswith(".feed_forward.contract")
+
+
+def _maps(settings: ModelSection) -> Ledger:
+    return _ledger(settings, _ANY_VOCABULARY)
+
+
+@cache
+def _ledger(settings: ModelSection, vocabulary: int) -> Ledger:
+    return ledger_for_settings(settings, vocabulary, vocabulary)

@@ -1,0 +1,178 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from phmctl.accounting.ledger import VOCABULARY_KINDS, ledger_for_recipe, ledger_for_settings, rows_of
+from phmctl.errors import DimensionError
+from phmctl.models.transformer import build_transformer
+from phmctl.nn.linear import PHMLinear
+from phmctl.recipe.loading import common_overrides, load_recipe
+from phmctl.recipe.schema import ModelSection
+
+SMALL = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 2}
+N = 4
+
+
+def small(**changes):
+    return ModelSection(**(SMALL | changes))
+
+
+def real_count(model):
+    """The truth: parameters of a model whose weights are there."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+choices = st.fixed_dictionaries(
+    {
+        "choice": st.sampled_from([("real", 1), ("complex", 2), ("quaternion", 4), ("phm", 2), ("phm", 4), ("phm", 8)]),
+        "rules": st.sampled_from(["separate", "sublayer", "model"]),
+        "projections": st.sampled_from(["fused", "separate", "packed"]),
+        "embeddings": st.sampled_from(["dense", "phm"]),
+        "generator": st.sampled_from(["dense", "phm", "tied"]),
+        "share_embeddings": st.booleans(),
+        "bias": st.booleans(),
+        "final_norm": st.booleans(),
+        "upsize": st.sampled_from([1, 2]),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(choices, st.integers(8, 40), st.integers(8, 40))
+def test_the_ledger_adds_up_to_the_real_model(chosen, source, target):
+    algebra, n = chosen.pop("choice")
+    model = small(algebra=algebra, n=n, **chosen)
+    ledger = ledger_for_settings(model, source, target)
+    assert ledger.totals.parameters == real_count(build_transformer(model, source, target))
+
+
+@settings(max_examples=20, deadline=None)
+@given(choices)
+def test_the_dense_column_is_the_dense_twin(chosen):
+    algebra, n = chosen.pop("choice")
+    ledger = ledger_for_settings(small(algebra=algebra, n=n, **chosen), 16, 24)  # n divides both vocabularies
+    twin = small(algebra="real", n=1, **chosen)
+    assert ledger.totals.dense == real_count(build_transformer(twin, 16, 24))
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_map_has_kd_over_n_components_a_cubic_rule_and_its_bias(n):
+    row = next(row for row in ledger_for_settings(small(algebra="phm", n=n), 16, 16).rows if row.kind == "map")
+    assert row.component == "encoder.0.attention.query_key_value"
+    assert row.shape == (48, 16)
+    assert (row.components, row.rule, row.bias) == (48 * 16 // n, n**3, 48)
+    assert row.dense == 48 * 16 + 48
+
+
+def test_a_dense_map_and_a_fixed_algebra_have_no_rule():
+    for model in (small(), small(algebra="quaternion")):
+        ledger = ledger_for_settings(model, 16, 16)
+        assert (ledger.totals.rule, ledger.rules) == (0, 0)
+
+
+def test_the_dense_model_is_its_own_twin():
+    totals = ledger_for_settings(small(), 16, 16).totals
+    assert totals.parameters == totals.dense
+    assert totals.share == 1.0
+
+
+def test_a_shared_rule_is_counted_once():
+    # One encoder layer has two sublayers, each of the two decoder layers three.
+    counts = {"separate": 4 + 2 * 7, "sublayer": 2 + 2 * 3, "model": 1}
+    for rules, expected in counts.items():
+        ledger = ledger_for_settings(small(algebra="phm", n=N, rules=rules), 16, 16)
+        assert ledger.rules == expected
+        assert ledger.totals.rule == expected * N**3
+
+
+def test_without_embeddings_leaves_out_the_tables_and_the_generator():
+    model = small(algebra="phm", n=N, embeddings="phm", generator="phm", generator_bias=True, share_embeddings=False)
+    ledger = ledger_for_settings(model, 16, 24)
+    outside = ledger.totals.parameters - ledger.without_embeddings.parameters
+    weights = (16 + 24 + 24) * SMALL["width"] // N
+    assert outside == weights + 3 * N**3 + 24
+    assert {row.component for row in ledger.rows if row.kind in VOCABULARY_KINDS} == {
+        "source_embedding",
+        "target_embedding",
+        "generator",
+    }
+
+
+def test_the_vocabulary_does_not_change_what_is_without_embeddings():
+    few, many = (ledger_for_settings(small(algebra="phm", n=N), size, size) for size in (16, 1600))
+    assert few.without_embeddings == many.without_embeddings
+    assert many.totals.parameters - few.totals.parameters == 1584 * SMALL["width"]
+
+
+def test_folding_equal_layers_keeps_the_sums():
+    ledger = ledger_for_settings(small(algebra="phm", n=N, rules="model"), 16, 16)
+    folded = ledger.folded()
+    assert sum(row.parameters for row in folded) == ledger.totals.parameters
+    assert sum(row.dense for row in folded) == ledger.totals.dense
+    assert sum(row.copies for row in folded) == len(ledger.rows)
+    names = [row.component for row in folded]
+    assert "decoder.0-1.feed_forward.expand" in names
+    assert "encoder.0.feed_forward.expand" in names
+
+
+def test_rows_of_counts_any_model():
+    model = nn.Sequential(nn.Embedding(10, 8), PHMLinear(8, 4, 2), nn.Linear(4, 3), nn.LayerNorm(3), nn.GRU(3, 2))
+    rows, rules = rows_of(model)
+    assert sum(row.parameters for row in rows) == real_count(model)
+    assert [row.kind for row in rows] == ["embedding", "map", "map", "norm", "other"]
+    assert rules == 1
+    assert rows[-1].other == real_count(model[4])
+
+
+def test_a_module_in_two_places_is_counted_once():
+    layer = nn.Linear(3, 3)
+    rows, _ = rows_of(nn.Sequential(layer, layer))
+    assert [row.parameters for row in rows] == [12]
+
+
+def test_tied_weights_are_counted_once():
+    embedding, generator = nn.Embedding(10, 4), nn.Linear(4, 10)
+    generator.weight = embedding.weight
+    rows, _ = rows_of(nn.Sequential(embedding, generator))
+    assert [row.parameters for row in rows] == [40, 10]
+
+
+def test_upsizing_names_the_unscaled_dense_model():
+    ledger = ledger_for_settings(small(algebra="phm", n=N, upsize=2), 16, 16)
+    assert ledger.unscaled == real_count(build_transformer(small(), 16, 16))
+    assert ledger.totals.dense == real_count(build_transformer(small(upsize=2), 16, 16))
+    assert any("upsize 2" in text and f"{ledger.unscaled:,}" in text for text in ledger.notes)
+
+
+def test_a_vocabulary_that_n_does_not_divide_is_rounded_up_and_said():
+    ledger = ledger_for_settings(small(algebra="phm", n=N, embeddings="phm"), 17, 17)
+    table = next(row for row in ledger.rows if row.kind == "embedding")
+    assert table.shape == (20, 16)
+    assert any("17 token types, held in 20 rows" in text for text in ledger.notes)
+
+
+def test_a_recipe_s_vocabulary_is_called_a_request():
+    recipe = load_recipe("miniature", common_overrides(n=4))
+    asked = ledger_for_recipe(recipe)
+    known = ledger_for_recipe(recipe, (1000, 1000))
+    assert any("as the recipe asks" in text for text in asked.notes)
+    assert not any("as the recipe asks" in text for text in known.notes)
+    assert asked.totals.embedding - known.totals.embedding == (recipe.data.vocabulary - 1000) * recipe.model.width
+
+
+def test_n_that_does_not_divide_names_the_nearest():
+    model = small().model_copy(update={"algebra": "phm", "n": 3})  # past the schema, which would refuse it
+    with pytest.raises(DimensionError, match=r"n = 3 does not divide .* 2 and 4"):
+        ledger_for_settings(model, 16, 16)
+
+
+def test_as_json_holds_every_row_and_both_totals():
+    ledger = ledger_for_settings(small(algebra="phm", n=N), 16, 16)
+    content = ledger.as_json()
+    assert sum(row["parameters"] for row in content["rows"]) == content["totals"]["parameters"]
+    share = content["without_embeddings"]["share_of_dense"]
+    assert math.isclose(share, ledger.without_embeddings.parameters / ledger.without_embeddings.dense)
+    assert content["rules"] == ledger.rules

@@ -1,0 +1,44 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from phmctl.cli.count_params import count_params
+from phmctl.errors import UserError
+
+app = typer.Typer()
+app.command()(count_params)
+
+
+def run(*args):
+    return CliRunner().invoke(app, list(args))
+
+
+def test_the_table_goes_to_stdout_and_the_notes_to_stderr():
+    result = run("miniature", "--n", "1,4")
+    assert result.exit_code == 0
+    assert "phm-n4" in result.stdout
+    assert "as the recipe asks" in result.stderr
+    assert "as the recipe asks" not in result.stdout
+
+
+def test_json_is_one_document():
+    result = run("ceng501-de-en", "--n", "1,16", "--json")
+    content = json.loads(result.stdout)
+    assert [variant["totals"]["parameters"] for variant in content["variants"]] == [27_309_056, 1_844_224]
+    assert content["recipe"] == "ceng501-de-en"
+
+
+def test_settings_and_algebras():
+    result = run("miniature", "--algebra", "quaternion", "--set", "model.width=64", "--set", "model.heads=2", "--json")
+    (variant,) = json.loads(result.stdout)["variants"]
+    assert variant["model"]["width"] == 64
+    assert variant["model"]["algebra"] == "quaternion"
+    assert variant["rules"] == 0
+
+
+@pytest.mark.parametrize("args", [["--n", "3"], ["--n", "0"], ["--set", "model.widht=8"]])
+def test_wrong_input_is_a_user_s_error(args):
+    result = run("miniature", *args)
+    assert isinstance(result.exception, UserError)

@@ -1,0 +1,89 @@
+"""Every shipped recipe loads, builds its model, and says where its values come from."""
+
+import math
+
+import pytest
+
+from phmctl.models.transformer import build_transformer
+from phmctl.recipe.loading import common_overrides, load_recipe
+from phmctl.shipped import shipped, shipped_names
+
+NAMES = shipped_names("recipes")
+
+
+def test_the_experiments_that_have_cards_are_shipped():
+    assert set(NAMES) >= {
+        "miniature",
+        "multi30k-de-en",
+        "table2-iwslt14-de-en",
+        "table2-iwslt15-en-vi",
+        "table4-shakespeare",
+        "ceng501-shakespeare",
+        "ceng501-de-en",
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_named_after_its_file_and_its_card_is_shipped(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.description
+    assert recipe.data.card in shipped_names("cards")
+
+
+@pytest.mark.parametrize("choice", [{"n": 1}, {"n": 4}, {"n": 16}, {"algebra": "quaternion"}], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_builds_its_model(name, choice):
+    recipe = load_recipe(name, common_overrides(**choice))
+    vocabulary = recipe.data.vocabulary
+    model = build_transformer(recipe.model, vocabulary, vocabulary, device="meta")
+    assert len(model.encoder) == recipe.model.encoder_layers
+    assert len(model.decoder) == recipe.model.decoder_layers
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_says_where_its_values_come_from(name):
+    text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert text.count("#") >= 6
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "heads", "steps"),
+    [
+        ("table2-iwslt14-de-en", 2, 256, 4, 50_000),  # appendix B.2
+        ("table2-iwslt15-en-vi", 4, 512, 8, 50_000),  # appendix B.2
+        ("table4-shakespeare", 4, 512, 8, 10_000),  # appendix B.3
+    ],
+)
+def test_the_paper_s_recipes_have_the_paper_s_shape(name, layers, width, heads, steps):
+    recipe = load_recipe(name)
+    model = recipe.model
+    assert (model.encoder_layers, model.decoder_layers) == (layers, layers)
+    assert (model.width, model.heads, model.feed_forward) == (width, heads, 4 * width)
+    assert recipe.training.steps == steps
+    assert (recipe.decoding.beam, recipe.decoding.alpha) == (5, 0.6)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("table")])
+def test_the_peak_rate_is_tensor2tensor_s(name):
+    recipe = load_recipe(name)
+    training = recipe.training
+    peak = 2 * recipe.model.width**-0.5 * training.warmup**-0.5
+    assert math.isclose(training.learning_rate, peak, rel_tol=1e-3)
+    assert (training.beta1, training.beta2, training.epsilon) == (0.9, 0.997, 1e-9)
+    assert (training.schedule, training.warmup, training.average) == ("inverse_sqrt", 16_000, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "vocabulary", "steps"),
+    [("ceng501-shakespeare", 512, 8192, 5175), ("ceng501-de-en", 256, 32768, 50_000)],
+)
+def test_the_reproduction_s_recipes_have_its_setup(name, width, vocabulary, steps):
+    recipe = load_recipe(name)
+    model, training = recipe.model, recipe.training
+    assert (model.width, model.feed_forward) == (width, width)
+    assert (recipe.data.tokenizer, recipe.data.vocabulary, recipe.data.joint) == ("word", vocabulary, False)
+    assert (training.optimizer, training.learning_rate, training.weight_decay) == ("adamw", 1e-4, 0.05)
+    assert (training.schedule, training.steps) == ("constant", steps)
