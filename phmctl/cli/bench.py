@@ -1,0 +1,120 @@
+"""``phmctl bench``: speed as a ratio, measured in turns in one run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phmctl.cli import options
+from phmctl.console import emit_json, print_table
+
+if TYPE_CHECKING:
+    from phmctl.benchmarks.timing import Spread
+    from phmctl.recipe.schema import Recipe
+
+bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
+
+Rounds = Annotated[int, typer.Option(min=1, help="Samples of each candidate.")]
+
+
+@bench.command("layer")
+def bench_layer(
+    in_features: Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, the layer's input width.")] = 512,
+    out_features: Annotated[int, typer.Option("-k", "--out-features", min=1, help="k, its output width.")] = 512,
+    n: Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")] = "4",
+    tokens: Annotated[str, typer.Option(help="Numbers of input rows, separated by commas.")] = "16,512,4096",
+    algebra: Annotated[str, typer.Option(help="phm or a fixed algebra.")] = "phm",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    rounds: Rounds = 20,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+) -> None:
+    """A PHM layer against ``nn.Linear``: forward, forward and backward, and evaluation with H kept."""
+    from phmctl.benchmarks.layer import bench_layer as measure
+    from phmctl.devices import pick_device, set_threads
+
+    set_threads(threads)
+    rows = [
+        row
+        for each in _integers("--n", n)
+        for row in measure(
+            in_features,
+            out_features,
+            each,
+            _integers("--tokens", tokens),
+            algebra=algebra,
+            dtype=dtype,
+            device=str(pick_device(device)),
+            rounds=rounds,
+        )
+    ]
+    if json:
+        emit_json([row.as_json() for row in rows])
+        return
+    cells = [(f"{r.n}", r.tokens, r.mode, _milliseconds(r.dense), _milliseconds(r.phm), _ratio(r.ratio)) for r in rows]
+    title = f"{in_features} → {out_features}, {algebra}, {dtype} (median, quartiles)"
+    print_table(title, ("n", "tokens", "mode", "nn.Linear ms", "PHM ms", "PHM / nn.Linear"), cells)
+
+
+@bench.command("train")
+def bench_train(
+    recipe: options.RecipeArgument,
+    n: options.N = None,
+    algebra: options.Algebra = None,
+    device: options.Device = None,
+    settings: options.Settings = None,
+    data: options.DataRoot = None,
+    batches: Annotated[int, typer.Option(min=1, help="Different batches in a sample.")] = 4,
+    rounds: Rounds = 10,
+    json: options.Json = False,
+) -> None:
+    """Training steps against the dense twin and a bare ``nn.Transformer``, on the recipe's prepared data."""
+    from phmctl.benchmarks.training import bench_training
+    from phmctl.data.store import data_root
+
+    result = bench_training(
+        _recipe(recipe, n, algebra, device, settings), data or data_root(), batches=batches, rounds=rounds
+    )
+    if json:
+        emit_json(result.as_json())
+        return
+    cells = [
+        (
+            r.candidate,
+            f"{r.parameters:,}",
+            _milliseconds(r.step_seconds),
+            f"{r.target_tokens_per_second:,.0f}",
+            _ratio(r.speed),
+        )
+        for r in result.rows
+    ]
+    title = (
+        f"{result.recipe} on {result.device}, {result.threads} threads, {result.precision}; "
+        f"{result.real_share:.1%} of the positions are real tokens"
+    )
+    columns = ("model", "parameters", "ms a step", "target tokens/s", f"speed / {result.baseline}")
+    print_table(title, columns, cells)
+
+
+def _recipe(name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None) -> "Recipe":
+    from phmctl.recipe.loading import common_overrides, load_recipe
+
+    return load_recipe(name, [*common_overrides(n=n, algebra=algebra, device=device), *(settings or [])])
+
+
+def _integers(option: str, text: str) -> list[int]:
+    from phmctl.errors import UserError
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"{option} {text}: want whole numbers separated by commas, for example {option} 4,8") from error
+
+
+def _milliseconds(spread: "Spread") -> str:
+    return f"{1e3 * spread.median:.2f}"
+
+
+def _ratio(spread: "Spread") -> str:
+    return f"{spread.median:.2f} ({spread.lower:.2f}–{spread.upper:.2f})"
