@@ -1,3 +1,4 @@
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ def ragged(rows, chunk=None):
     size = chunk or max(len(rows), 1)
     parts = [rows[i : i + size] for i in range(0, len(rows), size)]
     return Ragged(
-        [(np.array(sum(part, []), np.int32), np.cumsum([0, *map(len, part)], dtype=np.int32)) for part in parts]
+        [(np.array([*chain(*part)], np.int32), np.cumsum([0, *map(len, part)], dtype=np.int32)) for part in parts]
     )
 
 

@@ -1,0 +1,72 @@
+import pytest
+
+from phmctl.data.catalog import Cleaning
+from phmctl.data.cleaning import CleanPairs, HeldOut, clean_line
+
+PLAIN = Cleaning()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line", "clean"),
+    [
+        (PLAIN, " \tein  Mann\t ", "ein  Mann"),
+        (PLAIN, "\u00a0ein&apos;s\u200b", "\u00a0ein&apos;s\u200b"),
+        (Cleaning(entities="decode"), "it &apos;s &quot; A &amp; B &quot;", "it 's \" A & B \""),
+        (Cleaning(entities="decode"), "&#91; &#124; &#93; &lt; &gt;", "[ | ] < >"),
+        (Cleaning(entities="decode"), "&amp;apos; &copy; &#65; AT&T", "&apos; &copy; &#65; AT&T"),
+        (Cleaning(normalise=True), " e\u0301\u00a0 x\u2028y ", "\u00e9 x y"),
+    ],
+)  # fmt: skip
+def test_a_line_is_cleaned_as_the_card_says(settings, line, clean):
+    assert clean_line(line, settings) == clean
+
+
+def test_lower_casing_is_left_to_the_tokenizer():
+    assert clean_line("Ein Mann", Cleaning(lowercase=True)) == "Ein Mann"
+
+
+def test_train_loses_empty_sides_and_held_out_pairs_with_counts():
+    held_out = HeldOut([("Guten Tag .", "Hello."), ("Ja", "Yes")])
+    pairs = [
+        ("ein Hund", "a dog"),
+        ("", "nothing"),
+        ("nichts", "\u00a0 "),
+        ("", ""),
+        ("guten  Tag.", "HELLO ."),  # case and white space do not make another pair
+        ("Ja", "Indeed"),
+        ("Genau", "Yes"),
+        ("Guten Tag .", "Yes"),  # both sides stand there, but not as a pair
+    ]
+    clean = CleanPairs(pairs, PLAIN, 10, held_out)
+    assert list(clean) == [pairs[0], *pairs[5:]]
+    assert clean.tally.as_dict() == {
+        "read": 8,
+        "kept": 0,
+        "dropped": {"empty_side": 3, "in_valid_or_test": 1},
+        "noted": {"source_in_valid_or_test": 2, "target_in_valid_or_test": 2},
+    }
+    assert list(clean) == [pairs[0], *pairs[5:]]
+    assert clean.tally.read == 8
+
+
+def test_train_loses_what_is_too_long_or_too_unequal():
+    train = CleanPairs([], Cleaning(max_ratio=1.5), 10, HeldOut([]))
+    lengths = [(9, 9), (10, 9), (9, 10), (1, 2), (5, 3), (6, 3), (3, 6), (1, 3)]
+    assert [train.fits(*pair) for pair in lengths] == [True, False, False, True, True, False, False, False]
+    assert train.tally.as_dict()["dropped"] == {"over_long": 2, "length_ratio": 3}
+    assert train.tally.kept == 3
+    assert CleanPairs([], PLAIN, 10, HeldOut([])).fits(1, 9)
+
+
+def test_valid_and_test_keep_every_line():
+    pairs = [("", ""), ("a", ""), ("a b", "c")]
+    clean = CleanPairs(pairs, Cleaning(max_ratio=1.5), 10)
+    assert list(clean) == pairs
+    assert clean.fits(50, 1)
+    assert clean.fits(1, 5)
+    assert clean.tally.as_dict() == {
+        "read": 3,
+        "kept": 2,
+        "dropped": {},
+        "noted": {"empty_side": 2, "over_long": 1},
+    }

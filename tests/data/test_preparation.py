@@ -1,0 +1,324 @@
+import gzip
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import phmctl.data.preparation as preparation
+from phmctl.data.batching import plan_batches, real_token_share
+from phmctl.data.catalog import Cleaning
+from phmctl.data.corpus import Corpus, corpus_from_files
+from phmctl.data.preparation import choose_section, prepare, prepare_named
+from phmctl.data.store import PreparedData, prepared_folder
+from phmctl.errors import DataError, OutputError, RecipeError
+from phmctl.recipe.schema import DataSection
+
+TRAIN = [(f"ein Hund sieht Haus {i} .", f"a dog sees house {i} .") for i in range(300)]
+TRAIN += [("", "empty"), ("das ist ein Test", "this is a test"), ("lang " * 60, "long"), ("ein Hund " * 5, "dog")]
+VALID = [("Das ist  ein Test", "This is a test"), ("", ""), ("lang " * 60, "long " * 60)]
+TEST = [("Ein Hund\u2028läuft", "A dog runs")]
+SECTION = DataSection(card="tiny", vocabulary=300, max_tokens=40)
+CLEANING = Cleaning(max_ratio=3.0)
+
+
+def corpus(train=TRAIN, **others):
+    splits = {"train": train, "valid": VALID, "test": TEST} | others
+    return Corpus("tiny", "de", "en", splits={name: pairs for name, pairs in splits.items() if pairs is not None})
+
+
+def write_files(folder: Path) -> dict[str, tuple[Path, Path]]:
+    folder.mkdir(exist_ok=True)
+    for name, pairs in (("train", TRAIN[:300]), ("valid", VALID), ("test", TEST)):
+        for side, suffix in enumerate(("de", "en")):
+            (folder / f"{name}.{suffix}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    return {name: (folder / f"{name}.de", folder / f"{name}.en") for name in ("train", "valid", "test")}
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def files_below(root: Path) -> list[str]:
+    return [path.name for path in root.rglob("*") if path.is_file()]
+
+
+def test_everything_is_counted_and_stored(tmp_path):
+    prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    splits = prepared.manifest["splits"]
+    assert splits["train"]["read"] == 304
+    assert splits["train"]["kept"] == 300
+    assert splits["train"]["dropped"] == {"empty_side": 1, "in_valid_or_test": 1, "over_long": 1, "length_ratio": 1}
+    assert splits["valid"] == splits["valid"] | {"read": 3, "kept": 3, "noted": {"empty_side": 1, "over_long": 1}}
+    assert prepared.manifest["token_types"] == {"source": 300, "target": 300}
+    train, valid, test = (prepared.split(name) for name in ("train", "valid", "test"))
+    assert (len(train), len(valid), len(test)) == (300, 3, 1)
+    assert splits["train"]["source"]["tokens"] == len(train.source.values)
+    assert splits["train"]["target"]["longest"] == train.target.lengths.max()
+    assert prepared.tokenizers.source.decode(train.source[7]) == TRAIN[7][0]
+    assert valid.source_text == [pair[0].strip() for pair in VALID]
+    assert prepared.tokenizers.target.decode(test.target[0]) == test.target_text[0] == "A dog runs"
+
+
+def test_the_tokenizer_sees_train_alone(tmp_path):
+    section = SECTION.model_copy(update={"tokenizer": "word"})
+    prepared = prepare(section, corpus(), CLEANING, root=tmp_path)
+    assert " runs" not in prepared.tokenizers.source.vocabulary
+    assert " Test" not in prepared.tokenizers.source.vocabulary
+    assert prepared.manifest["splits"]["test"]["target"]["unknown"] == 2
+
+
+def test_references_keep_their_case_under_lower_casing(tmp_path):
+    prepared = prepare(SECTION, corpus(), Cleaning(lowercase=True), root=tmp_path)
+    test = prepared.split("test")
+    assert test.target_text == ["A dog runs"]
+    assert prepared.tokenizers.target.decode(test.target[0]) == "a dog runs"
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "word"])
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_same_text_gives_the_same_bytes(tmp_path, tokenizer, joint):
+    section = SECTION.model_copy(update={"tokenizer": tokenizer, "joint": joint})
+    one = prepare(section, corpus(), CLEANING, root=tmp_path / "one")
+    two = prepare(section, corpus(), CLEANING, root=tmp_path / "two", workers=2)
+    assert content(one.folder) == content(two.folder)
+    names = {"manifest.json", "train.arrow", "valid.arrow", "test.arrow"}
+    joint_names = {"tokenizer.json"} if joint else {"tokenizer.source.json", "tokenizer.target.json"}
+    assert set(content(one.folder)) == names | joint_names
+    listed = {entry["name"]: entry["sha256"] for entry in one.manifest["files"]}
+    assert listed == {name: digest for name, digest in content(one.folder).items() if name != "manifest.json"}
+
+
+def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
+    one = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "one")
+    monkeypatch.setattr(preparation, "_CHUNK", 7)
+    two = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "two")
+    assert content(one.folder) == content(two.folder)
+
+
+def test_a_second_time_nothing_is_done(tmp_path, capsys, monkeypatch):
+    files = write_files(tmp_path / "raw")
+    section = DataSection(card="mine", vocabulary=300)
+    first = prepare_named(section, root=tmp_path, files=files)
+    before = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
+    capsys.readouterr()
+    monkeypatch.setattr("phmctl.data.provenance.sha256", lambda path: pytest.fail(f"{path} was read again"))
+    begin = time.perf_counter()
+    prepare_named(section, root=tmp_path, files=files)
+    assert time.perf_counter() - begin < 1
+    assert {path: path.stat().st_mtime_ns for path in first.folder.iterdir()} == before
+    assert "up to date" in capsys.readouterr().err
+
+
+def test_a_touched_file_is_read_but_not_prepared_anew(tmp_path, capsys):
+    files = write_files(tmp_path / "raw")
+    section = DataSection(card="mine", vocabulary=300)
+    prepare_named(section, root=tmp_path, files=files)
+    os.utime(files["train"][0], ns=(1, 1))
+    capsys.readouterr()
+    prepare_named(section, root=tmp_path, files=files)
+    assert "up to date" in capsys.readouterr().err
+
+
+def test_a_changed_file_is_named_and_prepared_anew(tmp_path, capsys):
+    files = write_files(tmp_path / "raw")
+    section = DataSection(card="mine", vocabulary=300)
+    before = content(prepare_named(section, root=tmp_path, files=files).folder)
+    text = files["train"][0].read_text(encoding="utf-8")
+    files["train"][0].write_text(text.replace("Haus 7 ", "Maus 7 "), encoding="utf-8")
+    capsys.readouterr()
+    prepared = prepare_named(section, root=tmp_path, files=files)
+    assert "out of date (train.de changed): preparing anew" in capsys.readouterr().err
+    assert content(prepared.folder)["train.arrow"] != before["train.arrow"]
+    assert prepared.tokenizers.source.decode(prepared.split("train").source[7]) == "ein Hund sieht Maus 7 ."
+
+
+def test_other_lists_and_other_settings_are_prepared_anew(tmp_path, capsys):
+    prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    prepare(SECTION, corpus(TRAIN[:200]), CLEANING, root=tmp_path)
+    assert "(train changed)" in capsys.readouterr().err
+    prepared = prepare(SECTION, corpus(TRAIN[:200]), Cleaning(lowercase=True), root=tmp_path)
+    assert "(settings changed)" in capsys.readouterr().err
+    assert prepared.manifest["splits"]["train"]["read"] == 200
+
+
+@pytest.mark.parametrize("damage", ["train.arrow", "tokenizer.json", "manifest.json"])
+def test_a_damaged_folder_is_prepared_anew(tmp_path, damage):
+    prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    before = content(prepared.folder)
+    (prepared.folder / damage).write_bytes(b"{}")
+    assert content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder) == before
+
+
+def test_force_prepares_anew(tmp_path, capsys):
+    prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    capsys.readouterr()
+    prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True)
+    assert "up to date" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("line 3 is not UTF-8"), OSError(28, "No space left")])
+@pytest.mark.parametrize("where", ["_encode", "write_json"])
+def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, error, where):
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(preparation, where, fail)
+        with pytest.raises((KeyboardInterrupt, DataError, OSError)):
+            prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    assert [name for name in files_below(tmp_path) if not name.endswith(".lock")] == []
+    with pytest.raises(DataError, match="not prepared"):
+        PreparedData.find(SECTION, tmp_path)
+    assert len(prepare(SECTION, corpus(), CLEANING, root=tmp_path).split("train")) == 300
+
+
+def test_a_failed_second_preparation_keeps_the_first(tmp_path):
+    before = content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder)
+
+    def broken():
+        raise DataError("train.de, line 3 is not UTF-8")
+
+    class Broken:
+        def __iter__(self):
+            broken()
+
+    with pytest.raises(DataError, match="line 3"):
+        prepare(SECTION, corpus(Broken()), CLEANING, root=tmp_path, force=True)
+    assert content(PreparedData.find(SECTION, tmp_path).folder) == before
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path):
+    folder = prepared_folder(SECTION, tmp_path)
+    leftover = folder.with_name(f".{folder.name}.new")
+    leftover.mkdir(parents=True)
+    (leftover / "train.arrow").write_bytes(b"half")
+    prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    assert not leftover.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        prepare(SECTION, corpus(), CLEANING, root=tmp_path / "file")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("phmctl.data.store.os.fsync", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": [("", ""), ("a " * 99, "b")]}, "no train pair is left of 2 read \\(empty_side: 1, over_long: 1\\)"),
+        ({"train": []}, "no train pair is left of 0 read"),
+        ({"valid": None}, "has the splits train, test; train and valid are needed"),
+    ],
+)
+def test_nothing_to_train_on_is_a_users_error(tmp_path, splits, message):
+    with pytest.raises(DataError, match=message):
+        prepare(SECTION, corpus(**splits), CLEANING, root=tmp_path)
+
+
+def test_unequal_files_are_a_users_error(tmp_path):
+    files = write_files(tmp_path / "raw")
+    with files["train"][1].open("a") as handle:
+        handle.write("one more\n")
+    with pytest.raises(DataError, match=r"train\.de has 300 sentences.*train\.en has 301"):
+        prepare_named(DataSection(card="mine", vocabulary=300), root=tmp_path, files=files)
+
+
+def test_a_corpus_without_test_is_prepared(tmp_path):
+    files = write_files(tmp_path / "raw")
+    own = corpus_from_files("mine", files["train"], files["valid"])
+    prepared = prepare(DataSection(card="mine", vocabulary=300), own, Cleaning(), root=tmp_path)
+    with pytest.raises(DataError, match=r"no split 'test'.*there are train, valid"):
+        prepared.split("test")
+
+
+def test_a_card_that_is_prepared_needs_no_network(tmp_path, monkeypatch):
+    raw = tmp_path / "raw files"
+    files = write_files(raw)
+    for (old, _), new in zip(files.values(), ("train", "val", "test_2016_flickr"), strict=True):
+        for suffix in ("de", "en"):
+            data = old.with_suffix(f".{suffix}").read_bytes()
+            (raw / f"{new}.{suffix}.gz").write_bytes(gzip.compress(data))
+    section = DataSection(card="multi30k-de-en", vocabulary=300)
+    first = prepare_named(section, root=tmp_path, source=raw)
+    monkeypatch.setattr(preparation, "open_corpus", lambda *_: pytest.fail("the corpus was opened"))
+    assert prepare_named(section, root=tmp_path).manifest == first.manifest
+
+
+def test_own_files_want_a_name_of_their_own(tmp_path):
+    files = write_files(tmp_path / "raw")
+    section = DataSection(card="mine", vocabulary=300)
+    with pytest.raises(DataError, match="'shakespeare' is a card"):
+        prepare_named(DataSection(card="shakespeare"), root=tmp_path, files=files)
+    with pytest.raises(DataError, match="--source is for a card's files"):
+        prepare_named(section, root=tmp_path, files=files, source=tmp_path)
+    with pytest.raises(DataError, match="wants --valid too"):
+        prepare_named(section, root=tmp_path, files={"train": files["train"]})
+
+
+def test_an_unknown_card_names_the_nearest(tmp_path):
+    with pytest.raises(DataError, match="did you mean 'multi30k-de-en'"):
+        prepare_named(DataSection(card="multi30k"), root=tmp_path)
+
+
+def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
+    card = choose_section("shakespeare", None, {})
+    assert (card.tokenizer, card.vocabulary, card.joint) == ("word", 8192, False)
+    assert choose_section("shakespeare", None, {"vocabulary": 99}).vocabulary == 99
+    assert choose_section("mine", None, {}) == DataSection(card="mine")
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "name: own\ndata: {card: x, vocabulary: 77, max_tokens: 55}\nmodel: {width: 8, heads: 1}\n"
+        "training: {steps: 1}\n"
+    )
+    chosen = choose_section("mine", str(recipe), {"max_tokens": 44})
+    assert (chosen.card, chosen.vocabulary, chosen.max_tokens) == ("mine", 77, 44)
+    with pytest.raises(RecipeError):
+        choose_section("mine", "no-such-recipe", {})
+    with pytest.raises(DataError, match=r"--max-tokens 0: .*greater than or equal to 1"):
+        choose_section("mine", None, {"max_tokens": 0})
+
+
+def test_the_environment_is_left_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "perhaps")
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    prepare(SECTION, corpus(), CLEANING, root=tmp_path, workers=2)
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "perhaps"
+    assert "RAYON_NUM_THREADS" not in os.environ
+
+
+def test_the_manifest_says_where_the_text_came_from(tmp_path):
+    files = write_files(tmp_path / "raw")
+    prepared = prepare_named(DataSection(card="mine", vocabulary=300), root=tmp_path, files=files)
+    manifest = json.loads((prepared.folder / "manifest.json").read_text(encoding="utf-8"))
+    path = files["valid"][1]
+    entry = {"name": "valid.en", "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert entry in manifest["sources"]
+    assert len(manifest["sources"]) == 6
+    assert manifest["settings"]["vocabulary"] == 300
+
+
+def test_real_captions_fill_their_batches(tmp_path, real_data):
+    folder = real_data / "multi30k-de-en"
+    if not folder.is_dir():
+        pytest.skip("no real data")
+    prepared = prepare_named(DataSection(card="multi30k-de-en"), root=tmp_path, source=folder)
+    train = prepared.split("train")
+    assert len(train) == 29_000
+    assert [len(prepared.split(name)) for name in ("valid", "test")] == [1014, 1000]
+    lengths = train.source.lengths, train.target.lengths
+    plan = plan_batches(*lengths, 4096, seed=1, epoch=0)
+    assert real_token_share(plan, *lengths) > 0.94
+    test = prepared.split("test")
+    assert [
+        prepared.tokenizers.target.decode(row) for row in map(test.target.__getitem__, range(1000))
+    ] == test.target_text

@@ -1,0 +1,156 @@
+from itertools import chain
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import phmctl.data.store as store
+from phmctl.data.store import (
+    ParallelSplit,
+    PreparedData,
+    Ragged,
+    SplitWriter,
+    data_root,
+    prepare_command,
+    prepared_folder,
+)
+from phmctl.errors import DataError, OutputError
+from phmctl.recipe.schema import DataSection
+
+ROWS = [([5, 6], [7], "ein Hund", "a dog"), ([], [], "", ""), ([8], [9, 10, 11], "Äpfel\u2028", "<s>")]
+
+
+def written(path, rows, *, with_text=True):
+    with SplitWriter(path, with_text=with_text) as writer:
+        for row in rows:
+            writer.add([row])
+    return ParallelSplit(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=5), max_size=5), st.data())
+def test_ragged_rows_come_back_from_any_chunks(chunks, data):
+    rows = [row for chunk in chunks for row in chunk]
+    ragged = Ragged(
+        [(np.array([*chain(*chunk)], np.int32), np.cumsum([0, *map(len, chunk)], dtype=np.int32)) for chunk in chunks]
+    )
+    assert len(ragged) == len(rows)
+    assert [ragged[i].tolist() for i in range(len(rows))] == rows
+    assert ragged.values.tolist() == [*chain(*rows)]
+    assert ragged.lengths.tolist() == list(map(len, rows))
+    assert ragged.offsets.tolist() == [0, *np.cumsum(ragged.lengths)]
+    picked = data.draw(st.lists(st.sampled_from(range(len(rows))), max_size=8)) if rows else []
+    assert ragged.gather(np.array(picked, np.int64)).tolist() == [*chain(*(rows[i] for i in picked))]
+    with pytest.raises(IndexError):
+        ragged[len(rows)]
+
+
+def test_a_split_comes_back_from_the_disk(tmp_path):
+    split = written(tmp_path / "valid.arrow", ROWS)
+    assert len(split) == 3
+    assert [split.source[i].tolist() for i in range(3)] == [row[0] for row in ROWS]
+    assert split.target[-1].tolist() == [9, 10, 11]
+    assert split.source_text == [row[2] for row in ROWS]
+    assert split.target_text == [row[3] for row in ROWS]
+    assert split.source.values.dtype == np.int32
+
+
+def test_a_split_is_mapped_and_not_copied(tmp_path):
+    split = written(tmp_path / "valid.arrow", ROWS)
+    assert not split.source.values.flags.owndata
+    assert np.shares_memory(split.source[0], split.source.values)
+
+
+def test_large_splits_are_written_in_record_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "ROWS", 2)
+    rows = [([4] * (i % 3), [5] * i, str(i), "") for i in range(7)]
+    split = written(tmp_path / "valid.arrow", rows)
+    assert [split.target[i].tolist() for i in range(7)] == [row[1] for row in rows]
+    assert split.source.gather(np.array([5, 2])).tolist() == [4, 4, 4, 4]
+    assert split.source_text == [str(i) for i in range(7)]
+
+
+def test_the_datasets_library_opens_a_split(tmp_path):
+    written(tmp_path / "valid.arrow", ROWS)
+    dataset = datasets.Dataset.from_file(str(tmp_path / "valid.arrow"))
+    assert dataset[2] == {"source": [8], "target": [9, 10, 11], "source_text": "Äpfel\u2028", "target_text": "<s>"}
+
+
+def test_train_keeps_no_text(tmp_path):
+    split = written(tmp_path / "train.arrow", ROWS, with_text=False)
+    with pytest.raises(DataError, match=r"train\.arrow keeps no text"):
+        _ = split.source_text
+
+
+def test_an_empty_split_is_a_split(tmp_path):
+    split = written(tmp_path / "test.arrow", [])
+    assert len(split) == 0
+    assert split.source_text == []
+
+
+def test_a_damaged_split_is_a_users_error(tmp_path):
+    path = tmp_path / "train.arrow"
+    with pytest.raises(DataError, match=r"cannot read .*train\.arrow"):
+        ParallelSplit(path)
+    path.write_bytes(b"no arrow")
+    with pytest.raises(DataError, match="prepare the data again with --force"):
+        ParallelSplit(path)
+
+
+def test_a_place_that_cannot_be_written_is_a_users_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        SplitWriter(tmp_path / "file" / "train.arrow", with_text=False)
+
+
+def test_the_folder_says_the_settings(tmp_path):
+    section = DataSection(card="multi30k-de-en", vocabulary=8000, max_tokens=128)
+    assert prepared_folder(section, tmp_path) == tmp_path / "prepared" / "multi30k-de-en" / "bpe-8000-joint-128"
+    own = DataSection(card="cards/own.yaml", tokenizer="word", vocabulary=50, joint=False)
+    assert prepared_folder(own, tmp_path) == tmp_path / "prepared" / "own" / "word-50-256"
+    with pytest.raises(DataError, match="cannot name a corpus"):
+        prepared_folder(DataSection(card="../x"), tmp_path)
+
+
+def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("PHMCTL_DATA", raising=False)
+    assert str(data_root()) == "data"
+    monkeypatch.setenv("PHMCTL_DATA", str(tmp_path))
+    assert data_root() == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("section", "command"),
+    [
+        (
+            DataSection(card="multi30k-de-en"),
+            "phmctl prepare-data multi30k-de-en --tokenizer bpe --vocabulary 8000 --joint --max-tokens 256",
+        ),
+        (
+            DataSection(card="mine", tokenizer="word", vocabulary=90, joint=False, max_tokens=50),
+            "phmctl prepare-data mine --tokenizer word --vocabulary 90 --separate --max-tokens 50 "
+            "--train SRC TGT --valid SRC TGT --test SRC TGT",
+        ),
+    ],
+)
+def test_what_is_not_prepared_names_the_command(tmp_path, section, command):
+    assert prepare_command(section) == command
+    folder = prepared_folder(section, tmp_path)
+    for find in (lambda: PreparedData.open(folder), lambda: PreparedData.find(section, tmp_path)):
+        with pytest.raises(DataError) as caught:
+            find()
+        assert str(caught.value).endswith(f"run: {command}")
+
+
+def test_a_folder_of_another_name_names_the_command_in_general(tmp_path):
+    with pytest.raises(DataError, match=r"run: phmctl prepare-data NAME$"):
+        PreparedData.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b"\xff"])
+def test_a_damaged_manifest_is_a_users_error(tmp_path, content):
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(DataError, match="--force"):
+        PreparedData.open(tmp_path)
