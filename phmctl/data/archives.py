@@ -87,7 +87,7 @@ def _extract_zip(archive: Path, folder: Path) -> None:
 
 def _check(archive: Path, name: str, *, regular: bool) -> None:
     parts = PurePosixPath(name.replace("\\", "/")).parts
-    if name.startswith("/") or ".." in parts or PureWindowsPath(name).anchor:
+    if ".." in parts or PureWindowsPath(name).anchor:  # an anchor: /, \\ or a drive
         raise DataError(f"{archive}: member {name!r} leads out of the archive's folder; nothing was extracted")
     if not regular:
         raise DataError(f"{archive}: member {name!r} is a link or a device; nothing was extracted")

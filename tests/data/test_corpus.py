@@ -108,6 +108,15 @@ def test_when_nothing_answers_the_way_out_is_named(tmp_path, monkeypatch):
     assert len(message.splitlines()) <= 3
 
 
+@pytest.mark.parametrize(("prefer", "first"), [("hub", "the hub http"), ("urls", "cannot fetch file")])
+def test_the_card_says_whom_to_ask_first(tmp_path, monkeypatch, prefer, first):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    hub = {"id": "a/b", "splits": {"train": "train"}, "columns": {"source": "de", "target": "en"}}
+    card = card_with([tmp_path / "absent.de"], hub).model_copy(update={"prefer": prefer})
+    with pytest.raises(DownloadError, match=f"cannot fetch 'multi30k-de-en': {first}"):
+        open_corpus(card, None, tmp_path / "cache")
+
+
 # Real data
 
 

@@ -126,7 +126,7 @@ XML = """\
 <url>http://www.example.org/talk</url>
 <description>Ein Vortrag &amp; mehr</description>
 <title>Kein Satz</title>
-<seg id="1"> Tom &amp; Jerry &lt;3 &#228;, R&D &amp;lt; </seg>
+<seg id="1"> Tom &amp; Jerry &lt;3 &#228;, R&D &amp;lt; &ltd </seg>
 <seg id="2"></seg>
 <seg id="3">\u00a0zwei
 Zeilen </seg>
@@ -138,7 +138,7 @@ Zeilen </seg>
 
 def test_iwslt_xml_yields_its_segments(tmp_path):
     path = write(tmp_path / "IWSLT14.TED.dev2010.de-en.de.xml", XML)
-    expected = ["Tom & Jerry <3 ä, R&D &lt;", "", "\u00a0zwei Zeilen", "a", "b  c"]
+    expected = ["Tom & Jerry <3 ä, R&D &lt; &ltd", "", "\u00a0zwei Zeilen", "a", "b  c"]
     assert list(read_sentences(path, "iwslt-xml")) == expected
 
 
