@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phmctl.cli import options
-from phmctl.console import emit_json, note
+from phmctl.console import emit_json, note, print_table
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
+
+_MEMORY = ("parameters", "gradients", "moments", "activations", "total")
 
 
 def train(
@@ -52,10 +54,21 @@ def train(
 
 
 def _show(recipe: "Recipe", json: bool) -> None:
-    from phmctl.training.dry_run import describe
+    """Print what a training would be: its recipe, its parameters, its batches and the memory it expects."""
+    from phmctl.accounting.ledger import ledger_for_recipe
+    from phmctl.accounting.printing import print_ledger
+    from phmctl.recipe.loading import dump_recipe
+    from phmctl.training.memory import expect_memory
 
-    plan = describe(recipe)
+    ledger, memory = ledger_for_recipe(recipe), expect_memory(recipe)
     if json:
-        emit_json(plan.as_json())
-    else:
-        plan.print()
+        emit_json({"recipe": recipe.model_dump(), "parameters": ledger.as_json(), "memory": memory.as_json()})
+        return
+    typer.echo(dump_recipe(recipe))
+    print_ledger(ledger)
+    rows = [(name, f"{value / 1e6:,.1f}") for name, value in memory.as_json().items() if name in _MEMORY]
+    print_table("memory expected", ("tensors", "MB"), rows)
+    note(
+        f"batch: {memory.micro_batches} × {memory.sentences} sentences of {memory.length} tokens a side, or fewer "
+        f"longer ones ({recipe.training.batch_tokens:,} positions); the libraries and the allocator come on top"
+    )
