@@ -24,7 +24,7 @@ class _IncompleteError(Exception):
 
 
 def download(
-    url: str, target: Path, *, sha256: str | None = None, attempts: int = 4, timeout: float = 20.0, pause: float = 1.0
+    url: str, target: Path, *, sha256: str | None = None, attempts: int = 3, timeout: float = 20.0, pause: float = 1.0
 ) -> Path:
     """Fetch `url` into `target`, unless it is there already.
 
