@@ -1,9 +1,11 @@
 """Every shipped recipe loads, builds its model, and says where its values come from."""
 
 import math
+import re
 
 import pytest
 
+from phmctl.data.preparation import choose_section
 from phmctl.models.transformer import build_transformer
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.shipped import shipped, shipped_names
@@ -87,3 +89,16 @@ def test_the_reproduction_s_recipes_have_its_setup(name, width, vocabulary, step
     assert (recipe.data.tokenizer, recipe.data.vocabulary, recipe.data.joint) == ("word", vocabulary, False)
     assert (training.optimizer, training.learning_rate, training.weight_decay) == ("adamw", 1e-4, 0.05)
     assert (training.schedule, training.steps) == ("constant", steps)
+
+
+@pytest.mark.parametrize("name", ["miniature", "multi30k-de-en"])
+def test_a_recipe_named_after_its_card_wants_what_the_card_proposes(name):
+    # So `prepare-data NAME` and `train NAME` go together with no option.
+    assert load_recipe(name).data == choose_section(name, None, {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_names_the_command_that_prepares_its_data(name):
+    text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^# Prepare its data: phmctl prepare-data (\S+)(?: --recipe (\S+))?$", text, re.MULTILINE)
+    assert choose_section(command[0], command[1] or None, {}) == load_recipe(name).data

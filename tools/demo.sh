@@ -3,7 +3,6 @@
 set -euo pipefail
 
 phmctl=${PHMCTL:-phmctl}
-runs=runs/miniature/phm-n4
 
 step() {
     printf '\n$ phmctl %s\n' "$*"
@@ -12,11 +11,11 @@ step() {
 
 started=$SECONDS
 step prepare-data miniature
-step train miniature --n 4
-run=$(ls -d "$runs"/v* | sort -V | tail -n 1)
+printf '\n$ phmctl train miniature --n 4\n'
+run=$("$phmctl" train miniature --n 4) # the run's folder is all that it prints on stdout
 printf '\n$ head -n 5 %s/text/test.source | phmctl decode %s\n' "$run" "$run"
-head -n 5 "$run/text/test.source" | "$phmctl" decode "$run"
-step decode "$run" --split test
+translations=$(head -n 5 "$run/text/test.source" | "$phmctl" decode "$run")
+paste -d '\n' <(head -n 5 "$run/text/test.source" | sed 's/^/  /') <(printf '%s\n' "$translations" | sed 's/^/  → /')
 step eval "$run" --split test
 step count-params miniature --n 1,2,4,8,16
 printf '\nThe run lies in %s (%d seconds in all).\n' "$run" "$((SECONDS - started))"
