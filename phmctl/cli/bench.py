@@ -1,6 +1,5 @@
 """``phmctl bench``: speed as a ratio, measured in turns in one run."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer

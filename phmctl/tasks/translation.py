@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import read_checkpoint
+from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.batching import Batch, collate, plan_batches
 from phmctl.data.store import ParallelSplit, PreparedData
 from phmctl.data.tokenization import TokenizerPair
@@ -126,7 +126,7 @@ def load_translator(
     tokenizers = TokenizerPair.load(run.tokenizer_folder)
     target = pick_device(device)
     model = build_model(run.recipe, tokenizers, target)
-    tensors = read_checkpoint(run.checkpoint(checkpoint), ("model",)).tensors["model"]
-    model.load_state_dict(dict(tensors))
+    folder = run.checkpoint(checkpoint)
+    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
     model.eval()
     return Translator(model, tokenizers, decoding or run.recipe.decoding, target)
