@@ -1,0 +1,97 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from phmctl.algebra.initialisation import (
+    SCHEMES,
+    dense_variance,
+    initialise_components_,
+    initialise_dense_,
+    initialise_rule_,
+)
+from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.rules import fixed_rule, learned_rule
+from phmctl.errors import UserError
+
+D, K = 240, 480  # divisible by 1, 2, 3, 4, 5, 8, 16
+DIMENSIONS = [1, 2, 3, 4, 5, 8, 16]
+
+
+def rules() -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    fixed = [fixed_rule(name) for name in ("real", "complex", "quaternion", "octonion", "sedenion")]
+    return [learned_rule(n).detach() for n in DIMENSIONS] + fixed
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("A", rules(), ids=lambda A: f"n{len(A)}")
+def test_h_and_its_output_have_the_variance_of_the_dense_scheme(scheme: str, A: torch.Tensor) -> None:
+    torch.manual_seed(7)
+    n = len(A)
+    S = torch.empty(n, K // n, D // n)
+    initialise_components_(S, A, scheme, D, K)
+    H = materialise(A, S)
+    variance = dense_variance(scheme, D, K)
+    # S holds K·D/n independent numbers: the relative deviation of a measured variance is at most √(2n/(KD)).
+    assert H.var().item() == pytest.approx(variance, rel=5 * math.sqrt(2 * n / (K * D)))
+    x = torch.randn(2048, D)
+    assert (x @ H.T).var().item() == pytest.approx(D * variance, rel=0.09)
+    assert (torch.randn(2048, K) @ H).var().item() == pytest.approx(K * variance, rel=0.09)  # backwards too
+
+
+@pytest.mark.parametrize("n", DIMENSIONS)
+def test_n_times_the_variances_of_rule_and_components(n: int) -> None:
+    torch.manual_seed(11)
+    A = torch.stack([learned_rule(n).detach() for _ in range(200)])
+    S = torch.empty(n, K // n, D // n)
+    initialise_components_(S, A[0], "default", D, K)
+    product = n * A.square().mean() * S.var()
+    assert product.item() == pytest.approx(1 / (3 * D), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reference"),
+    [
+        ("default", lambda w: nn.init.kaiming_uniform_(w, a=math.sqrt(5))),
+        ("kaiming_uniform", lambda w: nn.init.kaiming_uniform_(w, nonlinearity="relu")),
+        ("kaiming_normal", lambda w: nn.init.kaiming_normal_(w, nonlinearity="relu")),
+        ("xavier_uniform", nn.init.xavier_uniform_),
+        ("xavier_normal", nn.init.xavier_normal_),
+        ("standard_normal", nn.init.normal_),
+    ],
+)
+def test_dense_schemes_are_those_of_torch(scheme: str, reference) -> None:
+    torch.manual_seed(5)
+    expected = reference(torch.empty(K, D))
+    torch.manual_seed(5)
+    weight = torch.empty(K, D)
+    initialise_dense_(weight, scheme, D, K)
+    torch.testing.assert_close(weight, expected)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_every_fibre_of_a_learned_rule_has_unit_length_in_no_preferred_direction(n: int) -> None:
+    torch.manual_seed(0)
+    A = torch.empty(n, n, n)
+    fibres = []
+    for _ in range(400):
+        initialise_rule_(A)
+        torch.testing.assert_close(A.square().sum(dim=0), torch.ones(n, n))
+        fibres.append(A.reshape(n, -1).clone())
+    covariance = torch.cat(fibres, dim=1).cov()
+    torch.testing.assert_close(covariance, torch.eye(n) / n, atol=0.06, rtol=0)
+
+
+def test_a_rule_of_any_scale_is_allowed_for() -> None:
+    torch.manual_seed(0)
+    A = 7 * torch.randn(4, 4, 4)
+    S = torch.empty(4, K // 4, D // 4)
+    initialise_components_(S, A, "kaiming_normal", D, K)
+    assert materialise(A, S).var().item() == pytest.approx(2 / D, rel=0.05)
+
+
+def test_unknown_scheme_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="no initialization 'xavier' \\(did you mean 'xavier_normal'"):
+        dense_variance("xavier", D, K)

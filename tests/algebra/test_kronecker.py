@@ -1,0 +1,72 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phmctl.algebra.kronecker import materialise, materialise_reference
+
+shapes = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**16))
+
+
+def draw(n: int, rows: int, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(n, n, n, dtype=torch.float64, generator=generator)
+    return A, torch.randn(n, rows, columns, dtype=torch.float64, generator=generator)
+
+
+@given(shapes)
+@settings(max_examples=40, deadline=None)
+def test_h_is_the_sum_of_kronecker_products(shape: tuple[int, int, int, int]) -> None:
+    A, S = draw(*shape)
+    torch.testing.assert_close(materialise(A, S), materialise_reference(A, S))
+
+
+def test_each_entry_is_the_definition() -> None:
+    A, S = draw(3, 2, 4)
+    H = materialise_reference(A, S)
+    for a, s, b, t in [(0, 0, 0, 0), (2, 1, 0, 3), (1, 0, 2, 2)]:
+        assert H[a * 2 + s, b * 4 + t].item() == pytest.approx(float(A[:, a, b] @ S[:, s, t]))
+
+
+def appendix_a(B: torch.Tensor, T: torch.Tensor) -> torch.Tensor:
+    """Return H of eqs. A.1 and A.2: column (i, j) is ψ(B_i T_j), the rows of the product one behind the other."""
+    columns = [(B_i @ T_j).reshape(-1) for B_i in B for T_j in T]  # (k,) each
+    return torch.stack(columns, dim=1)  # (k, d)
+
+
+@given(shapes)
+@settings(max_examples=15, deadline=None)
+def test_appendix_a_is_the_same_family_with_the_axes_permuted(shape: tuple[int, int, int, int]) -> None:
+    n, rows, columns, seed = shape
+    generator = torch.Generator().manual_seed(seed)
+    B = torch.randn(n, n, n, dtype=torch.float64, generator=generator)
+    T = torch.randn(columns, n, rows, dtype=torch.float64, generator=generator)
+    A = B.permute(2, 1, 0)  # A[b, a, i] = B[i, a, b]
+    S = T.permute(1, 2, 0)  # S[b, s, j] = T[j, b, s]
+    torch.testing.assert_close(materialise(A, S), appendix_a(B, T))
+
+
+def test_gradients() -> None:
+    A, S = draw(3, 2, 4)
+    assert torch.autograd.gradcheck(materialise, (A.requires_grad_(), S.requires_grad_()))
+    assert torch.autograd.gradgradcheck(materialise, (A, S))
+
+
+class _Largest(TorchDispatchMode):
+    """Record the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+def test_no_temporary_is_larger_than_h() -> None:
+    A, S = draw(8, 16, 16)
+    with _Largest() as largest:
+        H = materialise(A, S)
+    assert largest.numel == H.numel()

@@ -1,0 +1,128 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phmctl.algebra.rules import ALGEBRAS, check_algebra, fixed_rule, learned_rule, multiply
+from phmctl.errors import DimensionError, UserError
+from phmctl.recipe.schema import FIXED_DIMENSION
+
+# e_i e_j of the octonions, as the Cayley–Dickson doubling of 1, i, j, k gives it: sign and index, rows i, columns j.
+OCTONIONS = """
++0 +1 +2 +3 +4 +5 +6 +7
++1 -0 +3 -2 +5 -4 -7 +6
++2 -3 -0 +1 +6 +7 -4 -5
++3 +2 -1 -0 +7 -6 +5 -4
++4 -5 -6 -7 -0 +1 +2 +3
++5 +4 -7 +6 -1 -0 -3 +2
++6 +7 +4 -5 -2 +3 -0 -1
++7 -6 +5 +4 -3 -2 +1 -0
+"""
+
+
+def numbers(n: int) -> st.SearchStrategy[torch.Tensor]:
+    entries = st.floats(-4, 4, width=32)
+    return st.lists(entries, min_size=n, max_size=n).map(lambda x: torch.tensor(x, dtype=torch.float64))
+
+
+def rule(algebra: str) -> torch.Tensor:
+    return fixed_rule(algebra, dtype=torch.float64)
+
+
+def test_quaternion_rule_is_the_hamilton_matrix() -> None:
+    r, x, y, z = 2.0, 3.0, 5.0, 7.0
+    hamilton = [[r, -x, -y, -z], [x, r, -z, y], [y, z, r, -x], [z, -y, x, r]]  # eq. 3.4
+    H = torch.einsum("iab,i->ab", fixed_rule("quaternion"), torch.tensor([r, x, y, z]))
+    assert H.tolist() == hamilton
+
+
+@given(numbers(4), numbers(4))
+@settings(max_examples=25, deadline=None)
+def test_quaternion_product_is_equation_2_2(q: torch.Tensor, p: torch.Tensor) -> None:
+    qr, qx, qy, qz = q
+    pr, px, py, pz = p
+    expected = torch.stack(
+        [
+            qr * pr - qx * px - qy * py - qz * pz,
+            qx * pr + qr * px - qz * py + qy * pz,
+            qy * pr + qz * px + qr * py - qx * pz,
+            qz * pr - qy * px + qx * py + qr * pz,
+        ]
+    )
+    torch.testing.assert_close(multiply(rule("quaternion"), q, p), expected)
+
+
+def test_octonion_product_follows_the_table() -> None:
+    table = [row.split() for row in OCTONIONS.split("\n") if row]
+    basis = torch.eye(8)
+    for i, j in itertools.product(range(8), repeat=2):
+        sign, index = (1 if table[i][j][0] == "+" else -1), int(table[i][j][1])
+        expected = sign * basis[index]
+        assert multiply(fixed_rule("octonion"), basis[i], basis[j]).tolist() == expected.tolist(), (i, j)
+
+
+@given(st.complex_numbers(max_magnitude=9), st.complex_numbers(max_magnitude=9))
+@settings(max_examples=25, deadline=None)
+def test_complex_product(p: complex, q: complex) -> None:
+    parts = [torch.tensor([z.real, z.imag], dtype=torch.float64) for z in (p, q, p * q)]
+    torch.testing.assert_close(multiply(rule("complex"), parts[0], parts[1]), parts[2])
+
+
+@pytest.mark.parametrize("algebra", ["real", "complex", "quaternion", "octonion"])
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_norms_multiply_up_to_the_octonions(algebra: str, data: st.DataObject) -> None:
+    n = FIXED_DIMENSION[algebra]
+    p, q = data.draw(numbers(n)), data.draw(numbers(n))
+    torch.testing.assert_close(multiply(rule(algebra), p, q).norm(), p.norm() * q.norm())
+
+
+def test_sedenions_have_zero_divisors() -> None:
+    basis = torch.eye(16)
+    singles = list(itertools.combinations(range(1, 16), 2))
+    pairs = [(basis[i] + s * basis[j]) for i, j in singles for s in (1, -1)]
+    left = torch.stack(pairs)
+    products = multiply(fixed_rule("sedenion"), left[:, None], left[None])  # (p, q, 16)
+    zero = (products == 0).all(dim=-1)
+    assert zero.any()
+    assert (multiply(fixed_rule("octonion"), torch.ones(8), torch.ones(8)) != 0).any()
+
+
+@pytest.mark.parametrize("algebra", list(FIXED_DIMENSION))
+def test_each_row_of_a_fixed_rule_is_a_signed_permutation_of_the_components(algebra: str) -> None:
+    A = fixed_rule(algebra)
+    assert A.shape == (FIXED_DIMENSION[algebra],) * 3
+    assert set(A.unique().tolist()) <= {-1.0, 0.0, 1.0}
+    assert (A.square().sum(dim=0) == 1).all()  # one component at each place of H
+    assert (A.square().sum(dim=2) == 1).all()  # each component once in each row
+    one = torch.zeros(len(A))
+    one[0] = 1
+    x = torch.randn(len(A))
+    assert torch.equal(multiply(A, one, x), x)
+
+
+def test_a_fixed_rule_is_a_fresh_tensor() -> None:
+    fixed_rule("complex").zero_()
+    assert fixed_rule("complex").abs().sum() == 4
+
+
+def test_learned_rule_is_a_parameter_of_unit_fibres() -> None:
+    A = learned_rule(5)
+    assert isinstance(A, torch.nn.Parameter)
+    torch.testing.assert_close(A.detach().square().sum(dim=0), torch.ones(5, 5))
+
+
+def test_unknown_algebra_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="no algebra 'quaternoin' \\(did you mean 'quaternion'\\?\\)"):
+        check_algebra("quaternoin", 4)
+    with pytest.raises(UserError, match="no fixed algebra 'octonions' \\(did you mean 'octonion'"):
+        fixed_rule("octonions")
+
+
+def test_fixed_algebra_of_another_dimension() -> None:
+    with pytest.raises(DimensionError, match="algebra 'quaternion' has n = 4, not 8"):
+        check_algebra("quaternion", 8)
+    check_algebra("phm", 7)
+    assert ALGEBRAS == ("real", "complex", "quaternion", "octonion", "sedenion", "phm")
