@@ -17,7 +17,7 @@ from pathlib import Path
 
 import phmctl
 from phmctl.data.miniature import generate
-from phmctl.data.sources.catalog import card_names, load_card
+from phmctl.data.catalog import card_names, load_card
 from phmctl.recipe.loading import load_recipe
 from phmctl.shipped import shipped_names
 
@@ -31,5 +31,4 @@ if not recipes or not cards or len(pairs) != 20:
     raise SystemExit("the wheel lacks recipes, cards or the miniature")
 print(f"wheel: {len(recipes)} recipes, {len(cards)} cards, the miniature")
 PYTHON
-"$python" -m phmctl.cli.main --help >/dev/null 2>&1 || "$work/site/bin/phmctl" --help >/dev/null
 "$work/site/bin/phmctl" count-params miniature --n 1,4
