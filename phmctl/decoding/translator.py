@@ -82,6 +82,7 @@ class Translator:
         """
         sources = self._encode(lines, strict=strict, first_line=first_line)
         results: list[list[Translation]] = [[EMPTY] for _ in lines]
+        advance(sources.count([]))
         with _evaluating(self.model):
             for rows in plan([len(source) for source in sources], self.settings.batch_tokens):
                 found = self.search([sources[row] for row in rows], n_best=n_best)

@@ -156,14 +156,16 @@ def paired_bootstrap(
 
 def _comparison(name: str, results: Sequence[Any], signature: str) -> Comparison:
     baseline, system = results
+    difference = float(system.score) - float(baseline.score)
     return Comparison(
         name,
         float(baseline.score),
         float(system.score),
-        float(system.score) - float(baseline.score),
+        difference,
         float(baseline.ci),
         float(system.ci),
-        float(system.p_value),
+        # sacrebleu counts strictly larger differences: two equal systems would differ with the smallest p there is
+        float(system.p_value) if difference else 1.0,
         signature,
     )
 

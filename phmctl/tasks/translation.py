@@ -129,4 +129,5 @@ def load_translator(
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
     model.eval()
-    return Translator(model, tokenizers, decoding or run.recipe.decoding, target)
+    longest = run.recipe.data.max_tokens
+    return Translator(model, tokenizers, decoding or run.recipe.decoding, target, max_source_tokens=longest)

@@ -1,0 +1,155 @@
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.cli.main import app
+from phmctl.errors import DataError, RecipeError, UserError
+from phmctl.runs import Run
+from phmctl.tasks.translation import load_translator
+from tests.decoding.conftest import TEXT
+from tests.evaluation.runs import SOURCES, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def expected(run: Run) -> list[str]:
+    return [found[0].text for found in load_translator(run, "best", "cpu").translate(SOURCES)]
+
+
+def call(*arguments: object, stdin: bytes = b""):
+    result = CliRunner().invoke(app, ["decode", *map(str, arguments)], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def lines(text: str) -> list[str]:
+    return text.split("\n")[:-1]
+
+
+def test_stdin_to_stdout_one_line_for_one(run: Run, expected: list[str]) -> None:
+    found = call(run.folder, stdin="".join(f"{line}\n" for line in SOURCES).encode())
+    assert lines(found.stdout) == expected
+
+
+def test_a_last_line_without_its_end_and_crlf(run: Run, expected: list[str]) -> None:
+    found = call(run.folder, stdin="\r\n".join(SOURCES).encode())
+    assert lines(found.stdout) == expected
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_window_changes_no_text(run: Run, expected: list[str], window: int) -> None:
+    found = call(run.folder, "--window", window, stdin="".join(f"{line}\n" for line in SOURCES).encode())
+    assert lines(found.stdout) == expected
+
+
+def test_files_in_and_out(run: Run, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
+    found = call(run.folder, "--input", tmp_path / "in", "--output", tmp_path / "out")
+    assert found.stdout == ""
+    assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
+
+
+def test_a_variants_folder_gives_its_newest_run(run: Run, expected: list[str]) -> None:
+    assert lines(call(run.folder.parent, "--split", "test").stdout) == expected
+
+
+def test_checkpoint_and_beam_reach_the_search(run: Run) -> None:
+    found = lines(call(run.folder, "--split", "test", "--checkpoint", "last", "--beam", 1).stdout)
+    greedy = load_translator(run, "last", "cpu", run.recipe.decoding.model_copy(update={"beam": 1}))
+    assert found == [one[0].text for one in greedy.translate(SOURCES)]
+
+
+def test_n_best_is_a_table(run: Run, expected: list[str]) -> None:
+    rows = [line.split("\t") for line in lines(call(run.folder, "--split", "test", "--n-best", 2).stdout)]
+    assert [row[:2] for row in rows[:4]] == [["1", "1"], ["1", "2"], ["2", "1"], ["2", "2"]]
+    assert [row[3] for row in rows if row[1] == "1"] == expected
+    assert all(float(worse[2]) <= float(best[2]) for best, worse in pairwise(rows) if worse[1] == "2")
+
+
+def test_json_is_one_document(run: Run, expected: list[str]) -> None:
+    found = json.loads(call(run.folder, "--split", "test", "--json").stdout)
+    assert [candidates[0]["text"] for candidates in found["translations"]] == expected
+    assert found["run"] == "tiny/real/v001"
+    assert found["decoding"]["beam"] == 3
+
+
+def test_long_lines_warn_with_their_number(run: Run) -> None:
+    found = call(run.folder, stdin=f"{TEXT[0]}\n{TEXT[2] * 3}\n".encode())
+    assert "warning: line 2 has" in found.stderr
+    assert len(lines(found.stdout)) == 2
+
+
+def test_strict_refuses_long_lines(run: Run) -> None:
+    with pytest.raises(DataError, match="line 2 has"):
+        call(run.folder, "--strict", stdin=f"{TEXT[0]}\n{TEXT[2] * 3}\n".encode())
+
+
+def test_invalid_utf8_is_named_by_line(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="stdin, line 2: invalid UTF-8"):
+        call(run.folder, stdin=b"a\n\xff\n")
+    (tmp_path / "in").write_bytes(b"a\nb\n\xe4\n")
+    with pytest.raises(DataError, match="in, line 3: invalid UTF-8"):
+        call(run.folder, "--input", tmp_path / "in")
+
+
+def test_a_failure_leaves_no_output_file(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        call(run.folder, "--output", tmp_path / "out", "--window", 1, stdin=b"a\n\xff\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("--input", "x", "--split", "test"), UserError, "exclude each other"),
+        (("--n-best", "4"), UserError, "--beam 4"),
+        (("--beam", "0"), RecipeError, "--beam 0"),
+        (("--input", "no-such-file"), DataError, "no-such-file"),
+        (("--device", "tpu"), RecipeError, "tpu"),
+    ],
+)
+def test_wrong_options_are_user_errors(run: Run, arguments: tuple[str, ...], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(run.folder, *arguments)
+
+
+def phmctl(*arguments: object) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "from phmctl.cli.main import run; run()", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+
+
+def test_a_line_is_answered_before_the_next_is_asked(run: Run, expected: list[str]) -> None:
+    with phmctl("decode", run.folder, "--window", "1") as process:
+        for line, answer in list(zip(SOURCES, expected, strict=True))[:4]:
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+            assert process.stdout.readline().decode() == f"{answer}\n"
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_reader_that_has_enough_is_no_fault(run: Run) -> None:
+    with phmctl("decode", run.folder, "--window", "1") as process:
+        process.stdin.write(f"{TEXT[0]}\n".encode())
+        process.stdin.flush()
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdin.write(f"{TEXT[0]}\n".encode() * 3)
+        process.stdin.close()
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == b""

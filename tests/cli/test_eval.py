@@ -1,0 +1,67 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.cli.main import app
+from phmctl.errors import RunError
+from phmctl.evaluation.evaluate import evaluate
+from phmctl.runs import Run
+from tests.evaluation.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs"), name="other", seed=2)
+
+
+def call(*arguments: object):
+    result = CliRunner().invoke(app, ["eval", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_the_table_shows_scores_with_signatures(run: Run) -> None:
+    found = call(run.folder).stdout
+    scores = evaluate(run, device="cpu").scores
+    for score in scores:
+        row = next(line for line in found.split("\n") if f" {score.name} " in line)
+        assert f"{score.value:.2f}" in row
+        assert score.signature in row
+    assert "checkpoint step-000002, beam 3, alpha 0.6" in found
+    assert "1–10" in found
+
+
+def test_json_is_the_evaluation(run: Run) -> None:
+    assert json.loads(call(run.folder, "--json").stdout) == evaluate(run, device="cpu").as_dict()
+
+
+def test_against_shows_the_bootstrap(run: Run, other: Run) -> None:
+    found = call(run.folder, "--against", other.folder).stdout
+    assert "paired bootstrap against other/real/v001" in found
+    assert "bs:1000" in found
+
+
+def test_options_reach_the_search(run: Run) -> None:
+    found = json.loads(call(run.folder, "--checkpoint", "last", "--beam", 1, "--alpha", 0.2, "--json").stdout)
+    assert found["checkpoint"] == "step-000001"
+    assert (found["decoding"]["beam"], found["decoding"]["alpha"]) == (1, 0.2)
+    assert Path(run.results_folder / "test.last.json").is_file()
+
+
+def test_lowercase_is_in_the_signature(run: Run) -> None:
+    found = json.loads(call(run.folder, "--lowercase", "--json").stdout)
+    assert "case:lc" in found["scores"][0]["signature"]
+
+
+def test_an_unknown_split(run: Run) -> None:
+    with pytest.raises(RunError, match="it has test"):
+        call(run.folder, "--split", "dev")

@@ -1,0 +1,38 @@
+"""A whole run made in a moment: a tiny random model, its tokenizer, its text."""
+
+from pathlib import Path
+
+from phmctl.checkpoints import model_tensors, write_checkpoint
+from phmctl.data.tokenization import TokenizerPair, train_tokenizer
+from phmctl.files import write_atomic
+from phmctl.recipe.schema import DataSection, DecodingSection, ModelSection, Recipe, TrainingSection
+from phmctl.runs import Run
+from tests.decoding.conftest import TEXT, sharp_model
+
+SOURCES = [*TEXT[:3], "", *TEXT[1:3], TEXT[0]]
+REFERENCES = [*TEXT[3:6], "nothing .", *TEXT[4:6], TEXT[3]]
+
+
+def make_run(root: Path, name: str = "tiny", seed: int = 1, references: list[str] = REFERENCES) -> Run:
+    """Write a run with the checkpoints step-000001 (`last`) and step-000002 (`best`)."""
+    recipe = Recipe(
+        name=name,
+        data=DataSection(card="miniature", vocabulary=320, max_tokens=20),
+        model=ModelSection(width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2),
+        training=TrainingSection(steps=2),
+        decoding=DecodingSection(beam=3, max_ratio=1.0, max_extra=4),
+    )
+    both = train_tokenizer(TEXT, "bpe", 320)
+
+    def fill(run: Run) -> None:
+        TokenizerPair(both, both).save(run.tokenizer_folder)
+        for side, lines in (("source", SOURCES), ("target", references)):
+            write_atomic(run.text_folder / f"test.{side}", "".join(f"{line}\n" for line in lines))
+
+    run = Run.create(root, recipe, fill=fill)
+    for step, pointer in ((1, "last"), (2, "best")):
+        model = sharp_model(both.size, seed=seed * 10 + step)
+        tensors = model_tensors(model)
+        write_checkpoint(run.checkpoints_folder / f"step-{step:06d}", {"model": tensors}, {"step": step})
+        run.point(pointer, step)
+    return run

@@ -1,0 +1,123 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from phmctl.decoding.settings import change_decoding
+from phmctl.errors import OutputError, RunError
+from phmctl.evaluation import evaluate as module
+from phmctl.evaluation.evaluate import decode_split, evaluate, read_text
+from phmctl.metrics.text import bleu, bleu_by_length
+from phmctl.runs import Run
+from phmctl.tasks.translation import load_translator
+from tests.evaluation.runs import REFERENCES, SOURCES, make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path)
+
+
+@pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Counts how often a run is really decoded."""
+    calls: list[str] = []
+    real = module._translate
+
+    def spy(run, lines, checkpoint, *rest):
+        calls.append(checkpoint)
+        return real(run, lines, checkpoint, *rest)
+
+    monkeypatch.setattr(module, "_translate", spy)
+    return calls
+
+
+def by_hand(run: Run, checkpoint: str = "best") -> list[str]:
+    return [found[0].text for found in load_translator(run, checkpoint, "cpu").translate(SOURCES)]
+
+
+def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
+    expected = by_hand(run)
+    found = evaluate(run, device="cpu")
+    assert (run.results_folder / "test.hyp").read_text(encoding="utf-8").split("\n")[:-1] == expected
+    assert found.scores[0] == bleu(expected, REFERENCES)
+    assert found.by_length == bleu_by_length(SOURCES, expected, REFERENCES)
+    assert found.sentences == len(SOURCES)
+    assert found.checkpoint == "step-000002"
+    assert found.comparisons == []
+    assert json.loads((run.results_folder / "test.json").read_text(encoding="utf-8")) == found.as_dict()
+
+
+def test_translations_are_kept(run: Run, decodings: list[str]) -> None:
+    first = evaluate(run, device="cpu")
+    assert evaluate(run, device="cpu") == first
+    assert decodings == ["best"]
+
+
+@pytest.mark.parametrize("change", ["settings", "checkpoint", "text", "torn", "record"])
+def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: list[str], change: str) -> None:
+    before = decode_split(run, "test", device="cpu")
+    path = run.results_folder / "test.hyp"
+    settings = run.recipe.decoding
+    if change == "settings":
+        settings = change_decoding(settings, alpha=0.0)
+    elif change == "checkpoint":
+        run.point("best", 1)
+    elif change == "text":
+        (run.text_folder / "test.source").write_text("Ein Mann .\n" * len(SOURCES), encoding="utf-8")
+    elif change == "torn":
+        path.write_bytes(path.read_bytes()[:-4])
+    else:
+        (run.results_folder / "test.decoding.json").write_text("{", encoding="utf-8")
+    after = decode_split(run, "test", decoding=settings, device="cpu")
+    assert decodings == ["best", "best"]
+    if change in {"torn", "record"}:
+        assert after == before
+    assert path.read_text(encoding="utf-8").split("\n")[:-1] == after
+
+
+def test_the_batch_size_is_no_reason_to_decode_anew(run: Run, decodings: list[str]) -> None:
+    decode_split(run, "test", device="cpu")
+    decode_split(run, "test", decoding=change_decoding(run.recipe.decoding, batch_tokens=9), device="cpu")
+    assert len(decodings) == 1
+
+
+def test_checkpoints_have_results_of_their_own(run: Run) -> None:
+    best, last = decode_split(run, "test", device="cpu"), decode_split(run, "test", "last", device="cpu")
+    assert (best, last) == (by_hand(run), by_hand(run, "last"))
+    assert best != last
+    assert (run.results_folder / "test.last.decoding.json").is_file()
+    assert decode_split(run, "test", device="cpu") == best
+
+
+def test_against_a_run_gives_the_paired_bootstrap(tmp_path: Path, run: Run) -> None:
+    other = make_run(tmp_path, name="other", seed=2)
+    found = evaluate(run, against=other, device="cpu")
+    one = found.comparisons[0]
+    assert one.name == "BLEU"
+    assert one.system == pytest.approx(found.scores[0].value)
+    assert one.baseline == pytest.approx(bleu(by_hand(other), REFERENCES).value)
+    assert found.against == "other/real/v001"
+
+
+def test_runs_with_other_references_do_not_compare(tmp_path: Path, run: Run) -> None:
+    other = make_run(tmp_path, name="other", references=REFERENCES[::-1])
+    with pytest.raises(RunError, match="other test references"):
+        evaluate(run, against=other, device="cpu")
+
+
+def test_a_split_that_is_not_there(run: Run) -> None:
+    with pytest.raises(RunError, match=r"split 'tset' \(did you mean 'test'\?\); it has test"):
+        evaluate(run, split="tset")
+
+
+def test_a_line_separator_is_no_line_break(run: Run) -> None:
+    (run.text_folder / "test.source").write_text("a\u2028b\nc\n", encoding="utf-8")
+    assert read_text(run, "test", "source") == ["a\u2028b", "c"]
+
+
+def test_a_results_folder_that_cannot_be_written(run: Run) -> None:
+    run.results_folder.rmdir()
+    run.results_folder.write_text("in the way", encoding="utf-8")
+    with pytest.raises(OutputError, match="cannot write"):
+        evaluate(run, device="cpu")

@@ -1,0 +1,88 @@
+"""Values are checked against the definitions (Papineni et al. 2002; Popović 2015; Snover et al. 2006), by hand."""
+
+import math
+import re
+
+import pytest
+
+from phmctl.metrics.text import all_scores, bleu, bleu_by_length, chrf, paired_bootstrap, ter
+
+REFERENCES = ["the cat sat on the mat", "a dog barks at the moon tonight"]
+
+
+def test_bleu_by_hand() -> None:
+    # 5 of 6 words; 4 of 5 pairs; 3 of 4; 2 of 3; lengths are equal
+    score = bleu(["the cat sat on the rug"], ["the cat sat on the mat"])
+    assert score.name == "BLEU"
+    assert score.value == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+
+
+def test_a_short_hypothesis_pays_the_brevity_penalty() -> None:
+    score = bleu(["the cat sat on"], ["the cat sat on the mat"])
+    assert score.value == pytest.approx(100 * math.exp(1 - 6 / 4))
+
+
+def test_ter_counts_edits_a_reference_word() -> None:
+    assert ter(["the cat sat on the rug"], ["the cat sat on the mat"]).value == pytest.approx(100 / 6)
+
+
+def test_chrf_of_a_copy_is_100_and_of_other_letters_0() -> None:
+    assert chrf(REFERENCES, REFERENCES).value == pytest.approx(100)
+    assert chrf(["zzz", "zzz"], REFERENCES).value == 0
+
+
+def test_case_counts_unless_lowercase_is_asked_for() -> None:
+    assert bleu(["The Cat Sat On The Mat"], REFERENCES[:1]).value < 10
+    score = bleu(["The Cat Sat On The Mat"], REFERENCES[:1], lowercase=True)
+    assert score.value == pytest.approx(100)
+    assert "case:lc" in score.signature
+
+
+def test_signatures_name_tokenizer_and_version() -> None:
+    by_name = {score.name: score for score in all_scores(REFERENCES, REFERENCES)}
+    assert list(by_name) == ["BLEU", "chrF2", "TER"]
+    assert re.fullmatch(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+", by_name["BLEU"].signature)
+    assert "nc:6|nw:0" in by_name["chrF2"].signature
+    assert "tok:tercom" in by_name["TER"].signature
+    assert list(by_name["BLEU"].as_dict()) == ["name", "value", "signature"]
+
+
+def test_bleu_by_length_scores_each_bin_on_its_own() -> None:
+    sources = ["a b", "a b c d e", "", " ".join("abcdefghijkl")]
+    references = ["the cat sat on the mat"] * 4
+    hypotheses = [references[0], "the cat sat on the rug", references[0], references[0]]
+    found = bleu_by_length(sources, hypotheses, references, bins=(0, 4, 8, 20))
+    assert [(one.low, one.high, one.sentences) for one in found] == [(1, 4, 2), (5, 8, 1), (9, 20, 1), (21, None, 0)]
+    assert [one.bleu for one in found[:3]] == pytest.approx([100, bleu(hypotheses[1:2], references[1:2]).value, 100])
+    assert found[3].bleu is None
+
+
+def test_a_bins_upper_end_belongs_to_it() -> None:
+    found = bleu_by_length(["a b", "a b c"], REFERENCES, REFERENCES, bins=(0, 2))
+    assert [one.sentences for one in found] == [1, 1]
+
+
+def test_bootstrap_of_a_clearly_better_system() -> None:
+    references = [f"sentence number {row} of the little corpus has words" for row in range(60)]
+    worse = [line.replace("little", "small").replace("words", "them") for line in references]
+    by_name = {one.name: one for one in paired_bootstrap(worse, references, references, samples=200)}
+    one = by_name["BLEU"]
+    assert one.system == pytest.approx(100)
+    assert one.baseline == pytest.approx(bleu(worse, references).value)
+    assert one.difference == pytest.approx(one.system - one.baseline)
+    assert one.p_value == pytest.approx(1 / 201)
+    assert "bs:200" in one.signature
+    assert by_name["chrF2"].difference > 0
+
+
+def test_bootstrap_of_a_system_with_itself_finds_nothing() -> None:
+    hypotheses = ["the cat sat on a mat", "a dog barks at a moon tonight"] * 10
+    one = paired_bootstrap(hypotheses, hypotheses, REFERENCES * 10, samples=100)[0]
+    assert one.difference == 0
+    assert one.p_value == 1.0
+
+
+@pytest.mark.parametrize(("hypotheses", "references"), [(["a"], ["a", "b"]), ([], [])])
+def test_sides_that_do_not_match_are_an_error(hypotheses: list[str], references: list[str]) -> None:
+    with pytest.raises(ValueError, match="sentence"):
+        bleu(hypotheses, references)
