@@ -1,5 +1,6 @@
 """What a checkpoint must know beside tensors, so that a resumed run is the uninterrupted one to the last bit."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -33,7 +34,7 @@ class TrainingState:
     def note_score(self, score: float) -> bool:
         """Count a validation's score; return whether it is the best so far. NaN never is."""
         self.validated = self.step
-        if self.best_score is None or score > self.best_score:
+        if not math.isnan(score) and (self.best_score is None or score > self.best_score):
             self.best_score, self.best_step, self.stale = score, self.step, 0
             return True
         self.stale += 1

@@ -1,0 +1,128 @@
+"""``phmctl train``."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from phmctl.cli.train import train
+from phmctl.errors import RecipeError, UserError
+from phmctl.recipe.loading import dump_recipe
+from phmctl.training.metrics_log import read_metrics
+from tests.training.copying import copying_recipe, prepare_copying
+
+_PROGRAM = "import typer; from phmctl.cli.train import train; typer.run(train)"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    prepare_copying(root)
+    return root
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "copying.yaml"
+    path.write_text(dump_recipe(copying_recipe(n=2, steps=4)))
+    return path
+
+
+def _invoke(*arguments: object) -> Result:
+    app = typer.Typer()
+    app.command()(train)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result
+
+
+def test_the_run_is_printed_on_stdout(data: Path, recipe: Path, tmp_path: Path) -> None:
+    result = _invoke(recipe, "--data", data, "--runs", tmp_path / "runs")
+    assert result.exit_code == 0
+    assert result.stdout == f"{tmp_path}/runs/copying/phm-n2/v001\n"
+    assert "4 steps in" in result.stderr
+
+
+def test_json_is_one_document(data: Path, recipe: Path, tmp_path: Path) -> None:
+    result = _invoke(recipe, "--data", data, "--runs", tmp_path / "runs", "--n", 4, "--json")
+    assert json.loads(result.stdout)["run"] == f"{tmp_path}/runs/copying/phm-n4/v001"
+    assert json.loads(result.stdout)["steps"] == 4
+
+
+def test_options_reach_the_recipe(data: Path, recipe: Path, tmp_path: Path) -> None:
+    options = ["--algebra", "quaternion", "--seed", 9, "--steps", 2, "--device", "cpu", "--set", "training.clip=0.5"]
+    folder = Path(_invoke(recipe, "--data", data, "--runs", tmp_path / "runs", *options).stdout.strip())
+    environment = json.loads((folder / "environment.json").read_text())
+    assert folder.parent.name == "quaternion"
+    assert environment["seed"] == 9
+    assert "clip: 0.5" in (folder / "recipe.yaml").read_text()
+    assert [entry["step"] for entry in read_metrics(folder / "metrics.jsonl") if entry["event"] == "train"] == [2]
+
+
+def test_resume_and_run(data: Path, recipe: Path, tmp_path: Path) -> None:
+    where = ["--data", data, "--runs", tmp_path / "runs"]
+    first = _invoke(recipe, *where).stdout
+    assert _invoke(recipe, *where, "--steps", 6, "--resume").stdout == first
+    _invoke(recipe, *where)
+    named = _invoke(recipe, *where, "--steps", 8, "--run", first.strip(), "--json")
+    assert json.loads(named.stdout)["run"] == first.strip()
+    assert json.loads(named.stdout)["steps"] == 8
+
+
+def test_a_recipe_that_differs_is_refused(data: Path, recipe: Path, tmp_path: Path) -> None:
+    where = ["--data", data, "--runs", tmp_path / "runs"]
+    _invoke(recipe, *where)
+    with pytest.raises(RecipeError, match=r"training\.seed: 1 in the run, 2 now"):
+        _invoke(recipe, *where, "--resume", "--seed", 2)
+
+
+def test_dry_run_trains_nothing(recipe: Path, tmp_path: Path) -> None:
+    result = _invoke(recipe, "--runs", tmp_path / "runs", "--dry-run")
+    assert result.exit_code == 0
+    assert not (tmp_path / "runs").exists()
+    for expected in ("name: copying", "encoder.0.attention.query_key_value", "activations", "total"):
+        assert expected in result.stdout
+    assert "batch: 1 × 32 sentences of 16 tokens a side" in result.stderr
+
+
+def test_dry_run_as_json(recipe: Path) -> None:
+    plan = json.loads(_invoke(recipe, "--dry-run", "--json").stdout)
+    assert plan["recipe"]["name"] == "copying"
+    assert plan["memory"]["parameters"] == 4 * plan["parameters"]["totals"]["parameters"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_run_can_be_resumed(
+    data: Path, recipe: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    arguments = [str(recipe), "--data", str(data), "--runs", str(tmp_path / "runs"), "--steps", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    metrics = tmp_path / "runs/copying/phm-n2/v001/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not read_metrics(metrics) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "stopped and saved at step" in errors
+    saved = int(errors.rsplit("at step ", 1)[1].split(";")[0])
+    resumed = _invoke(*arguments[:-1], saved + 2, "--resume", "--json")
+    assert json.loads(resumed.stdout)["steps"] == saved + 2
+
+
+def test_importing_the_command_imports_no_torch() -> None:
+    code = "import sys, phmctl.cli.train; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

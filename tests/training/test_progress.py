@@ -1,0 +1,78 @@
+"""What a person sees, and how fast it goes."""
+
+import pytest
+import torch
+from rich.console import Console
+
+from phmctl.training.progress import LogLine, ProgressLine, clock
+from phmctl.training.throughput import Throughput, real_tokens
+from tests.training.fake import FakeTask
+
+LINE = LogLine(50, 2.5, 1e-3, 12_345.6, 3725.0)
+
+
+def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressLine(200, 0) as progress:
+        progress.step(50)
+        progress.log(LINE)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "step 50/200  loss 2.5000  lr 1.00e-03  12,346 tok/s  1:02:05 left\n"
+
+
+def test_one_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(force_terminal=True, width=120, record=True, file=_Null())
+    monkeypatch.setattr("phmctl.training.progress.people", lambda: console)
+    with ProgressLine(200, 40) as progress:
+        progress.step(50)
+        progress.log(LINE)
+        progress.say("a line that stays")
+    shown = console.export_text()
+    assert "a line that stays" in shown
+    assert "50/200" in shown
+    assert "12,346 tok/s" in shown
+
+
+class _Null:
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressLine(200, 0, quiet=True) as progress:
+        progress.log(LINE)
+        progress.say("nothing")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3600, "1:00:00"), (-3, "0:00")])
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_rates_leave_out_what_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 100.0, 101.0, 104.0, 106.0, 106.0])  # origin, restart, pause, its end, measure, elapsed
+    monkeypatch.setattr("phmctl.training.throughput.time.perf_counter", lambda: next(now))
+    throughput = Throughput(seconds=10.0)
+    throughput.count(targets=30, tokens=60)
+    throughput.count(targets=30, tokens=60)
+    with throughput.paused():
+        pass
+    throughput.measure()
+    assert throughput.rates() == {
+        "target_tokens_per_second": 20.0,
+        "tokens_per_second": 40.0,
+        "seconds_per_step": 1.5,
+        "seconds": 16.0,
+    }
+
+
+def test_padding_is_no_token() -> None:
+    class Pairs:
+        source = torch.tensor([[5, 6, 3], [7, 3, 0]])
+        target_tokens = 4
+
+    assert real_tokens(Pairs()) == 9
+    assert real_tokens(FakeTask.make(0, 6)) == 6
