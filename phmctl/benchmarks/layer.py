@@ -31,6 +31,7 @@ class LayerRow:
     dense: Spread  # seconds of one call of nn.Linear
     phm: Spread  # seconds of one call of PHMLinear
     ratio: Spread  # phm to dense, within a round
+    best_ratio: float  # phm to dense, of the shortest samples
     dense_parameters: int
     phm_parameters: int
 
@@ -69,12 +70,9 @@ def bench_layer(
 
     Raises:
         DimensionError: n does not divide a dimension.
-        UserError: no such algebra or dtype, or a number of tokens below one.
+        UserError: no such algebra, dtype, device or mode, or a number of tokens or rounds below one.
     """
-    if dtype not in _DTYPES:
-        raise UserError(f"no dtype {dtype!r}{nearest(dtype, _DTYPES)}; there are {', '.join(_DTYPES)}")
-    if min(tokens, default=0) < 1:
-        raise UserError(f"tokens = {', '.join(map(str, tokens)) or 'nothing'}: a number must be at least 1")
+    _check(tokens, dtype, device, rounds, modes)
     factory: dict[str, Any] = {"device": device, "dtype": _DTYPES[dtype]}
     phm = PHMLinear(d, k, n, algebra=algebra, **factory)
     dense = nn.Linear(d, k, **factory)
@@ -85,14 +83,40 @@ def bench_layer(
             timings = compare(
                 {"dense": _call(dense, x, mode), "phm": _call(phm, x, mode)}, rounds=rounds, device=device
             )
-            seconds, ratio = (timings["dense"].seconds, timings["phm"].seconds), timings["phm"].ratio
             rows.append(
                 LayerRow(
-                    d, k, n, algebra, dtype, device, torch.get_num_threads(), count, mode, *seconds, ratio,
-                    _parameters(dense), _parameters(phm),
+                    in_features=d,
+                    out_features=k,
+                    n=n,
+                    algebra=algebra,
+                    dtype=dtype,
+                    device=device,
+                    threads=torch.get_num_threads(),
+                    tokens=count,
+                    mode=mode,
+                    dense=timings["dense"].seconds,
+                    phm=timings["phm"].seconds,
+                    ratio=timings["phm"].ratio,
+                    best_ratio=timings["phm"].best_ratio,
+                    dense_parameters=_parameters(dense),
+                    phm_parameters=_parameters(phm),
                 )
-            )  # fmt: skip
+            )
     return rows
+
+
+def _check(tokens: Sequence[int], dtype: str, device: str, rounds: int, modes: Sequence[str]) -> None:
+    for kind, name, known in [("dtype", dtype, tuple(_DTYPES)), *(("mode", mode, MODES) for mode in modes)]:
+        if name not in known:
+            raise UserError(f"no {kind} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    if min(tokens, default=0) < 1:
+        raise UserError(f"tokens = {', '.join(map(str, tokens)) or 'nothing'}; give numbers of at least 1")
+    if rounds < 1:
+        raise UserError(f"rounds = {rounds} must be at least 1")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise UserError(f"device {device!r} is not there: {str(error).splitlines()[0]}") from error
 
 
 def _parameters(layer: nn.Module) -> int:
@@ -100,7 +124,7 @@ def _parameters(layer: nn.Module) -> int:
 
 
 def _call(layer: nn.Module, x: Tensor, mode: str) -> Callable[[], object]:
-    """Return the call that a mode measures. Sets the layer's mode each time: candidates of two modes may alternate."""
+    """Put the layer in the state of a mode, and return the call that the mode measures."""
     if mode == "eval":
         return _eval_call(layer, x)
     layer.train()

@@ -39,6 +39,7 @@ class Timing:
     calls: int  # in each round
     seconds: Spread  # of one call
     ratio: Spread  # of one call to the baseline's in the same round; 1 for the baseline
+    best_ratio: float  # of the two shortest samples: nearest to a quiet machine where others are at work
 
     def as_json(self) -> dict[str, Any]:
         """Return plain dictionaries and numbers."""
@@ -119,4 +120,5 @@ def _sample(call: Candidate, clock: Clock, calls: int) -> float:
 def _timing(name: str, samples: Mapping[str, list[float]], calls: int, baseline: str) -> Timing:
     own = samples[name]
     ratios = [mine / base for mine, base in zip(own, samples[baseline], strict=True)]
-    return Timing(name, len(own), calls, Spread.of(own), Spread.of(ratios))
+    best_ratio = min(own) / min(samples[baseline])
+    return Timing(name, len(own), calls, Spread.of(own), Spread.of(ratios), best_ratio)

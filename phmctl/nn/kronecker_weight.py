@@ -5,17 +5,29 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from phmctl.algebra.initialisation import initialise_components_, initialise_dense_, initialise_rule_
 from phmctl.algebra.kronecker import materialise
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.errors import DimensionError, UserError
 
+_steps = 0
+
+
+def _count_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    global _steps  # noqa: PLW0603
+    _steps += 1
+
+
+# A tensor's version does not count what fused optimisers write into it (torch 2.13), so their steps are counted here.
+register_optimizer_step_post_hook(_count_step)
+
 
 class _Kept(NamedTuple):
     """H as it was built, and what it was built from."""
 
-    state: tuple[int, int, int, int]  # address and version of S, of A
+    state: tuple[int, int, int, int, int]  # address and version of S, of A; optimiser steps taken
     device_type: str
     precision: torch.dtype | None  # autocast's, None where it was off
     weight: Tensor
@@ -101,11 +113,13 @@ class KroneckerWeight(nn.Module):
         S = self.S if own_S is None else own_S
         A = self.A if own_A is None else own_A
         try:
-            state = (S.data_ptr(), S._version, A.data_ptr(), A._version)
+            state = (S.data_ptr(), S._version, A.data_ptr(), A._version, _steps)
         except RuntimeError:  # tensors without memory or version: torch.func, inference mode
             return materialise(A, S)
         kept = self._kept
         if kept is None or kept.state != state or kept.precision != _precision(kept.device_type):
+            if S.is_meta:
+                return materialise(A, S)
             precision = _precision(S.device.type)
             sources = (A.detach(), S.detach())
             kept = self._kept = _Kept(state, S.device.type, precision, _build(A, S, precision), sources)

@@ -1,0 +1,37 @@
+import json
+
+import pytest
+
+from phmctl.benchmarks.layer import MODES, bench_layer
+from phmctl.errors import DimensionError, UserError
+
+
+def test_a_row_for_each_number_of_tokens_and_mode() -> None:
+    rows = bench_layer(16, 32, 4, [2, 8], rounds=2)
+    assert [(row.tokens, row.mode) for row in rows] == [(t, mode) for t in (2, 8) for mode in MODES]
+    for row in rows:
+        assert row.dense.median > 0
+        assert row.ratio.lower <= row.ratio.median <= row.ratio.upper
+        assert (row.dense_parameters, row.phm_parameters) == (16 * 32 + 32, 16 * 32 // 4 + 64 + 32)
+
+
+def test_rows_are_json() -> None:
+    (row,) = bench_layer(8, 8, 4, [4], algebra="quaternion", dtype="bfloat16", rounds=1, modes=["eval"])
+    document = json.loads(json.dumps(row.as_json()))
+    assert (document["algebra"], document["dtype"], document["mode"]) == ("quaternion", "bfloat16", "eval")
+    assert set(document["ratio"]) == {"median", "lower", "upper"}
+
+
+def test_what_a_user_can_get_wrong() -> None:
+    with pytest.raises(UserError, match="no dtype 'float23' \\(did you mean 'float32'"):
+        bench_layer(8, 8, 4, dtype="float23")
+    with pytest.raises(UserError, match="tokens = 0"):
+        bench_layer(8, 8, 4, [0])
+    with pytest.raises(UserError, match="no mode 'evaluation' \\(did you mean 'eval'"):
+        bench_layer(8, 8, 4, [1], modes=["evaluation"])
+    with pytest.raises(UserError, match="rounds = 0"):
+        bench_layer(8, 8, 4, [1], rounds=0)
+    with pytest.raises(UserError, match="device 'gpu'"):
+        bench_layer(8, 8, 4, [1], device="gpu")
+    with pytest.raises(DimensionError, match="n = 3 does not divide"):
+        bench_layer(8, 8, 3)

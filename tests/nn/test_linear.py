@@ -1,0 +1,441 @@
+import copy
+import math
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from phmctl import PHMLinear
+from phmctl.algebra.execution import EXECUTIONS
+from phmctl.algebra.kronecker import materialise, materialise_reference
+from phmctl.algebra.rules import learned_rule
+from phmctl.errors import DimensionError, UserError
+
+ALGEBRAS = [
+    ("phm", 1), ("phm", 2), ("phm", 3), ("phm", 4), ("real", 1), ("complex", 2), ("quaternion", 4), ("octonion", 8),
+    ("sedenion", 16),
+]  # fmt: skip
+
+
+def reference(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
+    """What the layer must give, in float64, from the sum of ``torch.kron``."""
+    H = layer.weight.double() if layer.n == 1 else materialise_reference(layer.A, layer.S)
+    return x.double() @ H.T + (0 if layer.bias is None else layer.bias.double())
+
+
+def eval_layer(**options) -> PHMLinear:
+    return PHMLinear(12, 8, 4, **options).eval()
+
+
+@given(
+    algebra=st.sampled_from(ALGEBRAS),
+    blocks=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    leading=st.lists(st.integers(0, 5), max_size=3),
+    bias=st.booleans(),
+    training=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_leading_shape_against_the_definition(algebra, blocks, leading, bias, training) -> None:
+    name, n = algebra
+    layer = PHMLinear(n * blocks[0], n * blocks[1], n, bias, algebra=name).train(training)
+    x = torch.randn(*leading, n * blocks[0])
+    with torch.no_grad():
+        y = layer(x)
+        expected = reference(layer, x)
+    assert y.shape == (*leading, n * blocks[1])
+    torch.testing.assert_close(y, expected.float(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("execution", ["auto", *EXECUTIONS])
+@pytest.mark.parametrize("name", ["phm", "quaternion"])
+def test_gradients(name: str, execution: str) -> None:
+    layer = PHMLinear(8, 12, 4, algebra=name, dtype=torch.float64)
+    layer.execution = execution
+    names, values = zip(*layer.named_parameters(), strict=True)
+
+    def call(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(call, (x, *values))
+
+
+def test_every_execution_gives_the_same_gradients() -> None:
+    layer = PHMLinear(32, 64, 8)
+    x = torch.randn(6, 32)
+    found = {}
+    for execution in EXECUTIONS:
+        layer.execution = execution
+        layer.zero_grad()
+        layer(x).square().sum().backward()
+        found[execution] = [parameter.grad.clone() for parameter in layer.parameters()]
+    for gradients in found.values():
+        for got, expected in zip(gradients, found["weight"], strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_shapes_and_names() -> None:
+    layer = PHMLinear(8, 12, 4)
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
+        "A": (4, 4, 4), "S": (4, 3, 2), "bias": (12,),
+    }  # fmt: skip
+    assert layer.weight.shape == (12, 8)
+    assert repr(layer) == "PHMLinear(in_features=8, out_features=12, n=4, bias=True, algebra='phm')"
+
+
+def test_a_fixed_rule_is_in_no_checkpoint() -> None:
+    layer = PHMLinear(8, 12, 4, algebra="quaternion")
+    assert set(layer.state_dict()) == {"S", "bias"}
+    assert layer.A.shape == (4, 4, 4)
+
+
+def test_n_1_is_a_linear_layer() -> None:
+    torch.manual_seed(2)
+    dense = nn.Linear(6, 5)
+    torch.manual_seed(2)
+    layer = PHMLinear(6, 5, 1)
+    assert set(layer.state_dict()) == {"weight", "bias"}
+    assert not hasattr(layer, "A")
+    torch.testing.assert_close(layer.state_dict(), dense.state_dict())
+    layer.load_state_dict(dense.state_dict(), assign=True)
+    x = torch.randn(2, 6)
+    assert torch.equal(layer(x), dense(x))
+    assert isinstance(layer.weight, nn.Parameter)
+
+
+def test_n_1_can_be_tied() -> None:
+    layer = PHMLinear(6, 5, 1)
+    shared = nn.Parameter(torch.randn(5, 6))
+    layer.weight = shared
+    assert layer.weight is shared
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((512, 100, 3), "in_features = 512 and out_features = 100; the nearest n that do are 2 and 4"),
+        ((512, 96, 5), "in_features = 512 and out_features = 96; the nearest n that do are 4 and 8"),
+    ],
+)
+def test_n_that_does_not_divide(arguments: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(DimensionError) as error:
+        PHMLinear(*arguments)
+    assert str(error.value) == f"n = {arguments[2]} does not divide {message}"
+
+
+def test_wrong_algebra_and_scheme() -> None:
+    with pytest.raises(UserError, match="did you mean 'octonion'"):
+        PHMLinear(8, 8, 8, algebra="octonoin")
+    with pytest.raises(DimensionError, match="algebra 'octonion' has n = 8, not 4"):
+        PHMLinear(8, 8, 4, algebra="octonion")
+    with pytest.raises(UserError, match="did you mean 'kaiming_normal'"):
+        PHMLinear(8, 8, 4, initialization="kaiming_norm")
+
+
+@pytest.mark.parametrize("execution", ["auto", *EXECUTIONS])
+def test_input_of_the_wrong_width(execution: str) -> None:
+    layer = PHMLinear(8, 8, 4)
+    layer.execution = execution
+    with pytest.raises(DimensionError, match="does not end in in_features = 8"):
+        layer(torch.zeros(4, 4))
+
+
+# --- when H is kept
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def check(layer: PHMLinear, x: torch.Tensor) -> None:
+    torch.testing.assert_close(layer(x), reference(layer, x).to(layer.S.dtype), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_h_is_built_once_in_eval_mode(x: torch.Tensor) -> None:
+    layer = eval_layer()
+    assert layer.weight is layer.weight
+    layer(x)
+    assert not layer.weight.requires_grad
+
+
+@torch.no_grad()
+def test_h_is_never_kept_in_training() -> None:
+    layer = PHMLinear(12, 8, 4)
+    assert layer.weight is not layer.weight
+    assert layer._kept is None
+
+
+def optimizer_step(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], layer: PHMLinear) -> None:
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    make(list(layer.parameters())).step()
+
+
+def load_other(layer: PHMLinear, **options) -> None:
+    layer.load_state_dict(PHMLinear(12, 8, 4).state_dict(), **options)
+
+
+def assign_data(layer: PHMLinear) -> None:
+    layer.S.data = torch.randn_like(layer.S)
+
+
+def write_in_place(layer: PHMLinear) -> None:
+    with torch.no_grad():
+        layer.A.mul_(2)
+
+
+def write_data_and_say_so(layer: PHMLinear) -> None:
+    layer.S.data.mul_(2)
+    layer.forget()
+
+
+def write_data_and_change_mode(layer: PHMLinear) -> None:
+    layer.S.data.mul_(2)
+    layer.train().eval()
+
+
+def replace_parameter(layer: PHMLinear) -> None:
+    layer.A = nn.Parameter(torch.randn(4, 4, 4))
+
+
+CHANGES = {
+    "load_state_dict": load_other,
+    "load_state_dict assigned": lambda layer: load_other(layer, assign=True),
+    "sgd": lambda layer: optimizer_step(lambda p: torch.optim.SGD(p, lr=0.5), layer),
+    "adam foreach": lambda layer: optimizer_step(lambda p: torch.optim.Adam(p, lr=0.5, foreach=True), layer),
+    "sgd fused": lambda layer: optimizer_step(lambda p: torch.optim.SGD(p, lr=0.5, fused=True), layer),
+    "adam fused": lambda layer: optimizer_step(lambda p: torch.optim.Adam(p, lr=0.5, fused=True), layer),
+    "to": lambda layer: layer.to(torch.float64),
+    "data": assign_data,
+    "in place": write_in_place,
+    "into data, told": write_data_and_say_so,
+    "into data, mode": write_data_and_change_mode,
+    "replaced": replace_parameter,
+    "drawn anew": lambda layer: layer.reset_parameters(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_h_is_built_again_after(change: Callable[[PHMLinear], object], x: torch.Tensor) -> None:
+    layer = eval_layer()
+    with torch.no_grad():
+        before = layer.weight.clone()
+    change(layer)
+    check(layer, x.to(layer.S.dtype))
+    with torch.no_grad():
+        assert layer.weight.dtype != before.dtype or not torch.equal(layer.weight, before)
+
+
+def test_h_is_built_again_when_memory_is_reused(x: torch.Tensor) -> None:
+    layer = eval_layer()
+    for _ in range(20):  # an allocator hands the freed address to a later tensor
+        layer.S.data = torch.randn_like(layer.S)
+        layer.S.data = torch.randn_like(layer.S)
+        check(layer, x)
+
+
+def test_a_deep_copy_keeps_its_own_h(x: torch.Tensor) -> None:
+    layer = eval_layer()
+    check(layer, x)
+    twin = copy.deepcopy(layer)
+    assert twin._kept is None
+    with torch.no_grad():
+        twin.S.zero_()
+    check(twin, x)
+    check(layer, x)
+
+
+def test_pickle_leaves_h_out(x: torch.Tensor) -> None:
+    layer = eval_layer(algebra="quaternion")
+    check(layer, x)
+    assert pickle.loads(pickle.dumps(layer))._kept is None
+
+
+def test_eval_with_gradients_still_has_a_graph(x: torch.Tensor) -> None:
+    layer = eval_layer()
+    check(layer, x)
+    layer(x).sum().backward()
+    assert layer.S.grad.abs().sum() > 0
+    assert layer.A.grad.abs().sum() > 0
+    assert layer.weight.requires_grad
+
+
+def test_frozen_layer_passes_the_gradient_of_its_input(x: torch.Tensor) -> None:
+    layer = eval_layer().requires_grad_(False)
+    with torch.inference_mode():
+        layer(x)  # H is first built here, and must be of use in a graph
+    leaf = x.clone().requires_grad_()
+    layer(leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, layer.weight.sum(dim=0).expand(3, -1))
+
+
+def test_inference_mode(x: torch.Tensor) -> None:
+    layer = eval_layer()
+    with torch.inference_mode():
+        expected = layer(x)
+        born = PHMLinear(12, 8, 4).eval()  # its parameters count no versions
+        check(born, x)
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected)
+
+
+def test_shared_rule_that_changes_reaches_every_layer(x: torch.Tensor) -> None:
+    rule = learned_rule(4)
+    first, second = PHMLinear(12, 8, 4, rule=rule).eval(), PHMLinear(12, 20, 4, rule=rule).eval()
+    check(second, x)
+    optimizer_step(lambda p: torch.optim.SGD(p, lr=0.5), first)
+    check(second, x)
+
+
+# --- shared rules, devices, precision, initialisation, conversion
+
+
+def test_shared_rule_counts_once_and_is_left_as_it_is() -> None:
+    rule = learned_rule(4)
+    before = rule.detach().clone()
+    pair = nn.ModuleList([PHMLinear(8, 8, 4, False, rule=rule), PHMLinear(8, 16, 4, False, rule=rule)])
+    assert sum(parameter.numel() for parameter in pair.parameters()) == 64 + 8 * 8 // 4 + 8 * 16 // 4
+    pair[0].reset_parameters()
+    assert torch.equal(rule, before)
+    pair[0](torch.randn(2, 8)).sum().backward()
+    first = rule.grad.clone()
+    pair[1](torch.randn(2, 8)).sum().backward()
+    assert not torch.equal(rule.grad, first)
+
+
+def test_rule_that_cannot_be_shared() -> None:
+    with pytest.raises(DimensionError, match=r"rule has shape \(2, 2, 2\), not \(n, n, n\) = \(4, 4, 4\)"):
+        PHMLinear(8, 8, 4, rule=learned_rule(2))
+    with pytest.raises(UserError, match="the fixed algebra 'quaternion' has no rule to share"):
+        PHMLinear(8, 8, 4, algebra="quaternion", rule=learned_rule(4))
+    with pytest.raises(UserError, match="n = 1 has no rule to share"):
+        PHMLinear(8, 8, 1, rule=learned_rule(1))
+
+
+@pytest.mark.parametrize(("name", "n"), ALGEBRAS)
+def test_from_meta_to_a_device(name: str, n: int) -> None:
+    source = PHMLinear(48, 96, n, algebra=name)
+    layer = PHMLinear(48, 96, n, algebra=name, device="meta")
+    assert sum(p.numel() for p in layer.parameters()) == sum(p.numel() for p in source.parameters())
+    layer.to_empty(device="cpu")
+    layer.load_state_dict(source.state_dict())
+    x = torch.randn(3, 48)
+    torch.testing.assert_close(layer(x), source(x))
+
+
+def test_meta_forward_gives_the_shape() -> None:
+    layer = PHMLinear(16, 32, 4, device="meta")
+    x = torch.empty(2, 5, 16, device="meta")
+    assert layer(x).shape == (2, 5, 32)
+    with torch.no_grad():
+        assert layer.eval()(x).shape == (2, 5, 32)
+
+
+def test_fixed_rule_follows_dtype() -> None:
+    layer = PHMLinear(8, 8, 4, algebra="quaternion").double()
+    assert layer.A.dtype == torch.float64
+    check(layer, torch.randn(2, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("execution", ["auto", *EXECUTIONS])
+def test_autocast(execution: str) -> None:
+    torch.manual_seed(0)
+    layer = PHMLinear(64, 64, 4)
+    layer.execution = execution
+    x = torch.randn(8, 64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        y.float().square().mean().backward()
+        with torch.no_grad():
+            kept = layer.eval()(x)
+    assert y.dtype == kept.dtype == torch.bfloat16
+    expected = reference(layer, x).float()
+    torch.testing.assert_close(y.float(), expected, atol=0.04, rtol=0.04)
+    torch.testing.assert_close(kept.float(), expected, atol=0.02, rtol=0.02)
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+    check(layer, x)  # H is of full precision again outside autocast
+
+
+def test_per_sample_gradients_through_torch_func() -> None:
+    layer = PHMLinear(8, 8, 4)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    x = torch.randn(3, 8)
+
+    def loss(parameters: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, parameters, (row,)).square().sum()
+
+    for mode in (True, False):
+        layer.train(mode)
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+        layer.zero_grad()
+        layer(x).square().sum().backward()
+        torch.testing.assert_close(each["S"].sum(dim=0), layer.S.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "n"), ALGEBRAS)
+def test_output_has_the_variance_of_nn_linear(name: str, n: int) -> None:
+    torch.manual_seed(4)
+    layer = PHMLinear(192, 384, n, False, algebra=name)
+    y = layer(torch.randn(4096, 192))
+    assert y.var().item() == pytest.approx(1 / 3, rel=0.1)
+
+
+def test_splits_give_each_stacked_map_its_own_fan_out() -> None:
+    torch.manual_seed(4)
+    fused = PHMLinear(96, 288, 4, initialization="xavier_uniform", splits=3)
+    assert fused.weight.var().item() == pytest.approx(2 / (96 + 96), rel=0.1)
+    assert fused.bias.abs().max() == 0
+
+
+def test_default_bias_is_that_of_nn_linear() -> None:
+    bound = 1 / math.sqrt(64)
+    bias = PHMLinear(64, 4096, 4).bias
+    assert bias.abs().max() <= bound
+    assert bias.var().item() == pytest.approx(bound**2 / 3, rel=0.1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_from_dense_is_exact_for_a_sum_of_n_products(n: int) -> None:
+    source = PHMLinear(12, 20, n)
+    dense = nn.Linear(12, 20)
+    with torch.no_grad():
+        dense.weight.copy_(source.weight)
+        dense.bias.copy_(source.bias)
+    layer, error = PHMLinear.from_dense(dense, n)
+    assert error < 1e-6
+    x = torch.randn(7, 12)
+    torch.testing.assert_close(layer(x), dense(x))
+
+
+def test_from_dense_of_any_weight_says_what_it_loses() -> None:
+    dense = nn.Linear(12, 20, bias=False, dtype=torch.float64).eval()
+    layer, error = PHMLinear.from_dense(dense, 2)
+    left = (dense.weight - materialise(layer.A, layer.S)).norm() / dense.weight.norm()
+    assert error == pytest.approx(left.item())
+    assert (layer.bias, layer.training, layer.S.dtype) == (None, False, torch.float64)
+    with pytest.raises(DimensionError, match="n = 5 does not divide in_features = 12"):
+        PHMLinear.from_dense(dense, 5)
+
+
+def test_a_product_of_quaternions_is_learned() -> None:
+    """The paper's second artificial task (Figure 2b): n = 4 learns the Hamilton product."""
+    torch.manual_seed(0)
+    target = PHMLinear(4, 4, 4, False, algebra="quaternion")
+    layer = PHMLinear(4, 4, 4, False)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
+    x = torch.randn(64, 4)
+    with torch.no_grad():
+        y = target(x)
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss = (layer(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 1e-6
