@@ -13,7 +13,7 @@ import phmctl
 PACKAGE = Path(phmctl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
-    {"errors", "shipped", "files", "console", "devices", "recipe", "runs", "checkpoints"},
+    {"errors", "dimension", "shipped", "files", "console", "devices", "recipe", "runs", "checkpoints"},
     {"algebra", "metrics"},
     {"nn", "data"},
     {"models"},

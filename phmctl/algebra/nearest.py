@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phmctl.algebra.dimension import check_divides
+from phmctl.dimension import check_divides
 
 
 class NearestSum(NamedTuple):

@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, UserError, nearest
-from phmctl.recipe.schema import FIXED_DIMENSION
 
 LEARNED = "phm"
 ALGEBRAS = (*FIXED_DIMENSION, LEARNED)

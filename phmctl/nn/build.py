@@ -58,7 +58,7 @@ class LinearBuilder:
             splits=splits,
             device=self.device,
         )
-        if self.rules != "separate" and self._shared is None and isinstance(layer.A, nn.Parameter):
+        if self.rules != "separate" and self._shared is None and isinstance(getattr(layer, "A", None), nn.Parameter):
             self._shared = layer.A
         return layer
 

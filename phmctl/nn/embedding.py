@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.dimension import check_divides
 from phmctl.algebra.rules import LEARNED
+from phmctl.dimension import check_divides
 from phmctl.nn.kronecker_weight import KroneckerWeight
 
 

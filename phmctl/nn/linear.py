@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.dimension import check_divides
 from phmctl.algebra.execution import EXECUTIONS, choose_execution
 from phmctl.algebra.nearest import nearest_kronecker_sum
 from phmctl.algebra.rules import LEARNED
+from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError
 from phmctl.nn.kronecker_weight import KroneckerWeight
 

@@ -8,10 +8,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from phmctl.algebra.dimension import check_divides
+from phmctl.dimension import FIXED_DIMENSION, check_divides
 
 Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"]
-FIXED_DIMENSION: dict[str, int] = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.checkpoints import load_model, read_checkpoint
-from phmctl.data.batching import Batch, collate, plan_batches
+from phmctl.data.batching import Batch, collate, costs, plan_batches
 from phmctl.data.store import ParallelSplit, PreparedData
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.decoding.translator import Translator
@@ -76,17 +76,21 @@ class TranslationTask:
     def furnish(self, run: Run) -> None:
         """Write the tokenizers and the raw text of the evaluation splits into the run."""
         self.prepared.tokenizers.save(run.tokenizer_folder)
-        for name in ("valid", "test"):
+        for name in self.prepared.manifest["splits"]:
+            if name == "train":
+                continue
             split = self.prepared.split(name)
             write_atomic(run.text_folder / f"{name}.source", "".join(f"{line}\n" for line in split.source_text))
             write_atomic(run.text_folder / f"{name}.target", "".join(f"{line}\n" for line in split.target_text))
 
     def _plan(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[np.ndarray]:
         training = self.recipe.training
+        lengths = split.source.lengths, split.target.lengths
+        # Evaluation splits keep every line: one longer than the budget is a batch of its own.
+        budget = training.batch_tokens if shuffle else max(training.batch_tokens, int(costs(*lengths).max()))
         return plan_batches(
-            split.source.lengths,
-            split.target.lengths,
-            training.batch_tokens,
+            *lengths,
+            budget,
             seed=training.seed,
             epoch=epoch,
             shuffle=shuffle,

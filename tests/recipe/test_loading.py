@@ -29,7 +29,9 @@ def test_defaults_fill_what_is_not_said() -> None:
 
 
 def test_dumped_recipe_loads_to_the_same() -> None:
-    recipe = parse_recipe(MINIMAL, where="r.yaml", overrides=["training.learning_rate=3e-4", "model.algebra=phm", "model.n=4"])
+    recipe = parse_recipe(
+        MINIMAL, where="r.yaml", overrides=["training.learning_rate=3e-4", "model.algebra=phm", "model.n=4"]
+    )
     assert parse_recipe(dump_recipe(recipe), where="dump") == recipe
     assert recipe.training.learning_rate == 3e-4
 

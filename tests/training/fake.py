@@ -40,7 +40,10 @@ class FakeBatch:
     target_tokens: int
 
     def to(self, device: torch.device) -> "FakeBatch":
-        return FakeBatch(self.inputs.to(device), self.labels.to(device), self.target_tokens)
+        if device.type == "cpu":
+            return self
+        inputs, labels = (t.pin_memory().to(device, non_blocking=True) for t in (self.inputs, self.labels))
+        return FakeBatch(inputs, labels, self.target_tokens)
 
 
 class FakeModel(nn.Module):

@@ -28,6 +28,23 @@ def test_the_newest_checkpoint_is_sound(fit: Fit, tmp_path) -> None:
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
 
 
+def test_the_weights_are_those_from_before_the_bad_step(fit: Fit) -> None:
+    """Steps 1 to 3 are sound; in step 4 the loss alone is bad. No log line or checkpoint falls in between."""
+    seen: list[torch.Tensor] = []
+
+    class Diverging(FakeTask):
+        def loss(self, model, batch):
+            seen.append(model.first.weight.detach().clone())
+            loss, tokens = super().loss(model, batch)
+            return loss * (float("inf") if len(seen) >= 4 else 1.0), tokens
+
+    with pytest.raises(NonFiniteError, match="step 4: the loss; every module's output is finite is NaN"):
+        fit(Diverging(), steps=20, log_every=20, save_every=20, validate_every=20)
+    assert len(seen) == 5  # four steps, and the fourth once more
+    assert torch.equal(seen[3], seen[4])
+    assert not torch.equal(seen[2], seen[3])
+
+
 def test_a_poisoned_micro_batch_is_found(fit: Fit) -> None:
     with pytest.raises(NonFiniteError, match=r"step 4: the output of first .* \(epoch 1, batch 2\)"):
         fit(FakeTask(poison=(1, 3)), steps=20, accumulate=3)

@@ -5,7 +5,7 @@ from functools import cache
 
 from phmctl.data.miniature.dice import Dice
 from phmctl.data.miniature.lexicon import GROUPS, Noun, Verb, lexicon
-from phmctl.data.miniature.phrases import HE, I, WE, Actor, Phrases, adjectives_of, nouns_of
+from phmctl.data.miniature.phrases import HE, WE, Actor, I, Phrases, adjectives_of, nouns_of
 from phmctl.data.miniature.structure import (
     Case,
     Clause,

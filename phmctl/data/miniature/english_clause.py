@@ -114,7 +114,7 @@ def _relative_preposition(clause: Clause, role: str) -> list[str]:
     """Return the preposition that the relative pronoun takes along: ``to whom`` for an indirect object."""
     if role == "dative" and clause.accusative is not None:
         return ["to"]
-    return [clause.verb.preposition] if clause.verb.preposition else []
+    return [clause.verb.preposition] if (clause.verb.preposition and clause.dative is None) or role == "dative" else []
 
 
 def _relative_object(phrase: Phrase | None, after_preposition: bool) -> list[str]:

@@ -58,7 +58,8 @@ class Verb:
     `english` is the base form, `particle` what follows it (``pick`` + ``up``); `preposition` stands before the English object.
     Frames: i intransitive, l with a location, g with a goal, s accusative and goal, a accusative, d dative, da both,
     p prepositional object (`governs` is its preposition and case), c with ``dass``, o with ``ob``, z with ``zu``, e weather,
-    v ``sein``. Traits: ``involuntary`` (nobody decides to), ``nopassive``, ``price``, ``ride``.
+    v ``sein``. Traits: ``involuntary`` (nobody decides to), ``stative`` (no perfect, no ``already``), ``lasting``
+    (may be dated by years), ``gain`` (not of what one owns), ``flat`` (lies, does not stand), ``nopassive``, ``price``, ``ride``.
     """
 
     german: str

@@ -1,6 +1,6 @@
 import pytest
 
-from phmctl.algebra.dimension import check_divides, nearest_divisors
+from phmctl.dimension import check_divides, nearest_divisors
 from phmctl.errors import DimensionError
 
 

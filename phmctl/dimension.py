@@ -1,8 +1,10 @@
-"""Which n a layer of given dimensions can have."""
+"""Which n a layer can have: the one its algebra implies, and those that divide its dimensions."""
 
 import math
 
 from phmctl.errors import DimensionError
+
+FIXED_DIMENSION = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
 
 
 def nearest_divisors(n: int, value: int) -> list[int]:

@@ -1,0 +1,51 @@
+"""What the tests share: the miniature corpus, prepared once, and a run trained on it for a moment."""
+
+import os
+
+# Two test processes on two cores: one thread each, before torch makes its pools.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from pathlib import Path
+
+import pytest
+
+from phmctl.recipe.loading import load_recipe
+from phmctl.recipe.schema import Recipe
+from phmctl.runs import Run
+
+TINY = (
+    "model.width=32",
+    "model.feed_forward=64",
+    "model.encoder_layers=1",
+    "model.decoder_layers=1",
+    "training.steps=6",
+    "training.validate_every=3",
+    "training.save_every=3",
+    "training.keep=2",
+    "training.average=2",
+    "training.precision=float32",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe() -> Recipe:
+    """The miniature recipe with a model that trains in a second."""
+    return load_recipe("miniature", ["model.algebra=phm", "model.n=4", *TINY])
+
+
+@pytest.fixture(scope="session")
+def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Recipe) -> Path:
+    """A data folder with the miniature corpus prepared."""
+    from phmctl.data.preparation import prepare_named
+
+    root = tmp_path_factory.mktemp("data")
+    prepare_named(tiny_recipe.data, root=root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Recipe, miniature_data: Path) -> Run:
+    """A run of the tiny recipe. Shared: do not change it."""
+    from phmctl.training.train import train
+
+    return train(tiny_recipe, data=miniature_data, runs=tmp_path_factory.mktemp("runs"), quiet=True).run
