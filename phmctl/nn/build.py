@@ -58,8 +58,9 @@ class LinearBuilder:
             splits=splits,
             device=self.device,
         )
-        if self.rules != "separate" and self._shared is None and isinstance(getattr(layer, "A", None), nn.Parameter):
-            self._shared = layer.A
+        rule = getattr(layer, "A", None)  # none at n = 1, a buffer of a fixed algebra
+        if self.rules != "separate" and self._shared is None and isinstance(rule, nn.Parameter):
+            self._shared = rule
         return layer
 
     def embedding(self, vocabulary: int, width: int, *, hypercomplex: bool) -> PHMEmbedding:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.algebra.rules import ALGEBRAS, check_algebra, fixed_rule, learned_rule, multiply
+from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, UserError
-from phmctl.recipe.schema import FIXED_DIMENSION
 
 # e_i e_j of the octonions, as the Cayley–Dickson doubling of 1, i, j, k gives it: sign and index, rows i, columns j.
 OCTONIONS = """
