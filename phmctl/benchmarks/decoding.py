@@ -1,0 +1,284 @@
+"""``bench decode``: beam search of a recipe's model against its dense twin, against no cache, and against sgemm.
+
+The models are untrained, so each sentence is searched to the length of its reference: ending earlier is forbidden.
+What is timed is the search over padded batches of token ids, as :class:`phmctl.decoding.translator.Translator` does
+it; reading, tokenising and printing are not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phmctl.benchmarks.timing import Spread, Timing, compare
+from phmctl.benchmarks.uncached import Uncached
+from phmctl.data.special import EOS
+from phmctl.data.store import PreparedData
+from phmctl.decoding.beam import Hypothesis, Seq2Seq, beam_search
+from phmctl.decoding.translator import pad, plan
+from phmctl.devices import pick_device, set_threads
+from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.recipe.schema import ModelSection, Recipe
+
+LENGTHS = (8, 16, 32, 64, 128)  # output lengths at which a step is timed
+
+_SGEMM, _ALONE = "sgemm", "{} uncached"  # names of candidates
+_SIDE, _PRODUCTS = 1024, 20  # of the square matrices that give the machine's sgemm rate; how many products a sample
+_NEVER = -1e4  # added to the logit of EOS
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sentences to search.
+
+    Attributes:
+        sources: token ids, each closed by EOS.
+        lengths: tokens of each output, EOS not counted.
+    """
+
+    sources: Sequence[Sequence[int]]
+    lengths: Sequence[int]
+
+    def take(self, count: int) -> "Workload":
+        """Return `count` sentences that stand evenly apart, or all if there are not so many."""
+        total = len(self.sources)
+        rows = [row * total // count for row in range(count)] if count < total else range(total)
+        return Workload([self.sources[row] for row in rows], [self.lengths[row] for row in rows])
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens, EOS counted."""
+        return sum(self.lengths) + len(self.lengths)
+
+
+@dataclass(frozen=True)
+class DecodingRow:
+    """One model's speed.
+
+    Attributes:
+        candidate: the recipe's variant, or ``dense``.
+        seconds: for the whole workload.
+        sentences_per_second: at the median.
+        speed: relative to the dense twin's, within a round.
+        sgemm_share: decoder weights × beams × output tokens × 2 a second, over the machine's sgemm rate, at the
+            medians. Weights are counted as dense matrices, however the layer computes; the encoder is not counted.
+        uncached_sentences_per_second: one sentence at a time, the whole prefix anew in each step, measured on a part
+            and extrapolated by output tokens.
+        speedup: over the uncached search.
+    """
+
+    candidate: str
+    seconds: Spread
+    sentences_per_second: float
+    speed: Spread
+    sgemm_share: float
+    uncached_sentences_per_second: float
+    speedup: float
+
+
+@dataclass(frozen=True)
+class DecodingBench:
+    """What ``bench decode`` measured.
+
+    Attributes:
+        output_tokens: of the workload, EOS counted.
+        sgemm_rate: operations a second (a multiply-add is two), of square float32 matrices of 1,024 rows.
+        uncached_sentences: the part of the workload that was searched without cache and batching.
+        step_seconds: the mean time of a step of one batch that is searched to so many tokens.
+    """
+
+    recipe: str
+    device: str
+    threads: int
+    sentences: int
+    output_tokens: int
+    beam: int
+    batch_tokens: int
+    sgemm_rate: float
+    uncached_sentences: int
+    rows: Sequence[DecodingRow]
+    step_seconds: Mapping[int, Spread]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain dictionaries and numbers."""
+        return asdict(self)
+
+
+def bench_decoding(
+    recipe: Recipe,
+    data: Path,
+    *,
+    split: str = "test",
+    sentences: int = 1000,
+    uncached: int = 40,
+    rounds: int = 5,
+    lengths: Sequence[int] = LENGTHS,
+) -> DecodingBench:
+    """Measure beam search on a split of a recipe's prepared data.
+
+    Args:
+        recipe: the experiment; its dense twin is the same with ``algebra: real``.
+        data: the data folder.
+        split: whose sources are searched, to the lengths of their references.
+        sentences: how many, evenly chosen.
+        uncached: how many of them are searched without cache and batching too.
+        rounds: samples of each candidate.
+        lengths: output lengths at which a step is timed.
+
+    Raises:
+        DataError: the data is not prepared, or has no such split.
+    """
+    prepared = PreparedData.find(recipe.data, data)
+    rows = prepared.split(split)
+    work = Workload(
+        [[*map(int, rows.source[row]), EOS] for row in range(len(rows))],
+        [len(rows.target[row]) for row in range(len(rows))],
+    )
+    sizes = (prepared.tokenizers.source.size, prepared.tokenizers.target.size)
+    return measure(recipe, work.take(sentences), sizes, uncached=uncached, rounds=rounds, lengths=lengths)
+
+
+def measure(
+    recipe: Recipe,
+    work: Workload,
+    vocabularies: tuple[int, int],
+    *,
+    uncached: int,
+    rounds: int,
+    lengths: Sequence[int] = LENGTHS,
+) -> DecodingBench:
+    """Measure a recipe's untrained model, for tokenizers of these sizes, on a workload; see :func:`bench_decoding`."""
+    device = pick_device(recipe.training.device)
+    set_threads(recipe.training.threads)
+    models = _models(recipe, vocabularies, device)
+    few = work.take(uncached)
+    candidates: dict[str, Callable[[], object]] = {}
+    for name, model in models.items():
+        candidates[name] = _searcher(model, work, recipe, vocabularies[1])
+    for name, model in models.items():
+        candidates[_ALONE.format(name)] = _searcher(Uncached(model), few, recipe, vocabularies[1], one_by_one=True)
+    timings = compare({**candidates, _SGEMM: _sgemm(device)}, rounds=rounds, baseline="dense", warmup=1, device=device)
+    return DecodingBench(
+        recipe=recipe.name,
+        device=str(device),
+        threads=torch.get_num_threads(),
+        sentences=len(work.sources),
+        output_tokens=work.tokens,
+        beam=recipe.decoding.beam,
+        batch_tokens=recipe.decoding.batch_tokens,
+        sgemm_rate=_sgemm_rate(timings),
+        uncached_sentences=len(few.sources),
+        rows=[_row(name, model, recipe, work, few, timings) for name, model in models.items()],
+        step_seconds=_step_seconds(models["dense"], work, recipe, vocabularies[1], lengths),
+    )
+
+
+def applied_weights(settings: ModelSection, vocabulary: int) -> int:
+    """Return how many weights a decoding step applies to each prefix: the decoder's and the generator's, as dense maps.
+
+    The keys and values of the memory are computed once a sentence and not counted.
+    """
+    width, inner = settings.width, settings.upsize * settings.width
+    self_attention, cross_attention = 4 * width * inner, 2 * width * inner
+    feed_forward = 2 * width * settings.upsize * settings.feed_forward
+    return settings.decoder_layers * (self_attention + cross_attention + feed_forward) + vocabulary * width
+
+
+def _models(recipe: Recipe, sizes: tuple[int, int], device: torch.device) -> dict[str, Transformer]:
+    """Return the candidates by name, the dense twin first."""
+    twin = recipe.model.model_copy(update={"algebra": "real", "n": 1})
+    models = {"dense": build_transformer(twin, *sizes, device).eval()}
+    if recipe.variant != "real":
+        models[recipe.variant] = build_transformer(recipe.model, *sizes, device).eval()
+    return models
+
+
+class _Endless:
+    """A model that ends no sentence before its longest output."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self._model = model
+        self.encode, self.start = model.encode, model.start
+
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        logits = self._model.step(tokens, state)  # (B, K, V)
+        logits[..., EOS] += _NEVER
+        return logits
+
+
+def _searcher(
+    model: Seq2Seq, work: Workload, recipe: Recipe, allowed: int, *, one_by_one: bool = False
+) -> Callable[[], list[list[Hypothesis]]]:
+    """Return a function that searches a workload, batched as the recipe says or one sentence at a time."""
+    decoding, device, endless = recipe.decoding, pick_device(recipe.training.device), _Endless(model)
+    budget = 1 if one_by_one else decoding.batch_tokens
+    batches = [
+        (pad([work.sources[row] for row in rows]), [work.lengths[row] for row in rows])
+        for rows in plan([len(source) for source in work.sources], budget)
+    ]
+
+    def search() -> list[list[Hypothesis]]:
+        found = []
+        for source, lengths in batches:
+            found += beam_search(
+                endless,
+                source.to(device),
+                beam=decoding.beam,
+                alpha=decoding.alpha,
+                max_lengths=lengths,
+                allowed=allowed,
+            )
+        return found
+
+    return search
+
+
+def _sgemm(device: torch.device) -> Callable[[], None]:
+    """Return a function that multiplies square float32 matrices into one that is there already."""
+    left, right, out = (torch.rand(_SIDE, _SIDE, device=device) for _ in range(3))
+
+    def products() -> None:
+        for _ in range(_PRODUCTS):
+            torch.mm(left, right, out=out)
+
+    return products
+
+
+def _sgemm_rate(timings: Mapping[str, Timing]) -> float:
+    return 2 * _SIDE**3 * _PRODUCTS / timings[_SGEMM].seconds.median
+
+
+def _row(
+    name: str, model: Transformer, recipe: Recipe, work: Workload, few: Workload, timings: Mapping[str, Timing]
+) -> DecodingRow:
+    timing, alone = timings[name], timings[_ALONE.format(name)]
+    vocabulary = len(model.target_embedding.weight)
+    operations = 2 * applied_weights(recipe.model, vocabulary) * recipe.decoding.beam * work.tokens
+    alone_seconds = alone.seconds.median * work.tokens / few.tokens
+    return DecodingRow(
+        candidate=name,
+        seconds=timing.seconds,
+        sentences_per_second=len(work.sources) / timing.seconds.median,
+        speed=Spread(1 / timing.ratio.median, 1 / timing.ratio.upper, 1 / timing.ratio.lower),
+        sgemm_share=operations / timing.seconds.median / _sgemm_rate(timings),
+        uncached_sentences_per_second=len(work.sources) / alone_seconds,
+        speedup=alone_seconds / timing.seconds.median,
+    )
+
+
+def _step_seconds(
+    model: Transformer, work: Workload, recipe: Recipe, allowed: int, lengths: Sequence[int], sentences: int = 32
+) -> dict[int, Spread]:
+    """Time one batch of sentences of middling length, searched to each output length."""
+    ranked = sorted(work.sources, key=len)
+    middle = ranked[max(0, len(ranked) // 2 - sentences // 2) :][:sentences]
+    searches = {str(n): _searcher(model, Workload(middle, [n] * len(middle)), recipe, allowed) for n in lengths}
+    timings = compare(searches, rounds=3, warmup=1, device=pick_device(recipe.training.device)) if searches else {}
+    return {
+        length: Spread(*(value / (length + 1) for value in (spread.median, spread.lower, spread.upper)))
+        for length in lengths
+        for spread in [timings[str(length)].seconds]
+    }

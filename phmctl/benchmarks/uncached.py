@@ -1,0 +1,53 @@
+"""The same model without a cache: what decoding costs when each step runs the decoder over the whole prefix again."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phmctl.models.state import Memory
+from phmctl.models.transformer import Transformer
+
+
+@dataclass
+class Prefixes:
+    """All that an uncached search remembers: the memory, a row a prefix, and the prefixes (B, K, t)."""
+
+    memory: Memory
+    tokens: Tensor
+
+    def reorder(self, parents: Tensor) -> None:
+        """Let each beam continue from another of its sentence: parents (B, K)."""
+        self.tokens = self.tokens.gather(1, parents[:, :, None].expand(-1, -1, self.tokens.shape[2]))
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep some sentences: indices (B',)."""
+        beams = self.tokens.shape[1]
+        rows = (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
+        self.memory, self.tokens = self.memory.select(rows), self.tokens[sentences]
+
+
+class Uncached:
+    """Gives beam search a Transformer's logits without keeping keys and values.
+
+    The source is encoded once, and the vocabulary is scored at the last position only: the decoder alone is run anew.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+
+    def encode(self, source: Tensor) -> Memory:
+        """Encode source ids (B, S)."""
+        return self.model.encode(source)
+
+    def start(self, memory: Memory, beams: int, max_length: int) -> Prefixes:
+        """Begin with empty prefixes."""
+        count = len(memory.states)
+        rows = torch.arange(count, device=memory.states.device).repeat_interleave(beams)  # (B*K,)
+        return Prefixes(memory.select(rows), rows.new_empty(count, beams, 0))
+
+    def step(self, tokens: Tensor, state: Prefixes) -> Tensor:
+        """Map the newest tokens (B, K) to logits (B, K, V), over the whole prefixes."""
+        state.tokens = torch.cat([state.tokens, tokens[:, :, None]], 2)  # (B, K, t)
+        hidden = self.model.decode(state.memory, state.tokens.flatten(0, 1))  # (B*K, t, d)
+        return self.model.logits(hidden[:, -1]).view(*tokens.shape, -1)  # (B, K, V)

@@ -1,0 +1,69 @@
+import json
+
+import pytest
+import torch
+
+from phmctl.benchmarks.decoding import Workload, _searcher, applied_weights, measure
+from phmctl.benchmarks.uncached import Uncached
+from phmctl.models.transformer import build_transformer
+from phmctl.recipe.schema import DataSection, DecodingSection, ModelSection, Recipe, TrainingSection
+
+RECIPE = Recipe(
+    name="tiny",
+    data=DataSection(card="miniature", vocabulary=64),
+    model=ModelSection(
+        algebra="phm", n=4, width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2, upsize=2
+    ),
+    training=TrainingSection(steps=1, device="cpu"),
+    decoding=DecodingSection(beam=3, batch_tokens=24),
+)
+WORK = Workload([[5, 6, 7, 3], [8, 3], [9, 10, 3], [11, 3]], [4, 1, 6, 0])
+
+
+def test_each_sentence_is_searched_to_its_length() -> None:
+    torch.manual_seed(0)
+    model = build_transformer(RECIPE.model, 64, 64).eval()
+    found = _searcher(model, WORK, RECIPE, 64)()
+    assert sorted(len(best[0].tokens) for best in found) == [0, 1, 4, 6]
+
+
+def test_the_uncached_search_finds_the_same() -> None:
+    torch.manual_seed(0)
+    model = build_transformer(RECIPE.model, 64, 64).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)  # sharp, so that rounding decides nothing
+    cached = _searcher(model, WORK, RECIPE, 64)()
+    uncached = _searcher(Uncached(model), WORK, RECIPE, 64)()
+    alone = sorted(_searcher(Uncached(model), WORK, RECIPE, 64, one_by_one=True)(), key=lambda best: best[0].tokens)
+    assert [best[0].tokens for best in cached] == [best[0].tokens for best in uncached]
+    assert sorted(best[0].tokens for best in cached) == [best[0].tokens for best in alone]
+
+
+def test_applied_weights_are_the_decoders_matrices_and_the_generator() -> None:
+    settings = RECIPE.model.model_copy(update={"algebra": "real", "n": 1, "upsize": 1})
+    model = build_transformer(settings, 64, 64)
+    matrices = sum(p.numel() for p in model.decoder.parameters() if p.ndim == 2)
+    memory = 2 * 2 * 32 * 32  # keys and values of the memory, in both layers
+    assert applied_weights(settings, 64) == matrices - memory + 64 * 32
+    assert applied_weights(RECIPE.model, 0) == 2 * (matrices - memory)
+
+
+def test_a_part_stands_evenly_in_the_whole() -> None:
+    work = Workload([[row, 3] for row in range(10)], list(range(10)))
+    assert work.take(5).lengths == [0, 2, 4, 6, 8]
+    assert work.take(99).lengths == work.lengths
+    assert WORK.tokens == 15
+
+
+def test_measure_fits_together() -> None:
+    found = measure(RECIPE, WORK, (64, 64), uncached=2, rounds=2, lengths=(2, 4))
+    assert [row.candidate for row in found.rows] == ["dense", "phm-n4"]
+    for row in found.rows:
+        operations = 2 * applied_weights(RECIPE.model, 64) * 3 * 15
+        assert row.sentences_per_second == pytest.approx(4 / row.seconds.median)
+        assert row.sgemm_share * found.sgemm_rate == pytest.approx(operations / row.seconds.median)
+        assert row.speedup == pytest.approx(row.sentences_per_second / row.uncached_sentences_per_second)
+    assert found.rows[0].speed.median == 1
+    assert list(found.step_seconds) == [2, 4]
+    assert json.loads(json.dumps(found.as_json()))["output_tokens"] == 15
