@@ -96,6 +96,52 @@ def bench_train(
     print_table(title, columns, cells)
 
 
+@bench.command("decode")
+def bench_decode(
+    recipe: options.RecipeArgument,
+    n: options.N = None,
+    algebra: options.Algebra = None,
+    device: options.Device = None,
+    settings: options.Settings = None,
+    data: options.DataRoot = None,
+    split: Annotated[str, typer.Option(help="The split whose sentences are translated.")] = "test",
+    sentences: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1000,
+    uncached: Annotated[int, typer.Option(min=1, help="How many of them without cache and batches.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each candidate.")] = 5,
+    json: options.Json = False,
+) -> None:
+    """Beam search against the dense twin, against no cache and no batches, and against the machine's sgemm."""
+    from phmctl.benchmarks.decoding import bench_decoding
+    from phmctl.data.store import data_root
+
+    resolved = _recipe(recipe, n, algebra, device, settings)
+    result = bench_decoding(
+        resolved, data or data_root(), split=split, sentences=sentences, uncached=uncached, rounds=rounds
+    )
+    if json:
+        emit_json(result.as_json())
+        return
+    cells = [
+        (
+            r.candidate,
+            f"{r.seconds.median:.2f}",
+            f"{r.sentences_per_second:.0f}",
+            _ratio(r.speed),
+            f"{r.sgemm_share:.0%}",
+            f"{r.speedup:.1f}×",
+        )
+        for r in result.rows
+    ]
+    title = (
+        f"{result.recipe}: {result.sentences} sentences, beam {result.beam}, {result.device}, {result.threads} threads; "
+        f"sgemm {result.sgemm_rate / 1e9:.0f} GFLOP/s"
+    )
+    columns = ("model", "seconds", "sentences/s", "speed / dense", "of sgemm", "over uncached")
+    print_table(title, columns, cells)
+    steps = [(f"{length}", _milliseconds(seconds)) for length, seconds in result.step_seconds.items()]
+    print_table("a step at growing output lengths", ("length", "ms a step"), steps)
+
+
 def _recipe(name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None) -> "Recipe":
     from phmctl.recipe.loading import common_overrides, load_recipe
 

@@ -105,7 +105,8 @@ class TranslationTask:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
         translator = Translator(model, self.prepared.tokenizers, settings, next(model.parameters()).device)
         hypotheses = [best[0].text for best in translator.translate(split.source_text)]
-        return bleu(hypotheses, split.target_text).value
+        lowercase = self.prepared.tokenizers.target.lowercase
+        return bleu(hypotheses, split.target_text, lowercase=lowercase).value
 
 
 def build_model(recipe: Recipe, tokenizers: TokenizerPair, device: torch.device | str | None = None) -> Transformer:
