@@ -1,6 +1,7 @@
 """A bare ``nn.Transformer`` of a recipe's shape: the yardstick of ``bench train``."""
 
 import math
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +25,18 @@ class BareTransformer(nn.Module):
         self.embedding = nn.Embedding(vocabulary, settings.width)
         nn.init.normal_(self.embedding.weight, std=1 / self.scale)
         self.positions = nn.Parameter(torch.zeros(1024, settings.width), requires_grad=False)
-        self.transformer = nn.Transformer(
-            settings.width,
-            settings.heads,
-            settings.encoder_layers,
-            settings.decoder_layers,
-            settings.feed_forward,
-            settings.dropout,
-            batch_first=True,
-            norm_first=settings.norm == "pre",
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a fast path of inference only
+            self.transformer = nn.Transformer(
+                settings.width,
+                settings.heads,
+                settings.encoder_layers,
+                settings.decoder_layers,
+                settings.feed_forward,
+                settings.dropout,
+                batch_first=True,
+                norm_first=settings.norm == "pre",
+            )
         for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
             layer.dropout.p = settings.activation_dropout
             layer.self_attn.dropout = settings.attention_dropout

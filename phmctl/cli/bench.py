@@ -133,8 +133,8 @@ def bench_decode(
         for r in result.rows
     ]
     title = (
-        f"{result.recipe}: {result.sentences} sentences, beam {result.beam}, {result.device}, {result.threads} threads; "
-        f"sgemm {result.sgemm_rate / 1e9:.0f} GFLOP/s"
+        f"{result.recipe}: {result.sentences} sentences, beam {result.beam}, {result.device}, "
+        f"{result.threads} threads; sgemm {result.sgemm_rate / 1e9:.0f} GFLOP/s"
     )
     columns = ("model", "seconds", "sentences/s", "speed / dense", "of sgemm", "over uncached")
     print_table(title, columns, cells)
