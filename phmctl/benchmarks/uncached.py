@@ -16,15 +16,12 @@ class Prefixes:
     memory: Memory
     tokens: Tensor
 
-    def reorder(self, parents: Tensor) -> None:
-        """Let each beam continue from another of its sentence: parents (B, K)."""
-        self.tokens = self.tokens.gather(1, parents[:, :, None].expand(-1, -1, self.tokens.shape[2]))
-
-    def select(self, sentences: Tensor) -> None:
-        """Keep some sentences: indices (B',)."""
-        beams = self.tokens.shape[1]
-        rows = (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
-        self.memory, self.tokens = self.memory.select(rows), self.tokens[sentences]
+    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
+        """Let each beam (B', K') continue from another of its sentence, and keep these sentences (B',) only."""
+        kept = torch.arange(len(parents), device=parents.device) if sentences is None else sentences
+        tokens, before = self.tokens[kept], self.tokens.shape[1]  # (B', K, t)
+        self.memory = self.memory.select((kept[:, None] * before).expand_as(parents).flatten())
+        self.tokens = tokens.gather(1, parents[:, :, None].expand(-1, -1, tokens.shape[2]))
 
 
 class Uncached:

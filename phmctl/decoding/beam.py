@@ -35,11 +35,11 @@ _CUDA_CHECK_EVERY = 4  # steps between two looks at what has ended; a look makes
 class State(Protocol):
     """What a model remembers between two steps."""
 
-    def reorder(self, parents: Tensor) -> None:
-        """Let beam k of sentence b continue the prefix of beam ``parents[b, k]``."""
+    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
+        """Let beam k of the b-th sentence that stays continue the prefix of its beam ``parents[b, k]``.
 
-    def select(self, sentences: Tensor) -> None:
-        """Keep these sentences only."""
+        `parents` is (B', K'): the number of beams may change. `sentences` (B',) names those that stay; None: all do.
+        """
 
 
 class Seq2Seq(Protocol):
@@ -107,15 +107,14 @@ def beam_search(
         return []
     limits = torch.as_tensor(max_lengths, device=source.device)  # (B,)
     longest = int(limits.max())
-    state = model.start(model.encode(source), beam, longest + 1)
+    state = model.start(model.encode(source), 1, longest + 1)
     search = _Search(limits, longest, beam, n_best, alpha, allowed)
     while len(search.rows):
         parents = search.advance(model.step(search.last, state))  # (B, K)
         keep = search.retire()
         if keep is not None:
-            state.select(keep)
-            parents = parents[keep]
-        if beam > 1 and len(search.rows):
+            state.reorder(parents[keep], keep)
+        elif beam > 1:
             state.reorder(parents)
     return search.results
 
@@ -136,10 +135,10 @@ class _Search:
         self.longest, self.length = longest, 0
         self.limits = limits  # (B,)
         self.rows = torch.arange(count, device=device)  # (B,) places in `results`
-        self.last = torch.full((count, beam), BOS, device=device)  # (B, K) newest token of each live prefix
-        self.live = torch.full((count, beam), _DEAD, device=device)  # (B, K) log-probability
-        self.live[:, 0] = 0.0  # all prefixes are the empty one: continue it once
-        self.prefixes = torch.full((count, beam, longest + 1), PAD, device=device)  # (B, K, T)
+        # One empty prefix lives at first; K below is 1 until the first step makes it `beam`.
+        self.last = torch.full((count, 1), BOS, device=device)  # (B, K) newest token of each live prefix
+        self.live = torch.zeros((count, 1), device=device)  # (B, K) log-probability
+        self.prefixes = torch.full((count, 1, longest + 1), PAD, device=device)  # (B, K, T)
         self.scores = torch.full((count, beam), _DEAD, device=device)  # (B, K) finished, best first
         self.finished = torch.full((count, beam), EOS, device=device)[:, :, None].repeat(1, 1, longest + 1)
         self.finished_count = torch.zeros(count, dtype=torch.long, device=device)  # (B,)
@@ -160,29 +159,33 @@ class _Search:
         return parents
 
     def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the best 2K continuations of each sentence: parents, tokens, totals (B, 2K); and EOS totals (B, K)."""
-        count, beam, size = logits.shape
+        """Rank the continuations of each sentence.
+
+        Returns:
+            parents, tokens and totals (B, 2·beam) of the best, and the totals (B, beam) of ending each live prefix.
+        """
+        count, live, size = logits.shape
         values, ids, end = log_softmax_topk(
-            logits.view(-1, size), 2 * beam, forbidden=(PAD, UNK, BOS), allowed=self.allowed, column=EOS
-        )  # (B*K, C), (B*K, C), (B*K,)
+            logits.view(-1, size), 2 * self.beam, forbidden=(PAD, UNK, BOS), allowed=self.allowed, column=EOS
+        )  # (B·K, C), (B·K, C), (B·K,)
         width = values.shape[1]
-        totals = values.view(count, beam, width) + self.live[:, :, None]  # (B, K, C)
-        totals, places = totals.view(count, -1).topk(2 * beam)  # (B, 2K)
-        parents = places // width
-        tokens = ids.view(count, -1).gather(1, places)
-        return parents, tokens, totals, end.view(count, beam) + self.live
+        totals = (values.view(count, live, width) + self.live[:, :, None]).flatten(1)  # (B, K·C)
+        totals, places = _at_least(totals, 2 * self.beam).topk(2 * self.beam)
+        places = places.clamp(max=live * width - 1)
+        closing = _at_least(end.view(count, live) + self.live, self.beam)  # (B, beam)
+        return places // width, ids.view(count, -1).gather(1, places), totals, closing
 
     def _finish(self, parents: Tensor, tokens: Tensor, totals: Tensor, closing: Tensor) -> None:
-        """Add the hypotheses that end at this step to the finished ones. All (B, K)."""
+        """Add the hypotheses that end at this step to the finished ones. All (B, beam)."""
         must = (self.limits == self.length)[:, None]  # (B, 1) at the longest output every prefix is closed
-        own = torch.arange(self.beam, device=parents.device).expand_as(parents)
+        own = torch.arange(self.beam, device=parents.device).clamp(max=self.live.shape[1] - 1)
         parents = torch.where(must, own, parents)
         totals = torch.where(must, closing, totals.masked_fill(tokens != EOS, _DEAD))
         totals = totals.masked_fill(self.ended[:, None], _DEAD)
         self.finished_count += (totals > _DEAD).sum(1)
         scores = totals / length_penalty(self.length + 1, self.alpha)
-        self.scores, best = torch.cat([self.scores, scores], 1).topk(self.beam)  # (B, K) of 2K
-        ending = _take(self.prefixes, parents)  # (B, K, T)
+        self.scores, best = torch.cat([self.scores, scores], 1).topk(self.beam)  # (B, beam) of 2·beam
+        ending = _take(self.prefixes, parents)  # (B, beam, T)
         ending[:, :, self.length :] = EOS
         self.finished = _take(torch.cat([self.finished, ending], 1), best)
 
@@ -222,6 +225,11 @@ class _Search:
         tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
         penalty: float = length_penalty(len(tokens) + 1, self.alpha)
         return Hypothesis(tokens, score, score * penalty)
+
+
+def _at_least(values: Tensor, width: int) -> Tensor:
+    """Pad (B, C) with impossible candidates to at least `width` columns."""
+    return torch.nn.functional.pad(values, (0, max(0, width - values.shape[1])), value=_DEAD)
 
 
 def _take(values: Tensor, beams: Tensor) -> Tensor:

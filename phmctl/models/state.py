@@ -1,5 +1,6 @@
 """What decoding keeps between steps: the encoder's memory and the keys and values of the past."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,13 +57,14 @@ class DecoderState:
     """The decoder's state for B sentences of K beams each.
 
     The past is one tensor with time outermost, (max length, layers, 2, B·K, inner), so that what is written so far is
-    one contiguous block and reordering the beams is one copy of it. The memory's keys and values are held once a
-    sentence.
+    one contiguous block, and reordering beams, dropping sentences or adding beams is one copy of it. Two stretches of
+    memory take turns in holding it: fresh memory costs several times a copy. The memory's keys and values are held once
+    a sentence.
 
     Args:
         memories: each layer's keys and values of the memory, (B, heads, S, head width) each.
         mask: the memory's mask, (B, 1, 1, S).
-        beams: K.
+        beams: K at the first step; :meth:`reorder` changes it.
         max_length: the most steps that will be taken.
     """
 
@@ -74,27 +76,40 @@ class DecoderState:
         self.beams = beams
         self.mask = mask
         self.position = 0
-        shape = (max_length, len(memories), 2, sentences * beams, heads * head_width)
-        self.past = torch.empty(shape, dtype=keys.dtype, device=keys.device)
-        self._spare = torch.empty_like(self.past) if beams > 1 else self.past
+        self._outer, self._inner = (max_length, len(memories), 2), heads * head_width
+        self._current, self._spare = keys.new_empty(0), keys.new_empty(0)
+        self.past, self._current = self._view(self._current, sentences * beams)
         self.layers = [LayerCache(self, i, k.contiguous(), v.contiguous()) for i, (k, v) in enumerate(memories)]
 
-    def reorder(self, parents: Tensor) -> None:
-        """Let each beam continue from another of its sentence: parents (B, K) holds beam indices in [0, K)."""
-        if self.beams == 1:
-            return
-        first = torch.arange(parents.shape[0], device=parents.device)[:, None] * self.beams  # (B, 1)
-        rows = (first + parents).flatten()  # (B·K,)
-        written, spare = self.past[: self.position], self._spare[: self.position]
-        torch.index_select(written, 3, rows, out=spare)
-        self.past, self._spare = self._spare, self.past
+    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
+        """Let each beam continue from another of its sentence.
+
+        Args:
+            parents: beam indices (B', K') in [0, K). K' is the number of beams from now on.
+            sentences: indices (B',) of the sentences that stay, with `parents` for each of them; None keeps all.
+        """
+        first = torch.arange(len(parents), device=parents.device) if sentences is None else sentences  # (B',)
+        rows = (first[:, None] * self.beams + parents).flatten()  # (B'·K',)
+        target, storage = self._view(self._spare, len(rows))
+        torch.index_select(self.past[: self.position], 3, rows, out=target[: self.position])
+        self.past, self._current, self._spare = target, storage, self._current
+        self.beams = parents.shape[1]
+        if sentences is not None:
+            self._select_memory(sentences)
 
     def select(self, sentences: Tensor) -> None:
         """Keep some sentences, with all their beams: indices (B',)."""
-        offsets = torch.arange(self.beams, device=sentences.device)  # (K,)
-        rows = (sentences[:, None] * self.beams + offsets).flatten()  # (B'·K,)
-        self.past = self.past.index_select(3, rows)
-        self._spare = torch.empty_like(self.past) if self.beams > 1 else self.past
+        parents = torch.arange(self.beams, device=sentences.device).expand(len(sentences), -1)  # (B', K)
+        self.reorder(parents, sentences)
+
+    def _view(self, storage: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Return storage as a past of so many rows, and the storage: another one if it is too small."""
+        shape = (*self._outer, rows, self._inner)
+        if storage.numel() < math.prod(shape):
+            storage = storage.new_empty(math.prod(shape))
+        return storage[: math.prod(shape)].view(shape), storage
+
+    def _select_memory(self, sentences: Tensor) -> None:
         self.mask = None if self.mask is None else self.mask[sentences]
         for layer in self.layers:
             layer.memory_keys = layer.memory_keys[sentences]

@@ -13,11 +13,10 @@ class FakeState:
     source: Tensor  # (B,) a key a sentence
     prefixes: Tensor  # (B, K, t)
 
-    def reorder(self, parents: Tensor) -> None:
+    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
+        if sentences is not None:
+            self.source, self.prefixes = self.source[sentences], self.prefixes[sentences]
         self.prefixes = self.prefixes.gather(1, parents[:, :, None].expand(-1, -1, self.prefixes.shape[2]))
-
-    def select(self, sentences: Tensor) -> None:
-        self.source, self.prefixes = self.source[sentences], self.prefixes[sentences]
 
 
 class FakeModel:

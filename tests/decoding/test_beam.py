@@ -133,7 +133,8 @@ def test_ended_sentences_leave_the_batch() -> None:
     model = FakeModel(8, vocabulary=20, end_bias=-60.0)
     beam_search(model, SOURCE, beam=2, alpha=0.6, max_lengths=[9, 1, 4], allowed=20)
     assert model.steps == 10
-    assert model.rows == 2 * (10 + 2 + 5)  # a sentence of limit L takes L + 1 steps
+    # A sentence of limit L takes L + 1 steps: the first with its one empty prefix, the others with the whole beam.
+    assert model.rows == 3 + 2 * (9 + 1 + 4)
 
 
 def test_a_search_stops_when_nothing_better_can_come() -> None:
