@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# A CPU takes the rows in parts: the parts' scores use the same memory again, where a second tensor as large as the
+# logits would be fresh memory in each step (15 % of a step at V = 8,000).
+_ROWS = 128
 _MEMBERS = 8  # columns a group; of 4 to 64, 8 is quickest or near it at 8,000 and 32,768 columns
 
 
@@ -23,6 +26,15 @@ def log_softmax_topk(
     Returns:
         values (R, C) descending, ids (R, C), and the log-probability (R,) of `column`.
     """
+    parts = [logits] if logits.is_cuda else torch.split(logits, _ROWS)
+    found = [_part(part, count, forbidden, allowed, column) for part in parts]
+    values, ids, wanted = zip(*found, strict=True)
+    return torch.cat(values), torch.cat(ids), torch.cat(wanted)
+
+
+def _part(
+    logits: Tensor, count: int, forbidden: Sequence[int], allowed: int, column: int
+) -> tuple[Tensor, Tensor, Tensor]:
     scores = torch.log_softmax(logits, -1, dtype=torch.float32)  # (R, V)
     wanted = scores[:, column].clone()  # (R,)
     for identity in forbidden:

@@ -30,3 +30,11 @@ def test_forbidden_columns_keep_their_share_of_the_softmax() -> None:
     assert ids.tolist() == [[4, 2]]
     assert values[0].tolist() == pytest.approx(log_probs[0, [4, 2]].tolist())
     assert end.tolist() == pytest.approx(log_probs[:, 3].tolist())
+
+
+def test_many_rows_are_as_each_alone() -> None:
+    logits = torch.randn(300, 50, generator=torch.Generator().manual_seed(1))
+    together = log_softmax_topk(logits, 4, forbidden=(0, 2), allowed=48, column=3)
+    alone = [log_softmax_topk(row[None], 4, forbidden=(0, 2), allowed=48, column=3) for row in logits]
+    for part, rows in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.equal(part, torch.cat(rows))
