@@ -15,7 +15,7 @@ from torch import nn
 
 from phmctl.benchmarks.bare import BareTransformer, bare_loss
 from phmctl.benchmarks.timing import Spread, compare
-from phmctl.data.batching import Batch
+from phmctl.data.batching import Batch, real_token_share
 from phmctl.data.store import PreparedData
 from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe
@@ -47,7 +47,7 @@ class TrainingBench:
     precision: str
     batches: int
     batch_tokens: int
-    real_share: float  # of the batches' positions, both sides
+    real_share: float  # of an epoch's positions, both sides
     baseline: str
     rows: Sequence[TrainingRow]
 
@@ -90,7 +90,8 @@ def bench_training(
         for name, timing in timings.items()
     ]
     training = recipe.training
-    share = _real_share(sample)
+    split = task.prepared.split("train")
+    share = real_token_share(task.plan(split, epoch=0, shuffle=True), split.source.lengths, split.target.lengths)
     threads = torch.get_num_threads()
     return TrainingBench(
         recipe.name, str(device), threads, training.precision, len(sample), training.batch_tokens, share, baseline, rows
@@ -137,9 +138,3 @@ def _stepper(model: nn.Module, task: TranslationTask, sample: Sequence[Batch], d
 
 def _scaled(spread: Spread, factor: float) -> Spread:
     return Spread(spread.median * factor, spread.lower * factor, spread.upper * factor)
-
-
-def _real_share(sample: Sequence[Batch]) -> float:
-    """Return the share of positions of both sides that hold a token."""
-    real = sum(int((side != 0).sum()) for batch in sample for side in (batch.source, batch.target))
-    return real / sum(side.numel() for batch in sample for side in (batch.source, batch.target))

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,6 @@ import typer
 from phmctl.cli.options import Checkpoint, Device, Json, RunArgument, Threads
 
 if TYPE_CHECKING:
-    from phmctl.decoding.translator import Translation, Translator
     from phmctl.runs import Run
 
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")]
@@ -46,6 +45,7 @@ def decode(
     """Translate text: one line out for each line in, in order."""
     from phmctl.decoding.output import as_json, best_lines, n_best_lines
     from phmctl.decoding.settings import change_decoding
+    from phmctl.decoding.translator import WINDOW
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
     from phmctl.runs import Run
@@ -60,7 +60,11 @@ def decode(
     if n_best is not None and n_best > settings.beam:
         raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")
     translator = load_translator(opened, checkpoint, device or "auto", settings)
-    found = _translate(translator, lines, n_best or 1, strict=strict, window=window)
+    # A person who types lines waits for each; a file or a pipe is sorted and batched.
+    typed = split is None and input_ is None and sys.stdin.isatty()
+    found = translator.translate_stream(
+        lines, n_best=n_best or 1, strict=strict, window=window or (1 if typed else WINDOW)
+    )
     if json:
         from phmctl.console import emit_json
 
@@ -77,15 +81,6 @@ def _lines(run: "Run", path: Path | None, split: str | None) -> Iterable[str]:
     if split is not None:
         return read_text(run, split, "source")
     return decode_lines(sys.stdin.buffer, "stdin") if path is None else read_lines(path)
-
-
-def _translate(
-    translator: "Translator", lines: Iterable[str], n_best: int, *, strict: bool, window: int
-) -> Iterator[list["Translation"]]:
-    from phmctl.decoding.translator import WINDOW
-
-    window = window or (1 if sys.stdin.isatty() and isinstance(lines, Iterator) else WINDOW)
-    return translator.translate_stream(lines, n_best=n_best, strict=strict, window=window)
 
 
 def _write(lines: Iterable[str], output: Path | None) -> None:

@@ -22,7 +22,12 @@ def evaluate(
     beam: Beam = None,
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score BLEU and chrF in lower case.")] = False,
+    lowercase: Annotated[
+        bool | None,
+        typer.Option(
+            "--lowercase/--cased", help="BLEU and chrF in lower case (default: if the corpus is lower-cased)."
+        ),
+    ] = None,
     device: Device = None,
     threads: Threads = 0,
     json: Json = False,

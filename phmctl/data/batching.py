@@ -56,9 +56,9 @@ class Batch:
         if place.type == "cpu":
             return self
         pin = place.type == "cuda" and not self.source.is_cuda
-        tensors = (self.source, self.target, self.indices)
-        moved = [(tensor.pin_memory() if pin else tensor).to(place, non_blocking=True) for tensor in tensors]
-        return Batch(moved[0], moved[1], moved[2], self.target_tokens)
+        tensors = (self.source, self.target)  # the indices are for the host
+        source, target = ((tensor.pin_memory() if pin else tensor).to(place, non_blocking=True) for tensor in tensors)
+        return Batch(source, target, self.indices, self.target_tokens)
 
 
 def costs(source_lengths: npt.ArrayLike, target_lengths: npt.ArrayLike) -> Ints:

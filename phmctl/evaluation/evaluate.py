@@ -16,6 +16,7 @@ from typing import Any
 
 from phmctl.checkpoints import MANIFEST
 from phmctl.console import progress
+from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.files import sha256, write_atomic, write_json
 from phmctl.metrics.text import Comparison, LengthBin, Score, all_scores, bleu_by_length, paired_bootstrap
@@ -74,7 +75,7 @@ def evaluate(
     against: Run | None = None,
     decoding: DecodingSection | None = None,
     device: str = "auto",
-    lowercase: bool = False,
+    lowercase: bool | None = None,
 ) -> Evaluation:
     """Score a run's translations of a split and write the scores into the run.
 
@@ -85,7 +86,7 @@ def evaluate(
         against: a baseline to compare with by paired bootstrap.
         decoding: settings of the search, for both runs; those of the system's recipe where None.
         device: where to decode.
-        lowercase: compare BLEU and chrF in lower case.
+        lowercase: compare BLEU and chrF in lower case; None does so if the run's own output is lower-cased.
 
     Raises:
         RunError: the split or the checkpoint is missing, or the baseline has other references.
@@ -94,6 +95,8 @@ def evaluate(
     references = read_text(run, split, "target")
     if against is not None and read_text(against, split, "target") != references:
         raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
+    if lowercase is None:
+        lowercase = TokenizerPair.load(run.tokenizer_folder).target.lowercase
     chosen = decoding or run.recipe.decoding
     hypotheses = decode_split(run, split, checkpoint, decoding=chosen, device=device)
     comparisons = []

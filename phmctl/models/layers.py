@@ -47,16 +47,13 @@ class DecoderLayer(nn.Module):
         """Map states (B, T, d) to (B, T, d), given memory (B, S, d) and its mask (B, 1, 1, S)."""
         # Padding stands behind the real tokens, which see only what is before them: the causal mask is enough.
         x = self.attention_residual(x, lambda h: self.attention(h, causal=True))
-        keys, values = self.cross_attention.project_memory(memory)  # (B, heads, S, head width)
-        return self._attend_memory(x, keys, values, mask)
+        x = self.cross_residual(x, lambda h: self.cross_attention.forward_memory(h, memory, mask))
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
     def step(self, x: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:
         """Advance one position: x (B, K, d), the K beams of B sentences, to (B, K, d)."""
         x = self.attention_residual(x, lambda h: self._attend_past(h, cache))
-        return self._attend_memory(x, cache.memory_keys, cache.memory_values, mask)
-
-    def _attend_memory(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        attention = self.cross_attention
+        attention, keys, values = self.cross_attention, cache.memory_keys, cache.memory_values
         # In a decoding step the beams of a sentence stand where a sequence's positions do: they share its memory.
         x = self.cross_residual(x, lambda h: attention.attend(attention.project_query(h), keys, values, mask))
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.linear import PHMLinear
 
 Projections = Literal["fused", "separate", "packed"]
 
@@ -69,10 +68,21 @@ class MultiHeadAttention(nn.Module):
             query, key, value = self.query_key_value(x).chunk(3, dim=-1)  # (B, T, inner) each
         return self.split_heads(query), self.split_heads(key), self.split_heads(value)
 
+    def forward_memory(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+        """Cross-attention: x (B, T, d), memory (B, S, d), mask (B, 1, 1, S) true where it may be seen, to (B, T, d)."""
+        if self.projections == "packed":
+            weight = self.query_key_value.weight  # H once for both sides
+            query = self._packed_query(x, weight)
+            key, value = self._packed_memory(memory, weight)
+        else:
+            query = self.project_query(x)
+            key, value = self.project_memory(memory)
+        return self.attend(query, key, value, mask)
+
     def project_query(self, x: Tensor) -> Tensor:
         """Cross-attention: map x (B, T, d) to queries (B, heads, T, head width)."""
         if self.projections == "packed":
-            return self.split_heads(_rows(self.query_key_value, x, 0, self.inner))
+            return self._packed_query(x, self.query_key_value.weight)
         return self.split_heads(self.query(x))
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,9 +90,17 @@ class MultiHeadAttention(nn.Module):
         if self.projections == "separate":
             return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
         if self.projections == "packed":
-            both = _rows(self.query_key_value, memory, self.inner, 3 * self.inner)
-        else:
-            both = self.key_value(memory)  # (B, S, 2·inner)
+            return self._packed_memory(memory, self.query_key_value.weight)
+        key, value = self.key_value(memory).chunk(2, dim=-1)  # (B, S, inner) each
+        return self.split_heads(key), self.split_heads(value)
+
+    def _packed_query(self, x: Tensor, weight: Tensor) -> Tensor:
+        bias = self.query_key_value.bias
+        return self.split_heads(F.linear(x, weight[: self.inner], None if bias is None else bias[: self.inner]))
+
+    def _packed_memory(self, memory: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        bias = self.query_key_value.bias
+        both = F.linear(memory, weight[self.inner :], None if bias is None else bias[self.inner :])  # (B, S, 2·inner)
         key, value = both.chunk(2, dim=-1)
         return self.split_heads(key), self.split_heads(value)
 
@@ -118,9 +136,3 @@ def _attention_by_products(
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return F.dropout(scores.softmax(-1), dropout, training=dropout > 0) @ value
-
-
-def _rows(layer: PHMLinear, x: Tensor, start: int, stop: int) -> Tensor:
-    """Apply rows `start` to `stop` of a map's weight: (B, T, d) to (B, T, stop - start)."""
-    bias = None if layer.bias is None else layer.bias[start:stop]
-    return F.linear(x, layer.weight[start:stop], bias)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_SLICE_ELEMENTS = 1 << 21  # logits of a slice: 8 MB of float32
+# Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
+_SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
 
 
 def vocabulary_loss(
@@ -66,7 +67,7 @@ class _VocabularyLoss(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, any(wanted))
         loss, likelihood, *gradients = sums
-        kinds = (hidden.dtype, weight.dtype, weight.dtype)
+        kinds = (hidden.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
         ctx.save_for_backward(
             *(
                 g.to(kind) if want and g is not None else None
@@ -94,7 +95,7 @@ def _sliced(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Return loss, likelihood and the gradients of hidden, weight and bias."""
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
-    rows = max(_SLICE_ELEMENTS // vocabulary, 64)
+    rows = max(_SLICE_ELEMENTS.get(hidden.device.type, 1 << 21) // vocabulary, 64)
     total = hidden.new_zeros(2, dtype=torch.float32 if hidden.dtype.itemsize < 4 else hidden.dtype)
     hidden_grad = torch.empty_like(hidden) if with_gradients else None
     # Few large sums in the compute type, not many small ones: float32 keeps bfloat16's partial sums exact enough.

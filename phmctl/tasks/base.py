@@ -48,6 +48,10 @@ class Task(Protocol):
         """Return the number by which the best checkpoint is chosen; higher is better."""
         ...
 
+    def check_run(self, run: Run) -> None:
+        """Refuse (RunError) to continue a run that was trained on other data."""
+        ...
+
     def furnish(self, run: Run) -> None:
         """Write into a new run what using it elsewhere needs: tokenizers, raw evaluation text."""
         ...

@@ -1,8 +1,10 @@
 """Translation and style transfer: sequence to sequence, scored by cross-entropy and BLEU."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +12,21 @@ from torch import Tensor, nn
 
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.batching import Batch, collate, costs, plan_batches
+from phmctl.data.catalog import Cleaning
 from phmctl.data.store import ParallelSplit, PreparedData
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.decoding.translator import Translator
 from phmctl.devices import pick_device
-from phmctl.files import write_atomic
+from phmctl.errors import RunError
+from phmctl.files import write_atomic, write_json
 from phmctl.metrics.text import bleu
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import DecodingSection, Recipe
 from phmctl.runs import Run
 from phmctl.tasks.base import Autocast
+
+_MANIFEST = "data.json"  # of the prepared data, in the run
 
 
 class TranslationTask:
@@ -42,7 +48,7 @@ class TranslationTask:
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield an epoch's training batches from the `start`-th."""
         split = self.prepared.split("train")
-        for rows in self._plan(split, epoch=epoch, shuffle=True)[start:]:
+        for rows in self.plan(split, epoch=epoch, shuffle=True)[start:]:
             yield collate(split, rows)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
@@ -56,7 +62,7 @@ class TranslationTask:
         device = next(model.parameters()).device
         split = self.prepared.split("valid")
         total, tokens = torch.zeros((), device=device), 0
-        for rows in self._plan(split, epoch=0, shuffle=False):
+        for rows in self.plan(split, epoch=0, shuffle=False):
             batch = collate(split, rows).to(device)
             with autocast():
                 _, likelihood = self._losses(model, batch, 0.0)
@@ -74,8 +80,9 @@ class TranslationTask:
         return metrics.get("bleu", -metrics["loss"])
 
     def furnish(self, run: Run) -> None:
-        """Write the tokenizers and the raw text of the evaluation splits into the run."""
+        """Write the tokenizers, the data's manifest and the raw text of the evaluation splits into the run."""
         self.prepared.tokenizers.save(run.tokenizer_folder)
+        write_json(run.folder / _MANIFEST, self.prepared.manifest)
         for name in self.prepared.manifest["splits"]:
             if name == "train":
                 continue
@@ -83,7 +90,24 @@ class TranslationTask:
             write_atomic(run.text_folder / f"{name}.source", "".join(f"{line}\n" for line in split.source_text))
             write_atomic(run.text_folder / f"{name}.target", "".join(f"{line}\n" for line in split.target_text))
 
-    def _plan(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[np.ndarray]:
+    def check_run(self, run: Run) -> None:
+        """Refuse to continue a run on data other than its own.
+
+        Raises:
+            RunError: the corpus was prepared anew from other files or with other settings.
+        """
+        before = _read_manifest(run)
+        changed = [
+            key for key in ("settings", "sources", "token_types") if before.get(key) != self.prepared.manifest.get(key)
+        ]
+        if before and changed:
+            raise RunError(
+                f"{self.prepared.folder} is not what {run.folder} was trained on: {', '.join(changed)} differ "
+                f"(see {_MANIFEST} and manifest.json)\nprepare it as it was, or leave --resume out to start a new run"
+            )
+
+    def plan(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[np.ndarray]:
+        """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
         training = self.recipe.training
         lengths = split.source.lengths, split.target.lengths
         # Evaluation splits keep every line: one longer than the budget is a batch of its own.
@@ -134,5 +158,28 @@ def load_translator(
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
     model.eval()
-    longest = run.recipe.data.max_tokens
-    return Translator(model, tokenizers, decoding or run.recipe.decoding, target, max_source_tokens=longest)
+    return Translator(
+        model,
+        tokenizers,
+        decoding or run.recipe.decoding,
+        target,
+        max_source_tokens=run.recipe.data.max_tokens,
+        cleaning=_cleaning(run),
+    )
+
+
+def _cleaning(run: Run) -> Cleaning | None:
+    """Return what the run's training text went through before it was tokenized."""
+    settings = _read_manifest(run).get("settings", {})
+    return Cleaning(**settings["cleaning"]) if "cleaning" in settings else None
+
+
+def _read_manifest(run: Run) -> dict[str, Any]:
+    """Return the manifest of the data that a run was trained on; empty if the run holds none."""
+    path = run.folder / _MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}; copy the run anew") from error

@@ -110,6 +110,7 @@ def train_task(
     environment = _environment(recipe, device)
     found = newest_checkpoint(old, checkpoint) if old is not None else None
     if old is not None:
+        task.check_run(old)
         run = take_over(old, recipe, environment)
     else:
         run = Run.create(root, recipe, environment=environment, fill=task.furnish)

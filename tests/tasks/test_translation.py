@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from phmctl.data.catalog import Cleaning
+from phmctl.data.corpus import Corpus, corpus_from_files
+from phmctl.data.preparation import prepare
 from phmctl.data.special import PAD
 from phmctl.data.store import PreparedData
+from phmctl.errors import RunError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.tasks.translation import TranslationTask, load_translator
@@ -66,3 +70,61 @@ def test_average_is_the_mean_of_the_last_checkpoints(tiny_run: Run) -> None:
     ]
     for name, average in weights[2].items():
         torch.testing.assert_close(average, (weights[0][name] + weights[1][name]) / 2)
+
+
+def test_validation_bleu_is_that_of_the_greedy_translations(tiny_recipe: Recipe, miniature_data: Path) -> None:
+    training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
+    recipe = tiny_recipe.model_copy(update={"training": training})
+    task = TranslationTask(recipe, PreparedData.find(recipe.data, miniature_data))
+    torch.manual_seed(0)
+    model = task.build_model().eval()
+    metrics = task.validate(model)
+    assert metrics["bleu"] < 5  # untrained
+    assert task.score(metrics) == metrics["bleu"]
+
+
+def own_corpus(folder: Path, pattern: str) -> Corpus:
+    splits = {"train": range(40), "valid": range(40, 45), "test": range(45, 50)}
+    files = {}
+    for split, numbers in splits.items():
+        files[split] = (folder / f"{split}.a", folder / f"{split}.b")
+        for path in files[split]:
+            path.write_text("".join(pattern.format(number) + "\n" for number in numbers), encoding="utf-8")
+    return corpus_from_files("own", files["train"], files["valid"], files["test"])
+
+
+@pytest.fixture
+def entities_run(tmp_path: Path, tiny_recipe: Recipe) -> Run:
+    """A run on a corpus whose card decodes entities and lower-cases."""
+    from phmctl.training.train import train_task
+
+    corpus = own_corpus(tmp_path, "It &apos;s line {} .")
+    data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300})
+    recipe = tiny_recipe.model_copy(update={"data": data})
+    cleaning = Cleaning(entities="decode", lowercase=True)
+    prepared = prepare(data, corpus, cleaning, root=tmp_path)
+    return train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs", quiet=True).run
+
+
+def test_a_line_is_cleaned_as_the_corpus_was(entities_run: Run) -> None:
+    translator = load_translator(entities_run, "last", "cpu")
+    encoded, plain = translator.translate(["IT &apos;S line 7 .", "it 's line 7 ."])
+    assert encoded[0].score == pytest.approx(plain[0].score)
+    assert encoded[0].text == plain[0].text
+
+
+def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None:
+    from phmctl.evaluation.evaluate import evaluate
+
+    signatures = {score.name: score.signature for score in evaluate(entities_run, "test", "last").scores}
+    assert "case:lc" in signatures["BLEU"]
+    cased = evaluate(entities_run, "test", "last", lowercase=False).scores
+    assert "case:mixed" in next(score.signature for score in cased if score.name == "BLEU")
+
+
+def test_a_run_is_not_continued_on_other_data(entities_run: Run, tmp_path: Path, tiny_recipe: Recipe) -> None:
+    corpus = own_corpus(tmp_path, "Line {} .")
+    prepared = prepare(entities_run.recipe.data, corpus, Cleaning(), root=tmp_path / "anew")
+    with pytest.raises(RunError, match="settings, sources") as caught:
+        TranslationTask(entities_run.recipe, prepared).check_run(entities_run)
+    assert "prepare it as it was" in str(caught.value)

@@ -1,0 +1,58 @@
+"""Attention: the products used in bfloat16 on CPUs equal the fused kernel, and so does a whole training step."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from phmctl.models.transformer import build_transformer
+from phmctl.nn.attention import _attention_by_products
+from phmctl.nn.loss import vocabulary_loss
+from phmctl.recipe.schema import ModelSection
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 7), (5, 5), (6, 3)])
+def test_products_equal_the_fused_kernel(masked: bool, causal: bool, lengths: tuple[int, int]) -> None:
+    if masked and causal:
+        pytest.skip("the kernel takes one of the two")
+    torch.manual_seed(0)
+    target, source = lengths
+    query = torch.randn(2, 3, target, 4, dtype=torch.double, requires_grad=True)
+    key, value = (torch.randn(2, 3, source, 4, dtype=torch.double, requires_grad=True) for _ in range(2))
+    mask = None
+    if masked:
+        mask = torch.ones(2, 1, 1, source, dtype=torch.bool)
+        mask[1, ..., source // 2 + 1 :] = False
+    ours = _attention_by_products(query, key, value, mask, 0.0, causal=causal)
+    theirs = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+    torch.testing.assert_close(ours, theirs)
+    inputs = (query, key, value)
+    gradients = torch.autograd.grad(ours.square().sum(), inputs)
+    torch.testing.assert_close(gradients, torch.autograd.grad(theirs.square().sum(), inputs))
+
+
+def test_dropout_on_the_weights_keeps_their_mean() -> None:
+    torch.manual_seed(0)
+    query = key = torch.zeros(1, 1, 2000, 4)
+    mixed = _attention_by_products(query, key, torch.ones(1, 1, 2000, 4), None, 0.5, causal=False)
+    assert mixed.std() > 0
+    assert mixed.mean().item() == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_bfloat16_step_of_the_transformer_is_near_float32() -> None:
+    torch.manual_seed(0)
+    settings = ModelSection(
+        width=64, feed_forward=128, heads=2, encoder_layers=2, decoder_layers=2, algebra="phm", n=4, dropout=0.0
+    )
+    model = build_transformer(settings, 50, 50)
+    source, target = torch.randint(4, 50, (8, 10)), torch.randint(4, 50, (8, 9))
+    source[:4, 7:] = 0
+    gradients = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            hidden = model(source, target[:, :-1])
+            loss, _ = vocabulary_loss(hidden, *model.output_map(), target[:, 1:], smoothing=0.1)
+        gradients[dtype] = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    error = (gradients[torch.bfloat16] - gradients[torch.float32]).norm() / gradients[torch.float32].norm()
+    assert error < 0.03
