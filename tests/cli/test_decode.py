@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from phmctl.cli.decode import decode
 from phmctl.cli.main import app
+from phmctl.decoding.translator import WINDOW, Translator
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.runs import Run
 from phmctl.tasks.translation import load_translator
@@ -153,3 +155,28 @@ def test_a_reader_that_has_enough_is_no_fault(run: Run) -> None:
         process.stdin.close()
         assert process.wait(timeout=60) == 141
         assert process.stderr.read() == b""
+
+
+class Terminal:
+    """A stdin that a person sits at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_file_is_batched_even_at_a_terminal(
+    run: Run, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = []
+    whole = Translator.translate_stream
+
+    def note_window(self, lines, **settings):
+        windows.append(settings["window"])
+        return whole(self, lines, **settings)
+
+    monkeypatch.setattr(Translator, "translate_stream", note_window)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
+    decode(run.folder, input_=tmp_path / "in", output=tmp_path / "out")
+    assert windows == [WINDOW]
+    assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
