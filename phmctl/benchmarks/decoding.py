@@ -25,7 +25,8 @@ from phmctl.recipe.schema import ModelSection, Recipe
 
 LENGTHS = (8, 16, 32, 64, 128)  # output lengths at which a step is timed
 
-_SGEMM, _ALONE = "sgemm", "{} uncached"  # names of candidates
+_SGEMM = "sgemm"  # a candidate's name
+_WHOLE = {"forward": True, "decoder": False}  # what an uncached step runs anew
 _SIDE, _PRODUCTS = 1024, 20  # of the square matrices that give the machine's sgemm rate; how many products a sample
 _NEVER = -1e4  # added to the logit of EOS
 
@@ -55,6 +56,21 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """The search of one sentence at a time, each step over the whole prefix anew.
+
+    Attributes:
+        seconds: measured, for the part of the workload that was searched so.
+        sentences_per_second: of the whole workload, extrapolated by output tokens.
+        speedup: how many times as fast the batched search with its cache is.
+    """
+
+    seconds: Spread
+    sentences_per_second: float
+    speedup: float
+
+
+@dataclass(frozen=True)
 class DecodingRow:
     """One model's speed.
 
@@ -65,9 +81,8 @@ class DecodingRow:
         speed: relative to the dense twin's, within a round.
         sgemm_share: decoder weights × beams × output tokens × 2 a second, over the machine's sgemm rate, at the
             medians. Weights are counted as dense matrices, however the layer computes; the encoder is not counted.
-        uncached_sentences_per_second: one sentence at a time, the whole prefix anew in each step, measured on a part
-            and extrapolated by output tokens.
-        speedup: over the uncached search.
+        uncached: by what a step runs anew. ``forward``: the decoder and the vocabulary at every position, as a call of
+            the model does; ``decoder``: the vocabulary at the last position only.
     """
 
     candidate: str
@@ -75,8 +90,7 @@ class DecodingRow:
     sentences_per_second: float
     speed: Spread
     sgemm_share: float
-    uncached_sentences_per_second: float
-    speedup: float
+    uncached: Mapping[str, Alone]
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,7 @@ class DecodingBench:
     Attributes:
         output_tokens: of the workload, EOS counted.
         sgemm_rate: operations a second (a multiply-add is two), of square float32 matrices of 1,024 rows.
-        uncached_sentences: the part of the workload that was searched without cache and batching.
+        uncached_sentences, uncached_tokens: the part of the workload that was searched without cache and batching.
         step_seconds: the mean time of a step of one batch that is searched to so many tokens.
     """
 
@@ -99,6 +113,7 @@ class DecodingBench:
     batch_tokens: int
     sgemm_rate: float
     uncached_sentences: int
+    uncached_tokens: int
     rows: Sequence[DecodingRow]
     step_seconds: Mapping[int, Spread]
 
@@ -158,8 +173,9 @@ def measure(
     candidates: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
         candidates[name] = _searcher(model, work, recipe, vocabularies[1])
-    for name, model in models.items():
-        candidates[_ALONE.format(name)] = _searcher(Uncached(model), few, recipe, vocabularies[1], one_by_one=True)
+        for kind, whole in _WHOLE.items():
+            alone = Uncached(model, whole=whole)
+            candidates[_alone(name, kind)] = _searcher(alone, few, recipe, vocabularies[1], one_by_one=True)
     timings = compare({**candidates, _SGEMM: _sgemm(device)}, rounds=rounds, baseline="dense", warmup=1, device=device)
     return DecodingBench(
         recipe=recipe.name,
@@ -171,6 +187,7 @@ def measure(
         batch_tokens=recipe.decoding.batch_tokens,
         sgemm_rate=_sgemm_rate(timings),
         uncached_sentences=len(few.sources),
+        uncached_tokens=few.tokens,
         rows=[_row(name, model, recipe, work, few, timings) for name, model in models.items()],
         step_seconds=_step_seconds(models["dense"], work, recipe, vocabularies[1], lengths),
     )
@@ -254,19 +271,26 @@ def _sgemm_rate(timings: Mapping[str, Timing]) -> float:
 def _row(
     name: str, model: Transformer, recipe: Recipe, work: Workload, few: Workload, timings: Mapping[str, Timing]
 ) -> DecodingRow:
-    timing, alone = timings[name], timings[_ALONE.format(name)]
-    vocabulary = len(model.target_embedding.weight)
-    operations = 2 * applied_weights(recipe.model, vocabulary) * recipe.decoding.beam * work.tokens
-    alone_seconds = alone.seconds.median * work.tokens / few.tokens
+    seconds, ratio = timings[name].seconds, timings[name].ratio
+    weights = applied_weights(recipe.model, len(model.target_embedding.weight))
+    operations = 2 * weights * recipe.decoding.beam * work.tokens
+    uncached = {}
+    for kind in _WHOLE:
+        alone = timings[_alone(name, kind)].seconds
+        extrapolated = alone.median * work.tokens / few.tokens
+        uncached[kind] = Alone(alone, len(work.sources) / extrapolated, extrapolated / seconds.median)
     return DecodingRow(
         candidate=name,
-        seconds=timing.seconds,
-        sentences_per_second=len(work.sources) / timing.seconds.median,
-        speed=Spread(1 / timing.ratio.median, 1 / timing.ratio.upper, 1 / timing.ratio.lower),
-        sgemm_share=operations / timing.seconds.median / _sgemm_rate(timings),
-        uncached_sentences_per_second=len(work.sources) / alone_seconds,
-        speedup=alone_seconds / timing.seconds.median,
+        seconds=seconds,
+        sentences_per_second=len(work.sources) / seconds.median,
+        speed=Spread(1 / ratio.median, 1 / ratio.upper, 1 / ratio.lower),
+        sgemm_share=operations / seconds.median / _sgemm_rate(timings),
+        uncached=uncached,
     )
+
+
+def _alone(name: str, kind: str) -> str:
+    return f"{name}, {kind} anew"
 
 
 def _step_seconds(

@@ -1,4 +1,4 @@
-"""The same model without a cache: what decoding costs when each step runs the decoder over the whole prefix again."""
+"""The same model without a cache: what decoding costs when each step runs over the whole prefix again."""
 
 from dataclasses import dataclass
 
@@ -27,14 +27,17 @@ class Prefixes:
 class Uncached:
     """Gives beam search a Transformer's logits without keeping keys and values.
 
-    The source is encoded once, and the vocabulary is scored at the last position only: the decoder alone is run anew.
+    Args:
+        model: in evaluation mode.
+        whole: score the vocabulary at every position of the prefix in each step, as a call of the model on source and
+            prefix does. Otherwise at the last position only: the least that can be done without a cache.
     """
 
-    def __init__(self, model: Transformer) -> None:
-        self.model = model
+    def __init__(self, model: Transformer, *, whole: bool) -> None:
+        self.model, self.whole = model, whole
 
     def encode(self, source: Tensor) -> Memory:
-        """Encode source ids (B, S)."""
+        """Encode source ids (B, S); this is done once."""
         return self.model.encode(source)
 
     def start(self, memory: Memory, beams: int, max_length: int) -> Prefixes:
@@ -47,4 +50,5 @@ class Uncached:
         """Map the newest tokens (B, K) to logits (B, K, V), over the whole prefixes."""
         state.tokens = torch.cat([state.tokens, tokens[:, :, None]], 2)  # (B, K, t)
         hidden = self.model.decode(state.memory, state.tokens.flatten(0, 1))  # (B*K, t, d)
-        return self.model.logits(hidden[:, -1]).view(*tokens.shape, -1)  # (B, K, V)
+        logits = self.model.logits(hidden if self.whole else hidden[:, -1:])[:, -1]  # (B*K, V)
+        return logits.view(*tokens.shape, -1)

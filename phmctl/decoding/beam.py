@@ -29,7 +29,7 @@ from phmctl.decoding.topk import log_softmax_topk
 from phmctl.errors import NonFiniteError
 
 _DEAD = float("-inf")
-_CUDA_CHECK_EVERY = 4  # steps between two looks at what has ended; a look makes the host wait for the device
+_LOOK_EVERY = {"cpu": 1, "cuda": 4}  # steps between looks at what has ended; a look makes the host wait for a GPU
 
 
 class State(Protocol):
@@ -199,7 +199,7 @@ class _Search:
     def retire(self) -> Tensor | None:
         """Write out ended sentences and drop them. Return the places (B',) that stay, or None when all do."""
         last_step = self.length > self.longest
-        if self.ended.is_cuda and self.length % _CUDA_CHECK_EVERY and not last_step:
+        if self.length % _LOOK_EVERY.get(self.ended.device.type, 1) and not last_step:
             return None
         keep = (~self.ended).nonzero()[:, 0]  # (B',)
         if len(keep) == len(self.rows):

@@ -34,8 +34,10 @@ def test_the_uncached_search_finds_the_same() -> None:
         for parameter in model.parameters():
             parameter.mul_(2.0)  # sharp, so that rounding decides nothing
     cached = _searcher(model, WORK, RECIPE, 64)()
-    uncached = _searcher(Uncached(model), WORK, RECIPE, 64)()
-    alone = sorted(_searcher(Uncached(model), WORK, RECIPE, 64, one_by_one=True)(), key=lambda best: best[0].tokens)
+    uncached = _searcher(Uncached(model, whole=True), WORK, RECIPE, 64)()
+    alone = sorted(
+        _searcher(Uncached(model, whole=False), WORK, RECIPE, 64, one_by_one=True)(), key=lambda best: best[0].tokens
+    )
     assert [best[0].tokens for best in cached] == [best[0].tokens for best in uncached]
     assert sorted(best[0].tokens for best in cached) == [best[0].tokens for best in alone]
 
@@ -63,7 +65,12 @@ def test_measure_fits_together() -> None:
         operations = 2 * applied_weights(RECIPE.model, 64) * 3 * 15
         assert row.sentences_per_second == pytest.approx(4 / row.seconds.median)
         assert row.sgemm_share * found.sgemm_rate == pytest.approx(operations / row.seconds.median)
-        assert row.speedup == pytest.approx(row.sentences_per_second / row.uncached_sentences_per_second)
+        assert list(row.uncached) == ["forward", "decoder"]
+        for alone in row.uncached.values():
+            whole = alone.seconds.median * 15 / found.uncached_tokens
+            assert alone.sentences_per_second == pytest.approx(4 / whole)
+            assert alone.speedup == pytest.approx(whole / row.seconds.median)
+    assert (found.uncached_sentences, found.uncached_tokens) == (2, 12)
     assert found.rows[0].speed.median == 1
     assert list(found.step_seconds) == [2, 4]
     assert json.loads(json.dumps(found.as_json()))["output_tokens"] == 15

@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import product
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.data.special import BOS, EOS, PAD, UNK
+from phmctl.decoding import beam as beam_module
 from phmctl.decoding.beam import Hypothesis, beam_search, greedy, length_penalty
 from phmctl.decoding.scoring import forced_scores
 from phmctl.errors import NonFiniteError
@@ -135,6 +137,17 @@ def test_ended_sentences_leave_the_batch() -> None:
     assert model.steps == 10
     # A sentence of limit L takes L + 1 steps: the first with its one empty prefix, the others with the whole beam.
     assert model.rows == 3 + 2 * (9 + 1 + 4)
+
+
+@given(seed=st.integers(0, 10_000), beam=st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_looking_seldom_at_what_has_ended_changes_nothing(seed: int, beam: int) -> None:
+    model = FakeModel(seed, vocabulary=20, end_bias=2.0)
+    search = partial(beam_search, model, SOURCE, beam=beam, alpha=0.6, max_lengths=[9, 4, 7], allowed=20, n_best=beam)
+    expected = search()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(beam_module._LOOK_EVERY, "cpu", 4)
+        assert search() == expected
 
 
 def test_a_search_stops_when_nothing_better_can_come() -> None:

@@ -54,6 +54,8 @@ def test_a_line_of_just_the_longest_length_is_whole(kit: Kit, capsys: pytest.Cap
     (ids,) = kit.tokenizers.source.encode([TEXT[2]])
     kit.translator(max_source_tokens=len(ids) + 1).translate([TEXT[2]], strict=True)
     assert capsys.readouterr().err == ""
+    with pytest.raises(DataError, match=f"line 1 has {len(ids) + 1} tokens, more than the {len(ids)} "):
+        kit.translator(max_source_tokens=len(ids)).translate([TEXT[2]], strict=True)
 
 
 def test_strict_refuses_a_long_line(kit: Kit) -> None:

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
     if change in {"torn", "record"}:
         assert after == before
     assert path.read_text(encoding="utf-8").split("\n")[:-1] == after
+
+
+def test_a_checkpoint_of_the_same_step_but_other_weights_is_another(tmp_path: Path, run: Run) -> None:
+    decode_split(run, "test", device="cpu")
+    other = make_run(tmp_path, name="other", seed=2)
+    shutil.rmtree(run.checkpoint("best"))
+    shutil.copytree(other.checkpoint("best"), run.checkpoints_folder / "step-000002")
+    assert decode_split(run, "test", device="cpu") == by_hand(other)
 
 
 def test_the_batch_size_is_no_reason_to_decode_anew(run: Run, decodings: list[str]) -> None:
