@@ -128,7 +128,7 @@ def bench_decode(
             f"{r.sentences_per_second:.0f}",
             _ratio(r.speed),
             f"{r.sgemm_share:.0%}",
-            f"{r.speedup:.1f}×",
+            *(f"{alone.speedup:.1f}×" for alone in r.uncached.values()),
         )
         for r in result.rows
     ]
@@ -136,7 +136,7 @@ def bench_decode(
         f"{result.recipe}: {result.sentences} sentences, beam {result.beam}, {result.device}, "
         f"{result.threads} threads; sgemm {result.sgemm_rate / 1e9:.0f} GFLOP/s"
     )
-    columns = ("model", "seconds", "sentences/s", "speed / dense", "of sgemm", "over uncached")
+    columns = ("model", "seconds", "sentences/s", "speed / dense", "of sgemm", "over forward anew", "over decoder anew")
     print_table(title, columns, cells)
     steps = [(f"{length}", _milliseconds(seconds)) for length, seconds in result.step_seconds.items()]
     print_table("a step at growing output lengths", ("length", "ms a step"), steps)
