@@ -1,5 +1,6 @@
 """Writing that survives a crash: beside the target, flushed to the disk, then renamed over it."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +23,36 @@ def writing(where: Path) -> Iterator[None]:
         raise OutputError(
             f"cannot write {where}: {error.strerror or error}; choose a folder that is writable and has space"
         ) from error
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock that a file stands for; the file is made and stays. The end of the process gives the lock back.
+
+    Args:
+        path: the lock's file; its folder is made.
+        wait: wait while another holds it.
+
+    Yields:
+        whether the lock is held: False only without `wait`.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a")
+    with handle:
+        yield _lock(handle.fileno(), path, wait=wait)
+
+
+def _lock(descriptor: int, path: Path, *, wait: bool) -> bool:
+    with writing(path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:

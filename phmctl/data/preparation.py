@@ -4,7 +4,6 @@ Train is gone through once for each vocabulary and once more to be encoded, so m
 the counts of words, and one record batch. The folder appears under its name only when it is complete.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from phmctl.data.store import (
 )
 from phmctl.data.tokenization import Tokenizer, TokenizerPair, train_pair
 from phmctl.errors import DataError
-from phmctl.files import sha256, sync_folder, write_json, writing
+from phmctl.files import locked, sha256, sync_folder, write_json, writing
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DataSection
 
@@ -126,7 +125,7 @@ def prepare(
     settings = _settings(data, cleaning)
     sources = Sources(corpus, folder.with_name(f".{folder.name}.seen.json"))
     if force or not _current(folder, settings, sources):
-        with _locked(folder):  # a second process waits, and then finds it done
+        with locked(folder.with_name(f".{folder.name}.lock")):  # a second process waits, and then finds it done
             if force or not _current(folder, settings, sources, say=True):
                 with _replacing(folder) as temporary, _threads(workers):
                     _write(temporary, data, corpus, cleaning, {"settings": settings, **sources.describe()})
@@ -262,18 +261,6 @@ def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
     remaining = iter(pairs)
     while chunk := list(islice(remaining, _CHUNK)):
         yield chunk
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time prepare a folder."""
-    lock = folder.with_name(f".{folder.name}.lock")
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        handle = lock.open("w")
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # the end of the process gives it back, whatever the end
-        yield
 
 
 @contextmanager

@@ -1,0 +1,113 @@
+"""Writing that survives a crash, and the lock."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phmctl.errors import OutputError
+from phmctl.files import locked, sha256, sync_file, write_atomic, write_json, writing
+
+
+@pytest.mark.parametrize("content", ["Straße\n", b"\x00\xff"])
+def test_what_is_written_is_there_and_nothing_else(tmp_path: Path, content: str | bytes) -> None:
+    path = tmp_path / "new" / "file"
+    write_atomic(path, "before")
+    write_atomic(path, content)
+    assert path.read_bytes() == (content.encode("utf-8") if isinstance(content, str) else content)
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"cannot write .*file: No space left on device; choose a folder"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "file", []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(path.exists()))
+    write_atomic(path, "x")
+    assert seen == [False, True]  # the file's bytes, then the folder's entry
+
+
+def test_who_reads_the_old_file_reads_it_to_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old and long")
+    with path.open() as reader:
+        write_atomic(path, "new")
+        assert reader.read() == "old and long"
+    assert path.read_text() == "new"
+
+
+def test_json_keeps_order_and_letters(tmp_path: Path) -> None:
+    write_json(tmp_path / "value.json", {"z": "ß", "a": [0.1]})
+    assert (tmp_path / "value.json").read_text(encoding="utf-8") == ('{\n  "z": "ß",\n  "a": [\n    0.1\n  ]\n}\n')
+    assert json.loads((tmp_path / "value.json").read_bytes()) == {"z": "ß", "a": [0.1]}
+
+
+@given(content=st.binary(max_size=64), repeat=st.sampled_from([1, 40_000]))
+@settings(max_examples=20, deadline=None)
+def test_sha256_is_hashlib_s(content: bytes, repeat: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("hash") / "file"
+    path.write_bytes(content * repeat)  # up to 2.5 MB: several chunks
+    sync_file(path)
+    assert sha256(path) == hashlib.sha256(content * repeat).hexdigest()
+
+
+def test_only_the_operating_system_s_refusals_are_turned() -> None:
+    with pytest.raises(OutputError, match="cannot write here: Permission denied"), writing(Path("here")):
+        raise PermissionError(13, "Permission denied")
+    with pytest.raises(ValueError, match="mine"), writing(Path("here")):
+        raise ValueError("mine")
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "new" / ".lock"
+    with locked(path) as first, locked(path, wait=False) as second:
+        assert (first, second) == (True, False)
+    with locked(path, wait=False) as third:
+        assert third
+
+
+def test_an_error_under_the_lock_passes_and_gives_it_back(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with pytest.raises(FileNotFoundError), locked(path):  # not an OutputError about the lock
+        raise FileNotFoundError
+    with locked(path, wait=False) as held:
+        assert held
+
+
+def test_another_process_waits(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    path, written = tmp_path / ".lock", tmp_path / "written"
+    with locked(path):
+        other = context.Process(target=_write_under_lock, args=(path, written))
+        other.start()
+        other.join(1.5)
+        assert not written.exists()
+    other.join(60)
+    assert written.read_text() == "done"
+
+
+def _write_under_lock(path: Path, written: Path) -> None:
+    with locked(path):
+        written.write_text("done")
+
+
+def test_a_lock_that_cannot_be_made_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write"), locked(tmp_path / "file" / ".lock"):
+        pass
