@@ -208,7 +208,7 @@ def _models(recipe: Recipe, sizes: tuple[int, int], device: torch.device) -> dic
     """Return the candidates by name, the dense twin first."""
     twin = recipe.model.model_copy(update={"algebra": "real", "n": 1})
     models = {"dense": build_transformer(twin, *sizes, device).eval()}
-    if recipe.variant != "real":
+    if recipe.model.algebra != "real":
         models[recipe.variant] = build_transformer(recipe.model, *sizes, device).eval()
     return models
 

@@ -102,7 +102,7 @@ def _models(recipe: Recipe, task: TranslationTask, device: torch.device) -> dict
     """Return the candidates by name, the dense twin first."""
     twin = recipe.model_copy(update={"model": recipe.model.model_copy(update={"algebra": "real", "n": 1})})
     models: dict[str, nn.Module] = {"dense": TranslationTask(twin, task.prepared).build_model(device)}
-    if recipe.variant != "real":
+    if recipe.model.algebra != "real":
         models[recipe.variant] = task.build_model(device)
     sizes = task.prepared.tokenizers
     models["nn.Transformer"] = BareTransformer(recipe.model, max(sizes.source.size, sizes.target.size)).to(device)

@@ -91,17 +91,25 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str] = ()) -> Rec
         raise RecipeError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{where} does not hold a mapping of keys; see the shipped recipes for the form")
-    lines = dict(_key_lines(node, ()))
+    lines, problems = _lines(node, where)
     sources = {key: f"{where}:{line}" for key, line in lines.items()}
     for override in overrides:
         key, value = _parse_override(override)
         _set(content, key, value, override)
         sources[key] = f"--set {override}"
+    return _validate(content, sources, where, problems)
+
+
+def _validate(content: object, sources: Mapping[Path_, str], where: str, problems: Sequence[str]) -> Recipe:
+    """Return the recipe that `content` says, or raise with what is wrong with it, behind `problems` known before."""
     try:
-        return Recipe.model_validate(content)
+        recipe = Recipe.model_validate(content)
     except ValidationError as error:
-        problems = [_describe(problem, sources, where) for problem in error.errors()]
-        raise RecipeError("\n".join(dict.fromkeys(problems))) from error
+        found = [_describe(problem, sources, where) for problem in error.errors()]
+        raise RecipeError("\n".join(dict.fromkeys([*problems, *found]))) from error
+    if problems:
+        raise RecipeError("\n".join(problems))
+    return recipe
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -121,6 +129,17 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _lines(node: yaml.Node | None, where: str) -> tuple[dict[Path_, int], list[str]]:
+    """Return each key's line, and what to say about keys that are there twice (YAML lets the last one win)."""
+    lines: dict[Path_, int] = {}
+    problems = []
+    for path, line in _key_lines(node, ()):
+        if path in lines:
+            problems.append(f"{where}:{line}: key {'.'.join(path)!r} is in line {lines[path]} already; remove one")
+        lines[path] = line
+    return lines, problems
 
 
 def _key_lines(node: yaml.Node | None, prefix: Path_) -> Iterator[tuple[Path_, int]]:

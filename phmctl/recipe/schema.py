@@ -19,9 +19,9 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A part of a recipe: immutable, strictly typed, with no unknown keys."""
+    """A part of a recipe: immutable, strictly typed, with no unknown keys and no infinite numbers or NaN."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class DataSection(Section):
@@ -39,7 +39,7 @@ class ModelSection(Section):
 
     kind: Literal["transformer"] = "transformer"
     algebra: Algebra = "real"
-    n: PositiveInt = 1  # fixed algebras imply it
+    n: PositiveInt = 1  # fixed algebras imply it; phm wants 2 or more
     rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
     width: PositiveInt = 512  # d, the residual width
     feed_forward: PositiveInt = 2048  # inner width of the feed-forward, before `upsize`
@@ -66,6 +66,8 @@ class ModelSection(Section):
         implied = FIXED_DIMENSION.get(self.algebra)
         if implied is not None and self.n not in (1, implied):
             raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
+        if self.algebra == "phm" and self.n < 2:
+            raise ValueError("algebra 'phm' wants n of at least 2: set n, or take algebra 'real', which is n = 1")
         check_divides(self.dimension, width=self.width, feed_forward=self.feed_forward * self.upsize)
         if self.width % self.heads:
             raise ValueError(f"heads = {self.heads} must divide width = {self.width}")
@@ -151,5 +153,6 @@ class Recipe(Section):
 
     @property
     def variant(self) -> str:
-        """The run folder's second part: ``real``, ``quaternion``, ``phm-n4``."""
-        return f"phm-n{self.model.n}" if self.model.algebra == "phm" else self.model.algebra
+        """The run folder's second part: ``real``, ``quaternion``, ``phm-n4``; with upsize 2 ``phm-n4-x2``."""
+        name = f"phm-n{self.model.n}" if self.model.algebra == "phm" else self.model.algebra
+        return f"{name}-x{self.model.upsize}" if self.model.upsize > 1 else name

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from phmctl.benchmarks.decoding import Workload, _searcher, applied_weights, measure
+from phmctl.benchmarks.decoding import Workload, _models, _searcher, applied_weights, measure
 from phmctl.benchmarks.uncached import Uncached
 from phmctl.models.transformer import build_transformer
 from phmctl.recipe.schema import DataSection, DecodingSection, ModelSection, Recipe, TrainingSection
@@ -58,9 +58,14 @@ def test_a_part_stands_evenly_in_the_whole() -> None:
     assert WORK.tokens == 15
 
 
+def test_a_dense_recipe_is_its_own_twin() -> None:
+    dense = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update={"algebra": "real", "n": 1})})
+    assert list(_models(dense, (64, 64), torch.device("cpu"))) == ["dense"]
+
+
 def test_measure_fits_together() -> None:
     found = measure(RECIPE, WORK, (64, 64), uncached=2, rounds=2, lengths=(2, 4))
-    assert [row.candidate for row in found.rows] == ["dense", "phm-n4"]
+    assert [row.candidate for row in found.rows] == ["dense", "phm-n4-x2"]
     for row in found.rows:
         operations = 2 * applied_weights(RECIPE.model, 64) * 3 * 15
         assert row.sentences_per_second == pytest.approx(4 / row.seconds.median)

@@ -47,6 +47,28 @@ def test_all_problems_at_once_with_lines_and_nearest_names() -> None:
     assert len(message.splitlines()) == 4
 
 
+def test_a_key_that_is_there_twice_is_reported_with_both_lines() -> None:
+    message = refusal(MINIMAL + "  warmup: 3\n  steps: 20\n  clip: no\nname: other\n")
+    assert "r.yaml:10: key 'training.steps' is in line 8 already; remove one" in message
+    assert "r.yaml:12: key 'name' is in line 1 already; remove one" in message
+    assert "r.yaml:11: training.clip should be" in message
+    assert len(message.splitlines()) == 3
+
+
+def test_a_key_that_is_there_twice_is_refused_though_all_else_is_well() -> None:
+    assert refusal(MINIMAL + "  steps: 20\n") == "r.yaml:9: key 'training.steps' is in line 8 already; remove one"
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
+def test_numbers_are_finite(value: str) -> None:
+    assert "training.learning_rate should be a finite number" in refusal(MINIMAL, f"training.learning_rate={value}")
+
+
+def test_the_learned_algebra_wants_an_n() -> None:
+    assert "model: algebra 'phm' wants n of at least 2" in refusal(MINIMAL, *common_overrides(algebra="phm"))
+    assert parse_recipe(MINIMAL, where="r.yaml", overrides=common_overrides(n=1)).model.dimension == 1
+
+
 def test_missing_key_is_named() -> None:
     assert "'training.steps' is missing" in refusal(MINIMAL.replace("  steps: 10", "  warmup: 1"))
 

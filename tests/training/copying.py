@@ -41,7 +41,7 @@ def copying_recipe(*, n: int = 4, dropout: float = 0.1, **training: Any) -> Reci
         "device": "cpu",
     }
     model = ModelSection(
-        algebra="phm",
+        algebra="phm" if n > 1 else "real",
         n=n,
         width=64,
         feed_forward=128,
