@@ -9,14 +9,16 @@ A checkpoint is a folder::
         manifest.json           size and SHA-256 of the others, written last
 
 It is written beside its place and flushed, then renamed: a crash leaves the old checkpoint or the new one, never a
-part of one.
+part of one. One that is replaced steps aside for the moment between two renames; :func:`recover` puts it back if the
+writer died there.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 STATE = "state.json"
 _STEP = re.compile(r"step-(\d{6,})")
+_ASIDE = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.old")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
             _move_into_place(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+            _put_back(folder.parent)
 
 
 def _fill(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
@@ -117,10 +121,37 @@ def _move_into_place(temporary: Path, folder: Path) -> None:
 
 
 def _clear_leftovers(parent: Path) -> None:
-    """Remove what a killed process left half written: nothing refers to it."""
+    """Put back what a killed process had moved aside, and remove what it left half written: nothing refers to it."""
+    _put_back(parent)
     for entry in [*parent.glob(".*.tmp"), *parent.glob(".*.old")]:
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Put back the checkpoints of `folder` that a process had moved aside to replace them, and died.
+
+    Those of a process that lives are left to it. A folder that cannot be written stays as it is.
+    """
+    with suppress(OSError):
+        _put_back(folder, _is_dead)
+
+
+def _put_back(parent: Path, of_process: Callable[[int], bool] = lambda process: True) -> None:
+    for entry in parent.glob(".*.old"):
+        match = _ASIDE.fullmatch(entry.name)
+        if match and not (parent / match["name"]).exists() and of_process(int(match["process"])):
+            entry.rename(parent / match["name"])
+
+
+def _is_dead(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        return False
+    return process == os.getpid()  # this one reads now, so it is not writing: an earlier process had its number
 
 
 def prune(folder: Path, keep: set[int]) -> None:

@@ -1,6 +1,8 @@
 """Checkpoints: what is written is what is read, and damage is noticed."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from phmctl.checkpoints import (
     model_tensors,
     prune,
     read_checkpoint,
+    recover,
     saved_steps,
     step_name,
     step_of,
@@ -133,6 +136,70 @@ def test_writing_again_replaces(folder: Path) -> None:
     write_checkpoint(folder, {}, {"step": 11})
     assert read_checkpoint(folder, []).state == {"step": 11}
     assert not (folder / "model.safetensors").exists()
+
+
+def _dying(moves: int) -> Callable[[Path, Path], Path]:
+    """A rename of a process that dies after so many: nothing it tries later happens."""
+    original, left = Path.rename, [moves]
+
+    def rename(self: Path, target: Path) -> Path:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return original(self, target)
+
+    return rename
+
+
+@pytest.fixture
+def aside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint whose writer died between the two renames that replace it."""
+    monkeypatch.setattr(Path, "rename", _dying(1))
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(folder, {}, {"step": 11})
+    monkeypatch.undo()
+    assert [entry.name for entry in folder.parent.iterdir()] == [f".step-000010.{os.getpid()}.old"]
+    return folder
+
+
+def test_a_sole_checkpoint_survives_a_crash_while_it_is_replaced(aside: Path) -> None:
+    recover(aside.parent)
+    assert read_checkpoint(aside, ["model"]).state["step"] == 10
+    assert [entry.name for entry in aside.parent.iterdir()] == ["step-000010"]
+
+
+def test_the_next_write_puts_back_what_stood_aside(aside: Path) -> None:
+    write_checkpoint(aside.with_name("step-000020"), {}, {})
+    assert saved_steps(aside.parent) == [10, 20]
+    assert read_checkpoint(aside, ["model"]).state["step"] == 10
+
+
+def test_a_replacement_that_fails_leaves_the_old(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp" and self.is_dir():
+            raise OSError(5, "Input/output error")
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OutputError, match="Input/output error"):
+        write_checkpoint(folder, {}, {"step": 11})
+    assert read_checkpoint(folder, []).state["step"] == 10
+
+
+def test_what_a_living_process_moved_aside_is_left_to_it(aside: Path) -> None:
+    old = next(aside.parent.iterdir()).rename(aside.with_name(f".step-000010.{os.getppid()}.old"))
+    recover(aside.parent)
+    assert old.is_dir()
+
+
+def test_an_old_one_whose_place_is_taken_is_removed(folder: Path) -> None:
+    folder.with_name(".step-000010.1.old").mkdir()
+    recover(folder.parent)
+    assert read_checkpoint(folder, []).state["step"] == 10
+    write_checkpoint(folder.with_name("step-000020"), {}, {})
+    assert sorted(entry.name for entry in folder.parent.iterdir()) == ["step-000010", "step-000020"]
 
 
 def test_a_file_in_the_way_is_an_output_error(tmp_path: Path) -> None:
