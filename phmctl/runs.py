@@ -22,16 +22,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from phmctl import __version__
-from phmctl.checkpoints import saved_steps, step_name
+from phmctl.checkpoints import recover, saved_steps, step_name
 from phmctl.errors import RunError, nearest
-from phmctl.files import sync_folder, write_atomic, write_json, writing
+from phmctl.files import locked, sync_folder, write_atomic, write_json, writing
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 RECIPE = "recipe.yaml"
 ENVIRONMENT = "environment.json"
 POINTERS = ("last", "best")
+_LOCK = ".lock"
 _VERSION = re.compile(r"v(\d{3,})")
 _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
 
@@ -164,6 +166,7 @@ class Run:
         Raises:
             RunError: there is none of this name; the message lists those that exist.
         """
+        recover(self.checkpoints_folder)
         if name in POINTERS:
             return self._follow(name)
         folder = self.checkpoints_folder / (step_name(int(name)) if name.isdecimal() else name)
@@ -202,8 +205,24 @@ class Run:
 
     @property
     def resume_command(self) -> str:
-        """The command that continues this run."""
-        return f"phmctl train {self.folder / RECIPE} --run {self.folder} --resume"
+        """The command that continues this run, quoted for a shell."""
+        return shlex.join(["phmctl", "train", str(self.folder / RECIPE), "--run", str(self.folder), "--resume"])
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other processes from training this run while the block lasts.
+
+        Raises:
+            RunError: another process trains it.
+            OutputError: the folder cannot be written.
+        """
+        with locked(self.folder / _LOCK, wait=False) as held:
+            if not held:
+                raise RunError(
+                    f"another process is training this run: {self.folder}; wait for it or stop it, "
+                    "or leave --resume out to start a new run"
+                )
+            yield
 
     def environment(self) -> dict[str, Any]:
         """Return what ``environment.json`` holds.

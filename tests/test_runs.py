@@ -1,14 +1,18 @@
 """Run directories: creating, finding, opening."""
 
+import os
 import re
+import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phmctl.checkpoints import write_checkpoint
 from phmctl.errors import OutputError, RunError
+from phmctl.recipe.schema import ModelSection
 from phmctl.runs import Run, git_revision
 from tests.training.fake import make_recipe
 
@@ -170,6 +174,43 @@ def test_a_run_without_checkpoints_says_how_to_go_on(tmp_path: Path) -> None:
     run = Run.create(tmp_path, make_recipe())
     with pytest.raises(RunError, match=r"no checkpoint yet; train it further with: phmctl train .* --resume"):
         run.checkpoint("best")
+
+
+def test_the_command_that_continues_can_be_pasted(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "my runs; $HOME", make_recipe())
+    assert shlex.split(run.resume_command) == [
+        *("phmctl", "train", str(run.folder / "recipe.yaml")),
+        *("--run", str(run.folder), "--resume"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["last", "step-000010"])
+def test_a_checkpoint_that_a_crash_left_aside_is_found(trained: Run, name: str) -> None:
+    folder = trained.checkpoints_folder
+    (folder / "step-000010").rename(folder / f".step-000010.{os.getpid()}.old")
+    assert trained.checkpoint(name) == folder / "step-000010"
+
+
+def test_a_run_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, make_recipe())
+    with run.claimed(), pytest.raises(RunError, match=r"another process is training this run: .*v001"), run.claimed():
+        pass
+    with run.claimed():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "variant"),
+    [
+        ({"algebra": "phm", "n": 4, "upsize": 2}, "phm-n4-x2"),
+        ({"algebra": "phm", "n": 4}, "phm-n4"),
+        ({"algebra": "quaternion", "upsize": 2}, "quaternion-x2"),
+        ({}, "real"),
+    ],
+)
+def test_runs_of_different_models_lie_apart(tmp_path: Path, model: dict[str, Any], variant: str) -> None:
+    recipe = make_recipe().model_copy(update={"model": ModelSection(**model)})
+    assert Run.create(tmp_path, recipe).name == f"fake/{variant}/v001"
 
 
 def test_a_pointer_to_nothing_is_refused(trained: Run) -> None:

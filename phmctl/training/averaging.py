@@ -1,5 +1,6 @@
 """Averaging the last checkpoints: one model whose weights are their mean (Vaswani et al. 2017, §6.1)."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phmctl.checkpoints import read_checkpoint, step_name, write_checkpoint
+from phmctl.files import writing
 
 AVERAGE = "average"
 
@@ -44,6 +46,17 @@ def averaged_steps(folder: Path) -> list[int]:
     if not (folder / AVERAGE).is_dir():
         return []
     return list(read_checkpoint(folder / AVERAGE, []).state["steps"])
+
+
+def discard_average(folder: Path) -> None:
+    """Remove ``average``, if it is there: training goes on from here, so it will be made of other steps.
+
+    Raises:
+        OutputError: it cannot be removed.
+    """
+    with writing(folder):
+        if (folder / AVERAGE).is_dir():
+            shutil.rmtree(folder / AVERAGE)
 
 
 def _mean(total: Tensor, count: int, like: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from phmctl.checkpoints import Checkpoint, prune, read_checkpoint, saved_steps, step_name, step_of
+from phmctl.checkpoints import Checkpoint, prune, read_checkpoint, recover, saved_steps, step_name, step_of
 from phmctl.errors import RecipeError, RunError
 from phmctl.files import write_atomic, write_json, writing
 from phmctl.recipe.loading import differences, dump_recipe
@@ -70,6 +70,7 @@ def newest_checkpoint(run: Run, name: str = "last") -> Checkpoint | None:
     Raises:
         RunError: the checkpoint is damaged, or has no state to continue from (``average``).
     """
+    recover(run.checkpoints_folder)
     if name == "last" and not saved_steps(run.checkpoints_folder):
         return None
     folder = run.checkpoint(name)

@@ -11,7 +11,7 @@ from phmctl.checkpoints import Checkpoint, load_model
 from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
-from phmctl.training.averaging import average_checkpoints, averaged_steps
+from phmctl.training.averaging import average_checkpoints, averaged_steps, discard_average
 from phmctl.training.metrics_log import MetricsLog
 from phmctl.training.precision import has_bfloat16
 from phmctl.training.progress import ProgressLine
@@ -103,19 +103,26 @@ def train_task(
         old: the run to continue, or None.
         checkpoint: where to continue from.
         quiet: print nothing.
+
+    Raises:
+        RunError: another process trains the run, or it cannot be continued.
+        NonFiniteError: a loss or a gradient became NaN or infinite.
+        PhmctlError: the device's memory is too small.
+        OutputError: the run cannot be written.
     """
     began = time.perf_counter()
     device = pick_device(recipe.training.device)
     set_threads(recipe.training.threads)
     environment = _environment(recipe, device)
-    found = newest_checkpoint(old, checkpoint) if old is not None else None
-    if old is not None:
-        task.check_run(old)
-        run = take_over(old, recipe, environment)
-    else:
-        run = Run.create(root, recipe, environment=environment, fill=task.furnish)
-    with StopRequest() as stop:
-        trainer = _fit(task, run, device, found, stop, quiet)
+    run = old or Run.create(root, recipe, environment=environment, fill=task.furnish)
+    with run.claimed():
+        found = None
+        if old is not None:
+            task.check_run(old)
+            found = newest_checkpoint(old, checkpoint)
+            run = take_over(old, recipe, environment)
+        with StopRequest() as stop:
+            trainer = _fit(task, run, device, found, stop, quiet)
     state = trainer.state
     seconds = time.perf_counter() - began
     return TrainingResult(run, state.step, seconds, state.best_score, state.best_step, stop.exit_code or 0)
@@ -144,6 +151,8 @@ def _fit(
         trainer = Trainer(task, settings, run, device, log, progress)
         if found is not None:
             trainer.restore(found, run)
+        if not trainer.finished:
+            discard_average(run.checkpoints_folder)  # of an end that is no longer the end
         progress.say(_opening(trainer, start))
         trainer.fit(stop)
         if stop.received is None:

@@ -12,6 +12,7 @@ import torch
 from phmctl.checkpoints import MANIFEST, saved_steps, step_name
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
+from phmctl.training.averaging import averaged_steps
 from phmctl.training.metrics_log import read_metrics
 from phmctl.training.resume import check_same, run_to_resume
 from phmctl.training.signals import StopRequest
@@ -132,6 +133,73 @@ def test_more_steps_continue_a_finished_run(fit: Fit, tmp_path: Path) -> None:
     name = "step-000040"
     assert _contents(longer.run)[name].split("state.json")[0] == _contents(whole.run)[name].split("state.json")[0]
     assert Run.open(longer.run.folder).recipe.training.steps == 40
+
+
+@pytest.mark.parametrize("further", [{"checkpoint": "step-000030"}, {"steps": 50}], ids=["earlier", "more"])
+def test_training_on_drops_the_average_of_the_former_end(fit: Fit, further: dict[str, Any]) -> None:
+    """While it trains nobody may take the old average for the new one; at the end there is the new one."""
+
+    class Watching(FakeTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            assert not (done.run.checkpoints_folder / "average").exists()
+            return super().loss(model, batch)
+
+    done = fit(**SETTINGS)
+    assert averaged_steps(done.run.checkpoints_folder) == [20, 30, 40]
+    longer = fit(Watching(), old=done.run, **(SETTINGS | further))
+    steps = longer.steps
+    assert averaged_steps(done.run.checkpoints_folder) == [steps - 20, steps - 10, steps]
+
+
+def test_a_finished_run_keeps_its_average(fit: Fit) -> None:
+    done = fit(**SETTINGS)
+    manifest = done.run.checkpoint("average") / MANIFEST
+    written = manifest.stat().st_mtime_ns
+    fit(old=done.run, **SETTINGS)
+    assert manifest.stat().st_mtime_ns == written
+
+
+def test_a_run_in_training_is_not_resumed(fit: Fit) -> None:
+    """The second process must not discard checkpoints either."""
+    run = fit(steps=20, keep=3).run
+    before = _contents(run)
+    with run.claimed(), pytest.raises(RunError, match="another process is training this run"):
+        fit(old=run, checkpoint="step-000010", steps=20, keep=3)
+    assert _contents(run) == before
+    assert fit(old=run, steps=25, keep=3).steps == 25
+
+
+def test_a_new_run_is_claimed_while_it_trains(fit: Fit, tmp_path: Path) -> None:
+    class Intruding(FakeTask):
+        def validate(self, *args: Any) -> dict[str, float]:
+            with pytest.raises(RunError, match="another process"), Run.open(tmp_path / "fake").claimed():
+                pass
+            return super().validate(*args)
+
+    task = Intruding()
+    fit(task, steps=10)
+    assert task.validations == 1
+
+
+def test_a_run_of_other_data_loses_nothing(fit: Fit) -> None:
+    class Refusing(FakeTask):
+        def check_run(self, run: Run) -> None:
+            raise RunError("other data")
+
+    run = fit(steps=20, keep=3).run
+    before = _contents(run)
+    with pytest.raises(RunError, match="other data"):
+        fit(Refusing(), old=run, checkpoint="step-000010", steps=20, keep=3)
+    assert _contents(run) == before
+
+
+def test_a_sole_checkpoint_that_a_crash_left_aside_is_resumed(fit: Fit) -> None:
+    run = fit(steps=10, validate_every=100).run
+    sole = run.checkpoint("last")
+    sole.rename(sole.with_name(f".{sole.name}.{os.getpid()}.old"))
+    losses = [entry["step"] for entry in read_metrics(run.metrics_path)]
+    assert fit(old=run, steps=15, validate_every=100).steps == 15
+    assert [entry["step"] for entry in read_metrics(run.metrics_path)][: len(losses)] == losses
 
 
 def test_a_finished_run_has_nothing_to_do(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
