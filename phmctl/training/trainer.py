@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.checkpoints import Checkpoint, load_model, model_tensors, prune, saved_steps, step_name, write_checkpoint
-from phmctl.errors import NonFiniteError
+from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.training.metrics_log import MetricsLog
@@ -120,8 +120,16 @@ class Trainer:
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
+            PhmctlError: the device's memory is too small.
             OutputError: the run's folder cannot be written.
         """
+        try:
+            self._loop(stop)
+        except torch.OutOfMemoryError as error:
+            raise PhmctlError(self._out_of_memory(error)) from error
+        self.save()
+
+    def _loop(self, stop: StopRequest) -> None:
         if self._resumed:
             self._settle()
         while not self.finished and stop.received is None:
@@ -131,7 +139,14 @@ class Trainer:
                 self._log()
             if stop.received is None:
                 self._settle()
-        self.save()
+
+    def _out_of_memory(self, error: Exception) -> str:
+        settings, reason = self.settings, str(error).partition(". ")[0]
+        return (
+            f"after step {self.state.step}: the memory of {self.device} is too small ({reason})\n"
+            f"lower training.batch_tokens ({settings.batch_tokens} now) and raise training.accumulate "
+            f"({settings.accumulate} now) by the same factor: a step then sees as many tokens as before"
+        )
 
     def _due(self, every: int) -> bool:
         return self.state.step % every == 0 or self.state.step == self.settings.steps

@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from phmctl.checkpoints import read_checkpoint, saved_steps
-from phmctl.errors import DataError, OutputError
+from phmctl.errors import DataError, OutputError, PhmctlError
 from phmctl.runs import Run
 from phmctl.training.metrics_log import MetricsLog, read_metrics
 from phmctl.training.progress import ProgressLine
@@ -189,6 +190,23 @@ def test_a_disk_that_fills_up_is_an_output_error(fit: Fit, monkeypatch: pytest.M
     monkeypatch.setattr("phmctl.checkpoints.sync_file", full)
     with pytest.raises(OutputError, match="No space left on device; choose a folder"):
         fit(steps=10)
+
+
+def test_a_device_without_memory_left_names_the_settings(fit: Fit) -> None:
+    class Greedy(FakeTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            if self.validations:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+            return super().loss(model, batch)
+
+    with pytest.raises(PhmctlError) as caught:
+        fit(Greedy(), batch_tokens=5000, accumulate=3)
+    assert caught.value.exit_code == 1
+    assert str(caught.value).splitlines() == [
+        "after step 10: the memory of cpu is too small (CUDA out of memory)",
+        "lower training.batch_tokens (5000 now) and raise training.accumulate (3 now) by the same factor: "
+        "a step then sees as many tokens as before",
+    ]
 
 
 def test_bfloat16_keeps_float32_weights(fit: Fit) -> None:
