@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def people() -> "Console":
-    """Return a console on stderr."""
+    """Return a console on stderr. Text is shown as it is: ``[x]`` and ``:x:`` are no markup."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def note(message: str) -> None:
@@ -53,7 +53,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    console = Console(stderr=not stdout, highlight=False)
+    console = Console(stderr=not stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 160
     console.print(table)
@@ -73,7 +73,7 @@ def progress(description: str, total: int | None) -> Iterator[Any]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda amount: bar.advance(task, amount)

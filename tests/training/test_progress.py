@@ -33,6 +33,15 @@ def test_one_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "12,346 tok/s" in shown
 
 
+def test_what_looks_like_markup_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as rich sees it
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with ProgressLine(200, 0) as progress:
+        progress.say("training runs/[x]/real [/red] :smile:")
+    assert "training runs/[x]/real [/red] :smile:" in capsys.readouterr().err
+
+
 class _Null:
     def write(self, text: str) -> int:
         return len(text)
