@@ -8,7 +8,7 @@ from phmctl.data.miniature import english_clause, german_clause
 from phmctl.data.miniature.dice import Dice
 from phmctl.data.miniature.lexicon import Adjective, Name, Noun, Verb
 from phmctl.data.miniature.sentences import Sentences
-from phmctl.data.miniature.structure import Sentence
+from phmctl.data.miniature.structure import NounPhrase, Sentence
 
 Pair = tuple[str, str]
 MIN_WORDS, MAX_WORDS = 4, 22
@@ -49,17 +49,17 @@ def _fresh(
 
 
 def _sentences(source: Sentences) -> Iterator[tuple[Pair, list[str]]]:
-    """Yield sentences of good length in which no lemma occurs twice, with their lemmas."""
+    """Yield sentences of good length in which no word occurs twice in either language, with their lemmas."""
     while True:
         sentence = source.draw()
         if sentence is None:
             continue
-        names = lemmas(sentence)
-        if len(names) != len(set(names)):
+        words = lemmas(sentence)
+        if len({english for _, english in words}) < len(words):
             continue
         pair = render(sentence)
         if all(MIN_WORDS <= len(text.split()) <= MAX_WORDS for text in pair):
-            yield pair, names
+            yield pair, [german for german, _ in words]
 
 
 def render(sentence: Sentence) -> Pair:
@@ -80,14 +80,19 @@ def write(words: list[str], mark: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def lemmas(value: Any) -> list[str]:
-    """Return the nouns, verbs, adjectives and names of an abstract sentence, in order, with repetitions."""
-    if isinstance(value, Noun | Adjective | Name):
-        return [value.german]
-    if isinstance(value, Verb):
-        return [value.german] if value.frame != "v" else []
-    if isinstance(value, tuple):
-        return [name for entry in value for name in lemmas(entry)]
+def lemmas(value: Any) -> list[tuple[str, str]]:
+    """Return the nouns, verbs, adjectives and names of an abstract sentence, in both languages, with repetitions."""
+    match value:
+        case None | str() | int():
+            return []
+        case Noun() | Adjective() | Name():
+            return [(value.german, value.english)]
+        case Verb():
+            return [(value.german, f"{value.english} {value.particle}")]
+        case tuple():
+            return [pair for entry in value for pair in lemmas(entry)]
+        case NounPhrase(determiner="own") | NounPhrase(determiner="whose"):
+            return [(value.noun.german, value.noun.english), *lemmas((value.adjectives, value.relative))]
     if dataclasses.is_dataclass(value):
-        return [name for field in dataclasses.fields(value) for name in lemmas(getattr(value, field.name))]
+        return [pair for field in dataclasses.fields(value) for pair in lemmas(getattr(value, field.name))]
     return []

@@ -32,14 +32,6 @@ _CONJUNCTIONS = {
     "aber": ["but"],
 }
 _QUESTIONS = {"yes/no": [], "wann": ["when"], "warum": ["why"], "wer": ["who"]}
-_WORDS = {
-    "the": "the",
-    "every": "every",
-    "many": "many",
-    "some": "some",
-    "several": "several",
-    "no": "no",
-}
 
 
 def render(sentence: Sentence) -> list[str]:
@@ -112,9 +104,10 @@ def relative_clause(clause: Clause) -> list[str]:
 
 def _relative_preposition(clause: Clause, role: str) -> list[str]:
     """Return the preposition that the relative pronoun takes along: ``to whom`` for an indirect object."""
-    if role == "dative" and clause.accusative is not None:
-        return ["to"]
-    return [clause.verb.preposition] if (clause.verb.preposition and clause.dative is None) or role == "dative" else []
+    both = clause.dative is not None and clause.accusative is not None
+    if both:
+        return ["to"] if role == "dative" else []
+    return [clause.verb.preposition] if clause.verb.preposition else []
 
 
 def _relative_object(phrase: Phrase | None, after_preposition: bool) -> list[str]:
@@ -152,7 +145,9 @@ def _verbs_and_rest(clause: Clause, taken: set[str]) -> list[str]:
     negated = _negated(clause)
     group = _group(clause, support=negated)
     negation = ["not"] if negated else []
-    if group.auxiliary:
+    if group.finite == "can" and negated:
+        verbs = ["cannot", *_adverb(clause), *group.rest]
+    elif group.auxiliary:
         verbs = [group.finite, *negation, *_adverb(clause), *group.rest]
     else:
         verbs = [*_adverb(clause), group.finite, *group.rest]
@@ -230,24 +225,22 @@ def _described(phrase: NounPhrase) -> list[str]:
 
 
 def _determiner(phrase: NounPhrase, objective: bool) -> list[str]:
-    owner = phrase.owner
+    owner, words = phrase.owner, []
     match phrase.determiner:
         case "a":
-            return [english.article(_described(phrase)[0])]
+            words = [english.article(_described(phrase)[0])]
         case "no" if objective:
             many = phrase.plural or phrase.noun.mass
-            return ["any"] if many else [english.article(_described(phrase)[0])]
+            words = ["any" if many else english.article(_described(phrase)[0])]
         case "this":
-            return ["these" if phrase.plural else "this"]
+            words = ["these" if phrase.plural else "this"]
         case "all":
-            return ["all", "the"]
-        case "own":
-            return [english.possessive_pronoun(owner.reference)] if owner else []
-        case "whose":
-            return ["whose"]
+            words = ["all", "the"]
+        case "own" if owner is not None:
+            words = [english.possessive_pronoun(owner.reference)]
         case "genitive" if owner is not None:
             *before, last = noun_phrase(owner)
-            return [*before, english.possessive(last, owner.person == "3pl")]
-        case "bare" | "number" | "genitive":
-            return []
-    return [_WORDS[phrase.determiner]]
+            words = [*before, english.possessive(last, owner.person == "3pl")]
+        case "the" | "every" | "many" | "some" | "several" | "no" | "whose":
+            words = [phrase.determiner]
+    return words

@@ -8,7 +8,7 @@ _AGREEMENTS: tuple[Agreement, ...] = ("m", "f", "n", "pl")
 
 
 def _table(*rows: str) -> dict[tuple[Agreement, Case], str]:
-    """Read a paradigm: one row a case (nom, acc, dat, gen), one column an agreement (m, f, n, pl), ``-`` for no ending."""
+    """Read a paradigm: a row for each case (nom, acc, dat, gen), m f n pl in it, ``-`` for no ending."""
     return {
         (agreement, case): "" if form == "-" else form
         for case, row in zip(_CASES, rows, strict=True)
@@ -186,7 +186,7 @@ def _second_present(third: str) -> str:
 
 
 def preterite(verb: str, third: str, person: Person) -> str:
-    """Return the preterite of an infinitive whose 3rd singular is `third`: ``gab``, ``gaben``; ``kaufte``, ``kauften``."""
+    """Return the preterite of a verb whose 3rd singular is `third`: ``gab``, ``gaben``; ``kaufte``, ``kauften``."""
     base = _PRETERITE_STEMS.get(verb, third)
     if person in {"1sg", "3sg"}:
         return base

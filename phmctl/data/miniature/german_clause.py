@@ -16,9 +16,12 @@ from phmctl.data.miniature.structure import (
     Sentence,
 )
 
-_NOTHING: tuple[list[str], list[str]] = ([], [])
+# The words of a part of the sentence, and the relative clause that belongs to it.
+Piece = tuple[list[str], list[str]]
+_NOTHING: Piece = ([], [])
 _SPECIFIC = {"the", "this", "own", "genitive", "all", "whose"}
-_QUANTIFIERS = {"many": "viel", "some": "einig", "several": "mehrer"}
+_ARTICLES = {"a": "ein", "no": "kein"}
+_DETERMINERS = {"this": "dies", "every": "jed", "all": "all", "many": "viel", "some": "einig", "several": "mehrer"}
 
 
 def render(sentence: Sentence) -> list[str]:
@@ -46,7 +49,7 @@ def _question(sentence: Sentence) -> list[str]:
 
 
 def main_clause(clause: Clause, *, fronted: list[str] | None = None, subject: bool = True) -> list[str]:
-    """Return a clause with its verb second, or first if `fronted` is empty. `fronted` replaces the clause's own front."""
+    """Return a clause with its verb second, after its front or `fronted`; first, if `fronted` is empty."""
     finite, end, _ = german.verb_words(clause.verb, clause.tense, clause.modal, clause.passive, clause.subject.person)
     opening = _front(clause) if fronted is None else fronted
     taken = clause.front if fronted is None else ""
@@ -124,13 +127,13 @@ def _middle(clause: Clause, taken: set[str], *, extrapose: bool) -> tuple[list[s
     return [word for piece, moved in pieces for word in piece + moved] if words else [], []
 
 
-def _pieces(clause: Clause) -> list[tuple[str, tuple[list[str], list[str]]]]:
+def _pieces(clause: Clause) -> list[tuple[str, Piece]]:
     """Return the named pieces of the middle field in order, each with its relative clause apart."""
     dative, accusative = _object(clause.dative, "dat"), _object(clause.accusative, "acc")
     late = _definite(clause.accusative)
     # schon, gerade and nie follow a definite object, unless a relative clause would part them from the verb.
     aspect = clause.time is not None and clause.time.slot == "aspect" and not accusative[1]
-    time = ("time", (clause.time.german.split() if clause.time else [], []))
+    time: tuple[str, Piece] = ("time", (clause.time.german.split() if clause.time else [], []))
     early = [name for name in ("accusative", "dative") if isinstance(getattr(clause, name), Pronoun)]
     objects = {"dative": dative, "accusative": accusative}
     order = [
@@ -157,7 +160,7 @@ def _definite(phrase: Phrase | None) -> bool:
     return not isinstance(phrase, NounPhrase) or phrase.determiner in _SPECIFIC
 
 
-def _object(phrase: Phrase | None, case: Case) -> tuple[list[str], list[str]]:
+def _object(phrase: Phrase | None, case: Case) -> Piece:
     if phrase is None:
         return [], []
     if isinstance(phrase, NounPhrase) and phrase.relative is not None:
@@ -165,7 +168,7 @@ def _object(phrase: Phrase | None, case: Case) -> tuple[list[str], list[str]]:
     return noun_phrase(phrase, case), []
 
 
-def _preposed(phrase: PrepositionalPhrase | None) -> tuple[list[str], list[str]]:
+def _preposed(phrase: PrepositionalPhrase | None) -> Piece:
     if phrase is None:
         return [], []
     if isinstance(phrase.phrase, NounPhrase) and phrase.phrase.relative is not None:
@@ -223,24 +226,23 @@ def _follows(phrase: NounPhrase) -> bool:
 def _opening(phrase: NounPhrase, case: Case) -> tuple[list[str], dict[tuple[Agreement, Case], str]]:
     """Return the words before the adjectives, and the endings that the adjectives take after them."""
     agreement, owner = phrase.agreement, phrase.owner
+    words, endings = [], german.STRONG
     match phrase.determiner:
         case "the":
-            return [german.definite(agreement, case)], german.WEAK
-        case "a" | "no":
-            stem = "ein" if phrase.determiner == "a" else "kein"
-            return [german.indefinite(stem, agreement, case)], german.MIXED
-        case "own":
-            stem = german.possessive_stem(owner.person, owner.agreement) if owner else ""
-            return [german.indefinite(stem, agreement, case)], german.MIXED
-        case "this" | "every" | "all":
-            stem = {"this": "dies", "every": "jed", "all": "all"}[phrase.determiner]
-            return [german.pronominal(stem, agreement, case)], german.WEAK
-        case "many" | "some" | "several":
-            return [german.pronominal(_QUANTIFIERS[phrase.determiner], agreement, case)], german.STRONG
+            words, endings = [german.definite(agreement, case)], german.WEAK
+        case "a" | "no" as stem:
+            words, endings = [german.indefinite(_ARTICLES[stem], agreement, case)], german.MIXED
+        case "own" if owner is not None:
+            possessive = german.possessive_stem(owner.person, owner.agreement)
+            words, endings = [german.indefinite(possessive, agreement, case)], german.MIXED
+        case "this" | "every" | "all" as stem:
+            words, endings = [german.pronominal(_DETERMINERS[stem], agreement, case)], german.WEAK
+        case "many" | "some" | "several" as stem:
+            words = [german.pronominal(_DETERMINERS[stem], agreement, case)]
+        case "genitive" if isinstance(owner, NamePhrase):
+            words = [owner.name.german + "s"]
         case "genitive":
-            if isinstance(owner, NamePhrase):
-                return [owner.name.german + "s"], german.STRONG
-            return [german.definite(agreement, case)], german.WEAK
-        case "whose":
-            return [german.relative_pronoun(owner.agreement, "gen")] if owner else [], german.STRONG
-    return [], german.STRONG
+            words, endings = [german.definite(agreement, case)], german.WEAK
+        case "whose" if owner is not None:
+            words = [german.relative_pronoun(owner.agreement, "gen")]
+    return words, endings

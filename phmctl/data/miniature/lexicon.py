@@ -1,7 +1,7 @@
 """The lemmas of the miniature, read from the tables beside this module.
 
-A kind says what a word may go with: a verb lists the kinds of its subject, object, place and means, an adjective those of
-the nouns it describes. Kinds are written in lower case, so a capitalised entry names one noun.
+A kind says what a word may go with: a verb lists the kinds of its subject, object, place and means, an adjective those
+of the nouns it describes. Kinds are written in lower case, so a capitalised entry names one noun.
 """
 
 from dataclasses import dataclass
@@ -54,12 +54,17 @@ class Noun:
 class Verb:
     """A verb in one frame.
 
-    `prefix` is the separable prefix (or empty); `present`, `preterite` are 3rd singular without it; `participle` is whole.
-    `english` is the base form, `particle` what follows it (``pick`` + ``up``); `preposition` stands before the English object.
+    `prefix` is the separable prefix (or empty); `present` and `preterite` are 3rd singular without it; `participle` is
+    whole. `english` is the base form, `particle` what follows it (``pick`` + ``up``); `preposition` stands before the
+    English object.
+
     Frames: i intransitive, l with a location, g with a goal, s accusative and goal, a accusative, d dative, da both,
-    p prepositional object (`governs` is its preposition and case), c with ``dass``, o with ``ob``, z with ``zu``, e weather,
-    v ``sein``. Traits: ``involuntary`` (nobody decides to), ``stative`` (no perfect, no ``already``), ``lasting``
-    (may be dated by years), ``gain`` (not of what one owns), ``flat`` (lies, does not stand), ``nopassive``, ``price``, ``ride``.
+    p prepositional object (`governs` is its preposition and case), c with ``dass``, o with ``ob``, z with ``zu``,
+    e weather, v ``sein``.
+
+    Traits: ``involuntary`` (nobody decides to), ``stative`` (no perfect, no ``already``), ``lasting`` (may be dated by
+    years), ``gain`` (not of what one owns), ``whole`` (to the last drop), ``flat`` (lies, does not stand),
+    ``nopassive``, ``price``, ``ride``.
     """
 
     german: str

@@ -7,12 +7,10 @@ from phmctl.data.miniature import english, german
 from phmctl.data.miniature.dice import Dice
 from phmctl.data.miniature.lexicon import GROUPS, Adjective, Adverbial, Name, Noun, lexicon
 from phmctl.data.miniature.structure import (
-    Agreement,
     Determiner,
     NamePhrase,
     NounPhrase,
     Pair,
-    Person,
     Phrase,
     PrepositionalPhrase,
     Pronoun,
@@ -28,7 +26,7 @@ IT = Pronoun("3sg", "n", "it")
 
 _SUBJECT: dict[Determiner, float] = {
     "the": 50, "a": 10, "this": 5, "every": 2, "no": 1, "own": 7, "genitive": 5,
-    "all": 2, "many": 3, "some": 3, "several": 2, "number": 5, "bare": 1,
+    "all": 2, "many": 3, "some": 3, "several": 2, "number": 5,
 }  # fmt: skip
 _OBJECT: dict[Determiner, float] = {
     "the": 34, "a": 30, "this": 6, "own": 9, "genitive": 5, "many": 2, "some": 3, "several": 2, "number": 6, "bare": 6,
@@ -53,14 +51,14 @@ _RELATED = (
     "Küche", "Büro", "Werkstatt", "Wohnzimmer", "Keller", "Garage", "Stall", "Laden", "Bäckerei", "Hotel", "Restaurant",
     "Hof", "Dorf", "Schule",
 )  # fmt: skip
+_BY_THE_DOZEN = ("fruit", "baked", "dish", "text", "plant", "vessel", "picture")
 _UNRELATED = ("person", "child", "animal", "building", "shop", "room", "outdoors", "water", "transport", "tree", "show")
 _AROUND = {"vor": "in front of", "hinter": "behind", "neben": "next to"}
+# On, under or beside furniture: where a thing is, and where it goes.
 _SURFACES = {
-    "auf": ("on", "onto"),
-    "unter": ("under", "under"),
-    "neben": ("next to", "next to"),
-    "hinter": ("behind",) * 2,
-}
+    "auf": ("on", "onto"), "neben": ("next to", "next to"), "unter": ("under", "under"), "hinter": ("behind", "behind"),
+}  # fmt: skip
+_UPRIGHT = ("auf", "neben")
 _BOXES = ("Schachtel", "Korb", "Tasche", "Koffer", "Kiste", "Schublade")
 
 
@@ -122,26 +120,26 @@ class Phrases:
             holder = self._holder(owner)
         elif determiner == "genitive":
             holder = self._possessor(noun)
-        adjectives = self._adjectives(noun, 0.3 if plain else 0.45)
+        adjectives = self._adjectives(noun, 0.45 if plain else 0.55)
         return NounPhrase(noun, determiner, plural, adjectives, count, holder)
 
     def _count(self, noun: Noun) -> int:
-        if noun.kind in GROUPS["human"]:
+        """Return how many: few people and animals, up to a hundred apples."""
+        if noun.kind in GROUPS["living"]:
             return self.dice.between(2, 6)
-        return self.dice.between(2, 12) if self.dice.chance(0.75) else self.dice.between(13, 60)
+        many = noun.kind in _BY_THE_DOZEN and self.dice.chance(0.4)
+        return self.dice.between(13, 99) if many else self.dice.between(2, 12)
 
     def _determiner(self, noun: Noun, role: str, plain: bool) -> Determiner:
+        weights = _WEIGHTS[role]
         if noun.kind == "kin" and role != "head":
             weights = _KIN
         elif noun.mass:
             weights = _MASS
-        else:
-            weights = _WEIGHTS[role]
-        if plain:
-            weights = {key: weight for key, weight in weights.items() if key != "genitive"}
+        barred = {"genitive", "no"} if plain else set()
         if noun.kind in _UNRELATED and noun.german not in _RELATED:
-            weights = {key: weight for key, weight in weights.items() if key not in {"own", "genitive"}}
-        return self.dice.weighted(weights)
+            barred |= {"own", "genitive"}
+        return self.dice.weighted({key: weight for key, weight in weights.items() if key not in barred})
 
     def _plural(self, noun: Noun, role: str, determiner: Determiner) -> bool:
         if noun.mass or determiner in _NEVER_PLURAL:
@@ -161,9 +159,8 @@ class Phrases:
     def _possessor(self, noun: Noun) -> Phrase:
         if self.dice.chance(0.5):
             return self.name()
-        owner = self.dice.pick(
-            [n for n in nouns_of(("person",) if noun.kind == "kin" else GROUPS["human"]) if n != noun]
-        )
+        kinds = ("person",) if noun.kind == "kin" else GROUPS["human"]
+        owner = self.dice.pick([n for n in nouns_of(kinds) if n != noun])
         return NounPhrase(owner, "the", self.dice.chance(0.15), self._adjectives(owner, 0.2))
 
     def _adjectives(self, noun: Noun, probability: float) -> tuple[Adjective, ...]:
@@ -197,93 +194,95 @@ class Phrases:
         left: NounPhrase | NamePhrase = self.name()
         if self.dice.chance(0.5):
             left = NounPhrase(self.dice.pick(nouns_of(("person",))), "the")
-        right: NounPhrase | NamePhrase = NounPhrase(self.dice.pick(nouns_of(("person", "child"))), "the")
         if self.dice.chance(0.3):
-            right = NounPhrase(self.dice.pick(nouns_of(("kin", "animal"))), "own", owner=refer(left))
-        return Pair(left, right)
+            return Pair(left, NounPhrase(self.dice.pick(nouns_of(("kin",))), "own", owner=refer(left)))
+        return Pair(left, NounPhrase(self.dice.pick(nouns_of(("person", "child"))), "the"))
 
-    def place(self, kinds: tuple[str, ...], owner: Phrase | None = None) -> PrepositionalPhrase:
-        """Return where something happens: ``im Park``, ``auf dem Tisch``, ``vor dem Haus``, ``in Berlin``."""
+    def place(self, kinds: tuple[str, ...], owner: Phrase | None = None, *, flat: bool = False) -> PrepositionalPhrase:
+        """Return where something happens: ``im Park``, ``auf dem Tisch``, ``vor dem Haus``, ``in Berlin``.
+
+        What lies `flat` may also be under the furniture or in a box.
+        """
         if "city" in kinds and self.dice.chance(0.4):
             return PrepositionalPhrase("in", "dat", "in", self.name(city=True))
-        noun = self.dice.pick(nouns_of(kinds))
-        phrase = self.noun_phrase(noun, "place", owner=owner, plain=True)
+        noun, phrase = self._place_noun(kinds, owner, flat)
+        if noun.german in _BOXES:
+            return PrepositionalPhrase("in", "dat", "in", phrase)
         if noun.kind == "furniture":
-            preposition = self.dice.pick(tuple(_SURFACES))
+            preposition = self.dice.pick(tuple(_SURFACES) if flat else _UPRIGHT)
             return PrepositionalPhrase(preposition, "dat", _SURFACES[preposition][0], phrase)
         if noun.kind == "building" and self.dice.chance(0.2):
             around = self.dice.pick(tuple(_AROUND))
             return PrepositionalPhrase(around, "dat", _AROUND[around], phrase)
         return PrepositionalPhrase(noun.place[0], "dat", noun.place[1], phrase)
 
-    def goal(self, kinds: tuple[str, ...], owner: Phrase | None = None) -> PrepositionalPhrase:
-        """Return where something goes: ``zum Bahnhof``, ``in den Wald``, ``nach Berlin``, ``auf den Tisch``."""
+    def goal(
+        self, kinds: tuple[str, ...], owner: Phrase | None = None, *, flat: bool = False, inside: bool = True
+    ) -> PrepositionalPhrase:
+        """Return where something goes: ``zum Bahnhof``, ``in den Wald``, ``nach Berlin``, ``auf den Tisch``.
+
+        `inside` says whether it may go into the place or only to it.
+        """
         if "city" in kinds and self.dice.chance(0.4 if len(kinds) > 1 else 1.0):
             return PrepositionalPhrase("nach", "dat", "to", self.name(city=True))
-        if "Tisch" in kinds and self.dice.chance(0.3):
-            box = self.noun_phrase(self.dice.pick(nouns_of(_BOXES)), "place", owner=owner, plain=True)
-            return PrepositionalPhrase("in", "acc", "into", box)
-        noun = self.dice.pick(nouns_of(kinds))
-        phrase = self.noun_phrase(noun, "place", owner=owner, plain=True)
+        noun, phrase = self._place_noun(kinds, owner, flat)
+        if noun.german in _BOXES:
+            return PrepositionalPhrase("in", "acc", "into", phrase)
         if noun.kind == "furniture":
-            preposition = self.dice.pick(tuple(_SURFACES))
+            preposition = self.dice.pick(tuple(_SURFACES) if flat else _UPRIGHT)
             return PrepositionalPhrase(preposition, "acc", _SURFACES[preposition][1], phrase)
-        if noun.place == ("in", "in") and self.dice.chance(0.5):
+        if inside and noun.place == ("in", "in") and self.dice.chance(0.5):
             return PrepositionalPhrase("in", "acc", "into", phrase)
         return PrepositionalPhrase("zu", "dat", "to", phrase)
 
-    def time(self, tense: Tense, *, fixed: bool = False) -> Adverbial | None:
-        """Return when something happens, in a tense; `fixed` asks for a phrase that can stand first."""
-        if not fixed and self.dice.chance(0.4) and (adverbs := _adverbials(("frequency", "aspect"), tense)):
-            return self.dice.pick(adverbs)
+    def _place_noun(self, kinds: tuple[str, ...], owner: Phrase | None, flat: bool) -> tuple[Noun, NounPhrase]:
+        noun = self.dice.pick(nouns_of(_BOXES if flat and self.dice.chance(0.3) else kinds))
+        return noun, self.noun_phrase(noun, "place", owner=owner, plain=True)
+
+    def adverb(self, tense: Tense) -> Adverbial | None:
+        """Return ``oft``, ``schon`` …, or None where the tense has none."""
+        found = _adverbials(("frequency", "aspect"), tense)
+        return self.dice.pick(found) if found else None
+
+    def time(self, tense: Tense, *, lasting: bool = False) -> Adverbial | None:
+        """Return when something happens; only what is `lasting` is dated by years."""
         if tense in {"past", "future"} and self.dice.chance(0.35):
-            return self._dated(tense)
+            return self._dated(tense, lasting)
         found = _adverbials(("time",), tense)
         return self.dice.pick(found) if found else None
 
-    def _dated(self, tense: Tense) -> Adverbial:
+    def _dated(self, tense: Tense, lasting: bool) -> Adverbial:
         """Return a time with a number in it."""
-        way = self.dice.weighted({"span": 3.0, "date": 2.0, "hour": 2.0, "year": 2.0 if tense == "past" else 0.0})
+        way = self.dice.weighted({"span": 3.0, "date": 2.0, "hour": 2.0, "year": 4.0 * (lasting and tense == "past")})
         if way == "span":
-            unit, count = self.dice.pick(tuple(_UNITS)), self.dice.between(2, 12)
-            words = german.number_word(count), english.number_word(count)
-            if tense == "past":
-                return Adverbial(f"vor {words[0]} {unit}", f"{words[1]} {_UNITS[unit]} ago", "time", (tense,))
-            return Adverbial(f"in {words[0]} {unit}", f"in {words[1]} {_UNITS[unit]}", "time", (tense,))
+            return self._span(tense, lasting)
         if way == "date":
             day, month = self.dice.between(1, 28), self.dice.pick(tuple(_MONTHS))
             return Adverbial(f"am {day}. {month}", f"on {day} {_MONTHS[month]}", "time", (tense,))
         if way == "hour":
             hour = self.dice.between(2, 12)
-            return Adverbial(
-                f"um {german.number_word(hour)} Uhr", f"at {english.number_word(hour)} o'clock", "time", (tense,)
-            )
+            words = german.number_word(hour), english.number_word(hour)
+            return Adverbial(f"um {words[0]} Uhr", f"at {words[1]} o'clock", "time", (tense,))
         year = self.dice.between(1950, 2020)
         return Adverbial(f"im Jahr {year}", f"in {year}", "time", (tense,))
 
-    def ride(self) -> Adverbial:
-        """Return what someone travels by."""
-        return self.dice.pick(_adverbials(("ride",), "present"))
+    def _span(self, tense: Tense, lasting: bool) -> Adverbial:
+        unit = self.dice.pick(tuple(_UNITS) if lasting else ("Tagen", "Wochen"))
+        count = self.dice.between(2, 12)
+        words = german.number_word(count), english.number_word(count)
+        if tense == "past":
+            return Adverbial(f"vor {words[0]} {unit}", f"{words[1]} {_UNITS[unit]} ago", "time", (tense,))
+        return Adverbial(f"in {words[0]} {unit}", f"in {words[1]} {_UNITS[unit]}", "time", (tense,))
+
+    def ride(self, goal: Phrase) -> Adverbial:
+        """Return what someone travels by: a train goes to a city, a bicycle does not."""
+        far = isinstance(goal, NamePhrase)
+        local = ("mit dem Fahrrad", "mit der Straßenbahn")
+        rides = [a for a in _adverbials(("ride",), "present") if not (far and a.german in local)]
+        return self.dice.pick([a for a in rides if far or a.german != "mit dem Zug"])
 
     def price(self) -> Adverbial:
         """Return what something costs."""
         count = self.dice.between(2, 12) if self.dice.chance(0.4) else self.dice.between(13, 99)
         euros = f"für {german.number_word(count)} Euro", f"for {english.number_word(count)} euros"
         return Adverbial(*euros, "price", ())
-
-
-__all__ = [
-    "HE",
-    "IT",
-    "SHE",
-    "WE",
-    "YOU",
-    "Actor",
-    "Agreement",
-    "I",
-    "Person",
-    "Phrases",
-    "adjectives_of",
-    "nouns_of",
-    "refer",
-]

@@ -1,45 +1,36 @@
-"""Random sentences: the patterns of the miniature, each as a method that returns one abstract sentence or None."""
+"""Random sentences: the patterns of the miniature, each a method that returns one abstract sentence or None."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from phmctl.data.miniature.clauses import BE, Clauses, verbs_of
+from phmctl.data.miniature.clauses import Clauses, feeling, negative, verbs_of
 from phmctl.data.miniature.dice import Dice
 from phmctl.data.miniature.lexicon import Adjective, Verb, lexicon
-from phmctl.data.miniature.phrases import HE, IT, YOU, Actor, nouns_of, refer
-from phmctl.data.miniature.structure import (
-    Clause,
-    Conjunction,
-    NounPhrase,
-    Phrase,
-    Predicate,
-    Pronoun,
-    Sentence,
-    Tense,
-)
+from phmctl.data.miniature.phrases import HE, IT, YOU, Actor, refer
+from phmctl.data.miniature.relatives import Relatives
+from phmctl.data.miniature.structure import Clause, Conjunction, NounPhrase, Phrase, Pronoun, Sentence, Tense
 
 _TENSES: dict[Tense, float] = {"present": 4, "past": 4, "perfect": 2, "future": 1.5}
 _TWO_TENSES: dict[Tense, float] = {"present": 1, "past": 1.2}
-_PATTERNS = {
-    "statement": 27.0,
-    "passive": 5.0,
-    "comparison": 3.0,
-    "question": 10.0,
-    "relative": 21.0,
-    "reason": 8.0,
-    "concession": 5.0,
-    "condition": 5.0,
-    "moment": 5.0,
-    "meanwhile": 4.0,
-    "before": 4.0,
-    "content": 7.0,
-    "attempt": 5.0,
-    "purpose": 6.0,
-    "coordination": 5.0,
+# In a relative clause, by the tense of the clause around it.
+_INNER_TENSES: dict[Tense, dict[Tense, float]] = {
+    "present": {"present": 6, "past": 1.5, "perfect": 1.5},
+    "past": {"past": 1},
+    "perfect": {"present": 1, "past": 1, "perfect": 1},
+    "future": {"present": 3, "past": 1, "perfect": 1},
 }
-_CAUSES = ("neugierig", "fleißig", "höflich", "freundlich", "mutig", "glücklich")
-_OBSTACLES = ("müde", "krank", "nervös", "traurig", "hungrig", "faul")
-_EVERYDAY = ("i", "l", "g", "a", "da")
+# Why people do things, by the frame of what they do; and what does not keep them from it, or does.
+_CAUSES = {
+    "g": ("neugierig", "glücklich"),
+    "i": ("glücklich", "fröhlich"),
+    "a": ("neugierig", "fleißig", "glücklich"),
+    "d": ("höflich", "freundlich", "mutig"),
+    "da": ("höflich", "freundlich", "glücklich"),
+}
+_HINDRANCES = ("müde", "krank")
+_OBSTACLES = ("müde", "krank", "nervös", "traurig", "hungrig")
+_EVERYDAY = ("i", "g", "a", "da")
 
 
 @cache
@@ -58,152 +49,170 @@ class Sentences:
     def __init__(self, dice: Dice) -> None:
         self.dice = dice
         self.clauses = Clauses(dice)
-        self.patterns = {name: getattr(self, f"_{name}") for name in _PATTERNS}
+        self.relatives = Relatives(self.clauses)
+        self.patterns: dict[Callable[[], Sentence | None], float] = {
+            self.statement: 24.0,
+            self.passive: 5.0,
+            self.comparison: 3.0,
+            self.question: 10.0,
+            self.relative: 24.0,
+            self.reason: 9.0,
+            self.concession: 5.0,
+            self.occasion: 9.0,
+            self.meanwhile: 4.0,
+            self.before: 4.0,
+            self.content: 7.0,
+            self.attempt: 5.0,
+            self.purpose: 6.0,
+            self.coordination: 5.0,
+        }
 
     def draw(self) -> Sentence | None:
         """Return a sentence, or None where the drawn parts do not fit each other."""
-        sentence: Sentence | None = self.patterns[self.dice.weighted(_PATTERNS)]()
-        return sentence
+        return self.dice.weighted(self.patterns)()
 
-    def _statement(self) -> Sentence:
-        tense = self.dice.weighted(_TENSES)
-        clause = self.clauses.event(tense, plain=False)
-        return Sentence(self.clauses.finish(clause, time=0.65, change=0.35, move=0.5))
+    def statement(self) -> Sentence | None:
+        """Return one main clause, rich in adjuncts."""
+        clause = self.clauses.event(self.dice.weighted(_TENSES), plain=False)
+        return Sentence(self.clauses.finish(clause, time=0.7, change=0.35, move=0.55))
 
-    def _passive(self) -> Sentence:
+    def passive(self) -> Sentence | None:
+        """Return a passive main clause."""
         clause = self.clauses.passive(self.dice.weighted(_TENSES))
-        return Sentence(self.clauses.finish(clause, time=0.6, change=0.1, move=0.4))
+        return Sentence(self.clauses.finish(clause, time=0.65, change=0.15, move=0.45))
 
-    def _comparison(self) -> Sentence:
-        return Sentence(self.clauses.comparison(self.dice.weighted(_TWO_TENSES)))
+    def comparison(self) -> Sentence | None:
+        """``älter als``, ``so alt wie``."""
+        clause = self.clauses.comparison(self.dice.weighted(_TWO_TENSES))
+        return Sentence(clause) if clause is not None else None
 
-    def _question(self) -> Sentence | None:
+    def question(self) -> Sentence | None:
+        """Return a question, with or without a question word."""
         kind = self.dice.weighted({"yes/no": 5.0, "wann": 1.5, "warum": 2.0, "wer": 2.0})
-        if kind == "wer":
-            clause = self.clauses.event(self.dice.weighted(_TENSES), actor=Actor(HE, "person"), plain=False)
-            return Sentence(clause, question="wer")
         tense = self.dice.weighted({**_TENSES, "perfect": 0.0} if kind == "wann" else _TENSES)
+        if kind == "wer":
+            who = self.clauses.event(tense, actor=Actor(HE, "person"), plain=False)
+            return Sentence(self.clauses.finish(who, time=0.4, change=0.0), question="wer")
         actor = Actor(YOU, "person") if tense != "past" and self.dice.chance(0.35) else None
         clause = self.clauses.event(tense, actor=actor, willing=True, plain=False)
+        if clause.subject.person[0] == "1":
+            return None
         if kind == "wann":
             return Sentence(clause, question="wann")
-        finished = self.clauses.finish(clause, time=0.3, change=0.3)
-        return Sentence(finished, question="warum" if kind == "warum" else "yes/no")
+        clause = self.clauses.finish(clause, time=0.35, change=0.3)
+        return Sentence(clause, question="warum" if kind == "warum" else "yes/no")
 
-    def _relative(self) -> Sentence | None:
-        """A statement in which the subject, the object or the place is described by a relative clause."""
+    def relative(self) -> Sentence | None:
+        """Return a statement in which the subject, the object or the place has a relative clause."""
         tense = self.dice.weighted(_TENSES)
         clause = self.clauses.event(tense, plain=True)
-        roles = [r for r in ("subject", "subject", "accusative", "accusative", "place") if self._describable(clause, r)]
-        if not roles:
-            return None
-        role = self.dice.pick(roles)
+        role = self.dice.weighted({"subject": 2.0, "accusative": 2.0, "place": 1.0})
         phrase = clause.place.phrase if role == "place" and clause.place else getattr(clause, role)
-        head = self.clauses.phrases.noun_phrase(phrase.noun, "head", plain=True)
-        inner = self.clauses.relative(head, self._inner_tense(tense))
-        if inner is None:
+        if not isinstance(phrase, NounPhrase) or phrase.noun.mass or phrase.noun.kind == "kin":
             return None
-        head = replace(head, relative=inner)
-        if role == "place" and clause.place:
-            return Sentence(replace(clause, place=replace(clause.place, phrase=head)))
-        if role == "accusative":
-            return Sentence(self.clauses.finish(replace(clause, accusative=head, place=None), time=0.3, change=0.15))
-        return Sentence(self.clauses.finish(_with_subject(clause, head), time=0.3, change=0.25))
+        head = self.clauses.phrases.noun_phrase(phrase.noun, "head", plain=True)
+        described = self.relatives.about(head, self.dice.weighted(_INNER_TENSES[tense]))
+        if described is None:
+            return None
+        if role == "place" and clause.place is not None:
+            return Sentence(replace(clause, place=replace(clause.place, phrase=described)))
+        if role == "subject":
+            described_clause = replace(clause, subject=described)
+            return Sentence(self.clauses.finish(described_clause, time=0.35, change=0.25))
+        return self._described_object(clause, described)
 
-    @staticmethod
-    def _describable(clause: Clause, role: str) -> bool:
-        if role == "place":
-            return clause.place is not None and isinstance(clause.place.phrase, NounPhrase)
-        phrase = getattr(clause, role)
-        return isinstance(phrase, NounPhrase) and not phrase.noun.mass and phrase.noun.kind != "kin"
+    def _described_object(self, clause: Clause, described: NounPhrase) -> Sentence | None:
+        """The relative clause comes last in English, so that nothing after it can be read into it."""
+        if clause.goal is not None or (clause.verb.preposition and clause.dative is not None):
+            return None
+        bare = replace(clause, accusative=described, place=None, means=None, manner=None)
+        finished = self.clauses.finish(bare, time=0.4, change=0.2)
+        if finished.time is not None and finished.time.slot == "time":
+            finished = replace(finished, front="time")
+        return Sentence(finished)
 
-    def _inner_tense(self, tense: Tense) -> Tense:
-        options: dict[Tense, dict[Tense, float]] = {
-            "present": {"present": 6, "past": 1.5, "perfect": 1.5},
-            "past": {"past": 1},
-            "perfect": {"present": 1, "past": 1, "perfect": 1},
-            "future": {"present": 3, "past": 1, "perfect": 1},
-        }
-        return self.dice.weighted(options[tense])
-
-    def _reason(self) -> Sentence | None:
-        """``weil``: people do things because they want or have to, and leave them because something is the matter."""
+    def reason(self) -> Sentence | None:
+        """``weil``: people go somewhere for something, and do what they feel like, or leave it."""
         tense = self.dice.weighted(_TWO_TENSES)
-        frames = ("g",) if self.dice.chance(0.5) else ("a", "da", "i", "d")
-        main = self.clauses.event(tense, frames=frames, willing=True)
+        main = self.clauses.event(
+            tense, frames=("g",) if self.dice.chance(0.5) else ("i", "a", "d", "da"), willing=True
+        )
+        main = self._without_adjectives(main)
         actor = _again(main.subject)
         if actor is None or not main.subject.human:
             return None
-        if self.dice.chance(0.35):
-            main = self.clauses.negate(main)
-            if _is_negated(main):
-                return Sentence(main, "weil", self._feeling(actor.phrase, _OBSTACLES, tense))
-            return None
         if self.dice.chance(0.3):
-            return Sentence(main, "weil", self._feeling(actor.phrase, _CAUSES, tense))
-        if main.goal is None:
-            return Sentence(main, "weil", self._sky(tense)) if main.goal or main.place else None
-        wish = self.clauses.aim(main.goal, actor, tense)
-        wish = replace(wish, modal="wollen" if self.dice.chance(0.6) else "müssen")
-        if not self.dice.chance(0.25):
+            main = self.clauses.negate(main)
+            return self._because(main, _HINDRANCES) if negative(main) else None
+        if main.goal is None or self.dice.chance(0.2):
+            return self._because(main, _CAUSES[main.verb.frame])
+        wish = replace(self.clauses.aim(main, actor, tense), modal="wollen" if self.dice.chance(0.6) else "müssen")
+        if self.dice.chance(0.75):
             return Sentence(main, "weil", wish)
         return Sentence(replace(main, subject=actor.phrase), "weil", replace(wish, subject=main.subject), True)
 
-    def _feeling(self, subject: Phrase, names: tuple[str, ...], tense: Tense) -> Clause:
-        return Clause(BE, subject, tense, predicate=Predicate(self.dice.pick(_adjectives(names))))
+    @staticmethod
+    def _without_adjectives(clause: Clause) -> Clause:
+        """A clause about how somebody feels says it once: not the happy man who is sad."""
+        if isinstance(clause.subject, NounPhrase):
+            return replace(clause, subject=replace(clause.subject, adjectives=()))
+        return clause
+
+    def _because(self, main: Clause, names: tuple[str, ...]) -> Sentence | None:
+        return self._with_feeling(main, "weil", names, first=self.dice.chance(0.25))
+
+    def _with_feeling(
+        self, main: Clause, conjunction: Conjunction, names: tuple[str, ...], *, first: bool
+    ) -> Sentence | None:
+        """Return the clause with a second one about how its subject feels; whichever comes later has the pronoun."""
+        main = self._without_adjectives(main)
+        again = refer(main.subject)
+        if again is None or not main.subject.human:
+            return None
+        adjective = self.dice.pick(_adjectives(names))
+        if first:
+            state = feeling(main.subject, adjective, main.tense)
+            return Sentence(replace(main, subject=again), conjunction, state, True)
+        return Sentence(main, conjunction, feeling(again, adjective, main.tense))
 
     def _sky(self, tense: Tense) -> Clause:
         return Clause(self.dice.pick(_weather()), IT, tense)
 
-    def _concession(self) -> Sentence | None:
-        """``obwohl``: tired, ill or in the rain."""
+    def concession(self) -> Sentence | None:
+        """``obwohl``: people do things although they are tired, or in the rain."""
         tense = self.dice.weighted(_TWO_TENSES)
-        main = self.clauses.event(tense, frames=_EVERYDAY, willing=True)
-        actor = _again(main.subject)
-        if actor is None or not main.subject.human:
-            return None
-        first = self.dice.chance(0.4)
-        if self.dice.chance(0.3):
+        main, first = self.clauses.event(tense, frames=_EVERYDAY, willing=True), self.dice.chance(0.4)
+        if main.verb.frame == "g" and self.dice.chance(0.5):
             return Sentence(main, "obwohl", self._sky(tense), first)
-        if first:
-            feeling = self._feeling(main.subject, _OBSTACLES, tense)
-            return Sentence(replace(main, subject=actor.phrase), "obwohl", feeling, True)
-        return Sentence(main, "obwohl", self._feeling(actor.phrase, _OBSTACLES, tense))
+        return self._with_feeling(main, "obwohl", _OBSTACLES, first=first)
 
-    def _condition(self) -> Sentence | None:
-        """``wenn`` in the present: what people do when something is so."""
-        main = self.clauses.event("present", frames=_EVERYDAY, willing=True)
+    def occasion(self) -> Sentence | None:
+        """``wenn`` in the present, ``als`` in the past: what people do when something is so."""
+        tense = self.dice.weighted(_TWO_TENSES)
+        conjunction: Conjunction = "wenn" if tense == "present" else "als"
+        first = self.dice.chance(0.65)
+        way = self.dice.weighted({"weather": 1.0, "feeling": 1.5, "place": 2.5, "event": 2.0})
+        if way == "place":
+            return self._on_arrival(conjunction, tense)
+        main = self.clauses.event(tense, frames=_EVERYDAY, willing=True)
         if not main.subject.human:
             return None
-        main = self.clauses.finish(main, time=0.2, change=0.0)
-        return self._when(main, "wenn", "present")
+        if tense == "present" and self.dice.chance(0.3):
+            main = self.clauses.habitual(main)
+        if way == "feeling":
+            return self._with_feeling(main, conjunction, _OBSTACLES, first=first)
+        second = self._sky(tense) if way == "weather" else self.clauses.event(tense, frames=("i", "g"), willing=True)
+        return Sentence(main, conjunction, second, first)
 
-    def _moment(self) -> Sentence | None:
-        """``als`` in the past: what happened when something happened."""
-        main = self.clauses.event("past", frames=_EVERYDAY)
-        return self._when(main, "als", "past")
-
-    def _when(self, main: Clause, conjunction: Conjunction, tense: Tense) -> Sentence | None:
-        way = self.dice.weighted({"weather": 1.0, "feeling": 1.5, "event": 3.0})
-        first = self.dice.chance(0.65)
-        if way == "weather":
-            return Sentence(main, conjunction, self._sky(tense), first)
-        if way == "event":
-            return Sentence(
-                main, conjunction, self.clauses.event(tense, frames=("i", "g", "a"), willing=tense == "present"), first
-            )
-        actor = _again(main.subject)
-        if actor is None or not main.subject.human:
+    def _on_arrival(self, conjunction: Conjunction, tense: Tense) -> Sentence | None:
+        """Somebody goes somewhere, and does there what is done there."""
+        going = self.clauses.event(tense, frames=("g",), willing=True)
+        actor = _again(going.subject)
+        if actor is None or not going.subject.human or going.verb.german == "umziehen":
             return None
-        feeling = (
-            (*_OBSTACLES, "glücklich") if conjunction == "wenn" else ("müde", "krank", "nervös", "traurig", "hungrig")
-        )
-        if first:
-            second = self._feeling(main.subject, feeling, tense)
-            return Sentence(replace(main, subject=actor.phrase), conjunction, second, True)
-        return Sentence(main, conjunction, self._feeling(actor.phrase, feeling, tense))
+        return Sentence(self.clauses.aim(going, actor, tense), conjunction, going, True)
 
-    def _meanwhile(self) -> Sentence | None:
+    def meanwhile(self) -> Sentence | None:
         """``während``: two people, each at something."""
         tense = self.dice.weighted(_TWO_TENSES)
         main = self.clauses.event(tense, frames=("i", "a", "da"), willing=True)
@@ -212,7 +221,7 @@ class Sentences:
             return None
         return Sentence(main, "während", second, self.dice.chance(0.6))
 
-    def _before(self) -> Sentence | None:
+    def before(self) -> Sentence | None:
         """``bevor``: one person does one thing, then another."""
         tense = self.dice.weighted(_TWO_TENSES)
         main = self.clauses.event(tense, frames=("i", "a", "da", "s"), willing=True)
@@ -224,38 +233,38 @@ class Sentences:
             return Sentence(main, "bevor", second)
         return Sentence(replace(main, subject=actor.phrase), "bevor", replace(second, subject=main.subject), True)
 
-    def _content(self) -> Sentence | None:
+    def content(self) -> Sentence | None:
         """``dass`` and ``ob``: what someone says or asks."""
-        tense = self.dice.weighted(_TWO_TENSES)
-        whether = self.dice.chance(0.3)
+        tense, whether = self.dice.weighted(_TWO_TENSES), self.dice.chance(0.3)
         verb = self.dice.pick(verbs_of(("o",) if whether else ("c",), "person"))
         actor = self.clauses.phrases.actor(verb.subjects, plain=True)
         inner: dict[Tense, float] = {"past": 1} if tense == "past" else {"present": 4, "perfect": 3, "future": 3}
         content = self.clauses.event(self.dice.weighted(inner))
         if not isinstance(content.subject, Pronoun):
-            content = self.clauses.finish(content, time=0.35, change=0.25)
+            content = self.clauses.finish(content, time=0.35, change=0.0 if whether else 0.25)
         return Sentence(Clause(verb, actor.phrase, tense), "ob" if whether else "dass", content)
 
-    def _attempt(self) -> Sentence | None:
+    def attempt(self) -> Sentence | None:
         """``zu``: what someone tries, promises or decides to do."""
         tense = self.dice.weighted({**_TWO_TENSES, "perfect": 0.5})
         verb = self.dice.pick(verbs_of(("z",), "person"))
         actor = self.clauses.phrases.actor(verb.subjects)
-        main = self.clauses.finish(Clause(verb, actor.phrase, tense), time=0.3, change=0.0, move=0.5)
+        main = Clause(verb, actor.phrase, tense)
+        if tense != "present" and self.dice.chance(0.4):
+            main = self.clauses.front(self.clauses.timed(main, fixed=True))
         aim = self.clauses.event(tense, actor=actor, frames=("a", "da", "d", "s"), willing=True)
         return Sentence(main, "zu", aim)
 
-    def _purpose(self) -> Sentence | None:
+    def purpose(self) -> Sentence | None:
         """``um … zu``: where someone goes, and what for."""
         tense = self.dice.weighted(_TENSES)
         main = self.clauses.event(tense, frames=("g",), willing=True)
         if not main.subject.human:
             return None
-        main = self.clauses.finish(main, time=0.4, change=0.0, move=0.5)
-        actor = Actor(main.subject, "person")
-        return Sentence(main, "um", self.clauses.aim(main.goal, actor, tense)) if main.goal else None
+        main = self.clauses.finish(main, time=0.45, change=0.0, move=0.6)
+        return Sentence(main, "um", self.clauses.aim(main, Actor(main.subject, "person"), tense))
 
-    def _coordination(self) -> Sentence | None:
+    def coordination(self) -> Sentence | None:
         """``und``, ``aber``: two clauses of equal rank; ``aber`` denies something."""
         tense = self.dice.weighted(_TENSES)
         main = self.clauses.event(tense, willing=True)
@@ -263,24 +272,12 @@ class Sentences:
         if self.dice.chance(0.6):
             return Sentence(main, "und", second)
         second = self.clauses.negate(second)
-        return Sentence(main, "aber", second) if _is_negated(second) else None
-
-
-def _is_negated(clause: Clause) -> bool:
-    phrase = clause.accusative
-    return clause.negated or (isinstance(phrase, NounPhrase) and phrase.determiner == "no")
+        return Sentence(main, "aber", second) if negative(second) else None
 
 
 def _again(subject: Phrase) -> Actor | None:
-    """Return the same subject as a pronoun."""
+    """Return the same subject as a pronoun, or None where there is no good one."""
     pronoun = refer(subject)
     if pronoun is None:
         return None
     return Actor(pronoun, subject.noun.kind if isinstance(subject, NounPhrase) else "person")
-
-
-def _with_subject(clause: Clause, subject: NounPhrase) -> Clause:
-    return replace(clause, subject=subject)
-
-
-__all__ = ["Sentences", "nouns_of"]
