@@ -24,6 +24,7 @@ _FRAMES = {"i": 8.0, "l": 6.0, "g": 10.0, "s": 6.0, "a": 46.0, "d": 7.0, "da": 1
 _MODALS: dict[Modal, float] = {"können": 3, "müssen": 3, "wollen": 3, "sollen": 1.5, "dürfen": 1.5, "möchten": 2}
 _PRESENT_ONLY = {"sollen", "möchten"}
 _SPECIFIC = {"the", "this", "own", "genitive"}
+_COUNTED = {"many", "some", "several", "number", "every", "all", "no"}
 _COMPARABLE = ("person", "animal", "vehicle", "furniture", "building", "clothing", "text", "fruit", "show", "room")
 # What people go somewhere for, wherever it is.
 _ERRANDS = ("besuchen", "treffen", "suchen", "fotografieren", "helfen", "abholen", "kennenlernen")
@@ -102,7 +103,7 @@ class Clauses:
         """Return the clause with what its frame asks for."""
         clause, flat = Clause(verb, subject, tense), "flat" in verb.traits
         if verb.frame in {"s", "a", "da"}:
-            clause = replace(clause, accusative=self._owned(verb, self.thing(verb.objects, subject, plain)))
+            clause = replace(clause, accusative=self._sensible(verb, self.thing(verb.objects, subject, plain)))
         if verb.frame in {"d", "da"}:
             people = verb.objects if verb.frame == "d" else GROUPS["human"]
             clause = replace(clause, dative=self.someone(people, subject))
@@ -121,11 +122,17 @@ class Clauses:
         return clause
 
     @staticmethod
-    def _owned(verb: Verb, thing: Phrase) -> Phrase:
-        """Nobody buys what is already theirs, and nobody drinks up what has no end."""
+    def _sensible(verb: Verb, thing: Phrase) -> Phrase:
+        """Nobody buys what is already theirs, drinks up what has no end, or bakes what is old."""
         if isinstance(thing, NounPhrase) and thing.determiner == "bare" and "whole" in verb.traits:
             return replace(thing, determiner="the")
-        if isinstance(thing, NounPhrase) and thing.determiner == "own" and "gain" in verb.traits:
+        if not isinstance(thing, NounPhrase):
+            return thing
+        if "creation" in verb.traits:
+            thing = replace(thing, adjectives=tuple(a for a in thing.adjectives if a.rank != 2))
+        if thing.determiner == "genitive" and "creation" in verb.traits:
+            return replace(thing, determiner="the", owner=None)
+        if thing.determiner == "own" and "gain" in verb.traits:
             return replace(thing, determiner="the", owner=None)
         return thing
 
@@ -156,7 +163,7 @@ class Clauses:
             tool = NounPhrase(self.dice.pick(nouns_of(verb.means)), "a" if self.dice.chance(0.6) else "the")
             clause = replace(clause, means=PrepositionalPhrase("mit", "dat", "with", tool))
         if "price" in verb.traits and self.dice.chance(0.35):
-            clause = replace(clause, manner=self.phrases.price())
+            clause = replace(clause, manner=self.phrases.price(clause.accusative))
         if "ride" in verb.traits and clause.goal is not None and self.dice.chance(0.5):
             clause = replace(clause, manner=self.phrases.ride(clause.goal.phrase))
         return clause
@@ -207,8 +214,12 @@ class Clauses:
         anywhere = [v for v in verbs if v.german in _ERRANDS]
         if main.verb.german == "umziehen":
             fitting = anywhere = [v for v in verbs if v.german == "helfen"]
-        verb = self.dice.pick(fitting if fitting and self.dice.chance(0.75) else anywhere)
-        return replace(self.event(tense, actor=actor, verb=verb), place=None)
+        if fitting and self.dice.chance(0.75):
+            return replace(self.event(tense, actor=actor, verb=self.dice.pick(fitting)), place=None)
+        clause = replace(self.event(tense, actor=actor, verb=self.dice.pick(anywhere)), place=None)
+        if clause.accusative is None:
+            return clause
+        return replace(clause, accusative=self.thing(GROUPS["human"], actor.phrase))
 
     def parallel(self, clause: Clause, tense: Tense, actor: Actor | None = None) -> Clause:
         """Return another clause about the same kind of thing: somebody cooks, somebody bakes."""
@@ -232,8 +243,12 @@ class Clauses:
         verb = clause.verb
         if "stative" in verb.traits and (clause.tense == "present" or verb.frame in {"d", "a", "v"}):
             return clause
-        whole = fixed or clause.passive or "stative" in verb.traits or "involuntary" in verb.traits
-        if not whole and not _counted(clause.accusative) and self.dice.chance(0.4):
+        if "once" in verb.traits and clause.tense == "present":
+            return clause
+        whole = (
+            fixed or clause.passive or "stative" in verb.traits or "involuntary" in verb.traits or "once" in verb.traits
+        )
+        if not whole and not _counted(clause.accusative) and not _counted(clause.subject) and self.dice.chance(0.4):
             return self.habitual(clause)
         return replace(clause, time=self.phrases.time(clause.tense, lasting="lasting" in verb.traits))
 
@@ -299,7 +314,7 @@ def _case(name: str) -> Case:
 
 def _counted(phrase: Phrase | None) -> bool:
     """Whether a phrase counts: ``schon`` and ``nie`` before ``drei Hüte`` say something else."""
-    return isinstance(phrase, NounPhrase) and phrase.determiner in {"many", "some", "several", "number"}
+    return isinstance(phrase, NounPhrase) and phrase.determiner in _COUNTED
 
 
 def _marked(phrase: Phrase | None, *, dative: bool = False) -> bool:

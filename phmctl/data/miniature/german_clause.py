@@ -136,9 +136,11 @@ def _pieces(clause: Clause) -> list[tuple[str, Piece]]:
     time: tuple[str, Piece] = ("time", (clause.time.german.split() if clause.time else [], []))
     early = [name for name in ("accusative", "dative") if isinstance(getattr(clause, name), Pronoun)]
     objects = {"dative": dative, "accusative": accusative}
+    subject = ("subject", _object(clause.subject, "nom"))
+    pronouns = [(name, objects.pop(name)) for name in early]
+    # mir and uns stand beside the verb, but behind a subject that is a pronoun, a name or known.
     order = [
-        ("subject", _object(clause.subject, "nom")),
-        *((name, objects.pop(name)) for name in early),
+        *([subject, *pronouns] if _definite(clause.subject) else [*pronouns, subject]),
         time if not (aspect and late) else ("", _NOTHING),
         ("dative", objects.pop("dative", _NOTHING)),
         ("accusative", objects.pop("accusative", _NOTHING)) if late else ("", _NOTHING),
@@ -156,7 +158,7 @@ def _pieces(clause: Clause) -> list[tuple[str, Piece]]:
 
 
 def _definite(phrase: Phrase | None) -> bool:
-    """Whether an object stands early in the middle field, before place and ``nicht``."""
+    """Whether a phrase is about something known: as an object it stands before place and ``nicht``."""
     return not isinstance(phrase, NounPhrase) or phrase.determiner in _SPECIFIC
 
 

@@ -63,8 +63,8 @@ class Verb:
     e weather, v ``sein``.
 
     Traits: ``involuntary`` (nobody decides to), ``stative`` (no perfect, no ``already``), ``lasting`` (may be dated by
-    years), ``gain`` (not of what one owns), ``whole`` (to the last drop), ``flat`` (lies, does not stand),
-    ``nopassive``, ``price``, ``ride``.
+    years), ``once`` (not every day), ``gain`` (not of what one owns), ``whole`` (to the last drop), ``flat`` (lies, does
+    not stand), ``nopassive``, ``price``, ``ride``; ``chore``, ``curiosity``, ``meal``, ``creation`` say what it is for.
     """
 
     german: str

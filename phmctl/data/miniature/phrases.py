@@ -33,7 +33,7 @@ _OBJECT: dict[Determiner, float] = {
 }  # fmt: skip
 _PLACE: dict[Determiner, float] = {"the": 78, "a": 10, "this": 3, "own": 2, "genitive": 7}
 _KIN: dict[Determiner, float] = {"the": 40, "own": 40, "genitive": 20}
-_MASS: dict[Determiner, float] = {"the": 45, "bare": 40, "own": 10, "this": 5}
+_MASS: dict[Determiner, float] = {"the": 50, "bare": 43, "this": 7}
 _HEAD: dict[Determiner, float] = {"the": 70, "a": 24, "every": 3, "this": 3}
 _WEIGHTS = {"subject": _SUBJECT, "object": _OBJECT, "place": _PLACE, "head": _HEAD}
 _ALWAYS_PLURAL = {"all", "many", "some", "several", "number"}
@@ -281,8 +281,9 @@ class Phrases:
         rides = [a for a in _adverbials(("ride",), "present") if not (far and a.german in local)]
         return self.dice.pick([a for a in rides if far or a.german != "mit dem Zug"])
 
-    def price(self) -> Adverbial:
-        """Return what something costs."""
-        count = self.dice.between(2, 12) if self.dice.chance(0.4) else self.dice.between(13, 99)
+    def price(self, thing: Phrase | None) -> Adverbial:
+        """Return what something costs; food costs little."""
+        kind = thing.noun.kind if isinstance(thing, NounPhrase) else ""
+        count = self.dice.between(2, 9) if kind in GROUPS["food"] else self.dice.between(13, 99)
         euros = f"für {german.number_word(count)} Euro", f"for {english.number_word(count)} euros"
         return Adverbial(*euros, "price", ())

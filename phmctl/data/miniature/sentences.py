@@ -20,16 +20,19 @@ _INNER_TENSES: dict[Tense, dict[Tense, float]] = {
     "perfect": {"present": 1, "past": 1, "perfect": 1},
     "future": {"present": 3, "past": 1, "perfect": 1},
 }
-# Why people do things, by the frame of what they do; and what does not keep them from it, or does.
+# Why people do things, by the frame or a trait of the verb; and what keeps them from it, or does not.
 _CAUSES = {
     "g": ("neugierig", "glücklich"),
     "i": ("glücklich", "fröhlich"),
-    "a": ("neugierig", "fleißig", "glücklich"),
-    "d": ("höflich", "freundlich", "mutig"),
+    "a": ("glücklich",),
+    "chore": ("fleißig",),
+    "curiosity": ("neugierig",),
+    "meal": ("hungrig",),
+    "d": ("höflich", "freundlich", "glücklich"),
     "da": ("höflich", "freundlich", "glücklich"),
 }
 _HINDRANCES = ("müde", "krank")
-_OBSTACLES = ("müde", "krank", "nervös", "traurig", "hungrig")
+_OBSTACLES = ("müde", "krank", "nervös", "traurig")
 _EVERYDAY = ("i", "g", "a", "da")
 
 
@@ -111,19 +114,23 @@ class Sentences:
         if not isinstance(phrase, NounPhrase) or phrase.noun.mass or phrase.noun.kind == "kin":
             return None
         head = self.clauses.phrases.noun_phrase(phrase.noun, "head", plain=True)
+        if head.determiner == "every" and role != "subject":
+            return None
         described = self.relatives.about(head, self.dice.weighted(_INNER_TENSES[tense]))
         if described is None:
             return None
         if role == "place" and clause.place is not None:
             return Sentence(replace(clause, place=replace(clause.place, phrase=described)))
-        if role == "subject":
-            described_clause = replace(clause, subject=described)
-            return Sentence(self.clauses.finish(described_clause, time=0.35, change=0.25))
+        if role == "subject":  # what is his stays his: the new subject has the number of the old one
+            same = described.plural == phrase.plural
+            whole = self.clauses.finish(replace(clause, subject=described), time=0.35, change=0.25)
+            return Sentence(whole) if same else None
         return self._described_object(clause, described)
 
     def _described_object(self, clause: Clause, described: NounPhrase) -> Sentence | None:
         """The relative clause comes last in English, so that nothing after it can be read into it."""
-        if clause.goal is not None or (clause.verb.preposition and clause.dative is not None):
+        verb = clause.verb
+        if clause.goal is not None or "creation" in verb.traits or (verb.preposition and clause.dative is not None):
             return None
         bare = replace(clause, accusative=described, place=None, means=None, manner=None)
         finished = self.clauses.finish(bare, time=0.4, change=0.2)
@@ -145,7 +152,8 @@ class Sentences:
             main = self.clauses.negate(main)
             return self._because(main, _HINDRANCES) if negative(main) else None
         if main.goal is None or self.dice.chance(0.2):
-            return self._because(main, _CAUSES[main.verb.frame])
+            cause = next((trait for trait in main.verb.traits if trait in _CAUSES), main.verb.frame)
+            return self._because(main, _CAUSES[cause])
         wish = replace(self.clauses.aim(main, actor, tense), modal="wollen" if self.dice.chance(0.6) else "müssen")
         if self.dice.chance(0.75):
             return Sentence(main, "weil", wish)
@@ -252,17 +260,20 @@ class Sentences:
         main = Clause(verb, actor.phrase, tense)
         if tense != "present" and self.dice.chance(0.4):
             main = self.clauses.front(self.clauses.timed(main, fixed=True))
-        aim = self.clauses.event(tense, actor=actor, frames=("a", "da", "d", "s"), willing=True)
-        return Sentence(main, "zu", aim)
+        again = _again(main.subject)
+        if again is None:
+            return None
+        return Sentence(main, "zu", self.clauses.event(tense, actor=again, frames=("a", "da", "d", "s"), willing=True))
 
     def purpose(self) -> Sentence | None:
         """``um … zu``: where someone goes, and what for."""
         tense = self.dice.weighted(_TENSES)
         main = self.clauses.event(tense, frames=("g",), willing=True)
-        if not main.subject.human:
+        actor = _again(main.subject)
+        if actor is None or not main.subject.human:
             return None
         main = self.clauses.finish(main, time=0.45, change=0.0, move=0.6)
-        return Sentence(main, "um", self.clauses.aim(main, Actor(main.subject, "person"), tense))
+        return Sentence(main, "um", self.clauses.aim(main, actor, tense))
 
     def coordination(self) -> Sentence | None:
         """``und``, ``aber``: two clauses of equal rank; ``aber`` denies something."""
