@@ -6,7 +6,7 @@ from typing import Any
 
 from phmctl.data.miniature import english_clause, german_clause
 from phmctl.data.miniature.dice import Dice
-from phmctl.data.miniature.lexicon import Adjective, Name, Noun, Verb
+from phmctl.data.miniature.lexicon import Adjective, Adverbial, Name, Noun, Verb
 from phmctl.data.miniature.sentences import Sentences
 from phmctl.data.miniature.structure import NounPhrase, Sentence
 
@@ -58,8 +58,8 @@ def _sentences(source: Sentences) -> Iterator[tuple[Pair, list[str]]]:
         if len({english for _, english in words}) < len(words):
             continue
         pair = render(sentence)
-        if all(MIN_WORDS <= len(text.split()) <= MAX_WORDS for text in pair):
-            yield pair, [german for german, _ in words]
+        if all(text[0].isalpha() and MIN_WORDS <= len(text.split()) <= MAX_WORDS for text in pair):
+            yield pair, [german for german, _ in words if german]
 
 
 def render(sentence: Sentence) -> Pair:
@@ -81,12 +81,17 @@ def write(words: list[str], mark: str) -> str:
 
 
 def lemmas(value: Any) -> list[tuple[str, str]]:
-    """Return the nouns, verbs, adjectives and names of an abstract sentence, in both languages, with repetitions."""
+    """Return the nouns, verbs, adjectives and names of an abstract sentence, in both languages, with repetitions.
+
+    Fixed adverbials, which are no lemmas, come with an empty German side.
+    """
     match value:
         case None | str() | int():
             return []
         case Noun() | Adjective() | Name():
             return [(value.german, value.english)]
+        case Adverbial():
+            return [("", value.english)]
         case Verb():
             return [(value.german, f"{value.english} {value.particle}")]
         case tuple():

@@ -19,7 +19,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "tame": ("Hund", "Katze", "Pferd", "Kuh", "Schaf", "Kaninchen", "Esel", "Ziege"),
     "food": ("fruit", "baked", "dish", "salad"),
     "small": ("text", "tool", "knife", "container", "vessel", "clothing", "item", "toy", "picture", "instrument"),
-    "ware": ("text", "container", "vessel", "clothing", "item", "toy", "instrument", "device", "furniture", "plant"),
+    "ware": (
+        "text",
+        "container",
+        "vessel",
+        "clothing",
+        "item",
+        "toy",
+        "instrument",
+        "piano",
+        "device",
+        "furniture",
+        "plant",
+    ),
     "place": ("building", "shop", "room", "outdoors"),
     "surface": ("Tisch", "Stuhl", "Schrank", "Regal", "Bett", "Sofa"),
 }
@@ -63,8 +75,8 @@ class Verb:
     e weather, v ``sein``.
 
     Traits: ``involuntary`` (nobody decides to), ``stative`` (no perfect, no ``already``), ``lasting`` (may be dated by
-    years), ``once`` (not every day), ``gain`` (not of what one owns), ``whole`` (to the last drop), ``flat`` (lies, does
-    not stand), ``nopassive``, ``price``, ``ride``; ``chore``, ``curiosity``, ``meal``, ``creation`` say what it is for.
+    years), ``once`` (not every day), ``gain`` (not of what one owns), ``whole`` (to the last drop), ``flat`` (it lies),
+    ``nopassive``, ``price``, ``ride``; ``chore``, ``curiosity``, ``meal``, ``creation`` say what it is done for.
     """
 
     german: str

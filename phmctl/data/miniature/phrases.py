@@ -136,7 +136,7 @@ class Phrases:
             weights = _KIN
         elif noun.mass:
             weights = _MASS
-        barred = {"genitive", "no"} if plain else set()
+        barred = {"genitive", "no", "every"} if plain and role != "head" else set()
         if noun.kind in _UNRELATED and noun.german not in _RELATED:
             barred |= {"own", "genitive"}
         return self.dice.weighted({key: weight for key, weight in weights.items() if key not in barred})

@@ -58,7 +58,7 @@ class Sentences:
             self.passive: 5.0,
             self.comparison: 3.0,
             self.question: 10.0,
-            self.relative: 24.0,
+            self.relative: 56.0,
             self.reason: 9.0,
             self.concession: 5.0,
             self.occasion: 9.0,

@@ -1,0 +1,8 @@
+import pytest
+
+from phmctl.data.miniature import generate
+
+
+@pytest.fixture(scope="session")
+def miniature() -> dict[str, list[tuple[str, str]]]:
+    return generate()
