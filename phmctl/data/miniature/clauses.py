@@ -241,9 +241,8 @@ class Clauses:
     def timed(self, clause: Clause, *, fixed: bool = False) -> Clause:
         """Return the clause with a time; a `fixed` one is a phrase, not ``oft`` or ``schon``."""
         verb = clause.verb
-        if "stative" in verb.traits and (clause.tense == "present" or verb.frame in {"d", "a", "v"}):
-            return clause
-        if "once" in verb.traits and clause.tense == "present":
+        lasts = "lasting" in verb.traits or verb.frame in {"d", "a", "v"} or clause.tense == "present"
+        if ("stative" in verb.traits and lasts) or ("once" in verb.traits and clause.tense == "present"):
             return clause
         whole = (
             fixed or clause.passive or "stative" in verb.traits or "involuntary" in verb.traits or "once" in verb.traits

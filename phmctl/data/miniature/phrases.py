@@ -137,6 +137,8 @@ class Phrases:
         elif noun.mass:
             weights = _MASS
         barred = {"genitive", "no", "every"} if plain and role != "head" else set()
+        if noun.human:  # "der Koch Fischer lobte" looks like a name
+            barred |= {"bare"}
         if noun.kind in _UNRELATED and noun.german not in _RELATED:
             barred |= {"own", "genitive"}
         return self.dice.weighted({key: weight for key, weight in weights.items() if key not in barred})
