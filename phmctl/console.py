@@ -1,15 +1,20 @@
-"""Output for people: tables, progress, notes. Everything goes to stderr, so that stdout is left to data."""
+"""What is printed: data and tables on stdout, progress and notes for people on stderr."""
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from phmctl.errors import StdoutError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-T = TypeVar("T")
+_CLOSED_PIPE = 141  # as a shell reports SIGPIPE
+_REDRAW = 0.1  # seconds between two drawings of a bar, at least
 
 
 def people() -> "Console":
@@ -30,50 +35,99 @@ def warn(message: str) -> None:
     note(f"warning: {message}")
 
 
+def emit(text: str) -> None:
+    """Print a result on stdout, as UTF-8 whatever the locale.
+
+    Raises:
+        StdoutError: stdout cannot be written: the disk is full.
+        SystemExit: the reader of a pipe has enough (``| head``); no fault, so nothing is said.
+    """
+    try:
+        sys.stdout.flush()
+        if hasattr(sys.stdout, "buffer"):
+            sys.stdout.buffer.write(text.encode())
+        else:  # a notebook's
+            sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+        raise SystemExit(_CLOSED_PIPE) from None
+    except OSError as error:
+        _discard_stdout()
+        raise StdoutError(f"cannot write to stdout: {error.strerror or error}; the output is not complete") from error
+
+
+def _discard_stdout() -> None:
+    """Send what is still buffered nowhere, or the interpreter would complain about it at its end."""
+    with suppress(OSError):  # a stream without a descriptor has no such end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def emit_json(value: Any) -> None:
-    """Print the one JSON document of a ``--json`` call on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    """Print the one JSON document of a ``--json`` call on stdout; raises as :func:`emit` does."""
+    emit(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, stdout: bool = True) -> None:
-    """Print a table. The first column is text, the others are aligned right.
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, text: Sequence[int] = ()
+) -> None:
+    """Print a table on stdout; raises as :func:`emit` does.
 
     Args:
         title: the line above the table.
         columns: the headings.
         rows: one sequence a row, as long as `columns`; cells are converted with ``str``.
-        stdout: print on stdout (a command whose result is the table) or on stderr.
+        text: the columns beside the first that hold text, aligned left; the others are aligned right.
     """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        table.add_column(column, justify="left" if index in (0, *text) else "right", overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    console = Console(stderr=not stdout, highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 160
-    console.print(table)
+    with console.capture() as shown:
+        console.print(table)
+    emit(shown.get())
 
 
 @contextmanager
-def progress(description: str, total: int | None) -> Iterator[Any]:
+def progress(description: str, total: int | None, *, plain: bool = True) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on a terminal; elsewhere a plain line when the work starts.
+
+    The bar is drawn when it advances, not by a thread of its own: a benchmark must not share its cores with one.
+
+    Args:
+        description: what is done.
+        total: how much there is to do, if that is known.
+        plain: whether to print the plain line.
 
     Yields:
         a function ``advance(amount)``.
     """
     console = people()
     if not console.is_terminal:
-        note(f"{description} ...")
+        if plain:
+            note(f"{description} ...")
         yield lambda amount: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task(description, total=total)
-        yield lambda amount: bar.advance(task, amount)
+        bar.refresh()
+        drawn = time.monotonic()
+
+        def advance(amount: int) -> None:
+            nonlocal drawn
+            bar.advance(task, amount)
+            if time.monotonic() - drawn >= _REDRAW:
+                bar.refresh()
+                drawn = time.monotonic()
+
+        yield advance

@@ -10,6 +10,8 @@
     │   │   └── DownloadError  a hub or a server that does not give what a card names
     │   ├── RunError           a run directory or a checkpoint that cannot be used
     │   └── OutputError        an output folder that cannot be written
+    │       └── StdoutError    exit code 1: stdout that takes no more, as on a full disk
+    ├── StoppedError           exit code 130: Ctrl-C
     └── NonFiniteError         a loss or a gradient became NaN or infinite
 """
 
@@ -51,6 +53,18 @@ class RunError(UserError):
 
 class OutputError(UserError):
     """An output folder cannot be written."""
+
+
+class StdoutError(OutputError):
+    """Stdout cannot be written: what it leads to is full."""
+
+    exit_code = 1
+
+
+class StoppedError(PhmctlError):
+    """The user pressed Ctrl-C."""
+
+    exit_code = 130
 
 
 class NonFiniteError(PhmctlError):

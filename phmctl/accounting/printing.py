@@ -22,12 +22,12 @@ def print_count(count: ParameterCount) -> None:
         print_published(table)
 
 
-def print_ledger(ledger: Ledger, *, stdout: bool = True) -> None:
+def print_ledger(ledger: Ledger) -> None:
     """Print a ledger: a row a component, those of equal layers added up, then the totals."""
     rows = [_cells(row.component, row.copies, _shape(row), row) for row in ledger.folded()]
     rows.append(_cells("total", "", "", ledger.totals))
     rows.append(_cells("without embeddings", "", "", ledger.without_embeddings))
-    print_table(f"{ledger.name}: parameters", _COLUMNS, rows, stdout=stdout)
+    print_table(f"{ledger.name}: parameters", _COLUMNS, rows)
     print_savings(ledger)
     _print_notes(ledger.notes)
 

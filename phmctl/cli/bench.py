@@ -23,7 +23,7 @@ def bench_layer(
     n: Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")] = "4",
     tokens: Annotated[str, typer.Option(help="Numbers of input rows, separated by commas.")] = "16,512,4096",
     algebra: Annotated[str, typer.Option(help="phm or a fixed algebra.")] = "phm",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     rounds: Rounds = 20,
     threads: options.Threads = 0,

@@ -1,8 +1,10 @@
 """``phmctl decode``: translate text with a trained run."""
 
 import os
+import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +25,9 @@ def decode(
     input_: Annotated[
         Path | None, typer.Option("--input", help="Text file, one sentence a line (default: stdin).")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write here, when all is done (default: stdout).")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the translations here, when all is done (default: stdout).")
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="Translate this split of the run's own text: test or valid.")
     ] = None,
@@ -43,11 +47,13 @@ def decode(
     json: Json = False,
 ) -> None:
     """Translate text: one line out for each line in, in order."""
+    from phmctl.console import emit, emit_json
     from phmctl.decoding.output import as_json, best_lines, n_best_lines
     from phmctl.decoding.settings import change_decoding
     from phmctl.decoding.translator import WINDOW
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
+    from phmctl.files import write_atomic
     from phmctl.runs import Run
     from phmctl.tasks.translation import load_translator
 
@@ -62,15 +68,23 @@ def decode(
     translator = load_translator(opened, checkpoint, device or "auto", settings)
     # A person who types lines waits for each; a file or a pipe is sorted and batched.
     typed = split is None and input_ is None and sys.stdin.isatty()
-    found = translator.translate_stream(
-        lines, n_best=n_best or 1, strict=strict, window=window or (1 if typed else WINDOW)
-    )
+    as_lines = best_lines if n_best is None else n_best_lines
+    silent = output is not None or json or _stdout_is_a_file()
+    with _progress(lines, shown=silent and not typed) as advance:
+        found = translator.translate_stream(
+            lines, n_best=n_best or 1, strict=strict, window=window or (1 if typed else WINDOW), advance=advance
+        )
+        if output is None and not json:
+            for line in as_lines(found):
+                emit(f"{line}\n")
+            return
+        done = list(found)
+    if output is not None:
+        write_atomic(output, "".join(f"{line}\n" for line in as_lines(done)))
     if json:
-        from phmctl.console import emit_json
-
-        emit_json({"run": opened.name, "decoding": settings.model_dump(), "translations": as_json(found)})
-    else:
-        _write(best_lines(found) if n_best is None else n_best_lines(found), output)
+        where = None if output is None else str(output)
+        about = {"run": opened.name, "decoding": settings.model_dump(), "output": where}
+        emit_json(about | {"translations": as_json(done)})
 
 
 def _lines(run: "Run", path: Path | None, split: str | None) -> Iterable[str]:
@@ -83,17 +97,21 @@ def _lines(run: "Run", path: Path | None, split: str | None) -> Iterable[str]:
     return decode_lines(sys.stdin.buffer, "stdin") if path is None else read_lines(path)
 
 
-def _write(lines: Iterable[str], output: Path | None) -> None:
-    """Write lines to stdout as they come, or to a file when all are there."""
-    from phmctl.files import write_atomic
+@contextmanager
+def _progress(lines: Iterable[str], *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal where nothing else would be seen for long; a pipeline's log is left alone."""
+    from phmctl.console import progress
 
-    if output is not None:
-        write_atomic(output, "".join(f"{line}\n" for line in lines))
+    if not shown:
+        yield lambda amount: None
         return
+    with progress("translating", len(lines) if isinstance(lines, list) else None, plain=False) as advance:
+        yield advance
+
+
+def _stdout_is_a_file() -> bool:
+    """Whether stdout is redirected to a file, not to a terminal or to a program that prints as it reads."""
     try:
-        for line in lines:
-            sys.stdout.buffer.write(f"{line}\n".encode())  # UTF-8, whatever the locale
-            sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the reader has enough (`| head`): no fault of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(141) from None  # as a shell reports SIGPIPE
+        return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except OSError:
+        return False

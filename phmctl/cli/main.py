@@ -5,9 +5,10 @@ Exit codes: 0 done, 1 the work failed, 2 the user's input is wrong, 130 interrup
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from phmctl import __version__
 from phmctl.cli.bench import bench
@@ -16,12 +17,24 @@ from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.prepare_data import prepare_data
 from phmctl.cli.train import train
-from phmctl.errors import PhmctlError
+from phmctl.errors import StoppedError, PhmctlError
 
 _DEBUG = "PHMCTL_DEBUG"
 
+
+class _Commands(TyperGroup):
+    """Keeps Ctrl-C from Typer, which would end the process without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise StoppedError("interrupted") from interrupt
+
+
 app = typer.Typer(
     name="phmctl",
+    cls=_Commands,
     help="Train and evaluate sequence models whose linear layers are parameterized hypercomplex multiplications.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -61,8 +74,6 @@ def run() -> None:
         app()
     except PhmctlError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except Exception as error:
         _fail(f"{type(error).__name__}: {error}\nthis is a fault of phmctl or of the machine; --debug shows where", 1)
 

@@ -47,4 +47,4 @@ RunsRoot = Annotated[
 ]
 Checkpoint = Annotated[str, typer.Option(help="best, last, average or step-N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's own choice.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves torch's own choice.")]

@@ -92,12 +92,18 @@ class Translator:
         return results
 
     def translate_stream(
-        self, lines: Iterable[str], *, n_best: int = 1, strict: bool = False, window: int = WINDOW
+        self,
+        lines: Iterable[str],
+        *,
+        n_best: int = 1,
+        strict: bool = False,
+        window: int = WINDOW,
+        advance: Callable[[int], None] = lambda count: None,
     ) -> Iterator[list[Translation]]:
         """Translate lines as they come, in order, `window` lines at a time; see :meth:`translate`."""
         first_line = 1
         for some in _batched(lines, window):
-            yield from self.translate(some, n_best=n_best, strict=strict, first_line=first_line)
+            yield from self.translate(some, n_best=n_best, strict=strict, first_line=first_line, advance=advance)
             first_line += len(some)
 
     def search(self, sources: Sequence[Sequence[int]], *, n_best: int = 1) -> list[list[Hypothesis]]:
