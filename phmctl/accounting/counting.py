@@ -7,7 +7,7 @@ from typing import Any
 from phmctl.accounting.ledger import Ledger, ledger_for_recipe
 from phmctl.accounting.published import PublishedTable, published_tables
 from phmctl.errors import UserError
-from phmctl.recipe.loading import common_overrides, load_recipe
+from phmctl.recipe.loading import Override, common_overrides, load_recipe
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def split_list(text: str | None) -> list[str]:
     return list(dict.fromkeys(part for part in parts if part))
 
 
-def _choices(ns: Sequence[int], algebras: Sequence[str]) -> Iterator[list[str]]:
+def _choices(ns: Sequence[int], algebras: Sequence[str]) -> Iterator[list[Override]]:
     """Yield the overrides of each variant."""
     if not algebras:
         yield from (common_overrides(n=n) for n in ns)

@@ -1,48 +1,44 @@
-"""Loading recipes: by path or shipped name, with overrides, every problem reported at once with its line.
+"""Loading recipes: by path or shipped name, with overrides, every problem reported at once with its line or option."""
 
-The YAML is composed to nodes first, so that each key's line is known when pydantic refuses it.
-"""
-
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
 from phmctl.errors import RecipeError, nearest
-from phmctl.recipe.schema import Recipe, Section
+from phmctl.recipe.documents import Document, parse_document, parse_value, read_document
+from phmctl.recipe.schema import Recipe
 from phmctl.shipped import shipped, shipped_names
 
-Path_ = tuple[str, ...]
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
 _COMMON |= {"device": "training.device", "steps": "training.steps"}
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with the floats of YAML 1.2: ``1e-4`` is a number, not a string."""
+@dataclass(frozen=True)
+class Override:
+    """A recipe's key that the command line sets: its path, its value, and the option as the user wrote it."""
+
+    key: str
+    value: Any
+    option: str
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-
-
-def common_overrides(**options: object) -> list[str]:
+def common_overrides(**options: object) -> list[Override]:
     """Return the overrides that stand behind ``--n``, ``--algebra``, ``--seed``, ``--device`` and ``--steps``.
 
     Options that are None are left out. A learned n names the learned algebra (``--n 4`` is ``phm``; ``--n 1`` is
     ``real``), unless ``algebra`` is given too.
     """
-    given = {key: value for key, value in options.items() if value is not None}
-    if "n" in given and "algebra" not in given:
-        given["algebra"] = "real" if given["n"] == 1 else "phm"
-    if "algebra" in given and given["algebra"] != "phm" and "n" not in given:
-        given["n"] = 1
-    return [f"{_COMMON[key]}={value}" for key, value in given.items()]
+    given = {name: value for name, value in options.items() if value is not None}
+    overrides = [Override(_COMMON[name], value, f"--{name} {value}") for name, value in given.items()]
+    n, algebra = given.get("n"), given.get("algebra")
+    if n is not None and algebra is None:
+        overrides.append(Override(_COMMON["algebra"], "real" if n == 1 else "phm", f"--n {n}"))
+    if n is None and algebra is not None and algebra != "phm":
+        overrides.append(Override(_COMMON["n"], 1, f"--algebra {algebra}"))
+    return overrides
 
 
 def find_recipe(name: str) -> Path:
@@ -64,52 +60,28 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
     """Load and validate a recipe.
 
     Args:
         name: a path or a shipped recipe's name.
-        overrides: ``key.path=value`` settings, the value in YAML; later ones win.
+        overrides: settings; as text ``key.path=value``, the value in YAML. Later ones win.
 
     Raises:
         RecipeError: with all problems at once, a line each.
     """
-    path = find_recipe(name)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"cannot read recipe {path}: {error}") from error
-    return parse_recipe(text, where=str(path), overrides=overrides)
+    return _resolve(read_document(find_recipe(name), RecipeError), overrides)
 
 
-def parse_recipe(text: str, *, where: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Validate a recipe's YAML text; `where` names it in messages."""
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise RecipeError(f"{where} does not hold a mapping of keys; see the shipped recipes for the form")
-    lines, problems = _lines(node, where)
-    sources = {key: f"{where}:{line}" for key, line in lines.items()}
-    for override in overrides:
-        key, value = _parse_override(override)
-        _set(content, key, value, override)
-        sources[key] = f"--set {override}"
-    return _validate(content, sources, where, problems)
+def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] = ()) -> Recipe:
+    """Validate a recipe's YAML text; `where` names it in messages. See :func:`load_recipe`."""
+    return _resolve(parse_document(text, where, RecipeError), overrides)
 
 
-def _validate(content: object, sources: Mapping[Path_, str], where: str, problems: Sequence[str]) -> Recipe:
-    """Return the recipe that `content` says, or raise with what is wrong with it, behind `problems` known before."""
-    try:
-        recipe = Recipe.model_validate(content)
-    except ValidationError as error:
-        found = [_describe(problem, sources, where) for problem in error.errors()]
-        raise RecipeError("\n".join(dict.fromkeys([*problems, *found]))) from error
-    if problems:
-        raise RecipeError("\n".join(problems))
-    return recipe
+def _resolve(document: Document, overrides: Sequence[str | Override]) -> Recipe:
+    for each in overrides:
+        _set(document, _parse_override(each) if isinstance(each, str) else each)
+    return document.validate(Recipe, RecipeError)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -131,78 +103,22 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-def _lines(node: yaml.Node | None, where: str) -> tuple[dict[Path_, int], list[str]]:
-    """Return each key's line, and what to say about keys that are there twice (YAML lets the last one win)."""
-    lines: dict[Path_, int] = {}
-    problems = []
-    for path, line in _key_lines(node, ()):
-        if path in lines:
-            problems.append(f"{where}:{line}: key {'.'.join(path)!r} is in line {lines[path]} already; remove one")
-        lines[path] = line
-    return lines, problems
-
-
-def _key_lines(node: yaml.Node | None, prefix: Path_) -> Iterator[tuple[Path_, int]]:
-    """Yield each key's path and its line, counted from 1."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key, value in node.value:
-        path = (*prefix, str(key.value))
-        yield path, key.start_mark.line + 1
-        yield from _key_lines(value, path)
-
-
-def _parse_override(override: str) -> tuple[Path_, Any]:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise RecipeError(f"--set {override}: want key.path=value, for example --set training.steps=200")
+def _parse_override(text: str) -> Override:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {text}: want key.path=value, for example --set training.steps=200")
     try:
-        return tuple(key.strip().split(".")), yaml.load(value, Loader=_Loader)
+        return Override(key.strip(), parse_value(value), f"--set {text}")
     except yaml.YAMLError as error:
-        raise RecipeError(f"--set {override}: the value is not YAML") from error
+        raise RecipeError(f"--set {text}: the value is not YAML") from error
 
 
-def _set(content: dict[str, Any], path: Path_, value: Any, override: str) -> None:
+def _set(document: Document, override: Override) -> None:
+    path = tuple(override.key.split("."))
+    content = document.content
     for part in path[:-1]:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):
-            raise RecipeError(f"--set {override}: {part} is a value, not a section")
-    content[path[-1]] = value
-
-
-def _describe(problem: Any, sources: Mapping[Path_, str], where: str) -> str:
-    """Turn one pydantic error into a line: where, which key, what is wrong, the nearest key."""
-    path: Path_ = tuple(str(part) for part in problem["loc"])
-    place = next((sources[path[:end]] for end in range(len(path), 0, -1) if path[:end] in sources), where)
-    key = ".".join(path)
-    match problem["type"]:
-        case "extra_forbidden":
-            known = _section_at(path[:-1]).model_fields
-            return f"{place}: unknown key {key!r}{nearest(path[-1], known)}"
-        case "missing":
-            return f"{place}: key {key!r} is missing"
-        case "value_error":
-            return f"{place}: {key or 'recipe'}: {problem['ctx']['error']}"
-    message = problem["msg"].removeprefix("Input should be ")
-    return f"{place}: {key} should be {message}, not {_shorten(problem['input'])}{_suggest(problem)}"
-
-
-def _suggest(problem: Any) -> str:
-    if problem["type"] != "literal_error" or not isinstance(problem["input"], str):
-        return ""
-    return nearest(problem["input"], re.findall(r"'([^']+)'", problem["ctx"]["expected"]))
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _section_at(path: Path_) -> type[BaseModel]:
-    """Return the schema's section at a key path."""
-    section: type[BaseModel] = Recipe
-    for part in path:
-        annotation = section.model_fields[part].annotation
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            section = annotation
-    return section
+            raise RecipeError(f"{override.option}: {part} is a value, not a section")
+    content[path[-1]] = override.value
+    document.options[path] = override.option

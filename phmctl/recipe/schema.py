@@ -39,7 +39,7 @@ class ModelSection(Section):
 
     kind: Literal["transformer"] = "transformer"
     algebra: Algebra = "real"
-    n: PositiveInt = 1  # fixed algebras imply it; phm wants 2 or more
+    n: PositiveInt = 1  # a fixed algebra sets its own in place of 1; phm wants 2 or more
     rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
     width: PositiveInt = 512  # d, the residual width
     feed_forward: PositiveInt = 2048  # inner width of the feed-forward, before `upsize`
@@ -63,9 +63,10 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        implied = FIXED_DIMENSION.get(self.algebra)
-        if implied is not None and self.n not in (1, implied):
+        implied = self.dimension
+        if self.n not in (1, implied):
             raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
+        object.__setattr__(self, "n", implied)  # frozen; a recipe that leaves n out equals one that gives it
         if self.algebra == "phm" and self.n < 2:
             raise ValueError("algebra 'phm' wants n of at least 2: set n, or take algebra 'real', which is n = 1")
         check_divides(self.dimension, width=self.width, feed_forward=self.feed_forward * self.upsize)

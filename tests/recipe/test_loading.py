@@ -88,8 +88,36 @@ def test_malformed_override(override: str) -> None:
 
 def test_n_that_does_not_divide_names_the_nearest_that_do() -> None:
     message = refusal(MINIMAL, "model.algebra=phm", "model.n=3")
-    assert "n = 3 does not divide" in message
+    assert message.startswith("--set model.n=3: model: n = 3 does not divide width = 64")
     assert "2 and 4" in message
+
+
+def test_a_section_that_does_not_fit_names_the_option_or_the_key_at_fault() -> None:
+    assert refusal(MINIMAL, *common_overrides(n=3)).startswith("--n 3: model: n = 3 does not divide")
+    assert refusal(MINIMAL.replace("width: 64", "width: 66")).startswith("r.yaml:6: model: heads = 4 must divide")
+    quaternion = MINIMAL.replace("heads: 4", "heads: 4\n  algebra: quaternion")
+    assert refusal(quaternion, "model.width=30").startswith("--set model.width=30: model: n = 4 does not divide")
+    assert refusal(MINIMAL + "  batch_tokens: 100\n").startswith("r.yaml:9: recipe: training.batch_tokens = 100 holds")
+
+
+def test_an_unknown_section_from_the_command_line_names_the_option() -> None:
+    message = "--set trainng.steps=4: unknown key 'trainng' (did you mean 'training'?)"
+    assert refusal(MINIMAL, "trainng.steps=4") == message
+
+
+def test_a_common_option_is_named_as_it_was_written() -> None:
+    assert refusal(MINIMAL, *common_overrides(algebra="quatern")).startswith(
+        "--algebra quatern: model.algebra should be"
+    )
+    assert refusal(MINIMAL, *common_overrides(steps=0)).startswith("--steps 0: training.steps should be greater")
+
+
+def test_a_fixed_algebra_brings_its_n() -> None:
+    given = ["model.algebra=quaternion", "model.n=4"]
+    recipes = [parse_recipe(MINIMAL, where="r.yaml", overrides=each) for each in (given, given[:1])]
+    assert [recipe.model.n for recipe in recipes] == [4, 4]
+    assert differences(*recipes) == {}
+    assert parse_recipe(dump_recipe(recipes[1]), where="dump") == recipes[0]
 
 
 def test_fixed_algebra_refuses_another_n() -> None:
@@ -111,9 +139,13 @@ def test_unknown_recipe_names_the_nearest() -> None:
 
 
 def test_common_overrides() -> None:
-    assert common_overrides(n=4, algebra=None, steps=7) == ["model.n=4", "training.steps=7", "model.algebra=phm"]
-    assert "model.algebra=real" in common_overrides(n=1)
-    assert common_overrides(algebra="quaternion") == ["model.algebra=quaternion", "model.n=1"]
+    def resolved(**options: object) -> list[tuple[str, object]]:
+        return [(override.key, override.value) for override in common_overrides(**options)]
+
+    assert resolved(n=4, algebra=None, steps=7) == [("model.n", 4), ("training.steps", 7), ("model.algebra", "phm")]
+    assert ("model.algebra", "real") in resolved(n=1)
+    assert resolved(algebra="quaternion") == [("model.algebra", "quaternion"), ("model.n", 1)]
+    assert resolved(algebra="quaternion", n=4) == [("model.algebra", "quaternion"), ("model.n", 4)]
 
 
 def test_differences_name_key_and_both_values() -> None:
