@@ -170,13 +170,18 @@ def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
     Raises:
         RunError: a file is missing, truncated or damaged; the message names it and what to do.
     """
-    manifest = _read_manifest(folder)
-    for name in [STATE, *(f"{group}.safetensors" for group in groups)]:
-        _verify(folder / name, manifest)
+    verify_checkpoint(folder, groups)
     from safetensors.torch import load_file
 
     tensors = {group: dict(load_file(folder / f"{group}.safetensors")) for group in groups}
     return Checkpoint(tensors, json.loads((folder / STATE).read_text(encoding="utf-8")))
+
+
+def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
+    """Check the sizes and SHA-256 of what :func:`read_checkpoint` would read; raises as it does."""
+    manifest = _read_manifest(folder)
+    for name in [STATE, *(f"{group}.safetensors" for group in groups)]:
+        _verify(folder / name, manifest)
 
 
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:

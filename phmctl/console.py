@@ -1,5 +1,6 @@
 """What is printed: data and tables on stdout, progress and notes for people on stderr."""
 
+import io
 import json
 import os
 import sys
@@ -87,12 +88,10 @@ def print_table(
         table.add_column(column, justify="left" if index in (0, *text) else "right", overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 160
-    with console.capture() as shown:
-        console.print(table)
-    emit(shown.get())
+    terminal, shown = Console().is_terminal, io.StringIO()
+    width = None if terminal else 160
+    Console(file=shown, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False).print(table)
+    emit(shown.getvalue())
 
 
 @contextmanager

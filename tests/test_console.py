@@ -1,10 +1,16 @@
 """Output: what goes where, and that text is shown as it is."""
 
+import errno
+import io
 import json
+import os
+import sys
+from collections.abc import Callable
 
 import pytest
 
-from phmctl.console import emit_json, note, people, print_table, progress, warn
+from phmctl.console import emit, emit_json, note, people, print_table, progress, warn
+from phmctl.errors import StdoutError
 
 MARKUP = "[x] [/red] :smile:"
 
@@ -30,29 +36,75 @@ def test_people_read_stderr_as_it_was_said(capsys: pytest.CaptureFixture[str]) -
     assert (captured.out, captured.err) == ("", f"{MARKUP}\n")
 
 
-@pytest.mark.parametrize("stdout", [True, False])
-def test_a_table_shows_title_headings_and_cells_as_they_are(capsys: pytest.CaptureFixture[str], stdout: bool) -> None:
-    print_table(f"runs of {MARKUP}", ("[name]", "[/n]"), [("[bold]", 3), (MARKUP, 1234)], stdout=stdout)
+def test_a_table_shows_title_headings_and_cells_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(f"runs of {MARKUP}", ("[name]", "[/n]"), [("[bold]", 3), (MARKUP, 1234)])
     captured = capsys.readouterr()
-    shown, silent = (captured.out, captured.err) if stdout else (captured.err, captured.out)
-    assert silent == ""
-    title, *lines = shown.splitlines()
+    assert captured.err == ""
+    title, *lines = captured.out.splitlines()
     assert title.rstrip() == f"runs of {MARKUP}"
     cells = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in lines if "m" in line]
     assert cells == [["[name]", "[/n]"], [MARKUP, "1234"]]
     assert any(line.startswith("│ [bold] ") and line.endswith("    3 │") for line in lines)
 
 
-def test_progress_off_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress("reading", 3) as advance:
+def test_a_table_aligns_text_left_and_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("t", ("name", "number", "why"), [("a", 1, "b")], text=(2,))
+    assert "│ a    │      1 │ b   │" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("plain", "said"), [(True, "reading ...\n"), (False, "")])
+def test_progress_off_a_terminal_is_one_line_or_none(
+    capsys: pytest.CaptureFixture[str], plain: bool, said: str
+) -> None:
+    with progress("reading", 3, plain=plain) as advance:
         advance(2)
-    assert capsys.readouterr() == ("", "reading ...\n")
+    assert capsys.readouterr() == ("", said)
+
+
+class Refusing(io.RawIOBase):
+    """A stdout that takes nothing."""
+
+    def __init__(self, reason: int) -> None:
+        self.reason = reason
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        raise OSError(self.reason, os.strerror(self.reason))
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(Refusing(reason), write_through=True))
+
+
+@pytest.mark.parametrize("say", [emit_json, lambda text: print_table(text, ("a",), [("b",)])])
+def test_a_full_stdout_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]) -> None:
+    refuse(monkeypatch, errno.ENOSPC)
+    with pytest.raises(StdoutError, match="cannot write to stdout: No space left on device") as caught:
+        say("x")
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("say", [emit_json, lambda text: print_table(text, ("a",), [("b",)])])
+def test_a_closed_pipe_ends_as_a_shell_reports_it(monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]) -> None:
+    refuse(monkeypatch, errno.EPIPE)
+    with pytest.raises(SystemExit) as caught:
+        say("x")
+    assert caught.value.code == 141
+
+
+def test_a_stdout_without_bytes_gets_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())  # as in a notebook
+    emit("ß\n")
+    assert sys.stdout.getvalue() == "ß\n"
 
 
 def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as rich sees it
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("phmctl.console._REDRAW", 0)
     with progress("reading [x]", 3) as advance:
         advance(2)
     captured = capsys.readouterr()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.benchmarks.timing import Spread, Timing, compare
+from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.benchmarks.uncached import Uncached
 from phmctl.data.special import EOS
 from phmctl.data.store import PreparedData
@@ -176,7 +176,9 @@ def measure(
         for kind, whole in _WHOLE.items():
             alone = Uncached(model, whole=whole)
             candidates[_alone(name, kind)] = _searcher(alone, few, recipe, vocabularies[1], one_by_one=True)
-    timings = compare({**candidates, _SGEMM: _sgemm(device)}, rounds=rounds, baseline="dense", warmup=1, device=device)
+    candidates[_SGEMM] = _sgemm(device)
+    with watched("searches", len(candidates), rounds) as advance:
+        timings = compare(candidates, rounds=rounds, baseline="dense", warmup=1, device=device, advance=advance)
     return DecodingBench(
         recipe=recipe.name,
         device=str(device),
@@ -300,7 +302,11 @@ def _step_seconds(
     ranked = sorted(work.sources, key=len)
     middle = ranked[max(0, len(ranked) // 2 - sentences // 2) :][:sentences]
     searches = {str(n): _searcher(model, Workload(middle, [n] * len(middle)), recipe, allowed) for n in lengths}
-    timings = compare(searches, rounds=3, warmup=1, device=pick_device(recipe.training.device)) if searches else {}
+    if not searches:
+        return {}
+    rounds, device = 3, pick_device(recipe.training.device)
+    with watched("steps", len(searches), rounds) as advance:
+        timings = compare(searches, rounds=rounds, warmup=1, device=device, advance=advance)
     return {
         length: Spread(*(value / (length + 1) for value in (spread.median, spread.lower, spread.upper)))
         for length in lengths

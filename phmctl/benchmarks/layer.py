@@ -1,5 +1,6 @@
 """``bench layer``: a PHM layer against ``nn.Linear`` of the same shape, in the same run."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.benchmarks.timing import Spread, compare
+from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
 from phmctl.errors import UserError, nearest
 from phmctl.nn.linear import PHMLinear
@@ -79,12 +80,11 @@ def bench_layer(
     phm = PHMLinear(d, k, n, algebra=algebra, **factory)
     dense = nn.Linear(d, k, **factory)
     rows = []
-    for count in tokens:
-        x = torch.randn(count, d, **factory)
-        for mode in modes:
-            timings = compare(
-                {"dense": _call(dense, x, mode), "phm": _call(phm, x, mode)}, rounds=rounds, device=device
-            )
+    with watched(f"{d} → {k}, n = {n}", 2, rounds, len(tokens) * len(modes)) as advance:
+        for count, mode in itertools.product(tokens, modes):
+            x = torch.randn(count, d, **factory)
+            calls = {"dense": _call(dense, x, mode), "phm": _call(phm, x, mode)}
+            timings = compare(calls, rounds=rounds, device=device, advance=advance)
             rows.append(
                 LayerRow(
                     in_features=d,

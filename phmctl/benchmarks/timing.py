@@ -3,11 +3,14 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+
+from phmctl.console import progress
 
 Candidate = Callable[[], object]
 Clock = Callable[[], float]
@@ -46,6 +49,13 @@ class Timing:
         return asdict(self)
 
 
+@contextmanager
+def watched(what: str, candidates: int, rounds: int, comparisons: int = 1) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal over so many comparisons; yields what :func:`compare` takes as `advance`."""
+    with progress(f"measuring {what}", comparisons * candidates * (rounds + 1), plain=False) as advance:
+        yield advance
+
+
 def clock_of(device: torch.device | str) -> Clock:
     """Return a function that gives the seconds at which all work submitted so far to a device is done."""
     device = torch.device(device)
@@ -67,6 +77,7 @@ def compare(
     warmup: int = 3,
     min_seconds: float = 0.002,
     device: torch.device | str = "cpu",
+    advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Timing]:
     """Time candidates in turns.
 
@@ -80,6 +91,7 @@ def compare(
         warmup: calls of each candidate before the first sample, at least one.
         min_seconds: the shortest sample.
         device: what the candidates run on; a GPU is synchronised around each sample.
+        advance: told after each sample, the warm-up's included: ``(rounds + 1) × candidates`` in all.
 
     Returns:
         name -> timing, in the order of `candidates`.
@@ -94,12 +106,16 @@ def compare(
     if baseline not in candidates:
         raise ValueError(f"baseline {baseline!r} is none of {', '.join(names)}")
     clock = clock_of(device)
-    calls = {name: _calls(call, clock, warmup, min_seconds) for name, call in candidates.items()}
+    calls: dict[str, int] = {}
+    for name, call in candidates.items():
+        calls[name] = _calls(call, clock, warmup, min_seconds)
+        advance(1)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds):
         turn = index % len(names)
         for name in names[turn:] + names[:turn]:
             samples[name].append(_sample(candidates[name], clock, calls[name]))
+            advance(1)
     return {name: _timing(name, samples, calls[name], baseline) for name in names}
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from phmctl.benchmarks.bare import BareTransformer, bare_loss
-from phmctl.benchmarks.timing import Spread, compare
+from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.data.batching import Batch, real_token_share
 from phmctl.data.store import PreparedData
 from phmctl.devices import pick_device, set_threads
@@ -77,7 +77,8 @@ def bench_training(
     sample = [batch.to(device) for batch in itertools.islice(task.batches(0), batches)]
     models = _models(recipe, task, device)
     steps = {name: _stepper(model, task, sample, device) for name, model in models.items()}
-    timings = compare(steps, rounds=rounds, baseline=baseline, warmup=1, device=device)
+    with watched("training steps", len(steps), rounds) as advance:
+        timings = compare(steps, rounds=rounds, baseline=baseline, warmup=1, device=device, advance=advance)
     tokens = sum(batch.target_tokens for batch in sample)
     rows = [
         TrainingRow(

@@ -17,7 +17,7 @@ from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.prepare_data import prepare_data
 from phmctl.cli.train import train
-from phmctl.errors import StoppedError, PhmctlError
+from phmctl.errors import PhmctlError, StoppedError
 
 _DEBUG = "PHMCTL_DEBUG"
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phmctl.checkpoints import MANIFEST
-from phmctl.console import progress
+from phmctl.checkpoints import MANIFEST, verify_checkpoint
+from phmctl.console import progress, warn
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.files import sha256, write_atomic, write_json
@@ -123,6 +123,9 @@ def decode_split(
 ) -> list[str]:
     """Return a run's translations of a split, from its results if the same settings made them.
 
+    Kept translations are as good where the weights that made them are damaged by now, but nobody could make them
+    again: a warning says so.
+
     Raises:
         RunError: the split or the checkpoint is missing.
         OutputError: the run's folder cannot be written.
@@ -133,6 +136,7 @@ def decode_split(
     origin = _origin(run, lines, checkpoint, chosen)
     kept = _kept(path, origin)
     if kept is not None:
+        _warn_of_damage(run.checkpoint(checkpoint), path)
         return kept
     hypotheses = _translate(run, lines, checkpoint, chosen, device)
     content = "".join(f"{line}\n" for line in hypotheses)
@@ -171,12 +175,22 @@ def _translate(run: Run, lines: Sequence[str], checkpoint: str, decoding: Decodi
 def _origin(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> dict[str, Any]:
     """Return what determines the translations."""
     folder = run.checkpoint(checkpoint)
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        verify_checkpoint(folder, ())  # says what is missing and which checkpoint to use instead
     return {
         "checkpoint": folder.name,
-        "checkpoint_sha256": sha256(folder / MANIFEST),
+        "checkpoint_sha256": sha256(manifest),
         "source_sha256": _digest("".join(f"{line}\n" for line in lines)),
         "decoding": decoding.model_dump(exclude=_IRRELEVANT),
     }
+
+
+def _warn_of_damage(folder: Path, kept: Path) -> None:
+    try:
+        verify_checkpoint(folder, ("model",))
+    except RunError as error:
+        warn(f"the translations kept in {kept} are scored, but their checkpoint cannot be loaded: {error}")
 
 
 def _kept(path: Path, origin: Mapping[str, Any]) -> list[str] | None:

@@ -15,10 +15,11 @@ def test_a_row_for_each_number_of_tokens_and_mode() -> None:
         assert (row.dense_parameters, row.phm_parameters) == (16 * 32 + 32, 16 * 32 // 4 + 64 + 32)
 
 
-def test_rows_are_json() -> None:
-    (row,) = bench_layer(8, 8, 4, [4], algebra="quaternion", dtype="bfloat16", rounds=1, modes=["eval"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_rows_are_json(dtype: str) -> None:
+    (row,) = bench_layer(8, 8, 4, [4], algebra="quaternion", dtype=dtype, rounds=1, modes=["eval"])
     document = json.loads(json.dumps(row.as_json()))
-    assert (document["algebra"], document["dtype"], document["mode"]) == ("quaternion", "bfloat16", "eval")
+    assert (document["algebra"], document["dtype"], document["mode"]) == ("quaternion", dtype, "eval")
     assert set(document["ratio"]) == {"median", "lower", "upper"}
 
 

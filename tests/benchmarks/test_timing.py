@@ -3,7 +3,7 @@ import time
 import pytest
 
 from phmctl.benchmarks import timing
-from phmctl.benchmarks.timing import Spread, compare
+from phmctl.benchmarks.timing import Spread, compare, watched
 
 
 class Clock:
@@ -49,6 +49,22 @@ def test_candidates_take_turns_and_each_round_begins_with_another(clock: Clock) 
     candidates = {name: clock.candidate(name, 1.0) for name in "abc"}
     compare(candidates, rounds=3, warmup=1)
     assert "".join(clock.log) == "abc" + "abc" + "bca" + "cab"
+
+
+def test_progress_hears_of_every_sample(clock: Clock) -> None:
+    told: list[int] = []
+    compare({name: clock.candidate(name, 1.0) for name in "ab"}, rounds=3, warmup=2, advance=told.append)
+    assert sum(told) == 2 * (3 + 1)
+
+
+def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with watched("a layer", 2, 3) as advance:
+        advance(1)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as rich sees it
+    with watched("a layer", 2, 3, comparisons=5):
+        pass
+    assert "0/40" in capsys.readouterr().err
 
 
 def test_a_machine_that_slows_down_does_not_change_the_ratio(clock: Clock) -> None:

@@ -87,6 +87,19 @@ def test_json_is_one_document(run: Run, expected: list[str]) -> None:
     assert found["decoding"]["beam"] == 3
 
 
+@pytest.mark.parametrize("options", [(), ("--n-best", 2)])
+def test_json_and_a_file_give_both(run: Run, tmp_path: Path, options: tuple[object, ...]) -> None:
+    path = tmp_path / "out"
+    plain = call(run.folder, "--split", "test", *options).stdout
+    found = json.loads(call(run.folder, "--split", "test", *options, "--json", "--output", path).stdout)
+    assert path.read_text(encoding="utf-8") == plain
+    assert found["output"] == str(path)
+    assert [best["text"] for candidates in found["translations"] for best in candidates] == [
+        line.split("\t")[-1] for line in lines(plain)
+    ]
+    assert json.loads(call(run.folder, "--split", "test", "--json").stdout)["output"] is None
+
+
 def test_long_lines_warn_with_their_number(run: Run) -> None:
     found = call(run.folder, stdin=f"{TEXT[0]}\n{TEXT[2] * 3}\n".encode())
     assert "warning: line 2 has" in found.stderr
@@ -125,6 +138,17 @@ def test_a_failure_leaves_no_output_file(run: Run, tmp_path: Path) -> None:
 def test_wrong_options_are_user_errors(run: Run, arguments: tuple[str, ...], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call(run.folder, *arguments)
+
+
+def test_a_wait_for_a_file_shows_a_bar_on_a_terminal_only(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (run.folder, "--split", "test", "--output", tmp_path / "out")
+    assert "━" not in call(*arguments).stderr
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as rich sees it
+    monkeypatch.setattr("phmctl.console._REDRAW", 0)
+    assert f"{len(SOURCES)}/{len(SOURCES)}" in call(*arguments).stderr
+    assert "━" not in call(run.folder, "--split", "test").stderr
 
 
 def phmctl(*arguments: object) -> subprocess.Popen[bytes]:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from phmctl.cli.main import run
 from phmctl.runs import Run
 
 
@@ -42,6 +44,7 @@ def test_help_lists_the_subcommands() -> None:
         (["count-params", "miniature", "--algebra", "quaternions"], "did you mean 'quaternion'"),
         (["decode", "no-such-run"], "no-such-run"),
         (["bench", "layer", "--n", "x"], "whole numbers"),
+        (["bench", "layer", "--dtype", "float1"], "did you mean 'float16'"),
     ],
 )
 def test_wrong_input_is_said_in_a_few_lines_with_exit_code_2(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -59,6 +62,56 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "Traceback" in done.stderr
     assert "RecipeError" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("json", [[], ["--json"]])
+@pytest.mark.parametrize("command", ["decode RUN --beam 1 --split test", "eval RUN --beam 1", "count-params miniature"])
+def test_a_full_stdout_is_one_line_and_exit_code_1(command: str, json: list[str], tiny_run: Run) -> None:
+    arguments = [str(tiny_run.folder) if word == "RUN" else word for word in command.split()]
+    whole = [sys.executable, "-c", "from phmctl.cli.main import run; run()", *arguments, *json]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(whole, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "error: cannot write to stdout: No space left on device" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        ("decode", "phmctl.runs.Run.open"),
+        ("eval", "phmctl.runs.Run.open"),
+        ("count-params", "phmctl.accounting.counting.count_parameters"),
+        ("bench layer", "phmctl.benchmarks.layer.bench_layer"),
+    ],
+)
+def test_ctrl_c_is_one_line_and_exit_code_130(
+    command: str, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupt)
+    subject = [] if command == "bench layer" else ["miniature"]
+    monkeypatch.setattr(sys, "argv", ["phmctl", *command.split(), *subject])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "error: interrupted\n")
+
+
+def test_sigint_ends_a_process_so(tiny_run: Run) -> None:
+    code = "from phmctl.cli.main import run; run()"
+    command = [sys.executable, "-c", code, "decode", str(tiny_run.folder), "--checkpoint", "last", "--window", "1"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        process.stdin.write("Der Mann schläft.\n")
+        process.stdin.flush()
+        process.stdout.readline()  # it is at work
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr.read() == "error: interrupted\n"
 
 
 def test_unknown_option_is_exit_code_2() -> None:

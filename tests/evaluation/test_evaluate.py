@@ -85,6 +85,35 @@ def test_a_checkpoint_of_the_same_step_but_other_weights_is_another(tmp_path: Pa
     assert decode_split(run, "test", device="cpu") == by_hand(other)
 
 
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_kept_translations_of_damaged_weights_are_scored_with_a_warning(
+    run: Run, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    before = evaluate(run, device="cpu")
+    assert evaluate(run, device="cpu") == before
+    assert "kept" not in capsys.readouterr().err
+    path = run.checkpoint("best") / "model.safetensors"
+    if damage == "missing":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    assert evaluate(run, device="cpu") == before
+    said = capsys.readouterr().err
+    kept = run.results_folder / "test.hyp"
+    assert f"warning: the translations kept in {kept} are scored, but their checkpoint cannot be loaded: {path}" in said
+    with pytest.raises(RunError, match="--checkpoint step-000001"):
+        evaluate(run, decoding=change_decoding(run.recipe.decoding, beam=1), device="cpu")
+
+
+def test_a_checkpoint_without_its_manifest_is_an_error(run: Run) -> None:
+    evaluate(run, device="cpu")
+    (run.checkpoint("best") / "manifest.json").unlink()
+    with pytest.raises(RunError, match=r"manifest\.json is missing; use another one: --checkpoint step-000001"):
+        evaluate(run, device="cpu")
+
+
 def test_the_batch_size_is_no_reason_to_decode_anew(run: Run, decodings: list[str]) -> None:
     decode_split(run, "test", device="cpu")
     decode_split(run, "test", decoding=change_decoding(run.recipe.decoding, batch_tokens=9), device="cpu")
