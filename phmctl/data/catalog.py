@@ -1,15 +1,13 @@
 """Dataset cards: what a corpus is, where it lies, and how its files are read."""
 
-import json
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from phmctl.data.readers import Format
 from phmctl.errors import DataError, nearest
+from phmctl.recipe.documents import read_document
 from phmctl.recipe.schema import PositiveInt, Section
 from phmctl.shipped import shipped, shipped_names
 
@@ -127,9 +125,6 @@ class Card(Section):
         return self.cleaning.lowercase
 
 
-_SECTIONS: tuple[type[BaseModel], ...] = (*(SplitFiles, Layout, Columns, Hub, Url, Cleaning, Defaults, Card),)
-
-
 def card_names() -> list[str]:
     """Return the ids of the shipped cards, sorted."""
     return shipped_names("cards")
@@ -141,17 +136,7 @@ def load_card(name_or_path: str) -> Card:
     Raises:
         DataError: there is no such card (with the nearest name), or it is not valid (all problems, a line each).
     """
-    path = _find_card(name_or_path)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"cannot read card {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} does not hold a mapping of keys; see the shipped cards for the form")
-    try:  # through JSON, whose arrays are the schema's tuples
-        return Card.model_validate_json(json.dumps(content, default=str))
-    except ValidationError as error:
-        raise DataError("\n".join(_describe(problem, path) for problem in error.errors())) from error
+    return read_document(_find_card(name_or_path), DataError).validate(Card, DataError)
 
 
 def _find_card(name_or_path: str) -> Path:
@@ -165,19 +150,3 @@ def _find_card(name_or_path: str) -> Path:
         f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}\ncards: {', '.join(known)}\n"
         "for a corpus of your own name its files: --train SRC TGT --valid SRC TGT --test SRC TGT"
     )
-
-
-def _describe(problem: Any, path: Path) -> str:
-    key = ".".join(str(part) for part in problem["loc"]) or "card"
-    match problem["type"]:
-        case "extra_forbidden":
-            known = {field for section in _SECTIONS for field in section.model_fields}
-            return f"{path}: unknown key {key!r}{nearest(str(problem['loc'][-1]), sorted(known))}"
-        case "missing":
-            return f"{path}: key {key!r} is missing"
-        case "value_error":
-            return f"{path}: {key} {problem['ctx']['error']}"
-        case "literal_error" if isinstance(problem["input"], str):
-            allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-            return f"{path}: {key}: {problem['msg']}{nearest(problem['input'], allowed)}"
-    return f"{path}: {key}: {problem['msg']}"

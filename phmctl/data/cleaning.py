@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phmctl.data.catalog import Cleaning
-from phmctl.data.readers import Pair, PairSource
+from phmctl.data.readers import BLANKS, Pair, PairSource
 
 # Why a train pair is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
@@ -20,7 +20,6 @@ REASONS = (EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)
 # What is counted but kept: a train pair of which one side alone stands in valid or test.
 SOURCE_HELD_OUT, TARGET_HELD_OUT = "source_in_valid_or_test", "target_in_valid_or_test"
 
-_BLANKS = " \t"  # not str.strip(): an NBSP belongs to the sentence
 # What Moses' escape-special-chars.perl writes, and nothing else: "&copy" in a text is meant.
 _MOSES = {
     "&amp;": "&",
@@ -71,7 +70,7 @@ def clean_line(line: str, settings: Cleaning) -> str:
         line = _ENTITY.sub(lambda match: _MOSES[match[0]], line)
     if settings.normalise:
         return " ".join(unicodedata.normalize("NFC", line).split())
-    return line.strip(_BLANKS)
+    return line.strip(BLANKS)
 
 
 def clean_pairs(pairs: Iterable[Pair], settings: Cleaning) -> Iterator[Pair]:

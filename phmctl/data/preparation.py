@@ -12,10 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from phmctl.console import note, progress
-from phmctl.data.catalog import Cleaning, card_names, load_card
+from phmctl.data.catalog import SPLITS, Cleaning, card_names, load_card
 from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
 from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus
 from phmctl.data.provenance import Sources
@@ -24,7 +22,6 @@ from phmctl.data.special import UNK
 from phmctl.data.store import (
     FORMAT,
     MANIFEST,
-    SPLITS,
     PreparedData,
     SplitWriter,
     corpus_name,
@@ -34,6 +31,7 @@ from phmctl.data.store import (
 from phmctl.data.tokenization import Tokenizer, TokenizerPair, train_pair
 from phmctl.errors import DataError
 from phmctl.files import locked, sha256, sync_folder, write_json, writing
+from phmctl.recipe.documents import change
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DataSection
 
@@ -88,11 +86,7 @@ def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> D
         DataError: a value that was given cannot be, or the card is not valid.
     """
     base = load_recipe(recipe).data if recipe is not None else _proposed(name)
-    try:
-        return DataSection(**{**base.model_dump(), "card": name, **given})
-    except ValidationError as error:
-        problems = [f"--{problem['loc'][0]} {problem['input']}: {problem['msg']}" for problem in error.errors()]
-        raise DataError("\n".join(problems).replace("max_tokens", "max-tokens")) from error
+    return change(base.model_copy(update={"card": name}), given, DataError)
 
 
 def _proposed(name: str) -> DataSection:

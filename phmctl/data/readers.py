@@ -27,7 +27,7 @@ _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]+|#x[0-9a-fA-F]+);")
 _TALK_DATA = re.compile(
     r"\s*</?(?:doc|url|videourl|keywords|speaker|talkid|title|description|reviewer|translator|transcript|content)\b[^>]*>"
 )
-_BLANKS = " \t"  # not str.strip(): NBSP belongs to the sentence
+BLANKS = " \t"  # not str.strip(): NBSP belongs to the sentence
 
 
 class PairSource(Protocol):
@@ -100,7 +100,7 @@ def _iwslt_segments(lines: Iterable[str], path: Path) -> Iterator[str]:
         if pending.count("<seg") > pending.count("</seg>"):
             continue  # the segment goes on in the next line
         for segment in _SEGMENT.finditer(pending):
-            yield _ENTITY.sub(_entity, segment[1]).strip(_BLANKS)
+            yield _ENTITY.sub(_entity, segment[1]).strip(BLANKS)
         pending = ""
     if pending:
         raise DataError(f"{path}, line {begun}: a <seg> that is never closed; is the file whole?")
@@ -115,7 +115,7 @@ def _iwslt_tags(lines: Iterable[str], path: Path) -> Iterator[str]:
     """Yield the transcript lines of ``train.tags.*``, leaving out the lines with a talk's data (URL, title, ...)."""
     for line in lines:
         if not _TALK_DATA.match(line):
-            yield line.strip(_BLANKS)
+            yield line.strip(BLANKS)
 
 
 _FORMATS: Mapping[Format, Callable[[Iterable[str], Path], Iterator[str]]] = {

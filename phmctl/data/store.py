@@ -22,7 +22,6 @@ from phmctl.files import writing
 from phmctl.recipe.schema import DataSection
 from phmctl.shipped import shipped_names
 
-SPLITS = ("train", "valid", "test")
 MANIFEST = "manifest.json"
 FORMAT = "phmctl-prepared-1"
 ROWS = 1 << 18  # of a record batch

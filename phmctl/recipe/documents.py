@@ -4,7 +4,7 @@ The YAML is composed to nodes first, so that each key's line is known when pydan
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,6 +82,17 @@ class Document:
         if key in self.options:
             return self.options[key]
         return f"{self.where}:{self.lines[key]}" if key in self.lines else ""
+
+
+def change(section: Model, changes: Mapping[str, Any], refusal: type[UserError]) -> Model:
+    """Return a section with the fields that options set, ``--max-tokens`` that of `max_tokens`.
+
+    Raises:
+        UserError: of the kind `refusal`; a line for each option that cannot be.
+    """
+    options: dict[KeyPath, str] = {(key,): f"--{key.replace('_', '-')} {value}" for key, value in changes.items()}
+    document = Document({**section.model_dump(), **changes}, options=options)
+    return document.validate(type(section), refusal)
 
 
 def read_document(path: Path, refusal: type[UserError]) -> Document:

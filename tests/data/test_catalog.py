@@ -1,5 +1,7 @@
 """Cards: every shipped one is valid, and a wrong one is told what is wrong with it."""
 
+import re
+
 import pytest
 import yaml
 
@@ -21,6 +23,12 @@ def load(tmp_path, **changes) -> Card:
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(MINIMAL | changes))
     return load_card(str(path))
+
+
+def refusal(tmp_path, **changes) -> str:
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, **changes)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", card_names())
@@ -61,14 +69,28 @@ def test_unknown_card_names_the_nearest():
 
 
 def test_all_problems_at_once_with_nearest_names(tmp_path):
-    with pytest.raises(DataError) as caught:
-        load(tmp_path, licens="x", cleaning={"lowercase": "yes", "entities": "decoded"}, sizes={"trian": 3})
-    message = str(caught.value)
+    message = refusal(tmp_path, licens="x", cleaning={"lowercase": "yes", "entities": "decoded"}, sizes={"trian": 3})
     assert "unknown key 'licens' (did you mean 'licence'?)" in message
     assert "cleaning.lowercase" in message
     assert "did you mean 'decode'" in message
     assert "did you mean 'train'" in message
-    assert all("own.yaml: " in line for line in message.splitlines())
+    lines = [re.search(r"own\.yaml:(\d+): ", line) for line in message.splitlines()]
+    text = (tmp_path / "own.yaml").read_text().splitlines()
+    keys = [text[int(line[1]) - 1].split(":")[0].strip() for line in lines]
+    assert sorted(keys) == ["entities", "licens", "lowercase", "trian"]
+
+
+def test_problems_in_lists_have_their_lines_too(tmp_path):
+    urls = [{"url": "u", "file": "f"}, {"url": "u", "file": "f", "extarct": True}]
+    message = refusal(tmp_path, urls=urls)
+    place = re.search(r"own\.yaml:(\d+): unknown key 'urls\.1\.extarct' \(did you mean 'extract'\?\)", message)
+    assert "extarct" in (tmp_path / "own.yaml").read_text().splitlines()[int(place[1]) - 1]
+
+
+def test_floats_are_those_of_recipes(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL) + "cleaning: {max_ratio: 15e-1}\n")
+    assert load_card(str(path)).cleaning.max_ratio == 1.5
 
 
 @pytest.mark.parametrize(
@@ -81,7 +103,7 @@ def test_all_problems_at_once_with_nearest_names(tmp_path):
     ],
 )
 def test_a_split_wants_two_sides_or_pairs(tmp_path, files):
-    with pytest.raises(DataError, match=r"local\.0\.splits\.train wants either 'pairs', or 'source' and 'target'"):
+    with pytest.raises(DataError, match=r"local\.0\.splits\.train: wants either 'pairs', or 'source' and 'target'"):
         load(tmp_path, local=[{"name": "x", "splits": {"train": files}}])
 
 
