@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,4 +102,12 @@ def sha256(path: Path) -> str:
     with path.open("rb") as handle:
         while chunk := handle.read(_CHUNK):
             digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_text(parts: Iterable[str]) -> str:
+    """Return the SHA-256 of text in UTF-8, given in parts, in hexadecimal."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode("utf-8"))
     return digest.hexdigest()

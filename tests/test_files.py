@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.errors import OutputError
-from phmctl.files import locked, sha256, sync_file, write_atomic, write_json, writing
+from phmctl.files import locked, sha256, sha256_text, sync_file, write_atomic, write_json, writing
 
 
 @pytest.mark.parametrize("content", ["Straße\n", b"\x00\xff"])
@@ -111,3 +111,8 @@ def test_a_lock_that_cannot_be_made_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot write"), locked(tmp_path / "file" / ".lock"):
         pass
+
+
+def test_sha256_of_text_is_that_of_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("äöü\n€", encoding="utf-8")
+    assert sha256_text(["ä", "öü\n", "", "€"]) == sha256(tmp_path / "file")

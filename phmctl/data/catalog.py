@@ -37,9 +37,14 @@ class SplitFiles(Section):
         return self
 
     @property
+    def sides(self) -> dict[str, FileNames]:
+        """The file names by what is read from them: ``source``, ``target``, or ``pairs`` of both."""
+        return {"source": self.source, "target": self.target, "pairs": self.pairs}
+
+    @property
     def names(self) -> FileNames:
         """All file names of the split."""
-        return (*self.source, *self.target, *self.pairs)
+        return tuple(name for names in self.sides.values() for name in names)
 
 
 class Layout(Section):

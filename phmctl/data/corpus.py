@@ -6,7 +6,7 @@ from pathlib import Path
 
 from phmctl.data.catalog import Card
 from phmctl.data.layouts import find_files, read_split
-from phmctl.data.readers import PairSource, ParallelFiles, TabSeparated
+from phmctl.data.readers import PairSource, ParallelFiles, SourceFile, TabSeparated
 from phmctl.errors import DataError, DownloadError
 
 
@@ -18,7 +18,8 @@ class Corpus:
         name: the card's id, or the user's name for it.
         source_language, target_language: codes, or names of the two sides.
         splits: the pairs of ``train``, ``valid`` and ``test`` (a user's own corpus may lack ``test``).
-        files: the original files, for the manifest's SHA-256; empty where there are none.
+        files: the original files in the order in which they are read, for the manifest's SHA-256; empty where there
+            are none. A file that two splits are taken from stands here twice.
         origin: where the text came from, in words.
     """
 
@@ -26,7 +27,7 @@ class Corpus:
     source_language: str
     target_language: str
     splits: Mapping[str, PairSource]
-    files: Sequence[Path] = field(default_factory=list)
+    files: Sequence[SourceFile] = field(default_factory=list)
     origin: str = ""
 
 
@@ -76,7 +77,7 @@ def corpus_from_files(
     for split, paths in given.items():
         _check_files(split, paths)
     splits = {split: _own_split(paths, columns) for split, paths in given.items()}
-    files = [path for paths in given.values() for path in paths]
+    files = [SourceFile(path, split, side) for split, paths in given.items() for path, side in _sides(paths)]
     return Corpus(name, *languages, splits=splits, files=files, origin="files given by the user")
 
 
@@ -86,6 +87,10 @@ def _check_files(split: str, paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.is_file():
             raise DataError(f"--{split}: no file {path}")
+
+
+def _sides(paths: Sequence[Path]) -> list[tuple[Path, str]]:
+    return [*zip(paths, ("pairs",) if len(paths) == 1 else ("source", "target"), strict=True)]
 
 
 def _own_split(paths: Sequence[Path], columns: tuple[int, int]) -> PairSource:
@@ -102,7 +107,7 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
         card.source_language,
         card.target_language,
         splits=splits,
-        files=list(match.found.values()),
+        files=match.files,
         origin=f"{origin} ({match.layout.name})",
     )
 

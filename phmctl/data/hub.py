@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from phmctl.console import note
 from phmctl.data.catalog import Hub
-from phmctl.data.readers import Pair, PairSource
+from phmctl.data.readers import Pair, PairSource, SourceFile
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import writing
 
@@ -49,7 +49,7 @@ class HubSplits:
     """A loaded dataset: its splits by our names, its files, and where it came from in words."""
 
     splits: dict[str, PairSource]
-    files: list[Path]
+    files: list[SourceFile]
     origin: str
 
 
@@ -75,8 +75,12 @@ def load_splits(hub: Hub, cache: Path) -> HubSplits:
     return HubSplits(splits, _files(dataset, hub), f"hub {hub.id}{_version(hub, dataset)}")
 
 
-def _files(dataset: Any, hub: Hub) -> list[Path]:
-    return [Path(file["filename"]) for name in hub.splits.values() for file in dataset[name].cache_files]
+def _files(dataset: Any, hub: Hub) -> list[SourceFile]:
+    return [
+        SourceFile(Path(file["filename"]), split, "pairs")
+        for split, name in hub.splits.items()
+        for file in dataset[name].cache_files
+    ]
 
 
 def _load_once(hub: Hub, kept: Path) -> Any:

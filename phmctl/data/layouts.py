@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phmctl.data.catalog import SPLITS, Card, Layout, SplitFiles, SplitName
-from phmctl.data.readers import HoldOut, PairSource, ParallelFiles, TabSeparated
+from phmctl.data.readers import HoldOut, PairSource, ParallelFiles, SourceFile, TabSeparated
 from phmctl.errors import DataError
 
 _DEPTH = 3  # subfolders that are searched below the folder given
@@ -26,6 +26,16 @@ class Match:
     def complete(self) -> bool:
         """Whether every split has all its files."""
         return not self.missing
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """The files found, by split and side; one that two splits are taken from is there twice."""
+        return [
+            SourceFile(self.found[name], split, side)
+            for split, files in self.layout.splits.items()
+            for side, names in files.sides.items()
+            for name in names
+        ]
 
 
 def find_files(card: Card, folder: Path) -> Match:

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import note, progress
-from phmctl.data.catalog import SPLITS, Cleaning, card_names, load_card
+from phmctl.console import note, progress, warn
+from phmctl.data.catalog import SPLITS, Card, Cleaning, card_names, load_card
 from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
 from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus
 from phmctl.data.provenance import Sources
@@ -36,6 +36,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DataSection
 
 _CHUNK = 4096  # pairs that are tokenized at a time
+_FEW = 0.5  # of the published pairs: with fewer, the source is hardly the whole corpus
 
 
 def prepare_named(
@@ -65,12 +66,23 @@ def prepare_named(
         corpus = _own_corpus(data.card, source, files)
         return prepare(data, corpus, Cleaning(), root=root, workers=workers, force=force)
     card = load_card(data.card)
-    if source is None and not card.built_in and not force:  # published text does not change: ask no network for it
-        folder = prepared_folder(data, root)
-        if _current(folder, _settings(data, card.cleaning), None):
-            return PreparedData.open(folder)
-    corpus = open_corpus(card, source, root / "raw" / card.id)
-    return prepare(data, corpus, card.cleaning, root=root, workers=workers, force=force)
+    folder = prepared_folder(data, root)
+    known = source is None and not card.built_in and not force  # published text does not change: ask no network for it
+    if known and _current(folder, _settings(data, card.cleaning), None):
+        prepared = PreparedData.open(folder)
+    else:
+        corpus = open_corpus(card, source, root / "raw" / card.id)
+        prepared = prepare(data, corpus, card.cleaning, root=root, workers=workers, force=force)
+    _warn_of_parts(prepared, card)
+    return prepared
+
+
+def _warn_of_parts(prepared: PreparedData, card: Card) -> None:
+    """Say which splits have far fewer pairs than were published: a cut-off download, or a sample."""
+    for split, published in card.sizes.items():
+        read = prepared.manifest["splits"].get(split, {}).get("read", 0)
+        if read < _FEW * published:
+            warn(f"{split} of {card.id} has {read:,} pairs where {published:,} were published; is the source whole?")
 
 
 def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> DataSection:

@@ -1,8 +1,7 @@
 """What prepared data was made from, and whether that has changed since."""
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,15 @@ from typing import Any
 from phmctl.data.corpus import Corpus
 from phmctl.data.readers import Pair
 from phmctl.errors import DataError, OutputError
-from phmctl.files import sha256, write_json
+from phmctl.files import sha256, sha256_text, write_json
 
 Entries = list[dict[str, Any]]
 
 
 class Sources:
     """A corpus' origin, as the manifest keeps it: its files with SHA-256, or the text's own where it has no files.
+
+    A file's entry says which split and side it is read as, so that two that change places are noticed.
 
     Args:
         corpus: the corpus.
@@ -44,7 +45,7 @@ class Sources:
             "source_language": corpus.source_language,
             "target_language": corpus.target_language,
             "origin": corpus.origin,
-            "sources": self._files() or [_digest(name, pairs) for name, pairs in corpus.splits.items()],
+            "sources": self._files() or [_split(name, pairs) for name, pairs in corpus.splits.items()],
         }
 
     def changed(self, manifest: Mapping[str, Any]) -> list[str]:
@@ -57,7 +58,8 @@ class Sources:
         if not now:  # a hub's corpus: its origin names the revision
             return ["origin"] if self._corpus.origin != manifest["origin"] else []
         before = manifest["sources"]
-        return sorted({entry["name"] for entry in [*now, *before] if (entry in now) != (entry in before)})
+        names = {entry["name"] for entry in [*now, *before] if (entry in now) != (entry in before)}
+        return sorted(names) or (["order of the files"] if now != before else [])
 
     def remember(self) -> None:
         """Keep sizes and times, where they are new. It may fail, since it only saves time."""
@@ -66,12 +68,12 @@ class Sources:
                 write_json(self._memory, self._seen)
 
     def _files(self) -> Entries:
-        return [self._file(path) for path in self._corpus.files]
+        return [{**self._file(each.path), "split": each.split, "side": each.side} for each in self._corpus.files]
 
     def _lists(self) -> Entries:
         """Return the entries of splits that are lists in memory (the built-in corpora): cheap to go through again."""
         splits = self._corpus.splits.items()
-        return [_digest(name, pairs) for name, pairs in splits if isinstance(pairs, list)]
+        return [_split(name, pairs) for name, pairs in splits if isinstance(pairs, list)]
 
     def _file(self, path: Path) -> dict[str, Any]:
         try:
@@ -84,11 +86,15 @@ class Sources:
         return {"name": path.name, "bytes": state.st_size, "sha256": self._seen[key][2]}
 
 
-def _digest(name: str, pairs: Iterable[Pair]) -> dict[str, Any]:
+def _split(name: str, pairs: Iterable[Pair]) -> dict[str, Any]:
     """Return the entry of a split without files: the digest of its lines, as ``source LF target LF``."""
-    digest, count = hashlib.sha256(), 0
-    for pair in pairs:
-        text = "\n".join(pair) + "\n"
-        digest.update(text.encode("utf-8"))
-        count += 1
-    return {"name": name, "pairs": count, "sha256": digest.hexdigest()}
+    count = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal count
+        for pair in pairs:
+            count += 1
+            yield "\n".join(pair) + "\n"
+
+    digest = sha256_text(lines())
+    return {"name": name, "pairs": count, "sha256": digest}

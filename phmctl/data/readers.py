@@ -38,6 +38,15 @@ class PairSource(Protocol):
         ...  # pragma: no cover
 
 
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a corpus, and what is read from it: a split's ``source``, its ``target``, or ``pairs`` of both."""
+
+    path: Path
+    split: str
+    side: str
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """Yield a text file's lines without their ends (``\\n`` or ``\\r\\n``) and without a byte order mark.
 

@@ -7,7 +7,6 @@ Into the run's ``results/`` go, for a split and a checkpoint (``test`` with the 
     test.json            the scores
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from phmctl.checkpoints import MANIFEST, verify_checkpoint
 from phmctl.console import progress, warn
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
-from phmctl.files import sha256, write_atomic, write_json
+from phmctl.files import sha256, sha256_text, write_atomic, write_json
 from phmctl.metrics.text import Comparison, LengthBin, Score, all_scores, bleu_by_length, paired_bootstrap
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
@@ -141,7 +140,7 @@ def decode_split(
     hypotheses = _translate(run, lines, checkpoint, chosen, device)
     content = "".join(f"{line}\n" for line in hypotheses)
     write_atomic(path, content)
-    write_json(_origin_path(path), {**origin, "hypotheses_sha256": _digest(content)})
+    write_json(_origin_path(path), {**origin, "hypotheses_sha256": sha256_text([content])})
     return hypotheses
 
 
@@ -181,7 +180,7 @@ def _origin(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingS
     return {
         "checkpoint": folder.name,
         "checkpoint_sha256": sha256(manifest),
-        "source_sha256": _digest("".join(f"{line}\n" for line in lines)),
+        "source_sha256": sha256_text(f"{line}\n" for line in lines),
         "decoding": decoding.model_dump(exclude=_IRRELEVANT),
     }
 
@@ -200,7 +199,7 @@ def _kept(path: Path, origin: Mapping[str, Any]) -> list[str] | None:
         content = path.read_bytes().decode("utf-8")
     except (OSError, ValueError):
         return None
-    return content.split("\n")[:-1] if recorded == {**origin, "hypotheses_sha256": _digest(content)} else None
+    return content.split("\n")[:-1] if recorded == {**origin, "hypotheses_sha256": sha256_text([content])} else None
 
 
 def _result(run: Run, split: str, checkpoint: str, suffix: str) -> Path:
@@ -214,7 +213,3 @@ def _origin_path(path: Path) -> Path:
 
 def _lines(path: Path) -> list[str]:
     return path.read_bytes().decode("utf-8").split("\n")[:-1]
-
-
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode("utf-8")).hexdigest()

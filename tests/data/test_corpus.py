@@ -6,7 +6,7 @@ import pytest
 
 from phmctl.data.catalog import Card, load_card
 from phmctl.data.corpus import corpus_from_files, open_corpus
-from phmctl.data.readers import read_sentences
+from phmctl.data.readers import SourceFile, read_sentences
 from phmctl.errors import DataError, DownloadError
 
 
@@ -33,7 +33,9 @@ def test_iwslt_originals(tmp_path):
     assert list(corpus.splits["valid"]) == [("de 23", "en 23"), ("de 46", "en 46")]
     order = ["dev2010", "dev2012", "tst2010", "tst2011", "tst2012"]
     assert list(corpus.splits["test"]) == [(f"{name} de", f"{name} en") for name in order]
-    assert len(corpus.files) == len(set(corpus.files)) == 12
+    assert len({file.path for file in corpus.files}) == 12
+    read = [(file.split, file.side) for file in corpus.files if file.path.name == "train.tags.de-en.en"]
+    assert read == [("train", "target"), ("valid", "target")]
     assert "original IWSLT files" in corpus.origin
 
 
@@ -52,7 +54,12 @@ def test_own_files(tmp_path):
     assert list(corpus.splits["train"]) == [("eins", "one"), ("zwei", "two")]
     assert list(corpus.splits["valid"]) == [("drei", "three")]
     assert "test" not in corpus.splits
-    assert (corpus.name, corpus.source_language, corpus.files) == ("mine", "de", [*train, *valid])
+    assert (corpus.name, corpus.source_language) == ("mine", "de")
+    assert corpus.files == [
+        SourceFile(train[0], "train", "source"),
+        SourceFile(train[1], "train", "target"),
+        SourceFile(valid[0], "valid", "pairs"),
+    ]
 
 
 def test_own_files_that_are_missing(tmp_path):
@@ -80,7 +87,7 @@ def test_urls_are_fetched_into_the_cache_and_read(tmp_path):
     paths = [put(tmp_path / "server" / name, name) for name in names]
     corpus = open_corpus(card_with(paths), None, tmp_path / "cache")
     assert list(corpus.splits["test"]) == [("test.de", "test.en")]
-    assert set(corpus.files) == {tmp_path / "cache" / name for name in names}
+    assert {file.path for file in corpus.files} == {tmp_path / "cache" / name for name in names}
 
 
 def test_an_archive_is_unpacked_in_the_cache(tmp_path):

@@ -43,8 +43,8 @@ def test_splits_and_columns(tmp_path, kind, nested):
     )
     assert list(loaded.splits["train"]) == PAIRS  # again
     assert loaded.origin.startswith("hub ")
-    assert len(loaded.files) == 3
-    assert all(path.is_relative_to(tmp_path / "cache") and path.is_file() for path in loaded.files)
+    assert [file.split for file in loaded.files] == ["train", "valid", "test"]
+    assert all(file.path.is_relative_to(tmp_path / "cache") and file.path.is_file() for file in loaded.files)
 
 
 def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch):
     for _ in range(2):
         loaded = load_splits(hub, tmp_path / "cache")
         assert list(loaded.splits["train"]) == PAIRS
-        assert [path.is_file() for path in loaded.files] == [True]
+        assert [file.path.is_file() for file in loaded.files] == [True]
     assert asked == [(("a/b", "c"), "refs/x", "f")]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a--b--c--f--refs--x"]
 

@@ -12,6 +12,8 @@ from phmctl.data.batching import plan_batches, real_token_share
 from phmctl.data.catalog import Cleaning
 from phmctl.data.corpus import Corpus, corpus_from_files
 from phmctl.data.preparation import choose_section, prepare, prepare_named
+from phmctl.data.provenance import Sources
+from phmctl.data.readers import SourceFile
 from phmctl.data.store import PreparedData, prepared_folder
 from phmctl.errors import DataError, OutputError, RecipeError
 from phmctl.recipe.schema import DataSection
@@ -133,6 +135,40 @@ def test_a_changed_file_is_named_and_prepared_anew(tmp_path, capsys):
     assert "out of date (train.de changed): preparing anew" in capsys.readouterr().err
     assert content(prepared.folder)["train.arrow"] != before["train.arrow"]
     assert prepared.tokenizers.source.decode(prepared.split("train").source[7]) == "ein Hund sieht Maus 7 ."
+
+
+def test_files_that_change_places_are_prepared_anew(tmp_path, capsys):
+    files = write_files(tmp_path / "raw")
+    section = DataSection(card="mine", vocabulary=300)
+    prepare_named(section, root=tmp_path, files=files)
+    turned = files | {"train": files["train"][::-1]}
+    prepared = prepare_named(section, root=tmp_path, files=turned)
+    assert "out of date (train.de, train.en changed): preparing anew" in capsys.readouterr().err
+    assert prepared.tokenizers.source.decode(prepared.split("train").source[7]) == TRAIN[7][1]
+    prepared = prepare_named(section, root=tmp_path, files=turned | {"valid": files["test"], "test": files["valid"]})
+    assert "(test.de, test.en, valid.de, valid.en changed)" in capsys.readouterr().err
+    assert prepared.split("valid").source_text == [pair[0] for pair in TEST]
+
+
+def test_files_that_are_read_in_another_order_are_prepared_anew(tmp_path):
+    files = [SourceFile(path, "train", "source") for path in write_files(tmp_path / "raw")["train"]]
+    ordered, turned = (Corpus("tiny", "de", "en", splits={}, files=each) for each in (files, files[::-1]))
+    manifest = Sources(ordered, tmp_path / "seen.json").describe()
+    assert Sources(ordered, tmp_path / "seen.json").changed(manifest) == []
+    assert Sources(turned, tmp_path / "seen.json").changed(manifest) == ["order of the files"]
+
+
+def test_a_source_far_smaller_than_published_is_warned_of(tmp_path, capsys):
+    raw = tmp_path / "raw"
+    for (old, _), new in zip(write_files(raw).values(), ("train", "val", "test_2016_flickr"), strict=True):
+        for suffix in ("de", "en"):
+            old.with_suffix(f".{suffix}").rename(raw / f"{new}.{suffix}")
+    section = DataSection(card="multi30k-de-en", vocabulary=300)
+    prepare_named(section, root=tmp_path, source=raw)
+    said = capsys.readouterr().err
+    assert "warning: train of multi30k-de-en has 300 pairs where 29,000 were published; is the source whole?" in said
+    prepare_named(DataSection(card="miniature"), root=tmp_path)
+    assert "published" not in capsys.readouterr().err
 
 
 def test_other_lists_and_other_settings_are_prepared_anew(tmp_path, capsys):
@@ -301,7 +337,8 @@ def test_the_manifest_says_where_the_text_came_from(tmp_path):
     prepared = prepare_named(DataSection(card="mine", vocabulary=300), root=tmp_path, files=files)
     manifest = json.loads((prepared.folder / "manifest.json").read_text(encoding="utf-8"))
     path = files["valid"][1]
-    entry = {"name": "valid.en", "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    entry = {"name": "valid.en", "bytes": path.stat().st_size, "sha256": digest, "split": "valid", "side": "target"}
     assert entry in manifest["sources"]
     assert len(manifest["sources"]) == 6
     assert manifest["settings"]["vocabulary"] == 300
