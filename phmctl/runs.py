@@ -183,7 +183,12 @@ class Run:
         if not names:
             raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
         if not pointer.is_file():
-            raise RunError(f"{self.folder} has no {name!r} checkpoint; it has {', '.join(names)}")
+            others = [other for other in POINTERS if (self.checkpoints_folder / other).is_file()] or names
+            why = " yet: no validation has chosen one" if name == "best" else ""
+            raise RunError(
+                f"{self.folder} has no {name!r} checkpoint{why}; use --checkpoint {others[0]} "
+                f"(there are: {', '.join(self.checkpoint_names())})"
+            )
         target = pointer.read_text(encoding="utf-8").strip()
         if target not in names:
             raise RunError(

@@ -221,7 +221,8 @@ def test_a_pointer_to_nothing_is_refused(trained: Run) -> None:
 
 def test_a_pointer_can_be_removed(trained: Run) -> None:
     trained.point("best", None)
-    with pytest.raises(RunError, match="has no 'best' checkpoint"):
+    said = r"has no 'best' checkpoint yet: .*; use --checkpoint last \(there are: last, step-000005, step-000010\)"
+    with pytest.raises(RunError, match=said):
         trained.checkpoint("best")
 
 

@@ -1,6 +1,9 @@
 """Ledgers and comparisons as tables for people."""
 
-from collections.abc import Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
 
 from phmctl.accounting.counting import ParameterCount
 from phmctl.accounting.ledger import Ledger, Row, Totals
@@ -9,7 +12,7 @@ from phmctl.console import note, print_table
 
 _COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
 _COMPARED = ("model", "parameters", "of dense", "without embeddings", "of dense", "rules A", "share of A")
-_PUBLISHED = ("row", "published", "arrangement", "our count", "holds")
+_PUBLISHED = ("row", "published", "our count", "holds", "what is counted")
 
 
 def print_count(count: ParameterCount) -> None:
@@ -20,6 +23,8 @@ def print_count(count: ParameterCount) -> None:
         print_comparison(count.recipe, count.ledgers)
     for table in count.published:
         print_published(table)
+        if table.maps_only:
+            _print_notes([f"{count.recipe} itself, counted so: {_maps_of(count)}"])
 
 
 def print_ledger(ledger: Ledger) -> None:
@@ -56,10 +61,15 @@ def print_published(table: PublishedTable) -> None:
     for row in table.rows:
         for index, candidate in enumerate(row.candidates):
             label, figure = (row.label, row.figure) if index == 0 else ("", "")
-            count = "–" if candidate.count is None else _number(candidate.count)
-            rows.append((label, figure, candidate.arrangement, count, "yes" if candidate.holds else "no"))
-    print_table(table.title, _PUBLISHED, rows)
+            holds = "yes" if candidate.holds else f"no, {candidate.off:+.1%}".replace("-", "−")
+            rows.append((label, figure, _number(candidate.count), holds, candidate.arrangement))
+    print_table(table.title, _PUBLISHED, rows, text=(4,))
     _print_notes(table.notes)
+
+
+def _maps_of(count: ParameterCount) -> str:
+    names = (ledger.name.removeprefix(f"{count.recipe} ") for ledger in count.ledgers)
+    return ", ".join(f"{name} {ledger.map_weights:,}" for name, ledger in zip(names, count.ledgers, strict=True))
 
 
 def _cells(name: str, copies: int | str, shape: str, row: Row | Totals) -> list[str]:
@@ -75,6 +85,7 @@ def _number(value: int) -> str:
     return f"{value:,}"
 
 
-def _print_notes(notes: Sequence[str] | dict[str, None]) -> None:
+def _print_notes(notes: Iterable[str]) -> None:
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
     for text in notes:
-        note(f"· {text}")
+        note(textwrap.fill(text, width, initial_indent="· ", subsequent_indent="  "))

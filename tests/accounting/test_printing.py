@@ -1,3 +1,5 @@
+import pytest
+
 from phmctl.accounting.counting import count_parameters
 from phmctl.accounting.printing import print_count
 
@@ -28,6 +30,22 @@ def test_several_variants_print_a_comparison(capsys):
 
 def test_published_figures_stand_beside_ours(capsys):
     out, err = printed(capsys, "ceng501-de-en", ns=[16], paper=True)
-    assert "│ PHM+ n=16   │  1,844,224 │" in out
-    assert "13,579,416" in out
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line.startswith("│")]
+    assert rows[-1] == ["PHM+ n=16", "1,844,224", "1,844,224", "yes", "n everywhere"]
+    assert ["PHM+ n=2", "13,579,416", "13,677,752", "no, +0.7%", "n everywhere"] in rows
+    assert ["", "", "13,579,416", "yes", "one d×d map a layer left at n = 16"] in rows
     assert "one d×d map of each layer was left at n = 16" in err
+
+
+def test_a_recipe_of_another_shape_says_what_it_has_itself(capsys):
+    out, err = printed(capsys, "table2-iwslt14-de-en", ns=[1, 16], paper=True)
+    assert "table2-iwslt14-de-en itself, counted so: real 3,670,016, phm-n16 319,488" in err
+    assert "no, −33.3%" in out
+
+
+@pytest.mark.parametrize("recipe", ["table2-iwslt14-de-en", "table4-shakespeare", "ceng501-shakespeare"])
+def test_all_fits_a_terminal_of_100_columns(capsys, monkeypatch, recipe):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    out, err = printed(capsys, recipe, ns=[1, 2, 4, 8, 16], paper=True)
+    assert max(map(len, [*out.splitlines(), *err.splitlines()])) <= 100
