@@ -11,6 +11,7 @@ from phmctl.accounting.published import PublishedTable
 from phmctl.console import note, print_table
 
 _COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
+_NARROW = 5  # columns that a narrow terminal has room for
 _COMPARED = ("model", "parameters", "of dense", "without embeddings", "of dense", "rules A", "share of A")
 _PUBLISHED = ("row", "published", "our count", "holds", "what is counted")
 
@@ -28,11 +29,20 @@ def print_count(count: ParameterCount) -> None:
 
 
 def print_ledger(ledger: Ledger) -> None:
-    """Print a ledger: a row a component, those of equal layers added up, then the totals."""
+    """Print a ledger: a row a component, those of equal layers added up, then the totals.
+
+    A terminal too narrow for all columns gets the first ones, whole, and is told of the others.
+    """
     rows = [_cells(row.component, row.copies, _shape(row), row) for row in ledger.folded()]
     rows.append(_cells("total", "", "", ledger.totals))
     rows.append(_cells("without embeddings", "", "", ledger.without_embeddings))
-    print_table(f"{ledger.name}: parameters", _COLUMNS, rows)
+    whole = [_COLUMNS, *rows]
+    width = sum(max(map(len, cells)) + 3 for cells in zip(*whole, strict=True)) + 1
+    fits = not sys.stdout.isatty() or width <= shutil.get_terminal_size().columns
+    shown = len(_COLUMNS) if fits else _NARROW
+    print_table(f"{ledger.name}: parameters", _COLUMNS[:shown], [row[:shown] for row in rows])
+    if not fits:
+        _print_notes([f"{', '.join(_COLUMNS[shown:])}: on a terminal of {width} columns, into a pipe, or with --json"])
     print_savings(ledger)
     _print_notes(ledger.notes)
 

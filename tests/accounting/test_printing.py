@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from phmctl.accounting.counting import count_parameters
@@ -41,6 +43,16 @@ def test_a_recipe_of_another_shape_says_what_it_has_itself(capsys):
     out, err = printed(capsys, "table2-iwslt14-de-en", ns=[1, 16], paper=True)
     assert "table2-iwslt14-de-en itself, counted so: real 3,670,016, phm-n16 319,488" in err
     assert "no, −33.3%" in out
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    out, err = printed(capsys, "ceng501-de-en", ns=[16])
+    assert max(map(len, re.sub(r"\x1b\[\d*m", "", out).splitlines())) <= 100
+    assert "decoder.0-1.cross_attention.query_key_value" in out
+    assert "bias" not in out
+    assert "S, rule, bias, norm, embedding: on a terminal of" in err
 
 
 @pytest.mark.parametrize("recipe", ["table2-iwslt14-de-en", "table4-shakespeare", "ceng501-shakespeare"])
