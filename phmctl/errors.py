@@ -6,6 +6,7 @@
     ├── UserError              exit code 2: the input is wrong
     │   ├── RecipeError        a recipe does not say what it must
     │   ├── DimensionError     n does not divide a dimension
+    │   ├── RankError          a rule has no decomposition of this rank
     │   ├── DataError          data that is missing, malformed or not prepared
     │   │   └── DownloadError  a hub or a server that does not give what a card names
     │   ├── RunError           a run directory or a checkpoint that cannot be used
@@ -37,6 +38,10 @@ class RecipeError(UserError):
 
 class DimensionError(UserError, ValueError):
     """n does not divide a dimension that a layer must split in n parts."""
+
+
+class RankError(UserError, ValueError):
+    """A rule cannot be written with this number of products, or is none."""
 
 
 class DataError(UserError):

@@ -1,0 +1,243 @@
+"""The bilinear rank of a rule: in how many products it can be carried out.
+
+A rule of order n written as ``A[i, a, b] = Σᵣ W[i, r] · U[a, r] · V[r, b]`` with R terms multiplies by R block
+products where H has n² blocks. That is a canonical polyadic decomposition (Kolda and Bader 2009, §3) with so many
+terms that it is exact. There are more unknowns than equations, hence Gauss–Newton steps of minimum norm, damped as
+by Levenberg and Marquardt. Everything is computed in float64 on the CPU.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from phmctl.errors import RankError
+
+Parts = tuple[Tensor, Tensor, Tensor]  # W, U and Vᵀ, (n, R) each
+Progress = Callable[[int, int, float], None]  # (start, iteration, relative residual)
+
+TOLERANCE = 1e-10  # relative residual of an exact decomposition
+STARTS = 8  # random starts at a rank before it is given up
+_ITERATIONS = 500
+_STALLED = 25  # iterations in which the residual must fall by a fifth
+_LARGEST = 6.0  # of a factor's entry, for a rule whose entries have a root mean square of one
+# Over the reals a random 2×2×2 tensor has rank 2 or 3, each with positive probability; 3×3×3 has generic rank 5
+# (Kruskal 1989). Elsewhere the count of unknowns tells (Abo, Ottaviani and Peterson 2009).
+_EXCEPTIONS = {1: 1, 2: 3, 3: 5}
+
+
+class Factors(NamedTuple):
+    """A rule as a sum of R products of three vectors."""
+
+    W: Tensor  # (n, R)
+    U: Tensor  # (n, R)
+    V: Tensor  # (R, n)
+
+    @property
+    def rank(self) -> int:
+        """R, the number of products."""
+        return self.V.shape[0]
+
+
+class Decomposition(NamedTuple):
+    """Factors and how well they give the rule back."""
+
+    factors: Factors
+    relative_residual: float  # ‖Σ W U V − A‖ / ‖A‖, Frobenius norms
+    excess: int  # R − the generic rank; one or more for a rule that resists there
+
+
+def generic_rank(n: int) -> int:
+    """Return the rank with which a random n×n×n rule can be written, ⌈n³ / (3n − 2)⌉ but for n = 2 and 3."""
+    return _EXCEPTIONS.get(n, math.ceil(n**3 / (3 * n - 2)))
+
+
+def recompose(factors: Factors) -> Tensor:
+    """Return the rule of its factors: ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]``. (n, n, n)."""
+    return torch.einsum("ir,ar,rb->iab", factors.W, factors.U, factors.V)
+
+
+@torch.no_grad()
+def decompose(
+    rule: Tensor,
+    rank: int | None = None,
+    *,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+    progress: Progress | None = None,
+) -> Decomposition:
+    """Write a rule as a sum of R products of vectors, exactly.
+
+    The columns of W, U and V that belong together have equal norms, and no entry is larger than a few times the
+    rule's own: the decomposition is as well conditioned as the rule.
+
+    Args:
+        rule: A, (n, n, n).
+        rank: R. Without it the generic rank, and one to four more where the rule resists.
+        seed: of the random starts; the same seed gives the same factors.
+        tolerance: the relative residual to reach.
+        progress: told of every iteration.
+
+    Returns:
+        Factors in the rule's dtype and on its device.
+
+    Raises:
+        RankError: no start reaches the tolerance at this rank.
+    """
+    n = _order(rule)
+    target, scale = _normalised(rule)
+    ranks = range(generic_rank(n), generic_rank(n) + 5) if rank is None else (rank,)
+    for terms in ranks:
+        found = _search(target, terms, seed, tolerance, progress)
+        if found is not None:
+            factors = Factors(*(part.to(rule) for part in _scaled(found, scale)))
+            return Decomposition(factors, _residual(target, *found).norm().item() / n**1.5, terms - generic_rank(n))
+    raise RankError(
+        f"no decomposition of rank {ranks[-1]} was found in {STARTS} starts; this rule of order n = {n} wants a higher"
+        f" rank (the generic rank is {generic_rank(n)})"
+    )
+
+
+@torch.no_grad()
+def bilinear_rank(
+    rule: Tensor, tolerance: float = TOLERANCE, *, seed: int = 0, progress: Progress | None = None
+) -> int:
+    """Return the smallest rank at which a decomposition is found, by bisection.
+
+    The rank of each unfolding of the rule bounds it from below. From above it is a search, not a proof: a smaller rank
+    may exist that no start reaches.
+
+    Args:
+        rule: A, (n, n, n).
+        tolerance: the relative residual that counts as exact.
+        seed: of the random starts.
+        progress: told of every iteration.
+
+    Raises:
+        RankError: the rule resists even above the generic rank.
+    """
+    n = _order(rule)
+    target, _ = _normalised(rule)
+    lower = max(int(torch.linalg.matrix_rank(target.movedim(axis, 0).reshape(n, n * n))) for axis in range(3))
+    upper = decompose(rule, seed=seed, tolerance=tolerance, progress=progress).factors.rank
+    while lower < upper:
+        middle = (lower + upper) // 2
+        if _search(target, middle, seed, tolerance, progress) is None:
+            lower = middle + 1
+        else:
+            upper = middle
+    return upper
+
+
+def _order(rule: Tensor) -> int:
+    if rule.dim() != 3 or len(set(rule.shape)) != 1:
+        raise RankError(f"a rule has shape (n, n, n), not {tuple(rule.shape)}")
+    if not rule.isfinite().all() or not rule.any():
+        raise RankError("a rule to decompose must be finite and not zero")
+    return rule.shape[0]
+
+
+def _normalised(rule: Tensor) -> tuple[Tensor, float]:
+    """Return the rule in float64 with entries of root mean square one, and what it was divided by."""
+    target = rule.detach().to("cpu", torch.float64)
+    scale = target.square().mean().sqrt().item()
+    return target / scale, scale
+
+
+def _scaled(parts: Parts, scale: float) -> Factors:
+    W, U, V = (part * scale ** (1 / 3) for part in parts)
+    return Factors(W, U, V.t().contiguous())
+
+
+def _search(target: Tensor, rank: int, seed: int, tolerance: float, progress: Progress | None) -> Parts | None:
+    """Return the first solution with bounded entries that a random start leads to."""
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(STARTS):
+        parts, residual = _descend(target, _start(len(target), rank, generator), tolerance, start, progress)
+        if residual <= tolerance and max(part.abs().max().item() for part in parts) <= _LARGEST:
+            return parts
+    return None
+
+
+def _start(n: int, rank: int, generator: torch.Generator) -> Parts:
+    """Draw factors whose sum has entries of root mean square one."""
+    W, U, V = (torch.randn(n, rank, generator=generator, dtype=torch.float64) / rank ** (1 / 6) for _ in range(3))
+    return W, U, V
+
+
+def _descend(
+    target: Tensor, parts: Parts, tolerance: float, start: int, progress: Progress | None
+) -> tuple[Parts, float]:
+    """Take damped Gauss–Newton steps until the residual is at rounding, stalls, or the iterations are used up."""
+    norm = target.norm().item()
+    history = [math.inf] * _STALLED
+    error = _residual(target, *parts)
+    damping = 0.1
+    for iteration in range(_ITERATIONS):
+        size = error.norm().item() / norm
+        if progress is not None:
+            progress(start, iteration, size)
+        if size <= min(tolerance, 1e-13) or size > 0.8 * history[-_STALLED]:
+            break
+        history.append(size)
+        better = _improve(target, parts, error, damping)
+        if better is None:
+            break
+        parts, error, damping = better
+    return parts, error.norm().item() / norm
+
+
+def _improve(target: Tensor, parts: Parts, error: Tensor, damping: float) -> tuple[Parts, Tensor, float] | None:
+    """Return parts, error and the next damping after the first step that is short enough to help, if one is."""
+    while damping < 1e3:
+        moved = _balanced(_step(parts, error, damping))
+        after = _residual(target, *moved)
+        if after.norm() < error.norm():
+            return moved, after, max(damping / 5, 1e-13)
+        damping *= 4
+    return None
+
+
+def _residual(target: Tensor, W: Tensor, U: Tensor, V: Tensor) -> Tensor:
+    """Return ``Σᵣ wᵣ ∘ uᵣ ∘ vᵣ − A``. (n, n, n)."""
+    return torch.einsum("ir,ar,br->iab", W, U, V) - target
+
+
+def _step(parts: Parts, error: Tensor, damping: float) -> Parts:
+    """Return the parts after ``−Jᵀ(JJᵀ + λI)⁻¹ e``: the shortest step that solves the linearised equations."""
+    W, U, V = parts
+    gram = _gram(W, U, V)
+    gram.diagonal().add_(damping * gram.diagonal().mean())
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if failed:
+        return W * torch.nan, U, V  # never an improvement: the caller damps more
+    dual = torch.cholesky_solve(error.reshape(-1, 1), factor).view_as(error)  # (n, n, n)
+    return (
+        W - torch.einsum("iab,ar,br->ir", dual, U, V),
+        U - torch.einsum("iab,ir,br->ar", dual, W, V),
+        V - torch.einsum("iab,ir,ar->br", dual, W, U),
+    )
+
+
+def _gram(W: Tensor, U: Tensor, V: Tensor) -> Tensor:
+    """Return JJᵀ, (n³, n³), of the derivatives of all entries by W, U and V.
+
+    Where W changes, entries of equal i correlate, by ``(UUᵀ ⊗ VVᵀ)`` summed over r; likewise for U and V.
+    """
+    n = len(W)
+    gram = W.new_zeros(n, n, n, n, n, n)  # (i, a, b, i', a', b')
+    for axis, (X, Y) in enumerate(((U, V), (W, V), (W, U))):
+        pairs = (X[:, None] * Y[None]).reshape(n * n, -1)  # (n², R)
+        block = (pairs @ pairs.t()).view(n, n, n, n)
+        gram.diagonal(dim1=axis, dim2=axis + 3).add_(block[..., None])  # (the other four axes, i = i')
+    return gram.view(n**3, n**3)
+
+
+def _balanced(parts: Parts) -> Parts:
+    """Give the three vectors of each term the same norm; their product stays."""
+    norms = torch.stack([part.norm(dim=0) for part in parts]).clamp_min(1e-150)  # (3, R)
+    common = norms.log().mean(dim=0).exp()  # (R,)
+    W, U, V = (part * (common / norm) for part, norm in zip(parts, norms, strict=True))
+    return W, U, V

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phmctl.algebra.bilinear import TOLERANCE, Factors, bilinear_rank, decompose, generic_rank, recompose
+from phmctl.algebra.rules import fixed_rule
+from phmctl.errors import RankError
+
+
+def random_rule(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def relative(rule: torch.Tensor, factors: Factors) -> float:
+    return ((recompose(factors) - rule).norm() / rule.norm()).item()
+
+
+def rule_of_rank(n: int, rank: int) -> torch.Tensor:
+    parts = torch.randn(3, n, rank, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    return torch.einsum("ir,ar,br->iab", *parts)
+
+
+@pytest.mark.parametrize(("n", "rank"), [(1, 1), (2, 3), (3, 5), (4, 7), (5, 10), (6, 14), (7, 19), (8, 24), (16, 90)])
+def test_generic_rank(n: int, rank: int) -> None:
+    assert generic_rank(n) == rank
+
+
+def test_recompose_is_the_sum_over_terms() -> None:
+    W, U, V = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3, 2)
+    A = recompose(Factors(W, U, V))
+    assert A[1, 0, 1].item() == pytest.approx(sum((W[1, r] * U[0, r] * V[r, 1]).item() for r in range(3)), rel=1e-5)
+
+
+@settings(max_examples=12, deadline=None)
+@given(n=st.integers(1, 6), seed=st.integers(0, 10**6), scale=st.sampled_from([1e-3, 1.0, 1e4]))
+def test_random_rules_are_exact_and_well_conditioned_at_the_generic_rank(n: int, seed: int, scale: float) -> None:
+    rule = scale * random_rule(n, seed)
+    factors, residual, excess = decompose(rule)
+    assert factors.W.shape == factors.U.shape == (n, factors.rank)
+    assert factors.V.shape == (factors.rank, n)
+    assert relative(rule, factors) <= TOLERANCE
+    assert residual <= TOLERANCE
+    assert factors.rank == generic_rank(n) + excess
+    assert excess <= 1
+    norms = torch.stack([factors.W.norm(dim=0), factors.U.norm(dim=0), factors.V.norm(dim=1)])
+    torch.testing.assert_close(norms, norms[:1].expand(3, -1))
+    assert max(part.abs().max().item() for part in factors) <= 6 * rule.square().mean().sqrt().item() ** (1 / 3)
+
+
+def test_order_eight_at_the_generic_rank() -> None:
+    rule = random_rule(8)
+    found = decompose(rule)
+    assert (found.factors.rank, found.excess) == (24, 0)
+    assert relative(rule, found.factors) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_order_sixteen_at_the_generic_rank() -> None:
+    rule = random_rule(16)
+    found = decompose(rule)
+    assert (found.factors.rank, found.excess) == (90, 0)
+    assert relative(rule, found.factors) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("algebra", "rank"), [("real", 1), ("complex", 3), ("quaternion", 8)])
+def test_known_ranks(algebra: str, rank: int) -> None:
+    assert bilinear_rank(fixed_rule(algebra, dtype=torch.float64)) == rank
+
+
+def test_octonions_take_twenty_five_products() -> None:
+    rule = fixed_rule("octonion", dtype=torch.float64)
+    found = decompose(rule)
+    assert (found.factors.rank, found.excess) == (25, 1)
+    assert relative(rule, found.factors) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("n", "rank"), [(3, 2), (4, 4), (4, 5), (5, 6)])
+def test_rank_of_a_rule_made_of_so_many_products(n: int, rank: int) -> None:
+    assert bilinear_rank(rule_of_rank(n, rank)) == rank
+
+
+def test_one_above_the_generic_rank_is_said() -> None:
+    found = decompose(fixed_rule("quaternion", dtype=torch.float64))
+    assert (found.factors.rank, found.excess) == (8, 1)
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (decompose(random_rule(4), seed=seed).factors for seed in (1, 1, 2))
+    for a, b in zip(first, again, strict=True):
+        assert a.equal(b)
+    assert not first.W.equal(other.W)
+
+
+def test_factors_have_the_rules_dtype() -> None:
+    factors = decompose(random_rule(3).float()).factors
+    assert {part.dtype for part in factors} == {torch.float32}
+
+
+def test_progress_is_told() -> None:
+    seen: list[tuple[int, int, float]] = []
+    decompose(random_rule(3), progress=lambda *at: seen.append(at))
+    assert seen[0][:2] == (0, 0)
+    assert seen[-1][2] < TOLERANCE
+
+
+def test_a_rank_that_is_too_low() -> None:
+    with pytest.raises(RankError, match=r"rank 7 .* generic rank is 7"):
+        decompose(fixed_rule("quaternion", dtype=torch.float64), rank=7)
+
+
+@pytest.mark.parametrize(
+    "rule", [torch.ones(2, 2), torch.ones(2, 2, 3), torch.zeros(2, 2, 2), torch.full((2, 2, 2), torch.nan)]
+)
+def test_what_is_no_rule(rule: torch.Tensor) -> None:
+    with pytest.raises(RankError):
+        decompose(rule)
