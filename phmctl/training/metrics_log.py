@@ -1,6 +1,7 @@
 """``metrics.jsonl``: one JSON object a line, appended as the training goes; and TensorBoard beside it, if asked."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,26 +24,32 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class MetricsLog:
-    """Appends entries. On resuming, what lies beyond the checkpoint's step is dropped, so that no step stands twice.
+    """Appends entries; a context. On entering it, what lies beyond the step is dropped, so that no step stands twice.
 
     Args:
-        path: the ``metrics.jsonl``.
+        path: the ``metrics.jsonl``; nothing is written to it before the context is entered.
         after_step: keep entries up to this step.
         tensorboard: a folder for TensorBoard's own log, or None.
 
     Raises:
         RecipeError: TensorBoard is asked for but not installed.
-        OutputError: the file cannot be written.
     """
 
     def __init__(self, path: Path, after_step: int = 0, tensorboard: Path | None = None) -> None:
-        board = _writer() if tensorboard else None
-        kept = [entry for entry in read_metrics(path) if entry["step"] <= after_step]
-        write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept))
-        self.seconds = float(kept[-1].get("seconds", 0.0)) if kept else 0.0  # trained before this process
         self._path = path
-        self._handle = path.open("ab", buffering=0)  # a line is on its way to the disk when add() returns
-        self._board = board(tensorboard, purge_step=after_step + 1) if board else None
+        self._after_step = after_step
+        self._open_board = partial(summary_writer(), tensorboard, purge_step=after_step + 1) if tensorboard else None
+        self._kept = [entry for entry in read_metrics(path) if entry["step"] <= after_step]
+        # trained before this process; not every event has the time
+        self.seconds = max((float(entry.get("seconds", 0.0)) for entry in self._kept), default=0.0)
+
+    def __enter__(self) -> Self:
+        """Begin; raises :class:`OutputError` when the file cannot be written."""
+        write_atomic(self._path, "".join(json.dumps(entry) + "\n" for entry in self._kept))
+        with writing(self._path):
+            self._handle = self._path.open("ab", buffering=0)  # a line is on its way to the disk when add() returns
+        self._board = self._open_board() if self._open_board else None
+        return self
 
     def add(self, event: str, step: int, values: dict[str, Any]) -> None:
         """Append one entry.
@@ -56,9 +63,6 @@ class MetricsLog:
             for name, value in values.items():
                 self._board.add_scalar(f"{event}/{name}", value, step)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -67,7 +71,12 @@ class MetricsLog:
             self._board.close()
 
 
-def _writer() -> Any:
+def summary_writer() -> Any:
+    """Return TensorBoard's class for writing its log.
+
+    Raises:
+        RecipeError: it is not installed.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -9,6 +9,7 @@ from phmctl.files import write_atomic, write_json, writing
 from phmctl.recipe.loading import differences, dump_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment
+from phmctl.training.averaging import discard_average
 from phmctl.training.state import TrainingState
 
 # These may differ from the run's recipe: they change where and how long it trains, not what a step computes.
@@ -45,27 +46,13 @@ def check_same(run: Run, recipe: Recipe) -> None:
         raise RecipeError(
             f"the recipe differs from the one that {run.folder} was trained with:\n"
             + "\n".join(lines)
-            + "\nset these as they were, or leave --resume out to start a new run"
+            + f"\nset these as they were (the run's own recipe: {run.folder / RECIPE}), "
+            "or leave --resume out to start a new run"
         )
 
 
-def take_over(run: Run, recipe: Recipe, environment: dict[str, Any]) -> Run:
-    """Write the new recipe into the run, and note in its environment that it was resumed, where and when.
-
-    Raises:
-        OutputError: the run's folder cannot be written.
-    """
-    noted = run.environment()
-    noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
-    write_json(run.folder / ENVIRONMENT, noted)
-    write_atomic(run.folder / RECIPE, dump_recipe(recipe))
-    return Run(run.folder, recipe)
-
-
-def newest_checkpoint(run: Run, name: str = "last") -> Checkpoint | None:
-    """Return the checkpoint to continue from; None when the run was stopped before its first.
-
-    Later ones, if an earlier one is named, are removed: training writes them anew.
+def read_to_resume(run: Run, name: str = "last") -> Checkpoint | None:
+    """Return the checkpoint to continue from; None when the run was stopped before its first. Nothing is changed.
 
     Raises:
         RunError: the checkpoint is damaged, or has no state to continue from (``average``).
@@ -76,9 +63,33 @@ def newest_checkpoint(run: Run, name: str = "last") -> Checkpoint | None:
     folder = run.checkpoint(name)
     if step_of(folder.name) is None:
         raise RunError(f"{folder} has weights only; resume from last, best or a step")
-    checkpoint = read_checkpoint(folder, ["model", "optimizer", "random"])
-    _discard_later(run, checkpoint)
-    return checkpoint
+    return read_checkpoint(folder, ["model", "optimizer", "random"])
+
+
+def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+    """Make the run one that stands at the checkpoint and is trained with this recipe.
+
+    Later checkpoints are removed, since training writes them anew, and so is an average, which was made of another end.
+    The run's environment notes that it was resumed, where and when. Call it when nothing can be refused any more.
+
+    Raises:
+        OutputError: the run's folder cannot be written.
+        RunError: its environment is damaged.
+    """
+    noted = run.environment()
+    noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
+    if checkpoint is not None:
+        _discard_later(run, checkpoint)
+    discard_average(run.checkpoints_folder)
+    write_json(run.folder / ENVIRONMENT, noted)
+    write_atomic(run.folder / RECIPE, dump_recipe(recipe))
+
+
+def stands_at_its_end(run: Run, recipe: Recipe, checkpoint: Checkpoint | None) -> bool:
+    """Return whether the checkpoint is the run's newest and the recipe's steps are the run's: there it may finish."""
+    newest = saved_steps(run.checkpoints_folder)[-1:]
+    same = recipe.training.steps == run.recipe.training.steps
+    return checkpoint is not None and newest == [checkpoint.state["step"]] and same
 
 
 def _discard_later(run: Run, checkpoint: Checkpoint) -> None:

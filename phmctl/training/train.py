@@ -11,11 +11,11 @@ from phmctl.checkpoints import Checkpoint, load_model
 from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
-from phmctl.training.averaging import average_checkpoints, averaged_steps, discard_average
-from phmctl.training.metrics_log import MetricsLog
+from phmctl.training.averaging import average_checkpoints, averaged_steps
+from phmctl.training.metrics_log import MetricsLog, summary_writer
 from phmctl.training.precision import has_bfloat16
 from phmctl.training.progress import ProgressLine
-from phmctl.training.resume import newest_checkpoint, run_to_resume, take_over
+from phmctl.training.resume import read_to_resume, run_to_resume, stands_at_its_end, take_over
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
 
@@ -105,7 +105,9 @@ def train_task(
         quiet: print nothing.
 
     Raises:
-        RunError: another process trains the run, or it cannot be continued.
+        RunError: another process trains the run, or it cannot be continued. It is left as it was then, and also when
+            the checkpoint has the steps asked for already.
+        RecipeError: TensorBoard is asked for but not installed.
         NonFiniteError: a loss or a gradient became NaN or infinite.
         PhmctlError: the device's memory is too small.
         OutputError: the run cannot be written.
@@ -113,19 +115,25 @@ def train_task(
     began = time.perf_counter()
     device = pick_device(recipe.training.device)
     set_threads(recipe.training.threads)
+    if recipe.training.tensorboard:
+        summary_writer()  # is it there? a run should not be made in vain
     environment = _environment(recipe, device)
     run = old or Run.create(root, recipe, environment=environment, fill=task.furnish)
-    with run.claimed():
+    with run.claimed(), StopRequest() as stop:
         found = None
         if old is not None:
             task.check_run(old)
-            found = newest_checkpoint(old, checkpoint)
-            run = take_over(old, recipe, environment)
-        with StopRequest() as stop:
-            trainer = _fit(task, run, device, found, stop, quiet)
+            found = read_to_resume(old, checkpoint)
+        trainer = _build(task, Run(run.folder, recipe), device, found, quiet)
+        if old is not None and not trainer.finished:
+            take_over(old, recipe, environment, found)
+        if not trainer.finished or stands_at_its_end(run, recipe, found):
+            _fit(trainer, stop)
+        else:
+            trainer.progress.say(_opening(trainer))
     state = trainer.state
     seconds = time.perf_counter() - began
-    return TrainingResult(run, state.step, seconds, state.best_score, state.best_step, stop.exit_code or 0)
+    return TrainingResult(trainer.run, state.step, seconds, state.best_score, state.best_step, stop.exit_code or 0)
 
 
 def _environment(recipe: Recipe, device: torch.device) -> dict[str, Any]:
@@ -138,35 +146,36 @@ def _environment(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _fit(
-    task: "Task", run: Run, device: torch.device, found: Checkpoint | None, stop: StopRequest, quiet: bool
-) -> Trainer:
+def _build(task: "Task", run: Run, device: torch.device, found: Checkpoint | None, quiet: bool) -> Trainer:
+    """Build the trainer and put the checkpoint into it. Whatever does not fit is refused here; the run is only read."""
     settings = run.recipe.training
     start = int(found.state["step"]) if found else 0
     board = run.folder / "tensorboard" if settings.tensorboard else None
-    with (
-        MetricsLog(run.metrics_path, start, board) as log,
-        ProgressLine(settings.steps, start, quiet=quiet) as progress,
-    ):
-        trainer = Trainer(task, settings, run, device, log, progress)
-        if found is not None:
-            trainer.restore(found, run)
-        if not trainer.finished:
-            discard_average(run.checkpoints_folder)  # of an end that is no longer the end
-        progress.say(_opening(trainer, start))
+    log = MetricsLog(run.metrics_path, start, board)
+    trainer = Trainer(task, settings, run, device, log, ProgressLine(settings.steps, start, quiet=quiet))
+    if found is not None:
+        trainer.restore(found, run)
+    return trainer
+
+
+def _fit(trainer: Trainer, stop: StopRequest) -> None:
+    with trainer.log, trainer.progress as progress:
+        progress.say(_opening(trainer))
         trainer.fit(stop)
         if stop.received is None:
             _average(trainer)
         else:
-            progress.say(f"stopped and saved at step {trainer.state.step}; continue with: {run.resume_command}")
-    return trainer
+            progress.say(f"stopped and saved at step {trainer.state.step}; continue with: {trainer.run.resume_command}")
 
 
-def _opening(trainer: Trainer, start: int) -> str:
+def _opening(trainer: Trainer) -> str:
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    verb = f"resuming {trainer.run.folder} at step {start}" if start else f"training {trainer.run.folder}"
-    if trainer.finished:
-        verb = f"nothing left to train: {trainer.run.folder} is at step {start}; raise training.steps to go on"
+    folder, step = trainer.run.folder, trainer.state.step
+    verb = f"resuming {folder} at step {step}" if step else f"training {folder}"
+    if trainer.out_of_patience:
+        verb = f"nothing left to train: {folder} stopped early at step {step} (training.patience)"
+    elif trainer.finished:
+        verb = f"nothing left to train: {folder} is at step {step}; raise training.steps to go on"
     return f"{verb} ({parameters:,} parameters, {trainer.device}, seed {trainer.settings.seed})"
 
 

@@ -112,8 +112,12 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether all steps are done, or patience has run out."""
-        settings, state = self.settings, self.state
-        return state.step >= settings.steps or (settings.patience > 0 and state.stale >= settings.patience)
+        return self.state.step >= self.settings.steps or self.out_of_patience
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether so many validations in a row as ``training.patience`` says were no better."""
+        return 0 < self.settings.patience <= self.state.stale
 
     def fit(self, stop: StopRequest) -> None:
         """Train until finished or asked to stop; either way the state is saved.
@@ -236,7 +240,20 @@ class Trainer:
         self.log.add("validation", self.state.step, {**metrics, "seconds": self._throughput.elapsed})
         figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.progress.say(f"step {self.state.step}: validation {figures}{'  (best)' if improved else ''}")
+        if self.out_of_patience and self.state.step < self.settings.steps:
+            self._tell_early_stop()
         return improved
+
+    def _tell_early_stop(self) -> None:
+        state = self.state
+        best = {} if state.best_step is None else {"best_step": state.best_step, "best_score": state.best_score}
+        values = {"validations": state.stale, **best, "seconds": self._throughput.elapsed}
+        self.log.add("early_stop", state.step, values)
+        where = f"since step {state.best_step}" if best else "at all: no score was a number"
+        self.progress.say(
+            f"stopped early at step {state.step}: no better validation {where} "
+            f"(training.patience = {self.settings.patience})"
+        )
 
     def evaluate(self) -> dict[str, float]:
         """Return the validation metrics of the model as it is."""
@@ -304,9 +321,10 @@ class Trainer:
             return
         begun = next(step for step in self._replayable if step.step == bad)
         place = trace(self.model, lambda: self._run_again(begun))
+        folder = self.run.checkpoints_folder
+        left = f"the checkpoints in {folder} are sound" if saved_steps(folder) else "there is no checkpoint yet"
         raise NonFiniteError(
-            f"step {bad}: {place} is NaN or infinite (epoch {begun.epoch}, batch {begun.position}); "
-            f"the checkpoints in {self.run.checkpoints_folder} are sound\n"
+            f"step {bad}: {place} is NaN or infinite (epoch {begun.epoch}, batch {begun.position}); {left}\n"
             "lower training.learning_rate, lengthen training.warmup or set training.clip, then train again"
         )
 

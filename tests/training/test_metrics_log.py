@@ -39,10 +39,27 @@ def test_no_file_is_no_entries(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "m")
-    log._handle.close()
-    with Path("/dev/full").open("ab", buffering=0) as log._handle, pytest.raises(OutputError, match="No space left"):
-        log.add("train", 1, {})
+    with MetricsLog(tmp_path / "m") as log:
+        log._handle.close()
+        with (
+            Path("/dev/full").open("ab", buffering=0) as log._handle,
+            pytest.raises(OutputError, match="No space left"),
+        ):
+            log.add("train", 1, {})
+
+
+def test_nothing_is_written_before_the_log_is_entered(tmp_path: Path) -> None:
+    _fill(tmp_path / "m", [5, 10])
+    before = (tmp_path / "m").read_bytes()
+    MetricsLog(tmp_path / "m", after_step=5)
+    assert (tmp_path / "m").read_bytes() == before
+
+
+def test_an_event_without_time_does_not_set_the_clock_back(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "m") as log:
+        log.add("train", 5, {"seconds": 7.0})
+        log.add("average", 5, {"loss": 1.0})
+    assert MetricsLog(tmp_path / "m", after_step=5).seconds == 7.0
 
 
 def test_tensorboard_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +81,7 @@ def test_tensorboard_gets_the_same_values(tmp_path: Path, monkeypatch: pytest.Mo
         def close(self) -> None:
             scalars.append(("closed", 0, 0))
 
-    monkeypatch.setattr("phmctl.training.metrics_log._writer", lambda: Writer)
+    monkeypatch.setattr("phmctl.training.metrics_log.summary_writer", lambda: Writer)
     with MetricsLog(tmp_path / "m", after_step=3, tensorboard=tmp_path / "board") as log:
         log.add("validation", 4, {"loss": 0.5})
     assert scalars == [("validation/loss", 0.5, 4), ("closed", 0, 0)]

@@ -28,6 +28,13 @@ def test_the_newest_checkpoint_is_sound(fit: Fit, tmp_path) -> None:
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
 
 
+def test_the_message_says_whether_there_are_checkpoints(fit: Fit) -> None:
+    with pytest.raises(NonFiniteError, match=r"there is no checkpoint yet\n"):
+        fit(FakeTask(poison=(0, 1)), steps=20)
+    with pytest.raises(NonFiniteError, match=r"the checkpoints in .*checkpoints are sound\n"):
+        fit(FakeTask(poison=(1, 1)), steps=20)
+
+
 def test_the_weights_are_those_from_before_the_bad_step(fit: Fit) -> None:
     """Steps 1 to 3 are sound; in step 4 the loss alone is bad. No log line or checkpoint falls in between."""
     seen: list[torch.Tensor] = []

@@ -211,6 +211,39 @@ def test_a_finished_run_has_nothing_to_do(fit: Fit, capsys: pytest.CaptureFixtur
     assert "nothing left to train" in capsys.readouterr().err
 
 
+def _everything(run: Run) -> dict[str, bytes]:
+    """All files of a run but its lock, and what is in them."""
+    files = (path for path in run.folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(run.folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(("checkpoint", "steps"), [("last", 15), ("last", 10), ("step-000010", 10), ("step-000010", 5)])
+def test_steps_that_are_done_already_change_nothing(
+    fit: Fit, capsys: pytest.CaptureFixture[str], checkpoint: str, steps: int
+) -> None:
+    run = fit(steps=20, keep=4, average=2).run
+    before = _everything(run)
+    recipe = make_recipe(steps=steps, keep=4, average=2)
+    result = train_task(FakeTask(), recipe, Path("unused"), old=run, checkpoint=checkpoint)
+    assert result.steps == (20 if checkpoint == "last" else 10)
+    assert "nothing left to train" in capsys.readouterr().err
+    assert _everything(run) == before
+
+
+def test_a_model_that_does_not_fit_changes_nothing(fit: Fit) -> None:
+    class Wider(FakeTask):
+        def build_model(self, device: torch.device) -> torch.nn.Module:
+            model = super().build_model(device)
+            model.last = torch.nn.Linear(8, 5)
+            return model
+
+    run = fit(steps=20, keep=4, average=2).run
+    before = _everything(run)
+    with pytest.raises(RunError, match="does not fit the model"):
+        fit(Wider(), old=run, checkpoint="step-000010", steps=30, keep=4, average=2)
+    assert _everything(run) == before
+
+
 def test_resuming_is_noted_in_the_environment(fit: Fit) -> None:
     done = fit(steps=10)
     fit(old=done.run, steps=20)
@@ -239,6 +272,7 @@ def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
         check_same(run, make_recipe(steps=9, learning_rate=0.5, clip=2.0, device="auto"))
     assert "training.learning_rate: 0.01 in the run, 0.5 now" in str(refused.value)
     assert "training.clip: 0.0 in the run, 2.0 now" in str(refused.value)
+    assert f"the run's own recipe: {run.folder / 'recipe.yaml'}" in str(refused.value)
     assert "steps" not in str(refused.value)
     assert "device" not in str(refused.value)
 

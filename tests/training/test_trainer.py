@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,10 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from phmctl.checkpoints import read_checkpoint, saved_steps
-from phmctl.errors import DataError, OutputError, PhmctlError
+from phmctl.errors import DataError, OutputError, PhmctlError, RecipeError
 from phmctl.runs import Run
 from phmctl.training.metrics_log import MetricsLog, read_metrics
 from phmctl.training.progress import ProgressLine
+from phmctl.training.train import train_task
 from phmctl.training.trainer import Trainer
 from tests.training.conftest import Fit
 from tests.training.fake import BATCHES_PER_EPOCH, FakeBatch, FakeTask, make_recipe
@@ -130,14 +132,53 @@ def test_a_nan_score_is_never_the_best(fit: Fit) -> None:
     assert fit(task, steps=20).best_step == 10
 
 
-def test_patience_stops(fit: Fit) -> None:
-    task = FakeTask()
-    scores = iter([1.0, 0.9, 2.0, 1.9, 1.8, 1.7, 1.6])
-    task.score = lambda metrics: next(scores)  # type: ignore[method-assign]
-    result = fit(task, steps=500, validate_every=3, patience=3)
+def _scored(*scores: float) -> FakeTask:
+    """A task whose validations have these scores."""
+    task, rest = FakeTask(), iter(scores)
+    task.score = lambda metrics: next(rest)  # type: ignore[method-assign]
+    return task
+
+
+def test_patience_stops_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = _scored(1.0, 0.9, 2.0, 1.9, 1.8, 1.7, 1.6)
+    result = train_task(task, make_recipe(steps=500, validate_every=3, patience=3), tmp_path)
     assert result.steps == 18
     assert result.run.checkpoint("last").name == "step-000018"
     assert result.best_step == 9
+    said = "stopped early at step 18: no better validation since step 9 (training.patience = 3)"
+    assert said in capsys.readouterr().err.splitlines()
+    event = read_metrics(result.run.metrics_path)[-1]
+    assert event.pop("seconds") > 0
+    assert event == {"event": "early_stop", "step": 18, "validations": 3, "best_step": 9, "best_score": 2.0}
+
+
+def test_a_run_that_stopped_early_stays_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_recipe(steps=500, validate_every=3, patience=1)
+    run = train_task(_scored(1.0, 0.9), recipe, tmp_path, quiet=True).run
+    written = run.metrics_path.read_bytes()
+    assert train_task(FakeTask(), recipe, tmp_path, old=run).steps == 6
+    assert "nothing left to train" in (said := capsys.readouterr().err)
+    assert "stopped early at step 6 (training.patience)" in said
+    assert run.metrics_path.read_bytes() == written
+
+
+def test_validations_without_a_number_stop_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_task(_scored(*[math.nan] * 2), make_recipe(steps=500, validate_every=3, patience=2), tmp_path)
+    assert "no better validation at all: no score was a number" in capsys.readouterr().err
+
+
+def test_the_last_step_is_no_early_stop(fit: Fit) -> None:
+    run = fit(_scored(1.0, 0.9), steps=6, validate_every=3, patience=1).run
+    assert "early_stop" not in {entry["event"] for entry in read_metrics(run.metrics_path)}
+
+
+def test_tensorboard_missing_is_found_before_a_run_is_made(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RecipeError, match="TensorBoard is not installed"):
+        fit(tensorboard=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_keep_counts_the_interval_only(fit: Fit) -> None:
