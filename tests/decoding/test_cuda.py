@@ -1,0 +1,59 @@
+"""Decoding on a GPU finds what it finds on a CPU, and waits for it seldom. Skipped where there is none."""
+
+import copy
+
+import pytest
+import torch
+
+from phmctl.decoding.beam import _Search, beam_search
+from phmctl.decoding.translator import Translator
+from phmctl.recipe.schema import DecodingSection
+from tests.decoding.conftest import TEXT, Kit, sharp_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+PHM = {"algebra": "phm", "n": 4}
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_text_is_that_of_the_cpu(kit: Kit, beam: int) -> None:
+    settings = DecodingSection(beam=beam, max_extra=4, max_ratio=1.0)
+    found = {
+        device: Translator(copy.deepcopy(kit.model).to(device), kit.tokenizers, settings, torch.device(device))
+        for device in ("cpu", "cuda")
+    }
+    ours, theirs = (found[device].translate(TEXT[:6]) for device in ("cuda", "cpu"))
+    assert [best.text for best, *_ in ours] == [best.text for best, *_ in theirs]
+    assert [best.score for best, *_ in ours] == pytest.approx([best.score for best, *_ in theirs], abs=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{}, PHM, PHM | {"projections": "packed"}], ids=["real", "phm", "packed"])
+def test_hypotheses_are_those_of_the_cpu(settings: dict[str, object]) -> None:
+    model = sharp_model(40, **settings)
+    source = torch.randint(4, 40, (5, 9), generator=torch.Generator().manual_seed(1))
+    source[:2, 6:] = 0
+    found = {}
+    for device in ("cpu", "cuda"):
+        there = copy.deepcopy(model).to(device)
+        hypotheses = beam_search(
+            there, source.to(device), beam=4, alpha=0.6, max_lengths=[9, 3, 12, 0, 7], allowed=38, n_best=4
+        )
+        found[device] = [[h.tokens for h in each] for each in hypotheses]
+    assert found["cuda"] == found["cpu"]
+
+
+@torch.no_grad()
+def test_a_step_does_not_wait_for_the_device() -> None:
+    model = sharp_model(40, **PHM).to("cuda")
+    source = torch.randint(4, 40, (3, 6), device="cuda")
+    limits = torch.tensor([20, 20, 20], device="cuda")
+    state = model.start(model.encode(source), 1, 21)
+    search = _Search(limits, 20, beam=4, n_best=1, alpha=0.6, allowed=40)
+    state.reorder(search.advance(model.step(search.last, state)))  # layers build what they keep
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            state.reorder(search.advance(model.step(search.last, state)))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert search.length == 6

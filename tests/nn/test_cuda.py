@@ -1,0 +1,72 @@
+"""PHM layers on a GPU give what they give on a CPU. Skipped where there is none."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import PHMLinear
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+ALGEBRAS = [("real", 1), ("phm", 4), ("quaternion", 4), ("octonion", 8)]
+
+
+def outcome(layer: nn.Module, x: Tensor, device: str, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Return a layer's output and gradients, as float32 on the CPU; `dtype` is autocast's."""
+    layer = copy.deepcopy(layer).to(device)
+    leaf = x.to(device)
+    if leaf.is_floating_point():
+        leaf.requires_grad_()
+    with torch.autocast(device, dtype, enabled=dtype is not None):
+        y = layer(leaf)
+    (y.float() * torch.linspace(-1, 1, y.shape[-1], device=device)).sum().backward()
+    assert y.device.type == device
+    found: dict[str, Any] = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    if leaf.grad is not None:
+        found["x"] = leaf.grad
+    assert all(each.device.type == device for each in found.values())
+    return {name: each.detach().float().cpu() for name, each in (found | {"y": y}).items()}
+
+
+@pytest.mark.parametrize("tokens", [3, 500])
+@pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
+def test_linear_equals_the_cpu(algebra: str, n: int, tokens: int) -> None:
+    torch.manual_seed(0)
+    layer, x = PHMLinear(64, 96, n, algebra=algebra), torch.randn(tokens, 64)
+    torch.testing.assert_close(outcome(layer, x, "cuda"), outcome(layer, x, "cpu"), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("tokens", [3, 500])
+@pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
+def test_embedding_equals_the_cpu(algebra: str, n: int, tokens: int) -> None:
+    torch.manual_seed(0)
+    layer, ids = PHMEmbedding(96, 64, n, algebra=algebra, padding_idx=0), torch.randint(0, 96, (tokens,))
+    torch.testing.assert_close(outcome(layer, ids, "cuda"), outcome(layer, ids, "cpu"), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("tokens", [3, 500])
+@pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
+def test_bfloat16_autocast_is_near_float32(algebra: str, n: int, tokens: int) -> None:
+    torch.manual_seed(0)
+    layer, x = PHMLinear(64, 96, n, algebra=algebra), torch.randn(tokens, 64)
+    exact = outcome(layer, x, "cpu")
+    for name, value in outcome(layer, x, "cuda", torch.bfloat16).items():
+        assert (value - exact[name]).norm() <= 0.03 * exact[name].norm(), name
+
+
+@pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
+def test_h_is_kept_in_eval_mode_and_follows_the_device(algebra: str, n: int) -> None:
+    torch.manual_seed(0)
+    layer, x = PHMLinear(64, 96, n, algebra=algebra).eval(), torch.randn(3, 64)
+    with torch.no_grad():
+        before = layer(x)
+        layer.to("cuda")
+        torch.testing.assert_close(layer(x.to("cuda")).cpu(), before, rtol=1e-4, atol=1e-4)
+        assert layer.weight is layer.weight
+        assert layer.weight.is_cuda
+        with torch.autocast("cuda", torch.bfloat16):
+            assert layer.weight.dtype == (torch.float32 if n == 1 else torch.bfloat16)
