@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+AVERAGE = "average"  # the folder of the averaged weights
 _STEP = re.compile(r"step-(\d{6,})")
 _ASIDE = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.old")
 
@@ -211,8 +212,8 @@ def _verify(path: Path, manifest: Mapping[str, Mapping[str, Any]]) -> None:
 def _advice(folder: Path) -> str:
     """Return what to do about a checkpoint that cannot be used."""
     others = [step_name(step) for step in saved_steps(folder.parent)]
-    if (folder.parent / "average").is_dir():
-        others.append("average")
+    if (folder.parent / AVERAGE).is_dir():
+        others.append(AVERAGE)
     others = [name for name in others if name != folder.name]
     if others:
         return f"use another one: --checkpoint {others[-1]} (there are: {', '.join(others)})"

@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from phmctl import __version__
-from phmctl.checkpoints import recover, saved_steps, step_name
+from phmctl.checkpoints import AVERAGE, recover, saved_steps, step_name
+from phmctl.console import note
 from phmctl.errors import RunError, nearest
 from phmctl.files import locked, sync_folder, write_atomic, write_json, writing
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 RECIPE = "recipe.yaml"
 ENVIRONMENT = "environment.json"
 POINTERS = ("last", "best")
+_CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
 _VERSION = re.compile(r"v(\d{3,})")
 _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
@@ -89,7 +91,7 @@ class Run:
             try:
                 if fill is not None:
                     fill(cls(temporary, recipe))
-                for name in ("checkpoints", "results"):
+                for name in (_CHECKPOINTS, "results"):
                     (temporary / name).mkdir()
                 write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
                 write_atomic(temporary / RECIPE, dump_recipe(recipe))
@@ -99,7 +101,9 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open a run by its folder, by a variant's folder (its newest version), or by its name below the root.
+        """Open a run by its folder, by a variant's folder, or by its name below the root.
+
+        Of several versions it is the newest that has a checkpoint: a start that failed does not hide the run before it.
 
         Raises:
             RunError: nothing is there (the message names the nearest run), or the run is not complete.
@@ -116,14 +120,17 @@ class Run:
 
     @classmethod
     def latest(cls, root: Path, recipe: "Recipe") -> Self | None:
-        """Return the newest run of the recipe's name and variant, or None."""
+        """Return the newest run of the recipe's name and variant that has a checkpoint, the newest if none has.
+
+        None where there is no run.
+        """
         versions = _versions(root / recipe.name / recipe.variant)
-        return cls.open(versions[-1]) if versions else None
+        return cls.open(_newest(versions)) if versions else None
 
     @property
     def name(self) -> str:
-        """``<recipe>/<variant>/vNNN``."""
-        return "/".join(self.folder.absolute().parts[-3:])
+        """``<recipe>/<variant>/vNNN``, wherever the folder lies; its own name stands for the version."""
+        return f"{self.recipe.name}/{self.recipe.variant}/{self.folder.resolve().name}"
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -143,7 +150,7 @@ class Run:
     @property
     def checkpoints_folder(self) -> Path:
         """Where the checkpoints lie."""
-        return self.folder / "checkpoints"
+        return self.folder / _CHECKPOINTS
 
     @property
     def metrics_path(self) -> Path:
@@ -154,7 +161,7 @@ class Run:
         """Return what :meth:`checkpoint` takes: ``last``, ``best``, ``average`` where they exist, and steps."""
         folder = self.checkpoints_folder
         names = [name for name in POINTERS if (folder / name).is_file()]
-        names += ["average"] if (folder / "average").is_dir() else []
+        names += [AVERAGE] if (folder / AVERAGE).is_dir() else []
         return names + [step_name(step) for step in saved_steps(folder)]
 
     def checkpoint(self, name: str = "best") -> Path:
@@ -254,6 +261,17 @@ def _versions(folder: Path) -> list[Path]:
     return [entry for _, entry in sorted(found)]
 
 
+def _newest(versions: list[Path]) -> Path:
+    """Return the newest version that has a checkpoint, with a note if it is not the newest of all."""
+    for folder in reversed(versions):
+        recover(folder / _CHECKPOINTS)
+        if saved_steps(folder / _CHECKPOINTS):
+            if folder != versions[-1]:
+                note(f"{versions[-1]} has no checkpoint; {folder} is taken")
+            return folder
+    return versions[-1]
+
+
 def _claim_version(temporary: Path, parent: Path) -> Path:
     """Rename `temporary` to the next free version folder. A rename onto a filled folder fails: try the next."""
     while True:
@@ -279,10 +297,10 @@ def _find(path: Path) -> Path:
     if (folder / RECIPE).exists() or _VERSION.fullmatch(folder.name):
         return folder
     if versions := _versions(folder):
-        return versions[-1]
+        return _newest(versions)
     variants = [entry for entry in sorted(folder.iterdir()) if _versions(entry)]
     if len(variants) == 1:
-        return _versions(variants[0])[-1]
+        return _newest(_versions(variants[0]))
     if variants:
         raise RunError(f"{folder} has several variants; name one: {', '.join(str(each) for each in variants)}")
     raise RunError(f"{folder} is not a run: {RECIPE} is missing{_nearest_run(path)}")

@@ -96,6 +96,35 @@ def test_open_takes_a_variant_a_recipe_and_a_name(tmp_path: Path, monkeypatch: p
         assert Run.open(path).folder == newest
 
 
+def test_a_start_that_failed_does_not_hide_the_run_before(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = Run.create(tmp_path, make_recipe())
+    for path in (tmp_path / "fake/phm-n4", tmp_path / "fake"):
+        assert Run.open(path).folder == trained.folder
+        assert capsys.readouterr().err == f"{failed.folder} has no checkpoint; {trained.folder} is taken\n"
+    latest = Run.latest(tmp_path, make_recipe())
+    assert latest is not None
+    assert latest.folder == trained.folder
+    assert Run.open(failed.folder).folder == failed.folder
+
+
+def test_a_sole_checkpoint_left_aside_counts(trained: Run, tmp_path: Path) -> None:
+    Run.create(tmp_path, make_recipe())
+    for step in (5, 10):
+        name = f"step-{step:06d}"
+        (trained.checkpoints_folder / name).rename(trained.checkpoints_folder / f".{name}.{os.getpid()}.old")
+    assert Run.open(tmp_path / "fake/phm-n4").folder == trained.folder
+
+
+def test_a_moved_run_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create(tmp_path / "runs", make_recipe())
+    run.folder.rename(tmp_path / "v001")
+    monkeypatch.chdir(tmp_path / "v001")
+    for path in (tmp_path / "v001", Path()):
+        assert Run.open(path).name == "fake/phm-n4/v001"
+
+
 def test_several_variants_must_be_told_apart(tmp_path: Path) -> None:
     for variant in ("real", "phm-n4"):
         (tmp_path / "fake" / variant / "v001").mkdir(parents=True)

@@ -7,10 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phmctl.checkpoints import read_checkpoint, step_name, write_checkpoint
+from phmctl.checkpoints import AVERAGE, read_checkpoint, step_name, write_checkpoint
 from phmctl.files import writing
-
-AVERAGE = "average"
 
 
 def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]:

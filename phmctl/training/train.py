@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from phmctl.checkpoints import Checkpoint, load_model
+from phmctl.checkpoints import AVERAGE, Checkpoint, load_model
 from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
@@ -187,6 +187,6 @@ def _average(trainer: Trainer) -> None:
         return
     load_model(trainer.model, average_checkpoints(folder, steps), folder)
     metrics = trainer.evaluate()
-    trainer.log.add("average", trainer.state.step, {**metrics, "checkpoints": len(steps)})
+    trainer.log.add(AVERAGE, trainer.state.step, {**metrics, "checkpoints": len(steps)})
     figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     trainer.progress.say(f"average of {len(steps)} checkpoints: validation {figures}")
