@@ -80,6 +80,46 @@ def test_scores_are_the_models_own(seed: int, beam: int, alpha: float) -> None:
             assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-5)
 
 
+def beam_search_by_hand(
+    model: FakeModel, row: torch.Tensor, *, beam: int, alpha: float, limit: int, allowed: int
+) -> list[tuple[float, list[int]]]:
+    """The search as the module describes it: lists, one sentence, and no stop but for `beam` finished outputs."""
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[tuple[float, list[int]]] = []
+    for length in range(limit + 1):
+        candidates = []
+        for total, tokens in live:
+            logits = model(row[None], torch.tensor([[BOS, *tokens]]))[0, -1]
+            scores = torch.log_softmax(logits.double(), -1).tolist()
+            words = [EOS] if length == limit else [EOS, *range(4, allowed)]
+            candidates += [(total + scores[word], tokens, word) for word in words]
+        candidates.sort(key=lambda candidate: -candidate[0])
+        finished += [
+            (total / ((5 + length + 1) / 6) ** alpha, tokens)
+            for total, tokens, word in candidates[:beam]
+            if word == EOS
+        ]
+        live = [(total, [*tokens, word]) for total, tokens, word in candidates[: 2 * beam] if word != EOS][:beam]
+        if len(finished) >= beam:
+            break
+    return sorted(finished, reverse=True)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+@pytest.mark.parametrize("beam", [2, 3, 5])
+@pytest.mark.parametrize("end_bias", [-2.0, 1.0, 4.0])
+def test_the_search_is_the_one_described(beam: int, alpha: float, end_bias: float) -> None:
+    for seed in range(6):
+        model = FakeModel(seed, vocabulary=20, end_bias=end_bias)
+        limits = [seed % 9, 7, (seed * 5) % 11]
+        for n_best in (1, beam):
+            found = beam_search(model, SOURCE, beam=beam, alpha=alpha, max_lengths=limits, allowed=18, n_best=n_best)
+            for row, limit, hypotheses in zip(SOURCE, limits, found, strict=True):
+                expected = beam_search_by_hand(model, row, beam=beam, alpha=alpha, limit=limit, allowed=18)[:n_best]
+                assert [h.tokens for h in hypotheses] == [tokens for _, tokens in expected]
+                assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-4)
+
+
 rows_of_tokens = st.lists(st.lists(st.integers(4, 19), min_size=1, max_size=6), min_size=1, max_size=7)
 
 
