@@ -1,0 +1,129 @@
+"""Scores of classifiers: accuracy with its interval, F1 by class, the confusion table, McNemar's exact test.
+
+Labels are strings. Wherever a function takes predictions and references, both have the same length, at least one.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_Z = 1.959963984540054  # the 97.5 % point of the normal distribution
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A share of right answers, with Wilson's 95 % interval (Wilson 1927). All from 0 to 1."""
+
+    value: float
+    lower: float
+    upper: float
+    right: int
+    total: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Precision, recall and F1 of one label, 0 where undefined; `support` is how often it is right."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Two classifiers on the same items.
+
+    Attributes:
+        difference: accuracy of the system less that of the baseline.
+        only_baseline: items that only the baseline has right.
+        only_system: items that only the system has right.
+        p_value: how probable a split at least so uneven is if both err equally often; exact, two-sided.
+    """
+
+    difference: float
+    only_baseline: int
+    only_system: int
+    p_value: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
+    """Return the share of right predictions.
+
+    Raises:
+        ValueError: the lengths differ, or there is nothing to score (all functions of this module).
+    """
+    total = _count(predictions, references)
+    right = sum(map(str.__eq__, predictions, references))
+    share, weight = right / total, _Z * _Z / total
+    centre = (share + weight / 2) / (1 + weight)
+    half = _Z * math.sqrt(share * (1 - share) / total + weight / (4 * total)) / (1 + weight)
+    return Accuracy(share, max(0.0, centre - half), min(1.0, centre + half), right, total)
+
+
+def class_scores(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> list[ClassScore]:
+    """Return precision, recall and F1 of each label."""
+    _count(predictions, references)
+    predicted, support = Counter(predictions), Counter(references)
+    right = Counter(guess for guess, truth in zip(predictions, references, strict=True) if guess == truth)
+    return [
+        ClassScore(
+            label,
+            _ratio(right[label], predicted[label]),
+            _ratio(right[label], support[label]),
+            _ratio(2 * right[label], predicted[label] + support[label]),
+            support[label],
+        )
+        for label in labels
+    ]
+
+
+def confusion(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> list[list[int]]:
+    """Return how often each label (row) was predicted as each (column)."""
+    _count(predictions, references)
+    pairs = Counter(zip(references, predictions, strict=True))
+    return [[pairs[truth, guess] for guess in labels] for truth in labels]
+
+
+def mcnemar(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> McNemar:
+    """Compare two classifiers by McNemar's exact test (McNemar 1947): a binomial test of the items that differ."""
+    total = _count(baseline, references)
+    _count(system, references)
+    outcomes = Counter(
+        (old == truth, new == truth) for old, new, truth in zip(baseline, system, references, strict=True)
+    )
+    lost, won = outcomes[True, False], outcomes[False, True]
+    return McNemar((won - lost) / total, lost, won, _sign_test(lost, won))
+
+
+def _sign_test(a: int, b: int) -> float:
+    """Return the two-sided exact probability of a split at least as uneven as a : b, of a + b fair coins."""
+    count, few = a + b, min(a, b)
+    tail = sum(math.comb(count, k) for k in range(few + 1))
+    return min(1.0, 2 * tail / (1 << count))
+
+
+def _count(predictions: Sequence[str], references: Sequence[str]) -> int:
+    if len(predictions) != len(references) or not references:
+        raise ValueError(f"{len(predictions)} predictions for {len(references)} references")
+    return len(references)
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

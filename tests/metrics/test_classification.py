@@ -1,0 +1,62 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phmctl.metrics.classification import accuracy, class_scores, confusion, mcnemar
+
+REFERENCES = ["a", "a", "a", "b", "b", "c"]
+PREDICTIONS = ["a", "a", "b", "b", "a", "a"]
+
+
+def test_accuracy_and_wilsons_interval() -> None:
+    measured = accuracy(["x"] * 81 + ["y"] * 182, ["x"] * 263)
+    assert (measured.right, measured.total) == (81, 263)
+    assert measured.value == pytest.approx(0.307985, abs=1e-6)
+    assert (measured.lower, measured.upper) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, method 3
+
+
+@pytest.mark.parametrize(("right", "total"), [(0, 5), (5, 5)])
+def test_interval_at_the_ends(right: int, total: int) -> None:
+    measured = accuracy(["a"] * right + ["b"] * (total - right), ["a"] * total)
+    assert 0 <= measured.lower <= measured.value <= measured.upper <= 1
+    assert measured.upper - measured.lower == pytest.approx(0.4345, abs=1e-4)
+
+
+def test_class_scores_by_hand() -> None:
+    a, b, c = class_scores(PREDICTIONS, REFERENCES, ["a", "b", "c"])
+    assert (a.precision, a.recall, a.f1, a.support) == pytest.approx((0.5, 2 / 3, 4 / 7, 3))
+    assert (b.precision, b.recall, b.f1, b.support) == pytest.approx((0.5, 0.5, 0.5, 2))
+    assert (c.precision, c.recall, c.f1, c.support) == (0, 0, 0, 1)
+
+
+def test_confusion_has_truth_in_rows() -> None:
+    assert confusion(PREDICTIONS, REFERENCES, ["a", "b", "c"]) == [[2, 1, 0], [1, 1, 0], [1, 0, 0]]
+
+
+def test_mcnemar_by_hand() -> None:
+    references = ["x"] * 12
+    baseline = ["x"] * 2 + ["y"] * 8 + ["x", "y"]  # right alone in 2
+    system = ["y"] * 2 + ["x"] * 8 + ["x", "y"]  # right alone in 8
+    measured = mcnemar(baseline, system, references)
+    assert (measured.only_baseline, measured.only_system) == (2, 8)
+    assert measured.difference == pytest.approx(0.5)
+    assert measured.p_value == pytest.approx(2 * (1 + 10 + 45) / 1024)
+
+
+@given(st.lists(st.tuples(*[st.sampled_from("ab")] * 3), min_size=1, max_size=60))
+def test_mcnemar_is_symmetric_and_a_probability(rows: list[tuple[str, str, str]]) -> None:
+    baseline, system, references = map(list, zip(*rows, strict=True))
+    one, other = mcnemar(baseline, system, references), mcnemar(system, baseline, references)
+    assert one.p_value == other.p_value
+    assert 0 < one.p_value <= 1
+    assert one.difference == pytest.approx(accuracy(system, references).value - accuracy(baseline, references).value)
+
+
+def test_equal_classifiers_do_not_differ() -> None:
+    assert mcnemar(PREDICTIONS, PREDICTIONS, REFERENCES).p_value == 1
+
+
+@pytest.mark.parametrize("predictions", [[], ["a"] * 7])
+def test_lengths_that_differ(predictions: list[str]) -> None:
+    with pytest.raises(ValueError, match="predictions for 6"):
+        accuracy(predictions, REFERENCES)
