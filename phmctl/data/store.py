@@ -73,6 +73,16 @@ def prepare_command(data: DataSection) -> str:
     )
 
 
+def vocabularies(data: DataSection, root: Path) -> tuple[int, int] | None:
+    """Return the sizes of the trained tokenizers, (source, target); None where the data is not prepared.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    manifest = read_manifest(prepared_folder(data, root))
+    return None if manifest is None else (manifest["token_types"]["source"], manifest["token_types"]["target"])
+
+
 class Ragged:
     """N sequences of token ids, held flat. Rows are views of the mapped file.
 

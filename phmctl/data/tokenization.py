@@ -57,6 +57,22 @@ class Tokenizer:
         self.merges = [(left, right) for left, right in merges]
         self._engine = _engine(kind, self.vocabulary, self.merges, lowercase)
 
+    def _content(self) -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "kind": self.kind,
+            "lowercase": self.lowercase,
+            "vocabulary": self.vocabulary,
+            "merges": self.merges,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other makes the same ids of every text."""
+        return isinstance(other, Tokenizer) and self._content() == other._content()
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.lowercase, self.size))
+
     @property
     def size(self) -> int:
         """The number of token types, the special tokens included."""
@@ -78,14 +94,7 @@ class Tokenizer:
         Raises:
             OutputError: the folder cannot be written.
         """
-        content = {
-            "format": _FORMAT,
-            "kind": self.kind,
-            "lowercase": self.lowercase,
-            "vocabulary": self.vocabulary,
-            "merges": self.merges,
-        }
-        write_atomic(path, json.dumps(content, ensure_ascii=False) + "\n")
+        write_atomic(path, json.dumps(self._content(), ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":

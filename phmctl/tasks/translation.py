@@ -35,11 +35,16 @@ class TranslationTask:
     Args:
         recipe: the experiment.
         prepared: its data.
+
+    Raises:
+        DataError: a split is missing or damaged.
     """
 
     def __init__(self, recipe: Recipe, prepared: PreparedData) -> None:
         self.recipe = recipe
         self.prepared = prepared
+        for name in prepared.manifest["splits"]:
+            prepared.split(name)  # maps the file: what is damaged shows before a run is made or changed
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
         """Build the untrained model for the tokenizers' sizes."""
@@ -94,13 +99,14 @@ class TranslationTask:
         """Refuse to continue a run on data other than its own.
 
         Raises:
-            RunError: the corpus was prepared anew from other files or with other settings.
+            RunError: the corpus was prepared anew from other files or with other settings, or the run does not say what
+                it was trained on.
         """
-        before = _read_manifest(run)
-        changed = [
-            key for key in ("settings", "sources", "token_types") if before.get(key) != self.prepared.manifest.get(key)
-        ]
-        if before and changed:
+        before, now = _read_manifest(run), self.prepared.manifest
+        changed = [key for key in ("settings", "sources", "token_types") if before.get(key) != now.get(key)]
+        if not changed and TokenizerPair.load(run.tokenizer_folder) != self.prepared.tokenizers:
+            changed = ["tokenizers"]
+        if changed:
             raise RunError(
                 f"{self.prepared.folder} is not what {run.folder} was trained on: {', '.join(changed)} differ "
                 f"(see {_MANIFEST} and manifest.json)\nprepare it as it was, or leave --resume out to start a new run"
@@ -127,7 +133,13 @@ class TranslationTask:
 
     def _greedy_bleu(self, model: nn.Module, split: ParallelSplit) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
-        translator = Translator(model, self.prepared.tokenizers, settings, next(model.parameters()).device)
+        translator = Translator(
+            model,
+            self.prepared.tokenizers,
+            settings,
+            next(model.parameters()).device,
+            max_source_tokens=self.recipe.data.max_tokens,  # as `decode` cuts them
+        )
         hypotheses = [best[0].text for best in translator.translate(split.source_text)]
         lowercase = self.prepared.tokenizers.target.lowercase
         return bleu(hypotheses, split.target_text, lowercase=lowercase).value
@@ -168,18 +180,22 @@ def load_translator(
     )
 
 
-def _cleaning(run: Run) -> Cleaning | None:
+def _cleaning(run: Run) -> Cleaning:
     """Return what the run's training text went through before it was tokenized."""
-    settings = _read_manifest(run).get("settings", {})
-    return Cleaning(**settings["cleaning"]) if "cleaning" in settings else None
+    try:
+        return Cleaning(**_read_manifest(run)["settings"]["cleaning"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{run.folder / _MANIFEST} does not say how the text was cleaned; copy the run anew") from error
 
 
 def _read_manifest(run: Run) -> dict[str, Any]:
-    """Return the manifest of the data that a run was trained on; empty if the run holds none."""
+    """Return the manifest of the data that a run was trained on."""
     path = run.folder / _MANIFEST
-    if not path.is_file():
-        return {}
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except FileNotFoundError:
+        raise RunError(
+            f"{run.folder} is no complete run: {_MANIFEST} is missing; copy the whole folder again, or train anew"
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{path} is damaged: {error}; copy the run anew") from error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.data.tokenization import TokenizerPair, train_tokenizer
-from phmctl.files import write_atomic
+from phmctl.files import write_atomic, write_json
 from phmctl.recipe.schema import DataSection, DecodingSection, ModelSection, Recipe, TrainingSection
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT, sharp_model
@@ -26,6 +26,7 @@ def make_run(root: Path, name: str = "tiny", seed: int = 1, references: list[str
 
     def fill(run: Run) -> None:
         TokenizerPair(both, both).save(run.tokenizer_folder)
+        write_json(run.folder / "data.json", {"settings": {"cleaning": {}}})
         for side, lines in (("source", SOURCES), ("target", references)):
             write_atomic(run.text_folder / f"test.{side}", "".join(f"{line}\n" for line in lines))
 

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from phmctl.data.corpus import Corpus, corpus_from_files
 from phmctl.data.preparation import prepare
 from phmctl.data.special import PAD
 from phmctl.data.store import PreparedData
-from phmctl.errors import RunError
+from phmctl.data.tokenization import Tokenizer, TokenizerPair
+from phmctl.errors import DataError, RunError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.tasks.translation import TranslationTask, load_translator
@@ -128,3 +130,60 @@ def test_a_run_is_not_continued_on_other_data(entities_run: Run, tmp_path: Path,
     with pytest.raises(RunError, match="settings, sources") as caught:
         TranslationTask(entities_run.recipe, prepared).check_run(entities_run)
     assert "prepare it as it was" in str(caught.value)
+
+
+def copied(run: Run, folder: Path) -> Run:
+    shutil.copytree(run.folder, folder)
+    return Run.open(folder)
+
+
+def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: TranslationTask, tmp_path: Path) -> None:
+    """The manifests agree, and so do the sizes: two merges have changed places."""
+    run = copied(tiny_run, tmp_path / "run")
+    task.check_run(run)
+    tokenizer = TokenizerPair.load(run.tokenizer_folder).source
+    merges = [*tokenizer.merges[1::-1], *tokenizer.merges[2:]]
+    Tokenizer(tokenizer.kind, tokenizer.vocabulary, merges).save(run.tokenizer_folder / "tokenizer.json")
+    with pytest.raises(RunError, match="tokenizers differ"):
+        task.check_run(run)
+
+
+@pytest.mark.parametrize("damage", [None, "{", "[1]", "{}"])
+def test_a_run_that_does_not_say_what_it_was_trained_on_is_refused(
+    tiny_run: Run, task: TranslationTask, tmp_path: Path, damage: str | None
+) -> None:
+    run = copied(tiny_run, tmp_path / "run")
+    if damage is None:
+        (run.folder / "data.json").unlink()
+    else:
+        (run.folder / "data.json").write_text(damage)
+    with pytest.raises(RunError, match=r"data\.json"):
+        task.check_run(run)
+    with pytest.raises(RunError, match=r"data\.json"):
+        load_translator(run, "last", "cpu")
+
+
+def test_damaged_data_shows_before_a_run_is_made(tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path) -> None:
+    from phmctl.training.train import train
+
+    shutil.copytree(miniature_data, tmp_path / "data")
+    path = PreparedData.find(tiny_recipe.data, tmp_path / "data").folder / "train.arrow"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"cannot read .*train\.arrow"):
+        train(tiny_recipe, data=tmp_path / "data", runs=tmp_path / "runs", quiet=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    """Without a cut, the search would go on for twice as many steps as the longest line has tokens."""
+    corpus = own_corpus(tmp_path, "Line {} .")
+    with (tmp_path / "valid.a").open("a") as source, (tmp_path / "valid.b").open("a") as target:
+        source.write("Line " * 20_000 + "\n")
+        target.write("Line\n")
+    data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300, "max_tokens": 12})
+    training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
+    recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
+    task = TranslationTask(recipe, prepare(data, corpus, Cleaning(), root=tmp_path))
+    began = time.perf_counter()
+    assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid")) <= 100
+    assert time.perf_counter() - began < 5
