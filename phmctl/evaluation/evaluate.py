@@ -9,7 +9,7 @@ Into the run's ``results/`` go, for a split and a checkpoint (``test`` with the 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,10 @@ class Evaluation:
             "checkpoint": self.checkpoint,
             "decoding": self.decoding.model_dump(),
             "sentences": self.sentences,
-            "scores": [score.as_dict() for score in self.scores],
-            "bleu_by_source_length": [length_bin.as_dict() for length_bin in self.by_length],
+            "scores": [asdict(score) for score in self.scores],
+            "bleu_by_source_length": [asdict(length_bin) for length_bin in self.by_length],
             "against": self.against,
-            "paired_bootstrap": [comparison.as_dict() for comparison in self.comparisons],
+            "paired_bootstrap": [asdict(comparison) for comparison in self.comparisons],
         }
 
 

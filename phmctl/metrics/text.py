@@ -4,7 +4,7 @@ Hypotheses are detokenised text, references are raw text; sacrebleu does its own
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 LENGTH_BINS = (0, 10, 20, 30, 40)  # lower ends, in words of the source; the last bin is open
@@ -18,10 +18,6 @@ class Score:
     value: float
     signature: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class LengthBin:
@@ -31,10 +27,6 @@ class LengthBin:
     high: int | None
     sentences: int
     bleu: float | None  # None: no sentence
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -57,10 +49,6 @@ class Comparison:
     system_interval: float
     p_value: float
     signature: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import asdict
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_signatures_name_tokenizer_and_version() -> None:
     assert re.fullmatch(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+", by_name["BLEU"].signature)
     assert "nc:6|nw:0" in by_name["chrF2"].signature
     assert "tok:tercom" in by_name["TER"].signature
-    assert list(by_name["BLEU"].as_dict()) == ["name", "value", "signature"]
+    assert list(asdict(by_name["BLEU"])) == ["name", "value", "signature"]
 
 
 def test_bleu_by_length_scores_each_bin_on_its_own() -> None:
