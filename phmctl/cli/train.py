@@ -7,6 +7,7 @@ import typer
 
 from phmctl.cli import options
 from phmctl.console import emit_json, note, print_table
+from phmctl.errors import UserError
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
@@ -28,7 +29,10 @@ def train(
         bool, typer.Option("--resume", help="Continue the newest run of this recipe and variant, or that of --run.")
     ] = False,
     run: Annotated[Path | None, typer.Option("--run", help="The run to continue.", show_default=False)] = None,
-    checkpoint: Annotated[str, typer.Option(help="Where to continue from: last, best or step-N.")] = "last",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="With --resume or --run, where to continue from: last (default), best or step-N."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show recipe, parameters, batch and memory; train nothing.")
     ] = False,
@@ -37,14 +41,16 @@ def train(
     """Train a recipe's model on its prepared data; the run directory is printed at the end."""
     from phmctl.recipe.loading import common_overrides, load_recipe
 
+    if checkpoint is not None and not resume and run is None:
+        raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
     common = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps)
     resolved = load_recipe(recipe, [*common, *(settings or [])])
     if dry_run:
-        _show(resolved, json)
+        _show(resolved, data, json)
         return
     from phmctl.training.train import train as run_training
 
-    result = run_training(resolved, data=data, runs=runs, resume=resume, run=run, checkpoint=checkpoint)
+    result = run_training(resolved, data=data, runs=runs, resume=resume, run=run, checkpoint=checkpoint or "last")
     if json:
         emit_json(result.as_json())
     elif result.exit_code == 0:
@@ -53,19 +59,27 @@ def train(
     raise typer.Exit(result.exit_code)
 
 
-def _show(recipe: "Recipe", json: bool) -> None:
-    """Print what a training would be: its recipe, its parameters, its batches and the memory it expects."""
+def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
+    """Print what a training would be: its recipe, its parameters, its batches and the memory it expects.
+
+    The vocabularies are those of the prepared data, if there is any, otherwise as large as the recipe asks.
+    """
     from phmctl.accounting.ledger import ledger_for_recipe
     from phmctl.accounting.printing import print_ledger
+    from phmctl.data.store import data_root, trained_vocabularies
     from phmctl.recipe.loading import dump_recipe
     from phmctl.training.memory import expect_memory
 
-    ledger, memory = ledger_for_recipe(recipe), expect_memory(recipe)
+    trained = trained_vocabularies(recipe.data, data or data_root())
+    ledger, memory = ledger_for_recipe(recipe, trained), expect_memory(recipe, trained)
     if json:
-        emit_json({"recipe": recipe.model_dump(), "parameters": ledger.as_json(), "memory": memory.as_json()})
+        document = {"recipe": recipe.model_dump(), "parameters": ledger.as_json(), "memory": memory.as_json()}
+        emit_json({**document, "vocabularies_from": "recipe" if trained is None else "prepared data"})
         return
     typer.echo(dump_recipe(recipe))
     print_ledger(ledger)
+    if trained is not None:
+        note("vocabulary: {:,} source and {:,} target token types, as in the prepared data".format(*trained))
     rows = [(name, f"{value / 1e6:,.1f}") for name, value in memory.as_json().items() if name in _MEMORY]
     print_table("memory expected", ("tensors", "MB"), rows)
     note(

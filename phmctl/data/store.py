@@ -73,7 +73,7 @@ def prepare_command(data: DataSection) -> str:
     )
 
 
-def vocabularies(data: DataSection, root: Path) -> tuple[int, int] | None:
+def trained_vocabularies(data: DataSection, root: Path) -> tuple[int, int] | None:
     """Return the sizes of the trained tokenizers, (source, target); None where the data is not prepared.
 
     Raises:

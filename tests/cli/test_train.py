@@ -99,6 +99,24 @@ def test_dry_run_as_json(recipe: Path) -> None:
     assert plan["memory"]["parameters"] == 4 * plan["parameters"]["totals"]["parameters"]
 
 
+def test_dry_run_takes_the_prepared_vocabularies(data: Path, recipe: Path, tmp_path: Path) -> None:
+    """The copying corpus has fewer words than its recipe allows: 30 a side, and the special tokens."""
+    asked, known = (
+        json.loads(_invoke(recipe, "--dry-run", "--json", "--data", root).stdout) for root in (tmp_path, data)
+    )
+    assert (asked["vocabularies_from"], asked["parameters"]["vocabularies"]) == ("recipe", [80, 80])
+    assert (known["vocabularies_from"], known["parameters"]["vocabularies"]) == ("prepared data", [34, 34])
+    assert known["memory"]["parameters"] < asked["memory"]["parameters"]
+    assert "34 source and 34 target token types, as in the" in _invoke(recipe, "--dry-run", "--data", data).stderr
+    assert "as the recipe asks" in _invoke(recipe, "--dry-run", "--data", tmp_path).stderr
+
+
+def test_a_checkpoint_without_a_run_to_resume_is_refused(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--checkpoint best says where to continue from; add --resume") as caught:
+        _invoke(recipe, "--runs", tmp_path / "runs", "--checkpoint", "best")
+    assert caught.value.exit_code == 2
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_run_can_be_resumed(
     data: Path, recipe: Path, tmp_path: Path, number: signal.Signals, code: int
