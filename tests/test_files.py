@@ -52,6 +52,28 @@ def test_who_reads_the_old_file_reads_it_to_the_end(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
+def test_a_pipe_stays_a_pipe_and_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomic(pipe, "ä\n")
+        assert os.read(reader, 100) == "ä\n".encode()
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "link", tmp_path / "there" / "target"
+    link.symlink_to(target)
+    for content in ("new", "newer"):
+        write_atomic(link, content)
+        assert target.read_text() == content
+    assert link.is_symlink()
+
+
 def test_json_keeps_order_and_letters(tmp_path: Path) -> None:
     write_json(tmp_path / "value.json", {"z": "ß", "a": [0.1]})
     assert (tmp_path / "value.json").read_text(encoding="utf-8") == ('{\n  "z": "ß",\n  "a": [\n    0.1\n  ]\n}\n')
