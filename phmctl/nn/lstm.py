@@ -1,0 +1,410 @@
+"""The PHM-LSTM: an LSTM whose maps are hypercomplex multiplications (Zhang et al. 2021, §4.1).
+
+**Layout.** Sequences of several lengths are packed, as in ``torch.nn.utils.rnn``: sorted by length, time-major, padding
+left out. Step t then works on the first sequences of the batch, those that have a step t, and nothing is computed on
+padding. All layers of a stack work on the packed rows.
+
+**Speed.** H of all maps is built once a forward, and stacked into one input weight and one recurrent weight of 4h rows.
+The input half of all gates is one product over all steps. What is left of a step is one product and seven elementwise
+operations in buffers that exist. Autograd would record each of these, and add up the weight's gradient step by step;
+:class:`_Recurrence` runs the loop and its backward pass itself, and takes the weights' gradients in one product each.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from phmctl.algebra.rules import LEARNED
+from phmctl.errors import DimensionError, UserError, nearest
+from phmctl.nn.build import LinearBuilder
+from phmctl.nn.linear import PHMLinear
+
+Gates = Literal["separate", "fused"]
+Cell = Literal["standard", "as_printed"]
+State = tuple[Tensor, Tensor]  # (h, c)
+
+GATES = ("forget", "input", "output", "candidate")  # the order of the paper's split φ: f, i, o, x′
+
+
+class PHMLSTM(nn.Module):
+    """A unidirectional LSTM, or a stack of them, for batches (B, T, d); a drop-in for ``nn.LSTM(batch_first=True)``.
+
+    ::
+
+        f, i, o, x′ = φ(PHM(x_t) + PHM(h_{t−1}) + b)
+        c_t = σ(f) ⊙ c_{t−1} + σ(i) ⊙ tanh(x′)
+        h_t = σ(o) ⊙ tanh(c_t)          cell "standard"
+        h_t = o ⊙ c_t                   cell "as_printed": the paper's equation to the letter
+
+    There is one bias b of 4h, where ``nn.LSTM`` has two that are only ever added; it belongs to the input's maps.
+
+    Parameters of a layer, without the bias: ``4h(d + h)/n`` components, and n³ for each rule. There are 8 rules with
+    separate gates, 2 with fused ones. Table 1 of the paper (d = h = 300) counts separate gates.
+
+    It can be differentiated once, in reverse; ``torch.func`` transforms do not go through it.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        n: int = 1,
+        *,
+        algebra: str = LEARNED,
+        num_layers: int = 1,
+        bias: bool = True,
+        gates: Gates = "separate",
+        cell: Cell = "standard",
+        builder: LinearBuilder | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Make the layers.
+
+        Args:
+            input_size: d, the features of the input.
+            hidden_size: h, the features of the state and the output.
+            n: the PHM hyperparameter; 1 is the dense LSTM.
+            algebra: ``phm`` for learned rules, or a fixed algebra of dimension n.
+            num_layers: how many LSTMs are stacked; each but the first reads the one below it.
+            bias: add b.
+            gates: ``separate``: a map for each gate, of the input and of the state; ``fused``: one map of 4h outputs
+                for the input and one for the state, the form that the paper's equation has.
+            cell: ``standard``, or ``as_printed``, whose output gate and output are not squashed.
+            builder: makes the maps, where a model has one: its algebra, n, bias, rule sharing and device then count,
+                those given here do not. A layer of the stack is a sublayer of the model.
+            device: of the parameters.
+
+        Raises:
+            DimensionError: n does not divide a dimension, or is not the algebra's own; a size is below one.
+            UserError: no such algebra, gates or cell.
+        """
+        super().__init__()
+        _check_choice("gates", gates, get_args(Gates))
+        _check_choice("cell", cell, get_args(Cell))
+        if num_layers < 1:
+            raise DimensionError(f"num_layers = {num_layers} must be at least 1")
+        maker = LinearBuilder(algebra, n, bias=bias, device=device) if builder is None else builder
+        widths = [input_size] + [hidden_size] * (num_layers - 1)
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.gates = gates
+        self.cell = cell
+        self.layers = nn.ModuleList(LSTMLayer(maker.sublayer(), width, hidden_size, gates, cell) for width in widths)
+
+    def forward(
+        self, x: Tensor, lengths: Tensor | None = None, state: State | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run over a batch of sequences.
+
+        Args:
+            x: (B, T, d). What stands at padding is never read.
+            lengths: (B,) integers of 1 to T, in any order, on any device; all T where None.
+            state: h and c before the first step, (num_layers, B, h) each; zeros where None.
+
+        Returns:
+            the last layer's output (B, T, h), zero at padding; and h and c of every layer after each sequence's own
+            last step, (num_layers, B, h) each. Under autocast they are in its precision.
+
+        Raises:
+            DimensionError: a shape is wrong, the batch is empty, or a length is not of 1 to T.
+        """
+        self._check(x, state)
+        packed = _pack(x, lengths)
+        steps = _steps(packed.batch_sizes.tolist())
+        order = packed.sorted_indices
+        data = packed.data  # (N, d)
+        finals = []
+        for index, layer in enumerate(self.layers):
+            start = None if state is None else (_rows(state[0][index], order), _rows(state[1][index], order))
+            data, h, c = layer(data, steps, start)  # (N, h), (B, h), (B, h)
+            finals.append((_rows(h, packed.unsorted_indices), _rows(c, packed.unsorted_indices)))
+        output = _unpack(packed, data, x.shape[1])  # (B, T, h)
+        return output, (torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals]))
+
+    def _check(self, x: Tensor, state: State | None) -> None:
+        if x.dim() != 3 or x.shape[2] != self.input_size:
+            raise DimensionError(
+                f"input of shape {tuple(x.shape)} is not (batch, steps, input_size = {self.input_size})"
+            )
+        if 0 in x.shape:
+            raise DimensionError(f"input of shape {tuple(x.shape)} is empty; give at least one sequence and one step")
+        wanted = (self.num_layers, x.shape[0], self.hidden_size)
+        for name, value in zip("hc", state or (), strict=False):
+            if value.shape != wanted:
+                raise DimensionError(
+                    f"state {name} has shape {tuple(value.shape)}, not (layers, batch, hidden) = {wanted}"
+                )
+
+    def extra_repr(self) -> str:
+        """Return the arguments that the layers do not show, for ``repr``."""
+        return f"{self.input_size}, {self.hidden_size}, gates={self.gates!r}, cell={self.cell!r}"
+
+
+class LSTMLayer(nn.Module):
+    """One LSTM over packed rows. What a user calls is :class:`PHMLSTM`.
+
+    Attributes:
+        from_input: gate -> map d → h with bias; with fused gates one map d → 4h.
+        from_hidden: the same of the state, h → h or h → 4h, without biases.
+    """
+
+    def __init__(self, builder: LinearBuilder, input_size: int, hidden_size: int, gates: Gates, cell: Cell) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.cell = cell
+        self.from_input = _maps(builder, input_size, hidden_size, gates)
+        self.from_hidden = _maps(builder, hidden_size, hidden_size, gates, bias=False)
+
+    def forward(self, data: Tensor, steps: Sequence["_Step"], state: State | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over all steps.
+
+        Args:
+            data: (N, d), the packed rows.
+            steps: where each step's rows lie.
+            state: h and c before the first step, (B, h) each, sorted as the rows are; zeros where None.
+
+        Returns:
+            the outputs (N, h), and h and c after each sequence's last step, (B, h) each.
+        """
+        dtype = _compute_dtype(data)
+        if state is None:
+            zeros = data.new_zeros(steps[0].before.stop, self.hidden_size, dtype=dtype)  # (B, h)
+            state = zeros, zeros
+        bias = _bias(self.from_input)
+        h, c, output = _Recurrence.apply(  # type: ignore[no-untyped-call]
+            data.to(dtype),
+            _weight(self.from_input).to(dtype),  # (4h, d)
+            None if bias is None else bias.to(dtype),  # (4h,)
+            _weight(self.from_hidden).to(dtype),  # (4h, h)
+            state[0].to(dtype),
+            state[1].to(dtype),
+            steps,
+            self.cell,
+        )
+        return output, h, c
+
+
+class _Step(NamedTuple):
+    """Where one step's rows lie, of the sequences that are as long; N rows in all, B sequences."""
+
+    rows: slice  # of packed data, 0 to N
+    here: slice  # of the states after the step, behind the B first ones: 0 to B + N
+    before: slice  # of the same sequences' states before the step
+    ended: slice  # of the states here that are their sequences' last
+
+
+def _steps(sizes: Sequence[int]) -> list[_Step]:
+    """Return the steps of a packed batch, from the number of sequences that have each; it never grows."""
+    first, before, steps = 0, 0, []
+    for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
+        here = first + sizes[0]
+        steps.append(
+            _Step(
+                rows=slice(first, first + size),
+                here=slice(here, here + size),
+                before=slice(before, before + size),
+                ended=slice(here + following, here + size),
+            )
+        )
+        first, before = first + size, here
+    return steps
+
+
+class _Recurrence(torch.autograd.Function):
+    """All steps of a layer as one operation; all floating-point arguments are of one dtype.
+
+    The cell is kept in float32 where that dtype is a shorter one: it is a sum over the steps.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        data: Tensor,
+        input_weight: Tensor,
+        bias: Tensor | None,
+        weight: Tensor,
+        h: Tensor,
+        c: Tensor,
+        steps: Sequence[_Step],
+        cell: Cell,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        gates = F.linear(data, input_weight, bias)  # (N, 4h)
+        hidden = gates.new_empty(len(h) + len(gates), h.shape[1])  # (B + N, h): h_0, then h after each step
+        cells = torch.empty_like(hidden, dtype=torch.promote_types(c.dtype, torch.float32))  # (B + N, h)
+        hidden[: len(h)] = h
+        cells[: len(c)] = c
+        recurrent = weight.t()  # (h, 4h)
+        for step in steps:
+            gate = gates[step.rows].addmm_(hidden[step.before], recurrent)  # (b, 4h)
+            _advance(gate, cells[step.before], cells[step.here], hidden[step.here], cell)
+        ctx.save_for_backward(data, input_weight, weight, gates, hidden, cells)
+        ctx.steps, ctx.cell = steps, cell
+        return _last(hidden, steps), _last(cells, steps).to(c.dtype), hidden[len(h) :]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        data, input_weight, weight, gates, hidden, cells = ctx.saved_tensors
+        needs_data, needs_input_weight, needs_bias, needs_weight, *_ = ctx.needs_input_grad
+        with torch.autocast(data.device.type, enabled=False):
+            grads = torch.empty_like(gates)  # (N, 4h), of the gates before they are squashed
+            dh = grad_h.clone()  # (B, h); of a sequence that is not reached yet, its last state's
+            dc = grad_c.to(cells.dtype, copy=True)  # (B, h)
+            for step in reversed(ctx.steps):
+                active = slice(0, step.rows.stop - step.rows.start)
+                dh_now = dh[active].add_(grad_output[step.rows])  # (b, h)
+                kept = gates[step.rows], cells[step.before], cells[step.here]
+                _retreat(grads[step.rows], *kept, dh_now, dc[active], ctx.cell)
+                torch.mm(grads[step.rows], weight, out=dh_now)
+            return (
+                grads @ input_weight if needs_data else None,
+                grads.t() @ data if needs_input_weight else None,
+                grads.sum(0) if needs_bias else None,
+                grads.t() @ _earlier(hidden, ctx.steps) if needs_weight else None,
+                dh,
+                dc.to(grad_c.dtype),
+                None,
+                None,
+            )
+
+
+def _advance(gate: Tensor, before: Tensor, now: Tensor, hidden: Tensor, cell: Cell) -> None:
+    """Squash a step's gates (b, 4h) in place; write the cell `now` and the state `hidden`, (b, h) each."""
+    width = now.shape[1]
+    gate[:, : _sigmoids(cell) * width].sigmoid_()
+    gate[:, 3 * width :].tanh_()
+    f, i, o, candidate = gate.chunk(4, dim=1)
+    torch.mul(f, before, out=now).addcmul_(i, candidate)
+    if cell == "as_printed":
+        torch.mul(o, now, out=hidden)
+    else:
+        torch.tanh(now, out=hidden).mul_(o)
+
+
+def _retreat(grad: Tensor, gate: Tensor, before: Tensor, now: Tensor, dh: Tensor, dc: Tensor, cell: Cell) -> None:
+    """Write the gradient `grad` (b, 4h) of a step's gates before they were squashed; turn dc into that of `before`.
+
+    Args:
+        grad: written.
+        gate: the gates after they were squashed, (b, 4h).
+        before: the cell before the step, (b, h).
+        now: the cell after it, (b, h).
+        dh: the gradient of the state after the step, (b, h).
+        dc: the gradient of the cell after the step from later steps; overwritten.
+        cell: which equations.
+    """
+    f, i, o, candidate = gate.chunk(4, dim=1)
+    df, di, do, dcandidate = grad.chunk(4, dim=1)
+    if cell == "as_printed":
+        torch.mul(dh, now, out=do)
+        dc.addcmul_(dh, o)
+    else:
+        squashed = now.tanh()  # again: cheaper than to keep it
+        torch.mul(dh, squashed, out=do)
+        dc.add_(torch.ops.aten.tanh_backward(dh * o, squashed))
+    torch.mul(dc, before, out=df)
+    torch.mul(dc, candidate, out=di)
+    torch.mul(dc, i, out=dcandidate)
+    dc.mul_(f)
+    sigmoids, width = _sigmoids(cell), dc.shape[1]
+    _through_sigmoid(grad[:, : sigmoids * width], gate[:, : sigmoids * width])
+    torch.ops.aten.tanh_backward.grad_input(dcandidate, candidate, grad_input=dcandidate)
+
+
+def _through_sigmoid(grad: Tensor, value: Tensor) -> None:
+    """Turn the gradient of a sigmoid's value into that of its argument, in place."""
+    torch.ops.aten.sigmoid_backward.grad_input(grad, value, grad_input=grad)
+
+
+def _sigmoids(cell: Cell) -> int:
+    """Return how many of the gates, in the order of :data:`GATES`, go through a sigmoid."""
+    return 2 if cell == "as_printed" else 3
+
+
+def _last(states: Tensor, steps: Sequence[_Step]) -> Tensor:
+    """Return each sequence's last state, the longest first. (B + N, h) -> (B, h)."""
+    return torch.cat([states[step.ended] for step in reversed(steps)])
+
+
+def _earlier(states: Tensor, steps: Sequence[_Step]) -> Tensor:
+    """Return the states before each packed row. (B + N, h) -> (N, h)."""
+    if steps[0].rows.stop * len(steps) == steps[-1].rows.stop:  # all of one length: they lie as they should
+        return states[: steps[-1].rows.stop]
+    return torch.cat([states[step.before] for step in steps])
+
+
+def _maps(
+    builder: LinearBuilder, inputs: int, outputs: int, gates: Gates, *, bias: bool | None = None
+) -> nn.ModuleDict:
+    """Build the maps of all gates: a map each, or one."""
+    if gates == "fused":
+        return nn.ModuleDict({"gates": builder.linear(inputs, 4 * outputs, splits=4, bias=bias)})
+    return nn.ModuleDict({gate: builder.linear(inputs, outputs, bias=bias) for gate in GATES})
+
+
+def _weight(maps: nn.ModuleDict) -> Tensor:
+    """Return H of all gates, (4h, d)."""
+    weights = [linear.weight for linear in maps.values() if isinstance(linear, PHMLinear)]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def _bias(maps: nn.ModuleDict) -> Tensor | None:
+    """Return the bias of all gates, (4h,)."""
+    biases = [linear.bias for linear in maps.values() if isinstance(linear.bias, Tensor)]
+    return torch.cat(biases) if biases else None
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """Return autocast's dtype where it is on and would take x, else x's own."""
+    device = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def _pack(x: Tensor, lengths: Tensor | None) -> PackedSequence:
+    """Return the real rows of x (B, T, d), time-major, the longest sequence first; without lengths in x's own order."""
+    batch, longest, width = x.shape
+    if lengths is None:
+        sizes = torch.full((longest,), batch)
+        return PackedSequence(x.transpose(0, 1).reshape(-1, width), sizes)  # (T B, d)
+    return pack_padded_sequence(x, _checked(lengths, batch, longest), batch_first=True, enforce_sorted=False)
+
+
+def _unpack(packed: PackedSequence, data: Tensor, longest: int) -> Tensor:
+    """Return packed rows (N, h) as (B, T, h) in the batch's own order, zero at padding."""
+    if packed.sorted_indices is None:
+        return data.view(longest, -1, data.shape[1]).transpose(0, 1)  # (B, T, h)
+    output, _ = pad_packed_sequence(packed._replace(data=data), batch_first=True, total_length=longest)
+    return output
+
+
+def _rows(x: Tensor, order: Tensor | None) -> Tensor:
+    return x if order is None else x.index_select(0, order)
+
+
+def _checked(lengths: Tensor, batch: int, longest: int) -> Tensor:
+    """Return the lengths on the CPU, (B,) int64.
+
+    Raises:
+        DimensionError: they are not B integers of 1 to T; names the first that is wrong.
+    """
+    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        kind = f"{str(lengths.dtype).removeprefix('torch.')} of shape {tuple(lengths.shape)}"
+        raise DimensionError(f"lengths are {kind}; give one integer for each of the {batch} sequences")
+    values = lengths.to("cpu", torch.int64)
+    wrong = ((values < 1) | (values > longest)).nonzero().flatten().tolist()
+    if wrong:
+        value = int(values[wrong[0]])
+        raise DimensionError(f"lengths[{wrong[0]}] = {value}; a length is at least 1 and at most T = {longest} steps")
+    return values
+
+
+def _check_choice(key: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise UserError(f"no {key} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
