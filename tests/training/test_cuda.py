@@ -1,18 +1,23 @@
 """The same loop on a GPU. Skipped where there is none."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from phmctl.checkpoints import read_checkpoint
+from phmctl.data.store import PreparedData
 from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
-from phmctl.training.metrics_log import MetricsLog
+from phmctl.tasks.translation import TranslationTask
+from phmctl.training.metrics_log import MetricsLog, read_metrics
 from phmctl.training.progress import ProgressLine
+from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
 from tests.training.conftest import Fit
+from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask, make_recipe
 from tests.training.test_resume import SETTINGS, Interrupting, _contents
 
@@ -67,3 +72,48 @@ def test_a_bad_step_is_named_later_and_the_weights_stay(fit: Fit, tmp_path: Path
     run = Run.open(tmp_path / "fake/phm-n4")
     tensors = read_checkpoint(run.checkpoint("last"), ["model"]).tensors["model"]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+
+
+@contextmanager
+def translation(data: Path, runs: Path, device: str, **training: object) -> Iterator[Trainer]:
+    """A trainer of the real task, with the same weights at the start on every device."""
+    recipe = copying_recipe(dropout=0.0, clip=1.0, accumulate=2, log_every=1, **training)
+    task = TranslationTask(recipe, PreparedData.find(recipe.data, data))
+    torch.manual_seed(1)
+    weights = task.build_model("cpu").state_dict()
+    run = Run.create(runs, recipe)
+    with MetricsLog(run.metrics_path) as log:
+        trainer = Trainer(task, recipe.training, run, torch.device(device), log, ProgressLine(1, 0, quiet=True))
+        trainer.model.load_state_dict(weights)
+        yield trainer
+
+
+def losses(trainer: Trainer, event: str) -> list[float]:
+    return [entry["loss"] for entry in read_metrics(trainer.run.metrics_path) if entry["event"] == event]
+
+
+def test_translation_in_bfloat16_follows_the_cpu_in_float32(copying_data: Path, tmp_path: Path) -> None:
+    """Training, validation with greedy BLEU, saving: the losses agree to the precision of bfloat16."""
+    found: dict[str, dict[str, list[float]]] = {}
+    settings = {"steps": 20, "validate_every": 10, "validate_bleu": True}
+    for device, precision in (("cpu", "float32"), ("cuda", "bfloat16")):
+        with translation(copying_data, tmp_path / device, device, precision=precision, **settings) as trainer:
+            trainer.fit(StopRequest())
+            found[device] = {event: losses(trainer, event) for event in ("train", "validation")}
+            assert trainer.run.checkpoint("last").name == "step-000020"
+    assert (len(found["cuda"]["train"]), len(found["cuda"]["validation"])) == (20, 2)
+    assert found["cuda"]["train"][-1] < found["cuda"]["train"][0] - 0.3
+    for event, values in found["cpu"].items():
+        assert found["cuda"][event] == pytest.approx(values, rel=0.02)
+
+
+def test_a_step_of_translation_never_waits_for_the_device(copying_data: Path, tmp_path: Path) -> None:
+    with translation(copying_data, tmp_path, "cuda", steps=100, precision="bfloat16") as trainer:
+        trainer._step()  # the optimiser makes its state
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(5):
+                trainer._step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert trainer.state.step == 6
