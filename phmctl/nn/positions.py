@@ -1,6 +1,8 @@
 """Sinusoidal positions (Vaswani et al. 2017, §3.5)."""
 
 import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -39,3 +41,8 @@ class SinusoidalPositions(nn.Module):
         if stop > self.table.shape[0]:
             self.table = sinusoids(2 * stop, self.width).to(self.table)
         return self.table[start:stop]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.table = sinusoids(len(self.table), self.width).to(self.table)  # to_empty() leaves it undefined
+        return self

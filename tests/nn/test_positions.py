@@ -37,3 +37,10 @@ def test_the_table_grows_for_a_longer_sentence_and_keeps_its_kind() -> None:
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, sinusoids(700, 16).double())
     assert not positions.state_dict()  # no checkpoint holds it
+
+
+def test_a_table_that_was_on_meta_is_made_where_it_goes() -> None:
+    positions = SinusoidalPositions(16, device="meta")
+    assert positions.table.is_meta
+    with torch.no_grad():
+        torch.testing.assert_close(positions.to_empty(device="cpu")(9), sinusoids(9, 16))
