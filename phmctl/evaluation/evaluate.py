@@ -14,11 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.checkpoints import MANIFEST, verify_checkpoint
-from phmctl.console import progress, warn
+from phmctl.console import note, progress, warn
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.files import sha256, sha256_text, write_atomic, write_json
-from phmctl.metrics.text import Comparison, LengthBin, Score, all_scores, bleu_by_length, paired_bootstrap
+from phmctl.metrics.text import (
+    Comparison,
+    LengthBin,
+    Score,
+    all_scores,
+    bleu_by_length,
+    looks_tokenised,
+    paired_bootstrap,
+)
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 
@@ -94,6 +102,8 @@ def evaluate(
     references = read_text(run, split, "target")
     if against is not None and read_text(against, split, "target") != references:
         raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
+    if looks_tokenised(references):
+        note(f"the {split} references are tokenised text: the scores do not compare with those of raw text")
     if lowercase is None:
         lowercase = TokenizerPair.load(run.tokenizer_folder).target.lowercase
     chosen = decoding or run.recipe.decoding

@@ -79,6 +79,12 @@ def all_scores(hypotheses: Sequence[str], references: Sequence[str], *, lowercas
     ]
 
 
+def looks_tokenised(references: Sequence[str]) -> bool:
+    """Tell whether most references that end in a full stop have a blank before it, as tokenised text has."""
+    full_stops = [line for line in references if line.endswith(".")]
+    return 2 * sum(line.endswith(" .") for line in full_stops) > len(full_stops)
+
+
 def bleu_by_length(
     sources: Sequence[str],
     hypotheses: Sequence[str],
@@ -163,7 +169,7 @@ def _metric(name: str, lowercase: bool, references: list[list[str]] | None = Non
     from sacrebleu.metrics import BLEU, CHRF, TER
 
     if name == "BLEU":
-        return BLEU(lowercase=lowercase, references=references)
+        return BLEU(lowercase=lowercase, references=references, force=True)  # `looks_tokenised` warns once instead
     if name == "chrF":
         return CHRF(lowercase=lowercase, references=references)
     return TER(references=references)

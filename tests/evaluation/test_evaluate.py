@@ -159,3 +159,9 @@ def test_a_results_folder_that_cannot_be_written(run: Run) -> None:
     run.results_folder.write_text("in the way", encoding="utf-8")
     with pytest.raises(OutputError, match="cannot write"):
         evaluate(run, device="cpu")
+
+
+def test_tokenised_references_are_noted_once(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    (run.text_folder / "test.target").write_text("".join(f"word {number} .\n" for number in range(len(SOURCES))))
+    evaluate(run, device="cpu")
+    assert capfd.readouterr().err.count("tokenised") == 1

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from phmctl.metrics.text import all_scores, bleu, bleu_by_length, chrf, paired_bootstrap, ter
+from phmctl.metrics.text import all_scores, bleu, bleu_by_length, chrf, looks_tokenised, paired_bootstrap, ter
 
 REFERENCES = ["the cat sat on the mat", "a dog barks at the moon tonight"]
 
@@ -46,6 +46,14 @@ def test_signatures_name_tokenizer_and_version() -> None:
     assert "nc:6|nw:0" in by_name["chrF2"].signature
     assert "tok:tercom" in by_name["TER"].signature
     assert list(asdict(by_name["BLEU"])) == ["name", "value", "signature"]
+
+
+@pytest.mark.parametrize(
+    ("references", "tokenised"),
+    [(["A cat .", "Two .", "Well"], True), (["A cat.", "Two .", "Two."], False), (["no stop"], False)],
+)
+def test_tokenised_references_are_told(references: list[str], tokenised: bool) -> None:
+    assert looks_tokenised(references) is tokenised
 
 
 def test_bleu_by_length_scores_each_bin_on_its_own() -> None:
