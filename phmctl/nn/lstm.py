@@ -5,7 +5,7 @@ left out. Step t then works on the first sequences of the batch, those that have
 padding. All layers of a stack work on the packed rows.
 
 **Speed.** H of all maps is built once a forward, and stacked into one input weight and one recurrent weight of 4h rows.
-The input half of all gates is one product over all steps. What is left of a step is one product and seven elementwise
+The input half of all gates is one product over all steps. What is left of a step is one product and six elementwise
 operations in buffers that exist. Autograd would record each of these, and add up the weight's gradient step by step;
 :class:`_Recurrence` runs the loop and its backward pass itself, and takes the weights' gradients in one product each.
 """
@@ -31,7 +31,9 @@ GATES = ("forget", "input", "output", "candidate")  # the order of the paper's s
 
 
 class PHMLSTM(nn.Module):
-    """A unidirectional LSTM, or a stack of them, for batches (B, T, d); a drop-in for ``nn.LSTM(batch_first=True)``.
+    """A unidirectional LSTM, or a stack of them, for batches (B, T, d).
+
+    It stands in for ``nn.LSTM(batch_first=True)``, and takes lengths where that takes a ``PackedSequence``.
 
     ::
 

@@ -365,10 +365,21 @@ def test_in_a_shorter_precision(dtype) -> None:
     assert all(parameter.grad.isfinite().all() and parameter.grad.any() for parameter in model.parameters())
 
 
+def test_the_cell_adds_up_small_numbers() -> None:
+    """With all gates open the cell is a sum: 1,000 times 0.001. In bfloat16 itself it would stop at 0.5."""
+    model = PHMLSTM(2, 2).to(torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        value = 20.0 if name.endswith("bias") else 0.0
+        nn.init.constant_(parameter, 0.001 if name.endswith("candidate.bias") else value)
+    with torch.no_grad():
+        _, (_, c) = model(torch.zeros(1, 1000, 2, dtype=torch.bfloat16))
+    torch.testing.assert_close(c.float(), torch.ones(1, 1, 2), atol=0.01, rtol=0)
+
+
 def test_a_copy_is_one_of_its_own() -> None:
     model = double(4, 4, 2)
     x = normal(2, 5, 4)
-    before = model(x)[0]
+    before = model(x)[0].detach()
     twin = copy.deepcopy(model)
     twin.load_state_dict({name: 2 * value for name, value in model.state_dict().items()})
     assert torch.equal(model(x)[0], before)
