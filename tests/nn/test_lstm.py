@@ -116,7 +116,7 @@ def batches(draw):
         "lengths": None if lengths is None else torch.tensor(lengths),
         "batch": draw(st.integers(1, 4)) if lengths is None else len(lengths),
         "gates": draw(st.sampled_from(["separate", "fused"])),
-        "layers": draw(st.integers(1, 3)),
+        "num_layers": draw(st.integers(1, 3)),
         "bias": draw(st.booleans()),
         "state": draw(st.booleans()),
     }
@@ -125,12 +125,7 @@ def batches(draw):
 def case(drawn, **options):
     """Model, input, lengths and state of a drawn case."""
     model = double(
-        *drawn["sizes"],
-        algebra=drawn["algebra"],
-        gates=drawn["gates"],
-        num_layers=drawn["layers"],
-        bias=drawn["bias"],
-        **options,
+        *drawn["sizes"], **{key: drawn[key] for key in ("algebra", "gates", "num_layers", "bias")}, **options
     )
     x = normal(drawn["batch"], drawn["steps"], model.input_size)
     shape = (model.num_layers, drawn["batch"], model.hidden_size)
