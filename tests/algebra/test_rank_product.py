@@ -1,0 +1,107 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from phmctl.algebra import rank_product as module
+from phmctl.algebra.bilinear import Factors, decompose, recompose
+from phmctl.algebra.kronecker import materialise_reference
+from phmctl.algebra.rank_product import blocks_of, rank_product
+from phmctl.algebra.rules import fixed_rule
+
+
+def draw(n: int, rank: int, rows: int, columns: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Factors]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    return (
+        normal(tokens, n * columns),
+        normal(n, rows, columns),
+        Factors(normal(n, rank), normal(n, rank), normal(rank, n)),
+    )
+
+
+def apply(x: Tensor, S: Tensor, factors: Factors, *, keep: bool = True) -> Tensor:
+    return rank_product(x, blocks_of(factors.W, S), factors.U, factors.V, keep=keep)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(1, 5),
+    rank=st.integers(1, 9),
+    rows=st.integers(1, 6),
+    columns=st.integers(1, 6),
+    tokens=st.integers(0, 11),
+    tile=st.integers(1, 6),
+)
+def test_output_is_that_of_the_kronecker_sum(
+    n: int, rank: int, rows: int, columns: int, tokens: int, tile: int
+) -> None:
+    x, S, factors = draw(n, rank, rows, columns, tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.TILE, "cpu", tile)
+        y = apply(x, S, factors)
+    torch.testing.assert_close(y, x @ materialise_reference(recompose(factors), S).t())
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("wanted", ["x", "S", "W", "U", "V", "xSWUV"])
+def test_gradients(wanted: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.TILE, "cpu", 2)  # several tiles, the last one short
+    x, S, factors = draw(3, 5, 2, 4, tokens=5)
+    parts = {"x": x, "S": S, "W": factors.W, "U": factors.U, "V": factors.V}
+    for name, part in parts.items():
+        part.requires_grad_(name in wanted)
+
+    def function(x: Tensor, S: Tensor, W: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        return apply(x, S, Factors(W, U, V), keep=keep)
+
+    assert torch.autograd.gradcheck(function, tuple(parts.values()))
+
+
+@pytest.mark.parametrize("algebra", ["complex", "quaternion", "octonion"])
+def test_fixed_algebras_take_fewer_products(algebra: str) -> None:
+    rule = fixed_rule(algebra, dtype=torch.float64)
+    n = len(rule)
+    factors = decompose(rule).factors
+    x, S, _ = draw(n, 1, 3, 2, tokens=7)
+    assert factors.rank < n * n
+    torch.testing.assert_close(apply(x, S, factors), x @ materialise_reference(rule, S).t())
+
+
+def test_used_twice_in_one_graph() -> None:
+    x, S, factors = draw(2, 3, 2, 2, tokens=4)
+    x.requires_grad_()
+    apply(apply(x, S, factors), S, factors).sum().backward()
+    H = materialise_reference(recompose(factors), S)
+    torch.testing.assert_close(x.grad, (torch.ones(4, 4, dtype=torch.float64) @ H @ H))
+
+
+def test_an_input_that_is_not_contiguous() -> None:
+    x, S, factors = draw(2, 3, 2, 2, tokens=4)
+    strided = x.t().contiguous().t()
+    torch.testing.assert_close(apply(strided, S, factors), apply(x, S, factors))
+
+
+def test_bfloat16_sums_its_gradients_in_float32() -> None:
+    x, S, factors = draw(2, 3, 4, 4, tokens=4096)
+    half = [part.bfloat16().requires_grad_() for part in (x, blocks_of(factors.W, S), factors.U, factors.V)]
+    full = [part.detach().double().requires_grad_() for part in half]
+    for parts in (half, full):
+        rank_product(*parts).square().sum().backward()
+    for mine, exact in zip(half, full, strict=True):
+        assert mine.grad is not None
+        assert mine.grad.dtype == torch.bfloat16
+        assert (mine.grad.double() - exact.grad).norm() / exact.grad.norm() < 0.02
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    x, S, factors = draw(2, 3, 2, 2, tokens=4)
+    with torch.no_grad():
+        assert apply(x, S, factors).grad_fn is None
+    assert copy.deepcopy(apply(x, S, factors)).equal(apply(x, S, factors))
