@@ -51,6 +51,7 @@ class Layout(Section):
     """One way in which people have a corpus on disk."""
 
     name: str
+    scattered: bool = False  # several archives: each file may lie in a subfolder of its own
     splits: dict[SplitName, SplitFiles]
 
 
@@ -79,6 +80,27 @@ class Url(Section):
     file: str  # its name in the cache
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
     extract: bool = False  # a tar or zip archive
+
+
+class Divide(Section):
+    """How a set without valid or test of its own is divided: which of every `period` pairs are held out for them."""
+
+    period: Annotated[int, Field(ge=2)]
+    valid: PositiveInt | None = None  # the pair with this number, counted from 1, and every `period`-th after it
+    test: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        places = self.places.values()
+        if not places or max(places) > self.period or len(set(places)) < len(places):
+            raise ValueError("wants 'valid', 'test' or both: two different numbers up to 'period'")
+        return self
+
+    @property
+    def places(self) -> dict[SplitName, int]:
+        """The number of each held-out split's first pair."""
+        given: dict[SplitName, int | None] = {"valid": self.valid, "test": self.test}
+        return {split: place for split, place in given.items() if place is not None}
 
 
 class Cleaning(Section):
@@ -110,10 +132,11 @@ class Card(Section):
     description: str
     licence: str
     homepage: str = ""
-    sizes: dict[SplitName, int]  # published pairs a split
+    sizes: dict[SplitName, int] = Field(default_factory=dict)  # published pairs a split; empty where they are not known
     defaults: Defaults = Defaults()
     cleaning: Cleaning = Cleaning()
     built_in: bool = False  # generated, nothing to fetch
+    divide: Divide | None = None  # for what has no valid or test of its own
     local: tuple[Layout, ...] = ()
     hub: Hub | None = None
     urls: tuple[Url, ...] = ()

@@ -1,12 +1,12 @@
 """A corpus: the splits of a card, or of a user's own files, ready to be read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from phmctl.data.catalog import Card
+from phmctl.data.catalog import Card, Divide
 from phmctl.data.layouts import find_files, read_split
-from phmctl.data.readers import PairSource, ParallelFiles, SourceFile, TabSeparated
+from phmctl.data.readers import HoldOut, PairSource, ParallelFiles, SourceFile, TabSeparated
 from phmctl.errors import DataError, DownloadError
 
 
@@ -21,6 +21,7 @@ class Corpus:
         files: the original files in the order in which they are read, for the manifest's SHA-256; empty where there
             are none. A file that two splits are taken from stands here twice.
         origin: where the text came from, in words.
+        held_out: the splits that the corpus has not of its own, and which of its pairs they are, in words.
     """
 
     name: str
@@ -29,10 +30,13 @@ class Corpus:
     splits: Mapping[str, PairSource]
     files: Sequence[SourceFile] = field(default_factory=list)
     origin: str = ""
+    held_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_corpus(card: Card, source: Path | None, cache: Path) -> Corpus:
     """Open a card's corpus; nothing is read before a split is iterated.
+
+    Where the card says how to divide it, splits that the source lacks are held out of train.
 
     Args:
         card: the dataset card.
@@ -43,6 +47,30 @@ def open_corpus(card: Card, source: Path | None, cache: Path) -> Corpus:
         DataError: the folder does not hold the files.
         DownloadError: neither server nor hub gives them.
     """
+    corpus = _opened(card, source, cache)
+    return corpus if card.divide is None else divided(corpus, card.divide)
+
+
+def divided(corpus: Corpus, divide: Divide) -> Corpus:
+    """Return a corpus whose missing splits are pairs held out of train: always the same ones, whatever the source.
+
+    Args:
+        corpus: the corpus; it has a train split.
+        divide: which pairs are for valid and test. A split that the corpus has already stays as it is.
+    """
+    places = {split: place for split, place in divide.places.items() if split not in corpus.splits}
+    if not places:
+        return corpus
+    whole, period = corpus.splits["train"], divide.period
+    splits = {**corpus.splits, "train": HoldOut(whole, period, held=False, places=tuple(places.values()))}
+    splits |= {split: HoldOut(whole, period, held=True, places=(place,)) for split, place in places.items()}
+    words: dict[str, str] = {
+        split: f"pairs {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
+    }
+    return replace(corpus, splits=splits, held_out=words)
+
+
+def _opened(card: Card, source: Path | None, cache: Path) -> Corpus:
     if source is not None:
         return _from_folder(card, source, f"folder {source.resolve().name}")
     if card.built_in:

@@ -1,8 +1,9 @@
 """Finding a card's files in a folder as people really have it."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from phmctl.data.catalog import SPLITS, Card, Layout, SplitFiles, SplitName
@@ -41,16 +42,18 @@ class Match:
 def find_files(card: Card, folder: Path) -> Match:
     """Return the first layout of a card that `folder`, or a subfolder of it, holds completely.
 
+    The files of a scattered layout may lie in different subfolders; all others lie in one.
+
     Raises:
         DataError: none; says which files the nearest layout lacks, and what lies there instead.
     """
     if not folder.is_dir():
         raise DataError(f"no folder {folder}: --source wants the folder with the files of {card.id!r}")
-    folders = list(_folders(folder))
+    tree = _Tree(list(_folders(folder)))
     best: Match | None = None
     for layout in (*card.local, *generic_layouts(card)):
-        for candidate in folders:
-            match = _match(layout, candidate)
+        for candidate in tree.folders[: 1 if layout.scattered else None]:
+            match = _match(layout, candidate, tree)
             if match.complete:
                 return match
             if best is None or len(match.found) > len(best.found):
@@ -70,7 +73,10 @@ def read_split(files: SplitFiles, found: Mapping[str, Path]) -> PairSource:
 
 
 def generic_layouts(card: Card) -> list[Layout]:
-    """Return the layouts that every card is looked for in: ``train.de`` with ``train.en``, and ``train.tsv``."""
+    """Return the layouts that every card is looked for in: ``train.de`` with ``train.en``, and ``train.tsv``.
+
+    A card that says how to divide it is found without the splits that this makes, too.
+    """
     sides = card.source_language, card.target_language
     layouts = []
     for valid in ("valid", "val", "dev"):
@@ -81,7 +87,35 @@ def generic_layouts(card: Card) -> list[Layout]:
         }
         tabbed = {split: SplitFiles(pairs=(f"{name}.tsv",)) for split, name in names.items()}
         layouts += [Layout(name="plain text", splits=plain), Layout(name="tab-separated", splits=tabbed)]
-    return layouts
+    return layouts + ([_without(card.divide.places, layout) for layout in layouts[:2]] if card.divide else [])
+
+
+def _without(made: Container[SplitName], layout: Layout) -> Layout:
+    """Return a layout without the splits that are made."""
+    return layout.model_copy(
+        update={"splits": {name: files for name, files in layout.splits.items() if name not in made}}
+    )
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """A folder and those below it, the folder itself first."""
+
+    folders: Sequence[Path]
+
+    @cached_property
+    def files(self) -> Mapping[str, Path]:
+        """Every file by its name; of two, the one in the shallower folder."""
+        files: dict[str, Path] = {}
+        for folder in self.folders:
+            for path in sorted(_content(folder)):
+                if path.is_file():
+                    files.setdefault(path.name, path)
+        return files
+
+    def find(self, name: str) -> Path | None:
+        """Return a file's place, whatever its folder."""
+        return self.files.get(name) or self.files.get(f"{name}.gz")
 
 
 def _folders(top: Path) -> Iterator[Path]:
@@ -95,18 +129,22 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    return [path for path in _content(folder) if path.is_dir() and not path.name.startswith(".")]
+
+
+def _content(folder: Path) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        return list(folder.iterdir())
     except OSError:
         return []  # a folder that may not be read holds nothing for us
 
 
-def _match(layout: Layout, folder: Path) -> Match:
+def _match(layout: Layout, folder: Path, tree: _Tree) -> Match:
     found: dict[str, Path] = {}
     missing: dict[SplitName, Sequence[str]] = {}
     for split in SPLITS:
         names = layout.splits[split].names if split in layout.splits else ()
-        here = {name: path for name in names if (path := _file(folder, name))}
+        here = {name: path for name in names if (path := tree.find(name) if layout.scattered else _file(folder, name))}
         found |= here
         if len(here) < len(names):
             missing[split] = [name for name in names if name not in here]

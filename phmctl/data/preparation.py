@@ -73,8 +73,18 @@ def prepare_named(
     else:
         corpus = open_corpus(card, source, root / "raw" / card.id)
         prepared = prepare(data, corpus, card.cleaning, root=root, workers=workers, force=force)
+    _tell_of_division(prepared)
     _warn_of_parts(prepared, card)
     return prepared
+
+
+def _tell_of_division(prepared: PreparedData) -> None:
+    """Say which splits are not the publishers', since their scores compare with nobody else's."""
+    held_out = prepared.manifest.get("held_out", {})
+    if held_out:
+        parts = "; ".join(f"{split} is {pairs}" for split, pairs in held_out.items())
+        name = prepared.manifest["corpus"]
+        note(f"{name} as read has no {' and '.join(held_out)} of its own: {parts} of its pairs, train the others")
 
 
 def _warn_of_parts(prepared: PreparedData, card: Card) -> None:

@@ -45,6 +45,7 @@ class Sources:
             "source_language": corpus.source_language,
             "target_language": corpus.target_language,
             "origin": corpus.origin,
+            **({"held_out": dict(corpus.held_out)} if corpus.held_out else {}),
             "sources": self._files() or [_split(name, pairs) for name, pairs in corpus.splits.items()],
         }
 
@@ -54,6 +55,8 @@ class Sources:
         Raises:
             DataError: a file cannot be read.
         """
+        if dict(self._corpus.held_out) != manifest.get("held_out", {}):
+            return ["the division into splits"]
         now = self._files() or self._lists()
         if not now:  # a hub's corpus: its origin names the revision
             return ["origin"] if self._corpus.origin != manifest["origin"] else []

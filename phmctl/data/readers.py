@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal, Protocol, cast
 from phmctl.errors import DataError
 
 Pair = tuple[str, str]
-Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags"]
+Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags", "sgm"]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SUBWORD_MARK = re.compile(r"@@(?: |$)")
@@ -99,8 +99,8 @@ def _undo_bpe(lines: Iterable[str], path: Path) -> Iterator[str]:
         yield _SUBWORD_MARK.sub("", line)
 
 
-def _iwslt_segments(lines: Iterable[str], path: Path) -> Iterator[str]:
-    """Yield the ``<seg>`` texts of an IWSLT dev or test file, with XML's entities replaced."""
+def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
+    """Yield the ``<seg>`` texts of an IWSLT or WMT dev or test file, with XML's entities replaced."""
     pending, begun = "", 0
     for number, line in enumerate(lines, start=1):
         if not pending:
@@ -130,8 +130,9 @@ def _iwslt_tags(lines: Iterable[str], path: Path) -> Iterator[str]:
 _FORMATS: Mapping[Format, Callable[[Iterable[str], Path], Iterator[str]]] = {
     "text": _text,
     "bpe": _undo_bpe,
-    "iwslt-xml": _iwslt_segments,
+    "iwslt-xml": _segments,
     "iwslt-tags": _iwslt_tags,
+    "sgm": _segments,
 }
 
 
@@ -141,7 +142,8 @@ def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
     Args:
         path: the file; ``.gz`` is decompressed.
         form: ``text``, a sentence a line; ``bpe``, the same with subword-nmt's ``@@ `` undone; ``iwslt-xml``, the
-            ``<seg>`` elements; ``iwslt-tags``, the lines of ``train.tags.*`` that are no talk's data.
+            ``<seg>`` elements; ``iwslt-tags``, the lines of ``train.tags.*`` that are no talk's data; ``sgm``, the
+            ``<seg>`` elements of WMT's files.
 
     Raises:
         DataError: the file cannot be read or is malformed.
@@ -150,10 +152,12 @@ def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
 
 
 def guess_format(path: Path) -> Format:
-    """Return the format that a file's name stands for: IWSLT's own names, otherwise plain text."""
+    """Return the format that a file's name stands for: IWSLT's and WMT's own names, otherwise plain text."""
     name = path.name.removesuffix(".gz")
     if name.startswith("train.tags."):
         return "iwslt-tags"
+    if name.endswith(".sgm"):
+        return "sgm"
     return "iwslt-xml" if name.endswith(".xml") else "text"
 
 
@@ -228,17 +232,20 @@ class HoldOut:
     """Every `period`-th pair of another source, or all the others: a validation set taken out of a train set.
 
     Attributes:
-        pairs: the whole.
-        period: pairs number `period`, 2·`period`, ... are held out.
+        pairs: the whole, numbered from 1.
+        period: how often a pair is held out.
         held: yield those held out (True) or the rest (False).
+        places: which of every `period` pairs; the first is 1, and 0 or `period` the last.
     """
 
     pairs: PairSource
     period: int
     held: bool
+    places: tuple[int, ...] = (0,)
 
     def __iter__(self) -> Iterator[Pair]:
         """Yield one part of the pairs."""
+        places = {place % self.period for place in self.places}
         for number, pair in enumerate(self.pairs, start=1):
-            if (number % self.period == 0) is self.held:
+            if (number % self.period in places) is self.held:
                 yield pair

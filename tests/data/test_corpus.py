@@ -47,6 +47,92 @@ def test_fairseq_folder_is_joined(tmp_path):
     assert list(corpus.splits["train"]) == [("pyramide", "pyramid")]
 
 
+def numbered(path: Path, first: str, second: str, count: int) -> None:
+    """Write a pair of files whose lines are numbered from 1."""
+    for name in (first, second):
+        put(path / name, *(f"{name[-2:]} {number}" for number in range(1, count + 1)))
+
+
+@pytest.mark.parametrize(
+    ("names", "layout"),
+    [
+        (("SETIMES.en-mk.en", "SETIMES.en-mk.mk"), "OPUS, Moses format"),
+        (("train.en", "train.mk"), "plain text"),
+    ],
+)
+def test_a_set_without_dev_and_test_is_divided(tmp_path, names, layout):
+    numbered(tmp_path, *names, 260)
+    corpus = open_corpus(load_card("setimes-en-mk"), tmp_path, tmp_path / "cache")
+    assert sizes(corpus) == {"train": 255, "valid": 2, "test": 3}
+    assert list(corpus.splits["valid"]) == [("en 100", "mk 100"), ("en 200", "mk 200")]
+    assert [one for one, _ in corpus.splits["test"]] == ["en 50", "en 150", "en 250"]
+    assert corpus.held_out == {"valid": "pairs 100, 200, 300, ...", "test": "pairs 50, 150, 250, ..."}
+    assert layout in corpus.origin
+
+
+def test_a_split_that_is_there_is_not_made(tmp_path):
+    numbered(tmp_path, "train.en", "train.mk", 200)
+    numbered(tmp_path, "dev.en", "dev.mk", 3)
+    numbered(tmp_path, "test.en", "test.mk", 4)
+    corpus = open_corpus(load_card("setimes-en-mk"), tmp_path, tmp_path / "cache")
+    assert sizes(corpus) == {"train": 200, "valid": 3, "test": 4}
+    assert not corpus.held_out
+
+
+def test_valid_alone_is_held_out(tmp_path):
+    talks = [f"{{}} {number}" for number in range(1, 251)]
+    for side in ("en", "id"):
+        put(tmp_path / f"train.tags.en-id.{side}", "<url>u</url>", *(talk.format(side) for talk in talks))
+        put(tmp_path / f"IWSLT17.TED.tst2017plus.en-id.{side}.xml", f'<seg id="1"> test {side} </seg>')
+    corpus = open_corpus(load_card("iwslt17-en-id"), tmp_path, tmp_path / "cache")
+    assert sizes(corpus) == {"train": 248, "test": 1, "valid": 2}
+    assert list(corpus.splits["valid"]) == [("en 100", "id 100"), ("en 200", "id 200")]
+    assert list(corpus.splits["test"]) == [("test en", "test id")]
+    assert corpus.held_out == {"valid": "pairs 100, 200, 300, ..."}
+
+
+def test_rows_of_a_hub_are_divided_like_lines(tmp_path):
+    """A set's division depends on the pairs' order alone: the hub's rows and the files of a folder give the same."""
+    import json
+
+    card = load_card("setimes-en-mk")
+    rows = [{"translation": {"en": f"en {number}", "mk": f"mk {number}"}} for number in range(1, 261)]
+    put(tmp_path / "hub" / "train.jsonl", *(json.dumps(row) for row in rows))
+    numbered(tmp_path / "files", "SETIMES.en-mk.en", "SETIMES.en-mk.mk", 260)
+    hub = card.hub.model_copy(update={"id": str(tmp_path / "hub"), "config": None})
+    fetched = open_corpus(card.model_copy(update={"hub": hub}), None, tmp_path / "cache")
+    read = open_corpus(card, tmp_path / "files", tmp_path / "cache")
+    for split in ("train", "valid", "test"):
+        assert list(fetched.splits[split]) == list(read.splits[split])
+    assert fetched.held_out == read.held_out
+    assert len({*fetched.splits["train"], *fetched.splits["valid"], *fetched.splits["test"]}) == 260
+
+
+def test_tatoeba_is_turned_round_for_setimes(tmp_path):
+    import gzip
+
+    (tmp_path / "Tatoeba.src.shuffled.gz").write_bytes(gzip.compress("Куче\tA dog\n".encode() * 100))
+    corpus = open_corpus(load_card("setimes-en-mk"), tmp_path, tmp_path / "cache")
+    assert list(corpus.splits["valid"]) == [("A dog", "Куче")]
+    assert "stand-in" in corpus.origin
+
+
+def test_wmt_archives_are_read_in_the_card_s_order_and_direction(tmp_path):
+    for folder, name in (("training", "europarl-v8.ro-en"), ("opus", "SETIMES.en-ro")):
+        for side in ("en", "ro"):
+            put(tmp_path / folder / f"{name}.{side}", f"{name} {side}")
+    for split, name in (("dev", "newsdev2016"), ("test", "newstest2016")):
+        for side in ("src.en", "ref.ro"):
+            put(tmp_path / split / f"{name}-enro-{side}.sgm", "<doc>", f'<seg id="1">{name} {side}</seg>', "</doc>")
+    corpus = open_corpus(load_card("wmt18-en-ro"), tmp_path, tmp_path / "cache")
+    assert list(corpus.splits["train"]) == [
+        ("europarl-v8.ro-en en", "europarl-v8.ro-en ro"),
+        ("SETIMES.en-ro en", "SETIMES.en-ro ro"),
+    ]
+    assert list(corpus.splits["valid"]) == [("newsdev2016 src.en", "newsdev2016 ref.ro")]
+    assert list(corpus.splits["test"]) == [("newstest2016 src.en", "newstest2016 ref.ro")]
+
+
 def test_own_files(tmp_path):
     train = put(tmp_path / "t.de", "eins", "zwei"), put(tmp_path / "t.en", "one", "two")
     valid = (put(tmp_path / "v.tsv", "0\tdrei\tthree"),)
@@ -134,6 +220,50 @@ def test_the_card_says_whom_to_ask_first(tmp_path, monkeypatch, prefer, first):
 def test_real_folders(real_data, tmp_path, name, expected):
     corpus = open_corpus(load_card(name), real_data / name, tmp_path)
     assert tuple(sizes(corpus).values()) == expected
+
+
+def test_real_sample_of_wmt14(real_data, tmp_path):
+    corpus = open_corpus(load_card("wmt14-en-de"), real_data / "wmt14-en-de" / "opennmt-toy-ende", tmp_path)
+    assert sizes(corpus) == {"train": 10_000, "valid": 3_000, "test": 2_737}
+    assert "OpenNMT's toy set" in corpus.origin
+    source, target = next(iter(corpus.splits["train"]))
+    assert " the " in source
+    assert " über " in target
+
+
+def test_real_tatoeba_in_the_place_of_setimes(real_data, tmp_path):
+    corpus = open_corpus(load_card("setimes-en-mk"), real_data / "tatoeba", tmp_path)
+    assert sizes(corpus) == {"train": 78_675, "valid": 802, "test": 803}
+    english, macedonian = next(iter(corpus.splits["train"]))
+    assert english.isascii()
+    assert not macedonian.isascii()
+    assert list(corpus.held_out) == ["valid", "test"]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "missing"),
+    [
+        ("wmt18-en-et", "wmt18-en-et", "train.en, train.et"),
+        ("wmt18-en-ro", "wmt16-en-ro", "train.en, train.ro"),
+        ("wmt14-en-de", "wmt14-en-de", "train.en, train.de"),
+    ],
+)
+def test_real_dev_and_test_sets_of_wmt(real_data, tmp_path, name, folder, missing):
+    """With a train set beside them, WMT's files as plain text are read; without one it is asked for."""
+    card, source = load_card(name), real_data / folder
+    with_train = tmp_path / "with train"
+    with_train.mkdir()
+    for path in source.glob("news*"):
+        (with_train / path.name).symlink_to(path)
+    if name != "wmt14-en-de":  # there the toy set below is a whole corpus
+        with pytest.raises(DataError, match=rf"valid and test found, train incomplete\nmissing: {missing}"):
+            open_corpus(card, source, tmp_path)
+    for file in missing.split(", "):
+        put(with_train / file, "one")
+    corpus = open_corpus(card, with_train, tmp_path)
+    assert {split: sum(1 for _ in corpus.splits[split]) for split in ("valid", "test")} == {
+        split: card.sizes[split] for split in ("valid", "test")
+    }
 
 
 def test_real_files_have_the_sha256_of_their_cards(real_data):

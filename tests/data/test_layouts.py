@@ -50,6 +50,60 @@ def test_every_card_reads_plain_text_and_tsv(tmp_path, valid):
     assert find_files(load_card("shakespeare"), tmp_path / "other").layout.name == "tab-separated"
 
 
+WMT = [
+    "europarl/europarl-v8.ro-en.en.gz",
+    "europarl/europarl-v8.ro-en.ro.gz",
+    "opus/SETIMES.en-ro.en",
+    "opus/deep/SETIMES.en-ro.ro",
+    *(f"dev/newsdev2016-enro-{side}.sgm" for side in ("src.en", "ref.ro")),
+    *(f"test/newstest2016-enro-{side}.sgm" for side in ("src.en", "ref.ro")),
+]
+
+
+def test_the_files_of_several_archives_may_lie_apart(tmp_path):
+    put(tmp_path, *WMT)
+    put(tmp_path / "test", "SETIMES.en-ro.en")  # shallower than none, and later in the alphabet: not taken
+    match = find_files(load_card("wmt18-en-ro"), tmp_path)
+    assert (match.layout.name, match.folder) == ("original WMT files", tmp_path)
+    assert match.found["europarl-v8.ro-en.en"] == tmp_path / "europarl" / "europarl-v8.ro-en.en.gz"
+    assert match.found["SETIMES.en-ro.en"] == tmp_path / "opus" / "SETIMES.en-ro.en"
+    assert [file.path.name for file in match.files if (file.split, file.side) == ("train", "target")] == [
+        "europarl-v8.ro-en.ro.gz",
+        "SETIMES.en-ro.ro",
+    ]
+
+
+def test_a_file_of_several_archives_that_is_missing(tmp_path):
+    put(tmp_path, *WMT[:2], *WMT[3:])
+    with pytest.raises(
+        DataError, match=r"\(original WMT files\) in part: valid and test found, train incomplete\n.*ES\.en"
+    ):
+        find_files(load_card("wmt18-en-ro"), tmp_path)
+
+
+def test_files_of_other_layouts_must_lie_together(tmp_path):
+    put(tmp_path, *(f"{split}/{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")))
+    with pytest.raises(DataError, match="in part"):
+        find_files(load_card("multi30k-de-en"), tmp_path)
+
+
+def test_a_set_that_is_divided_is_found_without_valid_and_test(tmp_path):
+    put(tmp_path, "train.en.gz", "train.mk")
+    match = find_files(load_card("setimes-en-mk"), tmp_path)
+    assert (match.layout.name, set(match.layout.splits)) == ("plain text", {"train"})
+    put(tmp_path, "dev.en", "dev.mk", "test.en", "test.mk")
+    assert set(find_files(load_card("setimes-en-mk"), tmp_path).layout.splits) == {"train", "valid", "test"}
+    put(tmp_path / "id", "train.tsv", "test.tsv")
+    match = find_files(load_card("iwslt17-en-id"), tmp_path / "id")
+    assert set(match.layout.splits) == {"train", "test"}
+
+
+def test_what_is_not_divided_is_missing(tmp_path):
+    put(tmp_path, "train.en", "train.id")
+    with pytest.raises(DataError, match="train found, valid and test incomplete"):
+        find_files(load_card("iwslt17-en-id"), tmp_path)
+
+
 def test_missing_files_are_named_with_what_lies_there_instead(tmp_path):
     put(tmp_path, *RAW[1:], "train.de.zip")
     with pytest.raises(DataError) as caught:

@@ -9,8 +9,8 @@ import pytest
 
 import phmctl.data.preparation as preparation
 from phmctl.data.batching import plan_batches, real_token_share
-from phmctl.data.catalog import Cleaning
-from phmctl.data.corpus import Corpus, corpus_from_files
+from phmctl.data.catalog import Cleaning, Divide
+from phmctl.data.corpus import Corpus, corpus_from_files, divided
 from phmctl.data.preparation import choose_section, prepare, prepare_named
 from phmctl.data.provenance import Sources
 from phmctl.data.readers import SourceFile
@@ -359,3 +359,41 @@ def test_real_captions_fill_their_batches(tmp_path, real_data):
     assert [
         prepared.tokenizers.target.decode(row) for row in map(test.target.__getitem__, range(1000))
     ] == test.target_text
+
+
+def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for side, language in enumerate(("en", "mk")):
+        lines = "".join(f"{TRAIN[number % 300][side]} {number}\n" for number in range(250))
+        (folder / f"SETIMES.en-mk.{language}").write_text(lines, encoding="utf-8")
+    section = DataSection(card="setimes-en-mk", vocabulary=300)
+    prepared = prepare_named(section, root=tmp_path, source=folder)
+    assert prepared.manifest["held_out"] == {"valid": "pairs 100, 200, 300, ...", "test": "pairs 50, 150, 250, ..."}
+    assert {name: counts["read"] for name, counts in prepared.manifest["splits"].items()} == {
+        "train": 245,
+        "valid": 2,
+        "test": 3,
+    }
+    said = "setimes-en-mk as read has no valid and test of its own: valid is pairs 100, 200, 300, ...; test is pairs 50"
+    assert said in capsys.readouterr().err
+    before = content(prepared.folder)
+    prepare_named(section, root=tmp_path, source=folder)
+    said_again = capsys.readouterr().err
+    assert "up to date" in said_again
+    assert said in said_again
+    assert content(prepared.folder) == before
+
+
+def test_another_division_is_prepared_anew(tmp_path, capsys):
+    first = corpus(train=TRAIN, valid=None, test=None)
+    prepare(SECTION, divided(first, Divide(period=100, valid=100, test=50)), CLEANING, root=tmp_path)
+    capsys.readouterr()
+    again = divided(first, Divide(period=100, valid=100, test=51))
+    prepared = prepare(SECTION, again, CLEANING, root=tmp_path)
+    assert "out of date (the division into splits changed)" in capsys.readouterr().err
+    assert prepared.split("test").source_text[0] == TRAIN[50][0]
+
+
+def test_a_manifest_says_nothing_of_a_division_that_is_not(tmp_path):
+    assert "held_out" not in prepare(SECTION, corpus(), CLEANING, root=tmp_path).manifest

@@ -178,9 +178,41 @@ def test_hold_out_divides_the_pairs():
     assert sorted(held + rest) == sorted(pairs)
 
 
+@given(
+    st.integers(0, 60),
+    st.integers(2, 12).flatmap(lambda period: st.tuples(st.just(period), st.permutations(range(1, period + 1)))),
+)
+def test_two_sets_held_out_and_the_rest_are_the_whole(size, choice):
+    period, (first, second, *_) = choice
+    pairs = [(str(number), "") for number in range(1, size + 1)]
+    one, other = (list(HoldOut(pairs, period, True, (place,))) for place in (first, second))
+    rest = list(HoldOut(pairs, period, False, (first, second)))
+    assert sorted(one + other + rest) == sorted(pairs)
+    assert [int(number) for number, _ in one] == list(range(first, size + 1, period))
+
+
 def test_format_by_name():
-    names = ["a.de.gz", "IWSLT14.TED.dev2010.de-en.de.xml", "train.tags.de-en.de.gz", "train.de"]
-    assert [guess_format(Path(name)) for name in names] == ["text", "iwslt-xml", "iwslt-tags", "text"]
+    names = ["a.de.gz", "IWSLT14.TED.dev2010.de-en.de.xml", "train.tags.de-en.de.gz", "train.de", "newstest-src.en.sgm"]
+    assert [guess_format(Path(name)) for name in names] == ["text", "iwslt-xml", "iwslt-tags", "text", "sgm"]
+
+
+def test_sgm_yields_its_segments(tmp_path):
+    """WMT's dev and test files: a document's paragraphs, with headlines, and XML's entities."""
+    path = write(
+        tmp_path / "newstest-src.en.sgm",
+        '<srcset setid="newstest" srclang="any">',
+        '<doc docid="a.1" genre="news" origlang="en">',
+        "<hl>",
+        '<seg id="1">AT&amp;T rises</seg>',
+        "</hl>",
+        "<p>",
+        '<seg id="2"> Two &lt;tags&gt; </seg>',
+        '<seg id="3"></seg>',
+        "</p>",
+        "</doc>",
+        "</srcset>",
+    )
+    assert list(read_sentences(path, "sgm")) == ["AT&T rises", "Two <tags>", ""]
 
 
 # Real data
