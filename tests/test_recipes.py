@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from phmctl.accounting.ledger import ledger_for_settings
+from phmctl.accounting.published import published_tables
 from phmctl.data.preparation import choose_section
 from phmctl.models.transformer import build_transformer
 from phmctl.recipe.loading import common_overrides, load_recipe
@@ -18,7 +20,13 @@ def test_the_experiments_that_have_cards_are_shipped():
         "miniature",
         "multi30k-de-en",
         "table2-iwslt14-de-en",
+        "table2-iwslt14-ro-en",
         "table2-iwslt15-en-vi",
+        "table2-iwslt17-en-id",
+        "table2-setimes-en-mk",
+        "table2-wmt18-en-et",
+        "table2-wmt18-en-ro",
+        "table3-iwslt14-de-en",
         "table4-shakespeare",
         "ceng501-shakespeare",
         "ceng501-de-en",
@@ -52,20 +60,52 @@ def test_a_recipe_says_where_its_values_come_from(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "width", "heads", "steps"),
+    ("name", "layers", "width", "heads", "steps", "beam"),
     [
-        ("table2-iwslt14-de-en", 2, 256, 4, 50_000),  # appendix B.2
-        ("table2-iwslt15-en-vi", 4, 512, 8, 50_000),  # appendix B.2
-        ("table4-shakespeare", 4, 512, 8, 10_000),  # appendix B.3
+        ("table2-iwslt14-de-en", 2, 256, 4, 50_000, 5),  # appendix B.2
+        ("table2-iwslt14-ro-en", 2, 256, 4, 50_000, 5),
+        ("table2-iwslt15-en-vi", 4, 512, 8, 50_000, 5),
+        ("table2-iwslt17-en-id", 4, 512, 8, 50_000, 5),
+        ("table2-setimes-en-mk", 4, 512, 8, 100_000, 5),
+        ("table2-wmt18-en-et", 4, 512, 8, 100_000, 5),
+        ("table2-wmt18-en-ro", 4, 512, 8, 100_000, 5),
+        ("table3-iwslt14-de-en", 2, 256, 4, 50_000, 4),  # its caption
+        ("table4-shakespeare", 4, 512, 8, 10_000, 5),  # appendix B.3
     ],
 )
-def test_the_paper_s_recipes_have_the_paper_s_shape(name, layers, width, heads, steps):
+def test_the_paper_s_recipes_have_the_paper_s_shape(name, layers, width, heads, steps, beam):
     recipe = load_recipe(name)
     model = recipe.model
     assert (model.encoder_layers, model.decoder_layers) == (layers, layers)
     assert (model.width, model.heads, model.feed_forward) == (width, heads, 4 * width)
     assert recipe.training.steps == steps
-    assert (recipe.decoding.beam, recipe.decoding.alpha) == (5, 0.6)
+    assert (recipe.decoding.beam, recipe.decoding.alpha) == (beam, 0.6)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("table2", "table3"))])
+def test_the_recipes_of_table_2_differ_in_corpus_shape_and_steps_alone(name):
+    recipe, other = load_recipe(name), load_recipe("table2-iwslt15-en-vi")
+    shape = {"width", "feed_forward", "heads", "encoder_layers", "decoder_layers"}
+    assert recipe.model.model_dump(exclude=shape) == other.model.model_dump(exclude=shape)
+    assert recipe.data.model_dump(exclude={"card"}) == other.data.model_dump(exclude={"card"})
+    schedule = {"steps", "learning_rate"}
+    assert recipe.training.model_dump(exclude=schedule) == other.training.model_dump(exclude=schedule)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("table2", "table3"))])
+def test_every_corpus_of_table_2_has_the_published_counts_beside_it(name):
+    (table,) = published_tables(name)
+    assert table.key == "table2"
+    assert [row.figure for row in table.rows][:6] == ["44M", "11M", "22M", "11M", "5.5M", "2.9M"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("table2")])
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_dagger_row_builds_and_has_twice_the_components(name, n):
+    plain = load_recipe(name, common_overrides(n=n))
+    doubled = load_recipe(name, [*common_overrides(n=n), "model.upsize=2"])
+    once, twice = (ledger_for_settings(recipe.model, 8, 8).without_embeddings for recipe in (plain, doubled))
+    assert twice.components == 2 * once.components
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("table")])
