@@ -2,22 +2,28 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phmctl.cli.options import DataRoot, Json, complete_card, complete_recipe
+
+if TYPE_CHECKING:
+    from phmctl.data.listing import Listed
 
 _Files = tuple[Path, Path]
 
 
 def prepare_data(
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="NAME", help="A dataset card, or a name for your own files.", autocompletion=complete_card
+            metavar="NAME",
+            help="A dataset card, or a name for your own files.",
+            autocompletion=complete_card,
+            show_default=False,
         ),
-    ],
+    ] = None,
     source: Annotated[
         Path | None, typer.Option(help="Folder with the card's files; without it they are downloaded.")
     ] = None,
@@ -41,13 +47,22 @@ def prepare_data(
     data: DataRoot = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads of the tokenizer.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Prepare anew even if nothing has changed.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Show the dataset cards, and do nothing else.")] = False,
     json: Json = False,
 ) -> None:
     """Clean and tokenize a corpus, once for all runs that use it."""
+    if listing:
+        _list(data, as_json=json)
+        return
     from phmctl.console import emit_json
     from phmctl.data.preparation import choose_section, prepare_named
     from phmctl.data.store import data_root
+    from phmctl.errors import DataError
 
+    if name is None:
+        raise DataError(
+            "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
+        )
     given = {"tokenizer": tokenizer, "vocabulary": vocabulary, "joint": joint, "max_tokens": max_tokens}
     section = choose_section(name, recipe, {key: value for key, value in given.items() if value is not None})
     named = {"train": train, "valid": valid, "test": test}
@@ -59,6 +74,34 @@ def prepare_data(
         emit_json({"folder": str(prepared.folder), **prepared.manifest})
     else:
         _show(prepared.manifest)
+
+
+def _list(data: Path | None, *, as_json: bool) -> None:
+    """Print the dataset cards, a table a task."""
+    from itertools import groupby
+
+    from phmctl.console import emit_json, note, print_table
+    from phmctl.data.listing import list_cards
+    from phmctl.data.store import data_root
+
+    root = data or data_root()
+    cards = list_cards(root)
+    if as_json:
+        emit_json({"data": str(root), "cards": [card.as_json() for card in cards]})
+        return
+    titles = ["name", "languages", "train / valid / test", "licence", "from", "prepared"]
+    for task, group in groupby(cards, key=lambda card: card.task):
+        print_table(task, titles, [_line(card) for card in group], text=(1, 3, 4, 5))
+    note(f"* held out of train, as the publishers have none; what is prepared lies in {root}")
+
+
+def _line(card: "Listed") -> list[str]:
+    sizes = (f"{size:,}{'*' * (split in card.divided)}" for split, size in card.sizes.items())
+    licence = card.licence.partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
+    prepared = "yes" if card.prepared else "no"
+    arrow = " → " if max(map(len, card.languages)) < 4 else " →\n"  # so that the table has 100 columns at most
+    columns = [card.name, arrow.join(card.languages), " / ".join(sizes) or "not known"]
+    return [*columns, licence, ", ".join(card.origins), prepared]
 
 
 def _show(manifest: Mapping[str, Any]) -> None:

@@ -148,6 +148,12 @@ class Card(Section):
         return f"{self.source_language}-{self.target_language}"
 
     @property
+    def ways(self) -> tuple[Literal["hub", "urls"], ...]:
+        """Where the network has it, in the order in which they are asked."""
+        order: tuple[Literal["hub", "urls"], ...] = ("hub", "urls") if self.prefer == "hub" else ("urls", "hub")
+        return tuple(way for way in order if getattr(self, way))
+
+    @property
     def lowercase(self) -> bool:
         """Whether the text is lower-cased."""
         return self.cleaning.lowercase
@@ -175,6 +181,6 @@ def _find_card(name_or_path: str) -> Path:
     if name_or_path in known:
         return shipped("cards") / f"{name_or_path}.yaml"
     raise DataError(
-        f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}\ncards: {', '.join(known)}\n"
+        f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}; phmctl prepare-data --list shows all\n"
         "for a corpus of your own name its files: --train SRC TGT --valid SRC TGT --test SRC TGT"
     )

@@ -150,9 +150,8 @@ def _generated(card: Card) -> Corpus:
 def _from_network(card: Card, cache: Path) -> Corpus:
     """Ask the URLs and the hub in the card's order; the first that answers serves."""
     ways = {"urls": _from_urls, "hub": _from_hub}
-    known = [way for way in sorted(ways, key=lambda way: way != card.prefer) if getattr(card, way)]
     refused = []
-    for way in known:
+    for way in card.ways:
         try:
             return ways[way](card, cache)
         except DownloadError as error:

@@ -70,3 +70,64 @@ def test_a_wrong_value_is_a_users_error(tmp_path, files, arguments, message):
 def test_a_missing_source_folder_is_a_users_error(tmp_path):
     with pytest.raises(DataError):
         call(tmp_path, "multi30k-de-en", "--source", str(tmp_path / "nowhere"))
+
+
+def test_the_list_tells_of_every_card_and_what_is_prepared(tmp_path):
+    from phmctl.data.catalog import card_names
+
+    done = tmp_path / "data" / "prepared" / "wmt18-en-et"
+    for folder in ("bpe-32000-joint-256", "word-100-20", ".bpe-8-8.new"):
+        (done / folder).mkdir(parents=True)
+        (done / folder / "manifest.json").write_text("{}")
+    (tmp_path / "data" / "prepared" / "wmt14-en-de" / "bpe-9-9").mkdir(parents=True)  # nothing in it
+    document = json.loads(call(tmp_path, "--list", "--json").stdout)
+    cards = {card["name"]: card for card in document["cards"]}
+    assert set(cards) == set(card_names())
+    assert cards["wmt18-en-et"]["prepared"] == ["bpe-32000-joint-256", "word-100-20"]
+    assert cards["wmt14-en-de"]["prepared"] == []
+    assert cards["wmt14-en-de"]["sizes"] == {"train": 4_508_785, "valid": 3_000, "test": 3_003}
+    assert cards["setimes-en-mk"]["divided"] == ["valid", "test"]
+    assert cards["multi30k-de-en"]["origins"] == ["urls", "hub"]  # asked in this order
+    assert cards["iwslt14-de-en"]["origins"] == ["hub", "urls"]
+    assert cards["miniature"]["origins"] == ["built in"]
+    assert cards["iwslt14-ro-en"]["languages"] == ["ro", "en"]
+
+
+def test_the_list_is_a_table_of_100_columns(tmp_path):
+    (tmp_path / "data" / "prepared" / "setimes-en-mk" / "bpe-8-8").mkdir(parents=True)
+    (tmp_path / "data" / "prepared" / "setimes-en-mk" / "bpe-8-8" / "manifest.json").write_text("{}")
+    result = call(tmp_path, "--list")
+    rows = {cells[1].strip(): cells for line in result.stdout.splitlines() if len(cells := line.split("│")) > 2}
+    assert [cell.strip() for cell in rows["setimes-en-mk"][1:-1]] == [
+        "setimes-en-mk",
+        "en → mk",
+        "203,622 / 2,077* / 2,078*",
+        "CC BY-SA 4.0",
+        "hub, urls",
+        "yes",
+    ]
+    assert rows["iwslt14-ro-en"][3].strip() == "not known"
+    assert rows["wmt18-en-ro"][6].strip() == "no"
+    assert max(len(line.rstrip()) for line in result.stdout.splitlines()) <= 100
+    assert "* held out of train" in result.stderr
+
+
+def test_the_list_imports_nothing_heavy():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; import phmctl.data.listing; print([name for name in ('torch', 'datasets') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_name_is_wanted_without_the_list(tmp_path):
+    with pytest.raises(DataError, match=r"no corpus is named: .*NAME\nphmctl prepare-data --list"):
+        call(tmp_path)
+
+
+def test_an_unknown_name_gets_the_nearest_and_the_list(tmp_path):
+    with pytest.raises(DataError, match=r"no dataset card 'wmt18-en-rp' \(did you mean 'wmt18-en-ro'\?\); .*--list"):
+        call(tmp_path, "wmt18-en-rp")
