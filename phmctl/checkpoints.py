@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import OutputError, RunError
-from phmctl.files import sha256, sync_file, sync_folder, write_atomic, writing
+from phmctl.files import read_json_object, sha256, sync_file, sync_folder, write_atomic, writing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -175,7 +175,7 @@ def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
     from safetensors.torch import load_file
 
     tensors = {group: dict(load_file(folder / f"{group}.safetensors")) for group in groups}
-    return Checkpoint(tensors, json.loads((folder / STATE).read_text(encoding="utf-8")))
+    return Checkpoint(tensors, read_json_object(folder / STATE, RunError, _advice(folder)))
 
 
 def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
@@ -187,13 +187,10 @@ def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{folder} is no complete checkpoint: {MANIFEST} is missing; {_advice(folder)}") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); {_advice(folder)}") from error
-    if not isinstance(manifest, dict) or not all(isinstance(entry, dict) for entry in manifest.values()):
+    if not path.exists():
+        raise RunError(f"{folder} is no complete checkpoint: {MANIFEST} is missing; {_advice(folder)}")
+    manifest = read_json_object(path, RunError, _advice(folder))
+    if not all(isinstance(entry, dict) for entry in manifest.values()):
         raise RunError(f"{path} is damaged; {_advice(folder)}")
     return manifest
 

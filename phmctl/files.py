@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from phmctl.errors import OutputError
+from phmctl.errors import OutputError, UserError
 
 _CHUNK = 1 << 20
 
@@ -103,6 +103,25 @@ def _replace(path: Path, payload: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, atomically, with keys in the order given."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json_object(path: Path, failure: type[UserError], advice: str) -> dict[str, Any]:
+    """Return the JSON object that a file holds.
+
+    Args:
+        path: the file.
+        failure: what to raise where there is none: missing, unreadable, no UTF-8, no JSON, or JSON of another kind.
+        advice: what to do about it, the end of the message.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise failure(f"{path} is missing; {advice}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise failure(f"{path} cannot be read ({error}); {advice}") from error
+    if not isinstance(value, dict):
+        raise failure(f"{path} is damaged: it holds no JSON object; {advice}")
+    return value
 
 
 def sha256(path: Path) -> str:

@@ -4,6 +4,7 @@
 
     runs/<recipe>/<variant>/v001/
         recipe.yaml        the resolved recipe
+        data.json          what it was trained on; SHA-256 of tokenizer/ and text/
         environment.json   versions, seed, device, threads, git revision, command line
         tokenizer/         how text becomes tokens
         text/              raw valid and test text: valid.source, valid.target, test.source, test.target
@@ -13,7 +14,6 @@
 """
 
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -33,13 +33,14 @@ from phmctl import __version__
 from phmctl.checkpoints import AVERAGE, recover, saved_steps, step_name
 from phmctl.console import note
 from phmctl.errors import RunError, nearest
-from phmctl.files import locked, sync_folder, write_atomic, write_json, writing
+from phmctl.files import locked, read_json_object, sync_folder, write_atomic, write_json, writing
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
 
 RECIPE = "recipe.yaml"
 ENVIRONMENT = "environment.json"
+DATA = "data.json"
 POINTERS = ("last", "best")
 _CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
@@ -196,11 +197,10 @@ class Run:
                 f"{self.folder} has no {name!r} checkpoint{why}; use --checkpoint {others[0]} "
                 f"(there are: {', '.join(self.checkpoint_names())})"
             )
-        target = pointer.read_text(encoding="utf-8").strip()
+        target = _read_pointer(pointer)
         if target not in names:
-            raise RunError(
-                f"{pointer} names {target!r}, which does not exist; use another: --checkpoint {' or '.join(names)}"
-            )
+            wrong = "is damaged" if target is None else f"names {target!r}, which does not exist"
+            raise RunError(f"{pointer} {wrong}; use another: --checkpoint {' or '.join(names)}")
         return self.checkpoints_folder / target
 
     def point(self, name: str, step: int | None) -> None:
@@ -242,12 +242,28 @@ class Run:
         Raises:
             RunError: it is damaged.
         """
-        path = self.folder / ENVIRONMENT
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read ({error}); copy the run again") from error
-        return dict(value)
+        path, advice = self.folder / ENVIRONMENT, "copy the run again"
+        value = read_json_object(path, RunError, advice)
+        if not isinstance(value.get("resumed", []), list):
+            raise RunError(f"{path} is damaged: 'resumed' is no list; {advice}")
+        return value
+
+    def data(self) -> dict[str, Any]:
+        """Return what ``data.json`` holds: the manifest of the data that the run was trained on.
+
+        Raises:
+            RunError: it is missing or damaged.
+        """
+        return read_json_object(self.folder / DATA, RunError, "copy the whole run again, or train anew")
+
+
+def _read_pointer(path: Path) -> str | None:
+    """Return the name in the one-line file `path`; None where there is no such line."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError):
+        return None
+    return lines[0].strip() if any(lines) and not any(lines[1:]) else None
 
 
 # ------------------------------------------------------------------------------------------------- finding runs

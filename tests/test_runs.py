@@ -255,8 +255,29 @@ def test_a_pointer_can_be_removed(trained: Run) -> None:
         trained.checkpoint("best")
 
 
-def test_a_damaged_environment_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["last", "best"])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"\n", b"step-000005\nstep-000010\n", b"step-000005\0", b"."])
+def test_a_damaged_pointer_is_refused(trained: Run, name: str, content: bytes) -> None:
+    (trained.checkpoints_folder / name).write_bytes(content)
+    said = rf"checkpoints/{name} .*; use another: --checkpoint step-000005 or step-000010"
+    with pytest.raises(RunError, match=said):
+        trained.checkpoint(name)
+
+
+@pytest.mark.parametrize("content", [b"{", b"5", b"[]", b"\xff", b"null", b"[" * 100_000, b'{"resumed": 5}'])
+def test_a_damaged_environment_is_refused(tmp_path: Path, content: bytes) -> None:
     run = Run.create(tmp_path, make_recipe())
-    (run.folder / "environment.json").write_text("{")
-    with pytest.raises(RunError, match="cannot be read"):
+    (run.folder / "environment.json").write_bytes(content)
+    with pytest.raises(RunError, match=r"environment\.json (cannot be read|is damaged).*; copy the run again"):
         run.environment()
+
+
+@pytest.mark.parametrize("content", [None, b"5", b"[1]", b"\xff"])
+def test_a_run_without_its_data_manifest_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    run = Run.create(tmp_path, make_recipe())
+    if content is not None:
+        (run.folder / "data.json").write_bytes(content)
+    with pytest.raises(
+        RunError, match=r"data\.json (is missing|cannot be read|is damaged).*; copy the whole run again"
+    ):
+        run.data()
