@@ -6,21 +6,39 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from phmctl.errors import RecipeError
+from phmctl.errors import RecipeError, RunError
 from phmctl.files import write_atomic, writing
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a metrics file; a line that a crash cut short is left out."""
-    if not path.is_file():
+    """Return the entries of a metrics file; an end that a crash cut short, without a line break, is left out.
+
+    Raises:
+        RunError: another line is no entry; the message names it.
+    """
+    try:
+        *lines, end = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    entries = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            break
-    return entries
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); copy the run again") from error
+    entries = [_entry(line) for line in lines]
+    if None in entries:
+        raise RunError(
+            f"{path}, line {entries.index(None) + 1} is damaged: no JSON object with a step; "
+            "copy the run again, or remove the line if you can do without it"
+        )
+    return [entry for entry in (*entries, _entry(end)) if entry is not None]
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return a line's entry: a JSON object with a step and, if any, seconds that are a number; None for another."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # bytes that are not UTF-8 too
+        return None
+    sound = isinstance(entry, dict) and type(entry.get("step")) is int
+    return entry if sound and isinstance(entry.get("seconds", 0.0), (int, float)) else None
 
 
 class MetricsLog:
@@ -33,6 +51,7 @@ class MetricsLog:
 
     Raises:
         RecipeError: TensorBoard is asked for but not installed.
+        RunError: the file is damaged.
     """
 
     def __init__(self, path: Path, after_step: int = 0, tensorboard: Path | None = None) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.errors import OutputError, RecipeError
+from phmctl.errors import OutputError, RecipeError, RunError
 from phmctl.training.metrics_log import MetricsLog, read_metrics
 
 
@@ -32,6 +32,30 @@ def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
     _fill(tmp_path / "m", [5, 10])
     (tmp_path / "m").write_text((tmp_path / "m").read_text()[:-5])
     assert [entry["step"] for entry in read_metrics(tmp_path / "m")] == [5]
+
+
+def test_a_last_line_without_its_break_is_whole_or_dropped(tmp_path: Path) -> None:
+    _fill(tmp_path / "m", [5, 10])
+    whole = (tmp_path / "m").read_bytes()
+    for cut in range(1, len(whole.splitlines()[-1]) + 1):
+        (tmp_path / "m").write_bytes(whole[:-cut])
+        assert [entry["step"] for entry in read_metrics(tmp_path / "m")] == [5, 10][: 2 if cut == 1 else 1]
+    (tmp_path / "m").write_bytes(whole + b"\0" * 64)  # what a power cut may leave
+    assert [entry["step"] for entry in read_metrics(tmp_path / "m")] == [5, 10]
+
+
+@pytest.mark.parametrize("line", ["5", "{}", "null", "", '{"step": "5"}', '{"step": 5, "seconds": "x"}', "{", "\udcff"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_damaged_line_is_refused_and_nothing_is_dropped(tmp_path: Path, line: str, place: int) -> None:
+    path = tmp_path / "m"
+    _fill(path, [5, 10])
+    lines = path.read_text().splitlines()
+    lines.insert(place, line)
+    path.write_bytes("".join(f"{each}\n" for each in lines).encode(errors="surrogateescape"))
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=rf"m, line {place + 1} is damaged.*copy the run again, or remove the line"):
+        MetricsLog(path, after_step=10).__enter__()
+    assert path.read_bytes() == before
 
 
 def test_no_file_is_no_entries(tmp_path: Path) -> None:

@@ -230,6 +230,17 @@ def test_steps_that_are_done_already_change_nothing(
     assert _everything(run) == before
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/last", "environment.json"])
+@pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"[]\n"])
+def test_a_damaged_file_stops_the_resume_and_changes_nothing(fit: Fit, name: str, content: bytes) -> None:
+    run = fit(steps=20, keep=4).run
+    (run.folder / name).write_bytes(content)
+    before = _everything(run)
+    with pytest.raises(RunError, match=name):
+        fit(old=run, steps=30, keep=4)
+    assert _everything(run) == before
+
+
 def test_a_model_that_does_not_fit_changes_nothing(fit: Fit) -> None:
     class Wider(FakeTask):
         def build_model(self, device: torch.device) -> torch.nn.Module:
