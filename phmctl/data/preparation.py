@@ -25,6 +25,7 @@ from phmctl.data.store import (
     PreparedData,
     SplitWriter,
     corpus_name,
+    damaged_files,
     prepared_folder,
     read_manifest,
 )
@@ -188,11 +189,7 @@ def _changed(
     changed = [] if manifest["settings"] == settings else ["settings"]
     if sources is not None:
         changed += sources.changed(manifest)
-    return changed + [entry["name"] for entry in manifest["files"] if _size(folder / entry["name"]) != entry["bytes"]]
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
+    return changed + damaged_files(folder, manifest)
 
 
 def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, provenance: Mapping[str, Any]) -> None:
@@ -222,11 +219,24 @@ def _clean_splits(corpus: Corpus, cleaning: Cleaning, max_tokens: int) -> dict[s
     names = [name for name in SPLITS if name in corpus.splits]
     if names[:2] != ["train", "valid"]:
         raise DataError(f"{corpus.name!r} has the splits {', '.join(names) or 'none'}; train and valid are needed")
+    for name in names[1:]:
+        _refuse_empty(corpus, name)
     held_out = HeldOut(pair for name in names[1:] for pair in clean_pairs(corpus.splits[name], cleaning))
     return {
         name: CleanPairs(corpus.splits[name], cleaning, max_tokens, held_out if name == "train" else None)
         for name in names
     }
+
+
+def _refuse_empty(corpus: Corpus, split: str) -> None:
+    """Refuse valid or test where not one pair has text on both sides; normally one pair is read."""
+    if any(source.strip() and target.strip() for source, target in corpus.splits[split]):
+        return
+    files = " and ".join(str(each.path) for each in corpus.files if each.split == split) or corpus.origin
+    advice = "; leave test out if there is none" if split == "test" else ""
+    raise DataError(
+        f"{split} of {corpus.name!r} has no pair with text on both sides ({files}); check the files{advice}"
+    )
 
 
 def _encode(path: Path, pairs: CleanPairs, tokenizers: TokenizerPair) -> dict[str, Any]:

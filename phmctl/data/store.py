@@ -2,13 +2,12 @@
 
 A prepared folder holds ``manifest.json``, ``tokenizer.json`` (or one a side) and ``train.arrow``, ``valid.arrow``,
 ``test.arrow``, which ``datasets.Dataset.from_file`` opens. Their columns are ``source`` and ``target`` (token ids), and
-for valid and test the text itself.
+for valid and test the text itself. The manifest has each file's SHA-256, which is compared before the file is used.
 """
 
-import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
-from phmctl.files import writing
+from phmctl.files import read_json_object, sha256, writing
 from phmctl.recipe.schema import DataSection
 from phmctl.shipped import shipped_names
 
 MANIFEST = "manifest.json"
 FORMAT = "phmctl-prepared-1"
 ROWS = 1 << 18  # of a record batch
+_KEYS = ("settings", "token_types", "splits", "files")  # of a manifest, at least
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -195,25 +195,34 @@ class PreparedData:
         folder: where it lies.
         manifest: settings, sources with SHA-256, counts; the content of ``manifest.json``.
         tokenizers: of both sides.
+        command: what prepares it.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], tokenizers: TokenizerPair) -> None:
+    def __init__(self, folder: Path, manifest: dict[str, Any], tokenizers: TokenizerPair, command: str) -> None:
         self.folder = folder
         self.manifest = manifest
         self.tokenizers = tokenizers
+        self.command = command
         self._splits: dict[str, ParallelSplit] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> "PreparedData":
+    def open(cls, folder: Path, command: str | None = None) -> "PreparedData":
         """Open a prepared folder.
+
+        Args:
+            folder: where it lies.
+            command: what prepares it, for messages; by default it is read from the folder's name.
 
         Raises:
             DataError: nothing is prepared there (the message names the command that does it), or it is damaged.
         """
+        command = command or _command_for(folder)
         manifest = read_manifest(folder)
         if manifest is None:
-            raise DataError(f"{folder} holds no prepared data; run: {_command_for(folder)}")
-        return cls(folder, manifest, TokenizerPair.load(folder))
+            raise DataError(f"{folder} holds no prepared data; run: {command}")
+        for name in (JOINT_FILE, *SIDE_FILES):
+            _refuse_damage(folder, manifest, name, command)
+        return cls(folder, manifest, TokenizerPair.load(folder), command)
 
     @classmethod
     def find(cls, data: DataSection, root: Path) -> "PreparedData":
@@ -225,10 +234,10 @@ class PreparedData:
         folder = prepared_folder(data, root)
         if read_manifest(folder) is None:
             raise DataError(f"{data.card} is not prepared in {folder}; run: {prepare_command(data)}")
-        return cls.open(folder)
+        return cls.open(folder, prepare_command(data))
 
     def split(self, name: str) -> ParallelSplit:
-        """Return the split ``train``, ``valid`` or ``test``.
+        """Return the split ``train``, ``valid`` or ``test``. The first time, its file is read through to be checked.
 
         Raises:
             DataError: there is no such split, or its file is damaged.
@@ -237,6 +246,7 @@ class PreparedData:
         if name not in known:
             raise DataError(f"no split {name!r}{nearest(name, known)}; there are {', '.join(known)}")
         if name not in self._splits:
+            _refuse_damage(self.folder, self.manifest, f"{name}.arrow", self.command)
             self._splits[name] = ParallelSplit(self.folder / f"{name}.arrow")
         return self._splits[name]
 
@@ -248,15 +258,37 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         DataError: the manifest is damaged or of another version.
     """
     path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    manifest = read_json_object(path, DataError, "prepare the data again with --force")
+    if manifest.get("format") != FORMAT:
         raise DataError(f"{path} is not of this version of phmctl ({FORMAT}); prepare again with --force")
+    files = manifest.get("files")
+    if any(key not in manifest for key in _KEYS) or not (isinstance(files, list) and all(map(_is_entry, files))):
+        raise DataError(f"{path} is damaged: it does not say all it must; prepare the data again with --force")
     return manifest
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and entry.keys() >= {"name", "bytes", "sha256"}
+
+
+def damaged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Return the names of the files that are not those, in size and SHA-256, that the manifest lists."""
+    return [entry["name"] for entry in manifest["files"] if not _is_whole(folder / entry["name"], entry)]
+
+
+def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
+    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
+
+
+def _refuse_damage(folder: Path, manifest: Mapping[str, Any], name: str, command: str) -> None:
+    """Raise a DataError if the manifest lists this file and it is another now."""
+    listed = {**manifest, "files": [entry for entry in manifest["files"] if entry["name"] == name]}
+    if damaged_files(folder, listed):
+        path = folder / name
+        wrong = "is damaged: its SHA-256 is not the one in the manifest" if path.is_file() else "is missing"
+        raise DataError(f"{path} {wrong}; run: {command} --force")
 
 
 def _command_for(folder: Path) -> str:

@@ -180,6 +180,31 @@ def test_other_lists_and_other_settings_are_prepared_anew(tmp_path, capsys):
     assert prepared.manifest["splits"]["train"]["read"] == 200
 
 
+def flip(path: Path) -> None:
+    """Change the last byte: the size stays."""
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("damage", ["train.arrow", "valid.arrow", "tokenizer.json"])
+def test_a_flipped_bit_is_no_up_to_date_folder(tmp_path, damage, capsys):
+    prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    before = content(prepared.folder)
+    flip(prepared.folder / damage)
+    assert content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder) == before
+    assert f"out of date ({damage} changed): preparing anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
+@pytest.mark.parametrize("name", ["train.arrow", "valid.arrow", "tokenizer.json"])
+def test_damage_is_found_when_the_data_is_used(tmp_path, name, damage):
+    path = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder / name
+    damage(path)
+    with pytest.raises(DataError, match=rf"{name} is (damaged|missing).*; run: phmctl prepare-data tiny .* --force$"):
+        PreparedData.find(SECTION, tmp_path).split(path.stem)
+
+
 @pytest.mark.parametrize("damage", ["train.arrow", "tokenizer.json", "manifest.json"])
 def test_a_damaged_folder_is_prepared_anew(tmp_path, damage):
     prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
@@ -253,12 +278,27 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
     [
         ({"train": [("", ""), ("a " * 99, "b")]}, "no train pair is left of 2 read \\(empty_side: 1, over_long: 1\\)"),
         ({"train": []}, "no train pair is left of 0 read"),
+        ({"valid": []}, "valid of 'tiny' has no pair with text on both sides"),
+        ({"valid": [("ein Hund", " "), ("", "a dog")]}, "valid of 'tiny' has no pair with text on both sides"),
+        ({"test": []}, "test of 'tiny' has no pair .*leave test out if there is none"),
         ({"valid": None}, "has the splits train, test; train and valid are needed"),
     ],
 )
 def test_nothing_to_train_on_is_a_users_error(tmp_path, splits, message):
     with pytest.raises(DataError, match=message):
         prepare(SECTION, corpus(**splits), CLEANING, root=tmp_path)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_empty_files_are_named_and_leave_nothing_prepared(tmp_path, split):
+    files = write_files(tmp_path / "raw")
+    for path in files[split]:
+        path.write_text("")
+    section = DataSection(card="mine", vocabulary=300)
+    with pytest.raises(DataError, match=rf"^{split} of 'mine' .*raw/{split}\.de and .*raw/{split}\.en\)"):
+        prepare_named(section, root=tmp_path, files=files)
+    with pytest.raises(DataError, match="not prepared"):
+        PreparedData.find(section, tmp_path)
 
 
 def test_unequal_files_are_a_users_error(tmp_path):

@@ -149,7 +149,12 @@ def test_a_folder_of_another_name_names_the_command_in_general(tmp_path):
         PreparedData.open(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b"\xff"])
+_PARTS = b'{"format": "phmctl-prepared-1", "settings": {}, "token_types": {}, "splits": {}, "files": [%s]}'
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b"{}", b"\xff", b"5", b'{"format": "phmctl-prepared-1"}', _PARTS % b"5", _PARTS % b"{}"]
+)
 def test_a_damaged_manifest_is_a_users_error(tmp_path, content):
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match="--force"):
