@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phmctl.data.catalog import Cleaning
-from phmctl.data.readers import BLANKS, Pair, PairSource
+from phmctl.data.readers import BLANKS, HoldOut, Pair, PairSource
 
 # Why a train pair is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
@@ -123,6 +123,11 @@ class CleanPairs:
             self.tally.read += 1
             if self._stays(pair):
                 yield pair
+
+    def sample(self, period: int) -> "CleanPairs":
+        """Return the first of every `period` pairs of the files, cleaned and judged alike."""
+        pairs = self._pairs if period == 1 else HoldOut(self._pairs, period, held=True, places=(1,))
+        return CleanPairs(pairs, self._settings, self._max_tokens, self._held_out)
 
     def fits(self, source: int, target: int) -> bool:
         """Judge a pair by its sides' numbers of tokens (without the end of sentence), and count the verdict.

@@ -32,6 +32,9 @@ class HubPairs:
     target: str
     name: str  # for messages
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def __iter__(self) -> Iterator[Pair]:
         """Yield the pairs; raises :class:`DataError` with the row where a side is no text."""
         for number, row in enumerate(self.rows):

@@ -1,12 +1,14 @@
 """Preparation: raw text to token ids on disk, once for each corpus and tokenizer setting.
 
-Train is gone through once for each vocabulary and once more to be encoded, so memory holds the lines of valid and test,
-the counts of words, and one record batch. The folder appears under its name only when it is complete.
+Train is gone through once to be counted, once for each vocabulary and once more to be encoded, so memory holds the
+lines of valid and test, one record batch, and what learning a vocabulary takes. That grows with the number of distinct
+words, so a vocabulary is learned from a million pairs at most, spread evenly over the corpus. The folder appears under
+its name only when it is complete.
 """
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -17,7 +19,7 @@ from phmctl.data.catalog import SPLITS, Card, Cleaning, card_names, load_card
 from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
 from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus
 from phmctl.data.provenance import Sources
-from phmctl.data.readers import Pair
+from phmctl.data.readers import Pair, PairSource
 from phmctl.data.special import UNK
 from phmctl.data.store import (
     FORMAT,
@@ -37,6 +39,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DataSection
 
 _CHUNK = 4096  # pairs that are tokenized at a time
+_LEARNED = 1_000_000  # pairs that a vocabulary is learned from, at most
 _FEW = 0.5  # of the published pairs: with fewer, the source is hardly the whole corpus
 
 
@@ -195,9 +198,11 @@ def _changed(
 def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, provenance: Mapping[str, Any]) -> None:
     """Write everything of a prepared folder, its manifest last."""
     splits = _clean_splits(corpus, cleaning, data.max_tokens)
-    note(f"learning {data.vocabulary:,} token types ...")
+    period = -(-_count(corpus.splits["train"]) // _LEARNED) or 1
+    learned = f"one train pair in {period}" if period > 1 else ""
+    note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
     tokenizers = train_pair(
-        splits["train"], data.tokenizer, data.vocabulary, joint=data.joint, lowercase=cleaning.lowercase
+        splits["train"].sample(period), data.tokenizer, data.vocabulary, joint=data.joint, lowercase=cleaning.lowercase
     )
     tokenizers.save(folder)
     counts = {name: _encode(folder / f"{name}.arrow", pairs, tokenizers) for name, pairs in splits.items()}
@@ -205,6 +210,7 @@ def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, 
     manifest = {
         "format": FORMAT,
         **provenance,
+        **({"learned_from": learned} if learned else {}),
         "token_types": {"source": tokenizers.source.size, "target": tokenizers.target.size},
         "splits": counts,
         "files": [
@@ -213,6 +219,10 @@ def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, 
         ],
     }
     write_json(folder / MANIFEST, manifest)
+
+
+def _count(pairs: PairSource) -> int:
+    return len(pairs) if isinstance(pairs, Sized) else sum(1 for _ in pairs)
 
 
 def _clean_splits(corpus: Corpus, cleaning: Cleaning, max_tokens: int) -> dict[str, CleanPairs]:

@@ -437,3 +437,35 @@ def test_another_division_is_prepared_anew(tmp_path, capsys):
 
 def test_a_manifest_says_nothing_of_a_division_that_is_not(tmp_path):
     assert "held_out" not in prepare(SECTION, corpus(), CLEANING, root=tmp_path).manifest
+
+
+def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatch, capsys):
+    """Spread evenly: pairs 1, 4, 7, ... of 304; all are encoded."""
+    whole = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
+    assert "learned_from" not in whole.manifest
+    monkeypatch.setattr(preparation, "_LEARNED", 110)
+    part = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
+    assert part.manifest["learned_from"] == "one train pair in 3"
+    assert "learning 300 token types from one train pair in 3 ..." in capsys.readouterr().err
+    assert part.manifest["splits"]["train"]["kept"] == whole.manifest["splits"]["train"]["kept"]
+    alone = prepare(SECTION, corpus(train=TRAIN[::3]), CLEANING, root=tmp_path / "alone")
+    assert part.tokenizers.source == alone.tokenizers.source
+    assert part.tokenizers.source != whole.tokenizers.source
+
+
+def test_as_many_pairs_as_may_be_are_learned_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "_LEARNED", len(TRAIN))
+    assert "learned_from" not in prepare(SECTION, corpus(), CLEANING, root=tmp_path).manifest
+
+
+def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):
+    """However many pairs there are, no more than a record batch waits in memory."""
+    import pyarrow as pa
+
+    monkeypatch.setattr("phmctl.data.store.ROWS", 64)
+    monkeypatch.setattr(preparation, "_CHUNK", 16)
+    prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    with pa.ipc.open_stream(str(prepared.folder / "train.arrow")) as stream:
+        sizes = [batch.num_rows for batch in stream]
+    assert sum(sizes) == 300
+    assert max(sizes) < 64 + 16
