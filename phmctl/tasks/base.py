@@ -48,6 +48,10 @@ class Task(Protocol):
         """Return the number by which the best checkpoint is chosen; higher is better."""
         ...
 
+    def check_data(self) -> None:
+        """Refuse (DataError) data that no training can begin or be validated with; called before a run is made."""
+        ...
+
     def check_run(self, run: Run) -> None:
         """Refuse (RunError) to continue a run that was trained on other data."""
         ...

@@ -17,7 +17,7 @@ from phmctl.data.store import ParallelSplit, PreparedData
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.decoding.translator import Translator
 from phmctl.devices import pick_device
-from phmctl.errors import RunError
+from phmctl.errors import DataError, RunError
 from phmctl.files import write_atomic, write_json
 from phmctl.metrics.text import bleu
 from phmctl.models.transformer import Transformer, build_transformer
@@ -44,7 +44,7 @@ class TranslationTask:
         self.recipe = recipe
         self.prepared = prepared
         for name in prepared.manifest["splits"]:
-            prepared.split(name)  # maps the file: what is damaged shows before a run is made or changed
+            prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
         """Build the untrained model for the tokenizers' sizes."""
@@ -95,6 +95,17 @@ class TranslationTask:
             write_atomic(run.text_folder / f"{name}.source", "".join(f"{line}\n" for line in split.source_text))
             write_atomic(run.text_folder / f"{name}.target", "".join(f"{line}\n" for line in split.target_text))
 
+    def check_data(self) -> None:
+        """Plan the validation and the first epoch.
+
+        Raises:
+            DataError: a split is empty, or a row is longer than a batch.
+        """
+        for name, shuffle in (("valid", False), ("train", True)):
+            if not self.plan(self.prepared.split(name), epoch=0, shuffle=shuffle):
+                folder, command = self.prepared.folder, self.prepared.command
+                raise DataError(f"the {name} split in {folder} holds no sentence; run: {command} --force")
+
     def check_run(self, run: Run) -> None:
         """Refuse to continue a run on data other than its own.
 
@@ -117,7 +128,8 @@ class TranslationTask:
         training = self.recipe.training
         lengths = split.source.lengths, split.target.lengths
         # Evaluation splits keep every line: one longer than the budget is a batch of its own.
-        budget = training.batch_tokens if shuffle else max(training.batch_tokens, int(costs(*lengths).max()))
+        longest = int(costs(*lengths).max(initial=0))
+        budget = training.batch_tokens if shuffle else max(training.batch_tokens, longest)
         return plan_batches(
             *lengths,
             budget,

@@ -105,6 +105,7 @@ def train_task(
         quiet: print nothing.
 
     Raises:
+        DataError: the data is not such that a training can begin.
         RunError: another process trains the run, or it cannot be continued. It is left as it was then, and also when
             the checkpoint has the steps asked for already.
         RecipeError: TensorBoard is asked for but not installed.
@@ -113,6 +114,7 @@ def train_task(
         OutputError: the run cannot be written.
     """
     began = time.perf_counter()
+    task.check_data()
     device = pick_device(recipe.training.device)
     set_threads(recipe.training.threads)
     if recipe.training.tensorboard:

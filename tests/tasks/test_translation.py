@@ -13,7 +13,7 @@ from phmctl.data.catalog import Cleaning
 from phmctl.data.corpus import Corpus, corpus_from_files
 from phmctl.data.preparation import prepare
 from phmctl.data.special import PAD
-from phmctl.data.store import PreparedData
+from phmctl.data.store import PreparedData, SplitWriter
 from phmctl.data.tokenization import Tokenizer, TokenizerPair
 from phmctl.errors import DataError, RunError
 from phmctl.recipe.schema import Recipe
@@ -168,9 +168,42 @@ def test_damaged_data_shows_before_a_run_is_made(tiny_recipe: Recipe, miniature_
 
     shutil.copytree(miniature_data, tmp_path / "data")
     path = PreparedData.find(tiny_recipe.data, tmp_path / "data").folder / "train.arrow"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"cannot read .*train\.arrow"):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # among the tokens: nothing but the SHA-256 tells
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"train\.arrow is damaged.*; run: phmctl prepare-data miniature .* --force$"):
         train(tiny_recipe, data=tmp_path / "data", runs=tmp_path / "runs", quiet=True)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_an_empty_split_shows_before_a_run_is_made(
+    tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path, split: str
+) -> None:
+    """Such data cannot be prepared any more; an earlier version could."""
+    from phmctl.training.train import train_task
+
+    shutil.copytree(miniature_data, tmp_path / "data")
+    prepared = PreparedData.find(tiny_recipe.data, tmp_path / "data")
+    with SplitWriter(prepared.folder / f"{split}.arrow", with_text=split != "train"):
+        pass
+    prepared.manifest["files"] = []  # whatever they are, they are whole
+    task = TranslationTask(tiny_recipe, prepared)
+    with pytest.raises(DataError, match=rf"the {split} split in .* holds no sentence; run: phmctl prepare-data .*"):
+        train_task(task, tiny_recipe, tmp_path / "runs", quiet=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_row_longer_than_a_batch_shows_before_a_run_is_made(
+    tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path
+) -> None:
+    from phmctl.training.train import train_task
+
+    training = tiny_recipe.training.model_copy(update={"batch_tokens": 5})
+    recipe = tiny_recipe.model_copy(update={"training": training})
+    task = TranslationTask(recipe, PreparedData.find(recipe.data, miniature_data))
+    with pytest.raises(DataError, match="more than a batch of 5 holds"):
+        train_task(task, recipe, tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()
 
 

@@ -100,6 +100,9 @@ class FakeTask:
     def score(self, metrics: Mapping[str, float]) -> float:
         return -metrics["loss"]
 
+    def check_data(self) -> None:
+        """There is always data."""
+
     def check_run(self, run: Any) -> None:
         """Any run will do."""
 
