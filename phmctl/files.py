@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,35 @@ def sha256(path: Path) -> str:
         while chunk := handle.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def file_entry(folder: Path, name: str) -> dict[str, Any]:
+    """Return what a manifest says of a file below `folder`: its name, bytes and SHA-256."""
+    path = folder / name
+    return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def are_file_entries(value: object) -> bool:
+    """Whether a value read from a manifest is a list of what :func:`file_entry` returns."""
+    return isinstance(value, list) and all(
+        isinstance(entry, dict) and entry.keys() >= {"name", "bytes", "sha256"} for entry in value
+    )
+
+
+def damaged_files(folder: Path, entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the files that are not those, in size and SHA-256, that the entries describe."""
+    return [entry["name"] for entry in entries if not _is_whole(folder / entry["name"], entry)]
+
+
+def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
+    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
+
+
+def damage(folder: Path, entries: Iterable[Mapping[str, Any]], name: str) -> str | None:
+    """Return what is wrong with a file, the end of a sentence, if the entries describe it and it is another now."""
+    if not damaged_files(folder, [entry for entry in entries if entry["name"] == name]):
+        return None
+    return "is damaged: its SHA-256 is not the one recorded" if (folder / name).is_file() else "is missing"
 
 
 def sha256_text(parts: Iterable[str]) -> str:

@@ -65,7 +65,7 @@ def decode(
     settings = change_decoding(opened.recipe.decoding, beam=beam, alpha=alpha, batch_tokens=batch_tokens)
     if n_best is not None and n_best > settings.beam:
         raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")
-    translator = load_translator(opened, checkpoint, device or "auto", settings)
+    translator = load_translator(opened, checkpoint, device or "auto", settings, cleaned=split is not None)
     # A person who types lines waits for each; a file or a pipe is sorted and batched.
     typed = split is None and input_ is None and sys.stdin.isatty()
     as_lines = best_lines if n_best is None else n_best_lines
@@ -89,8 +89,8 @@ def decode(
 
 def _lines(run: "Run", path: Path | None, split: str | None) -> Iterable[str]:
     """Return the lines of a split, a file, or stdin."""
+    from phmctl.data.copies import read_text
     from phmctl.data.readers import decode_lines, read_lines
-    from phmctl.evaluation.evaluate import read_text
 
     if split is not None:
         return read_text(run, split, "source")

@@ -27,13 +27,12 @@ from phmctl.data.store import (
     PreparedData,
     SplitWriter,
     corpus_name,
-    damaged_files,
     prepared_folder,
     read_manifest,
 )
 from phmctl.data.tokenization import Tokenizer, TokenizerPair, train_pair
 from phmctl.errors import DataError
-from phmctl.files import locked, sha256, sync_folder, write_json, writing
+from phmctl.files import damaged_files, file_entry, locked, sync_folder, write_json, writing
 from phmctl.recipe.documents import change
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DataSection
@@ -192,7 +191,7 @@ def _changed(
     changed = [] if manifest["settings"] == settings else ["settings"]
     if sources is not None:
         changed += sources.changed(manifest)
-    return changed + damaged_files(folder, manifest)
+    return changed + damaged_files(folder, manifest["files"])
 
 
 def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, provenance: Mapping[str, Any]) -> None:
@@ -213,10 +212,7 @@ def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, 
         **({"learned_from": learned} if learned else {}),
         "token_types": {"source": tokenizers.source.size, "target": tokenizers.target.size},
         "splits": counts,
-        "files": [
-            {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
-            for path in sorted(folder.iterdir())
-        ],
+        "files": [file_entry(folder, path.name) for path in sorted(folder.iterdir())],
     }
     write_json(folder / MANIFEST, manifest)
 

@@ -7,7 +7,7 @@ for valid and test the text itself. The manifest has each file's SHA-256, which 
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
-from phmctl.files import read_json_object, sha256, writing
+from phmctl.files import are_file_entries, damage, read_json_object, writing
 from phmctl.recipe.schema import DataSection
 from phmctl.shipped import shipped_names
 
@@ -263,32 +263,16 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     manifest = read_json_object(path, DataError, "prepare the data again with --force")
     if manifest.get("format") != FORMAT:
         raise DataError(f"{path} is not of this version of phmctl ({FORMAT}); prepare again with --force")
-    files = manifest.get("files")
-    if any(key not in manifest for key in _KEYS) or not (isinstance(files, list) and all(map(_is_entry, files))):
+    if any(key not in manifest for key in _KEYS) or not are_file_entries(manifest["files"]):
         raise DataError(f"{path} is damaged: it does not say all it must; prepare the data again with --force")
     return manifest
 
 
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and entry.keys() >= {"name", "bytes", "sha256"}
-
-
-def damaged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files that are not those, in size and SHA-256, that the manifest lists."""
-    return [entry["name"] for entry in manifest["files"] if not _is_whole(folder / entry["name"], entry)]
-
-
-def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
-
-
-def _refuse_damage(folder: Path, manifest: Mapping[str, Any], name: str, command: str) -> None:
+def _refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:
     """Raise a DataError if the manifest lists this file and it is another now."""
-    listed = {**manifest, "files": [entry for entry in manifest["files"] if entry["name"] == name]}
-    if damaged_files(folder, listed):
-        path = folder / name
-        wrong = "is damaged: its SHA-256 is not the one in the manifest" if path.is_file() else "is missing"
-        raise DataError(f"{path} {wrong}; run: {command} --force")
+    wrong = damage(folder, manifest["files"], name)
+    if wrong:
+        raise DataError(f"{folder / name} {wrong}; run: {command} --force")
 
 
 def _command_for(folder: Path) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 from phmctl.checkpoints import MANIFEST, verify_checkpoint
 from phmctl.console import note, progress, warn
-from phmctl.data.tokenization import TokenizerPair
-from phmctl.errors import DataError, RunError, nearest
+from phmctl.data.copies import load_tokenizers, read_text
+from phmctl.errors import RunError
 from phmctl.files import sha256, sha256_text, write_atomic, write_json
 from phmctl.metrics.text import (
     Comparison,
@@ -105,7 +105,7 @@ def evaluate(
     if looks_tokenised(references):
         note(f"the {split} references are tokenised text: the scores do not compare with those of raw text")
     if lowercase is None:
-        lowercase = TokenizerPair.load(run.tokenizer_folder).target.lowercase
+        lowercase = load_tokenizers(run).target.lowercase
     chosen = decoding or run.recipe.decoding
     hypotheses = decode_split(run, split, checkpoint, decoding=chosen, device=device)
     comparisons = []
@@ -154,29 +154,10 @@ def decode_split(
     return hypotheses
 
 
-def read_text(run: Run, split: str, side: str) -> list[str]:
-    """Return the raw lines that a run keeps of a split's ``source`` or ``target``.
-
-    Raises:
-        RunError: the run has no such text; the message names the nearest split.
-    """
-    path = run.text_folder / f"{split}.{side}"
-    try:
-        return _lines(path)
-    except FileNotFoundError as error:
-        splits = sorted(other.stem for other in run.text_folder.glob(f"*.{side}"))
-        has = ", ".join(splits) or "none"
-        raise RunError(
-            f"{run.folder} has no text of a split {split!r}{nearest(split, splits)}; it has {has}"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); copy the run again") from error
-
-
 def _translate(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection, device: str) -> list[str]:
     from phmctl.tasks.translation import load_translator
 
-    translator = load_translator(run, checkpoint, device, decoding)
+    translator = load_translator(run, checkpoint, device, decoding, cleaned=True)
     with progress(f"decoding {len(lines):,} lines with {run.name}", len(lines)) as advance:
         return [best.text for best, *_ in translator.translate(lines, advance=advance)]
 
@@ -219,7 +200,3 @@ def _result(run: Run, split: str, checkpoint: str, suffix: str) -> Path:
 
 def _origin_path(path: Path) -> Path:
     return path.with_suffix(".decoding.json")
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_bytes().decode("utf-8").split("\n")[:-1]

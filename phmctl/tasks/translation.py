@@ -1,10 +1,8 @@
 """Translation and style transfer: sequence to sequence, scored by cross-entropy and BLEU."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,20 +11,18 @@ from torch import Tensor, nn
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.batching import Batch, collate, costs, plan_batches
 from phmctl.data.catalog import Cleaning
+from phmctl.data.copies import load_cleaning, load_tokenizers, write_copies
 from phmctl.data.store import ParallelSplit, PreparedData
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.decoding.translator import Translator
 from phmctl.devices import pick_device
 from phmctl.errors import DataError, RunError
-from phmctl.files import write_atomic, write_json
 from phmctl.metrics.text import bleu
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import DecodingSection, Recipe
-from phmctl.runs import Run
+from phmctl.runs import DATA, Run
 from phmctl.tasks.base import Autocast
-
-_MANIFEST = "data.json"  # of the prepared data, in the run
 
 
 class TranslationTask:
@@ -85,15 +81,8 @@ class TranslationTask:
         return metrics.get("bleu", -metrics["loss"])
 
     def furnish(self, run: Run) -> None:
-        """Write the tokenizers, the data's manifest and the raw text of the evaluation splits into the run."""
-        self.prepared.tokenizers.save(run.tokenizer_folder)
-        write_json(run.folder / _MANIFEST, self.prepared.manifest)
-        for name in self.prepared.manifest["splits"]:
-            if name == "train":
-                continue
-            split = self.prepared.split(name)
-            write_atomic(run.text_folder / f"{name}.source", "".join(f"{line}\n" for line in split.source_text))
-            write_atomic(run.text_folder / f"{name}.target", "".join(f"{line}\n" for line in split.target_text))
+        """Write the tokenizers, the text of the evaluation splits and the data's manifest into the run."""
+        write_copies(run, self.prepared)
 
     def check_data(self) -> None:
         """Plan the validation and the first epoch.
@@ -113,14 +102,14 @@ class TranslationTask:
             RunError: the corpus was prepared anew from other files or with other settings, or the run does not say what
                 it was trained on.
         """
-        before, now = _read_manifest(run), self.prepared.manifest
+        before, now = run.data(), self.prepared.manifest
         changed = [key for key in ("settings", "sources", "token_types") if before.get(key) != now.get(key)]
-        if not changed and TokenizerPair.load(run.tokenizer_folder) != self.prepared.tokenizers:
+        if not changed and load_tokenizers(run) != self.prepared.tokenizers:
             changed = ["tokenizers"]
         if changed:
             raise RunError(
                 f"{self.prepared.folder} is not what {run.folder} was trained on: {', '.join(changed)} differ "
-                f"(see {_MANIFEST} and manifest.json)\nprepare it as it was, or leave --resume out to start a new run"
+                f"(see {DATA} and manifest.json)\nprepare it as it was, or leave --resume out to start a new run"
             )
 
     def plan(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[np.ndarray]:
@@ -163,7 +152,12 @@ def build_model(recipe: Recipe, tokenizers: TokenizerPair, device: torch.device 
 
 
 def load_translator(
-    run: Run, checkpoint: str = "best", device: str = "auto", decoding: DecodingSection | None = None
+    run: Run,
+    checkpoint: str = "best",
+    device: str = "auto",
+    decoding: DecodingSection | None = None,
+    *,
+    cleaned: bool = False,
 ) -> Translator:
     """Load a run's model and tokenizers, ready to translate.
 
@@ -172,11 +166,13 @@ def load_translator(
         checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
         decoding: beam search settings other than the recipe's.
+        cleaned: the lines will be the run's own text, which has been cleaned already. Twice is once too often:
+            ``&amp;lt;`` stands for ``&lt;``, and that for ``<``.
 
     Raises:
-        RunError: the checkpoint is missing or damaged.
+        RunError: the checkpoint, the tokenizer or the data's manifest is missing or damaged.
     """
-    tokenizers = TokenizerPair.load(run.tokenizer_folder)
+    tokenizers = load_tokenizers(run)
     target = pick_device(device)
     model = build_model(run.recipe, tokenizers, target)
     folder = run.checkpoint(checkpoint)
@@ -188,26 +184,5 @@ def load_translator(
         decoding or run.recipe.decoding,
         target,
         max_source_tokens=run.recipe.data.max_tokens,
-        cleaning=_cleaning(run),
+        cleaning=Cleaning() if cleaned else load_cleaning(run),
     )
-
-
-def _cleaning(run: Run) -> Cleaning:
-    """Return what the run's training text went through before it was tokenized."""
-    try:
-        return Cleaning(**_read_manifest(run)["settings"]["cleaning"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.folder / _MANIFEST} does not say how the text was cleaned; copy the run anew") from error
-
-
-def _read_manifest(run: Run) -> dict[str, Any]:
-    """Return the manifest of the data that a run was trained on."""
-    path = run.folder / _MANIFEST
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise RunError(
-            f"{run.folder} is no complete run: {_MANIFEST} is missing; copy the whole folder again, or train anew"
-        ) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path} is damaged: {error}; copy the run anew") from error

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.data.copies import read_text
 from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
 from phmctl.evaluation import evaluate as module
-from phmctl.evaluation.evaluate import decode_split, evaluate, read_text
+from phmctl.evaluation.evaluate import decode_split, evaluate
 from phmctl.metrics.text import bleu, bleu_by_length
 from phmctl.runs import Run
 from phmctl.tasks.translation import load_translator

@@ -3,6 +3,7 @@
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from phmctl.data.special import PAD
 from phmctl.data.store import PreparedData, SplitWriter
 from phmctl.data.tokenization import Tokenizer, TokenizerPair
 from phmctl.errors import DataError, RunError
+from phmctl.files import write_json
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.tasks.translation import TranslationTask, load_translator
@@ -95,16 +97,20 @@ def own_corpus(folder: Path, pattern: str) -> Corpus:
     return corpus_from_files("own", files["train"], files["valid"], files["test"])
 
 
+def entities_data(folder: Path, tiny_recipe: Recipe, pattern: str) -> tuple[Recipe, PreparedData]:
+    data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300})
+    training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
+    recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
+    cleaning = Cleaning(entities="decode", lowercase=True)
+    return recipe, prepare(data, own_corpus(folder, pattern), cleaning, root=folder)
+
+
 @pytest.fixture
 def entities_run(tmp_path: Path, tiny_recipe: Recipe) -> Run:
     """A run on a corpus whose card decodes entities and lower-cases."""
     from phmctl.training.train import train_task
 
-    corpus = own_corpus(tmp_path, "It &apos;s line {} .")
-    data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300})
-    recipe = tiny_recipe.model_copy(update={"data": data})
-    cleaning = Cleaning(entities="decode", lowercase=True)
-    prepared = prepare(data, corpus, cleaning, root=tmp_path)
+    recipe, prepared = entities_data(tmp_path, tiny_recipe, "It &apos;s line {} .")
     return train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs", quiet=True).run
 
 
@@ -113,6 +119,34 @@ def test_a_line_is_cleaned_as_the_corpus_was(entities_run: Run) -> None:
     encoded, plain = translator.translate(["IT &apos;S line 7 .", "it 's line 7 ."])
     assert encoded[0].score == pytest.approx(plain[0].score)
     assert encoded[0].text == plain[0].text
+
+
+def test_entities_are_decoded_once_on_every_path(
+    tmp_path: Path, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``&amp;lt;`` stands for ``&lt;``: decoded again it would be another text."""
+    from phmctl.cli.decode import decode
+    from phmctl.evaluation.evaluate import evaluate
+    from phmctl.training.train import train_task
+
+    seen: list[str] = []
+    encode = Tokenizer.encode
+
+    def spy(self: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+        seen.extend(texts)
+        return encode(self, texts)
+
+    task = TranslationTask(*entities_data(tmp_path, tiny_recipe, "a &amp;lt; {}"))
+    monkeypatch.setattr(Tokenizer, "encode", spy)
+    run = train_task(task, task.recipe, tmp_path / "runs", quiet=True).run
+    assert {line[:-2] for line in seen} == {"a &lt; "}  # validation BLEU
+    for split, given in (("test", None), (None, tmp_path / "test.a")):
+        seen.clear()
+        decode(run.folder, input_=given, split=split, checkpoint="last", output=tmp_path / "out")
+        assert seen == [f"a &lt; {number}" for number in range(45, 50)]
+    seen.clear()
+    evaluate(run, "test", "last")
+    assert seen == [f"a &lt; {number}" for number in range(45, 50)]
 
 
 def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None:
@@ -144,6 +178,7 @@ def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: Trans
     tokenizer = TokenizerPair.load(run.tokenizer_folder).source
     merges = [*tokenizer.merges[1::-1], *tokenizer.merges[2:]]
     Tokenizer(tokenizer.kind, tokenizer.vocabulary, merges).save(run.tokenizer_folder / "tokenizer.json")
+    write_json(run.folder / "data.json", run.data() | {"copies": []})  # as in a run that records no SHA-256
     with pytest.raises(RunError, match="tokenizers differ"):
         task.check_run(run)
 

@@ -1,0 +1,99 @@
+"""What a run keeps of its data, so that it can be used anywhere: tokenizers, raw evaluation text, the manifest.
+
+The manifest of the prepared data is the run's ``data.json``. Its ``copies`` are the files of ``tokenizer/`` and
+``text/`` with their SHA-256, which is compared before a file is used. A run of an earlier version records none; nothing
+is compared there.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from phmctl.data.catalog import Cleaning
+from phmctl.data.store import PreparedData
+from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
+from phmctl.errors import DataError, RunError, nearest
+from phmctl.files import are_file_entries, damage, file_entry, write_atomic, write_json
+from phmctl.runs import DATA, Run
+
+_COPIES = "copies"
+_ADVICE = "copy the run again"
+
+
+def write_copies(run: Run, prepared: PreparedData) -> None:
+    """Write the tokenizers, the text of the evaluation splits and the manifest into a new run.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    prepared.tokenizers.save(run.tokenizer_folder)
+    for name in prepared.manifest["splits"]:
+        if name != "train":
+            split = prepared.split(name)
+            _write_lines(run.text_folder / f"{name}.source", split.source_text)
+            _write_lines(run.text_folder / f"{name}.target", split.target_text)
+    paths = [path for folder in (run.tokenizer_folder, run.text_folder) for path in sorted(folder.glob("*"))]
+    entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in paths]
+    write_json(run.folder / DATA, {**prepared.manifest, _COPIES: entries})
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    write_atomic(path, "".join(f"{line}\n" for line in lines))
+
+
+def load_tokenizers(run: Run) -> TokenizerPair:
+    """Return the tokenizers that a run was trained with.
+
+    Raises:
+        RunError: one is missing or damaged.
+    """
+    for name in (JOINT_FILE, *SIDE_FILES):
+        _refuse_damage(run, run.tokenizer_folder / name)
+    try:
+        return TokenizerPair.load(run.tokenizer_folder)
+    except DataError as error:
+        raise RunError(f"{run.folder} is no complete run, {_ADVICE}: {error}") from error
+
+
+def load_cleaning(run: Run) -> Cleaning:
+    """Return what the text that a run was trained on went through before it was tokenized.
+
+    Raises:
+        RunError: the run does not say.
+    """
+    try:
+        return Cleaning(**run.data()["settings"]["cleaning"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{run.folder / DATA} does not say how the text was cleaned; {_ADVICE}") from error
+
+
+def read_text(run: Run, split: str, side: str) -> list[str]:
+    """Return the lines that a run keeps of a split's ``source`` or ``target``: cased, and cleaned as the card says.
+
+    Raises:
+        RunError: the run has no such text (the message names the nearest split), or it is damaged.
+    """
+    path = run.text_folder / f"{split}.{side}"
+    _refuse_damage(run, path)
+    try:
+        return path.read_bytes().decode("utf-8").split("\n")[:-1]
+    except FileNotFoundError as error:
+        splits = sorted({other.stem for other in run.text_folder.glob(f"*.{side}")})
+        has = ", ".join(splits) or "none"
+        raise RunError(
+            f"{path} is missing: the run has no {side} text of a split {split!r}{nearest(split, splits)}; it has {has}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read ({error}); {_ADVICE}") from error
+
+
+def _refuse_damage(run: Run, path: Path) -> None:
+    wrong = damage(run.folder, _entries(run), str(path.relative_to(run.folder)))
+    if wrong:
+        raise RunError(f"{path} {wrong}; {_ADVICE}")
+
+
+def _entries(run: Run) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
+    if not are_file_entries(entries):
+        raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} is no list of files; {_ADVICE}")
+    return entries

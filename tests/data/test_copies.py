@@ -1,0 +1,121 @@
+"""What a run keeps of its data: recorded when it is made, checked when it is read."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
+from phmctl.data.store import PreparedData
+from phmctl.errors import RunError
+from phmctl.files import damaged_files, write_json
+from phmctl.recipe.schema import Recipe
+from phmctl.runs import Run
+
+
+@pytest.fixture
+def run(tiny_run: Run, tmp_path: Path) -> Run:
+    """A run that may be damaged."""
+    shutil.copytree(tiny_run.folder, tmp_path / "run", symlinks=True)
+    return Run.open(tmp_path / "run")
+
+
+def flip(path: Path) -> None:
+    """Change a letter: the size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def use(run: Run, name: str) -> Any:
+    """Read what a file below the run holds."""
+    if name.startswith("tokenizer/"):
+        return load_tokenizers(run)
+    if name == "data.json":
+        return load_cleaning(run)
+    return read_text(run, *Path(name).name.split("."))
+
+
+COPIES = ["tokenizer/tokenizer.json", "text/test.source", "text/test.target", "text/valid.source"]
+
+
+def test_every_copy_is_recorded(run: Run) -> None:
+    entries = run.data()["copies"]
+    files = {str(path.relative_to(run.folder)) for path in run.folder.glob("t*/*")}
+    assert {entry["name"] for entry in entries} == files
+    assert files >= set(COPIES)
+    assert damaged_files(run.folder, entries) == []
+
+
+def test_the_copies_are_those_of_the_prepared_data(run: Run, tiny_recipe: Recipe, miniature_data: Path) -> None:
+    prepared = PreparedData.find(tiny_recipe.data, miniature_data)
+    assert read_text(run, "test", "source") == prepared.split("test").source_text
+    assert read_text(run, "valid", "target") == prepared.split("valid").target_text
+    assert load_tokenizers(run) == prepared.tokenizers
+    assert run.data().items() >= prepared.manifest.items()
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("name", COPIES)
+def test_damage_is_found_when_a_copy_is_read(run: Run, name: str, damage: Callable[[Path], None]) -> None:
+    use(run, name)
+    damage(run.folder / name)
+    wrong = "is missing" if damage is Path.unlink else "is damaged: its SHA-256 is not the one recorded"
+    with pytest.raises(RunError, match=rf"run/{name} {wrong}; copy the run again"):
+        use(run, name)
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+@pytest.mark.parametrize("name", ["data.json", *COPIES])
+def test_without_the_manifest_nothing_is_used(run: Run, name: str, damage: Callable[[Path], None]) -> None:
+    damage(run.folder / "data.json")
+    with pytest.raises(RunError, match=r"run/data\.json (is missing|cannot be read)"):
+        use(run, name)
+
+
+def forget_copies(run: Run) -> None:
+    """Make it a run of a version that recorded nothing."""
+    content = run.data()
+    del content["copies"]
+    write_json(run.folder / "data.json", content)
+
+
+def test_a_run_without_the_record_works_unchecked(run: Run) -> None:
+    forget_copies(run)
+    whole = read_text(run, "test", "source")
+    flip(run.text_folder / "test.source")
+    assert len(read_text(run, "test", "source")) == len(whole)
+    assert load_tokenizers(run).source.size > 4
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("tokenizer/tokenizer.json", cut), *((name, Path.unlink) for name in COPIES)],
+)
+def test_a_run_without_the_record_names_what_cannot_be_read(
+    run: Run, name: str, damage: Callable[[Path], None]
+) -> None:
+    forget_copies(run)
+    damage(run.folder / name)
+    with pytest.raises(RunError, match=f"run/{name}"):
+        use(run, name)
+
+
+@pytest.mark.parametrize("record", [5, ["text/test.source"], [{"name": "text/test.source"}]])
+def test_a_record_that_is_none_is_refused(run: Run, record: object) -> None:
+    write_json(run.folder / "data.json", run.data() | {"copies": record})
+    with pytest.raises(RunError, match=r"data\.json is damaged: 'copies' is no list of files"):
+        read_text(run, "test", "source")
+
+
+def test_text_that_is_no_utf8(run: Run) -> None:
+    forget_copies(run)
+    (run.text_folder / "test.source").write_bytes(b"\xff\n")
+    with pytest.raises(RunError, match=r"text/test\.source cannot be read .*invalid start byte"):
+        read_text(run, "test", "source")
