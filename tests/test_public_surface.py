@@ -1,0 +1,28 @@
+"""What ``import phmctl`` offers, and that it costs nothing until it is used."""
+
+import subprocess
+import sys
+
+import pytest
+
+import phmctl
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import PHMLinear
+from phmctl.nn.lstm import PHMLSTM
+
+
+@pytest.mark.parametrize("layer", [PHMLinear, PHMEmbedding, PHMLSTM])
+def test_the_layers_stand_at_the_top(layer: type) -> None:
+    assert getattr(phmctl, layer.__name__) is layer
+    assert layer.__name__ in phmctl.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="PHMGRU"):
+        _ = phmctl.PHMGRU
+
+
+def test_import_alone_does_not_import_torch() -> None:
+    code = "import sys, phmctl; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
