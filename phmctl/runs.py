@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Self
 from phmctl import __version__
 from phmctl.checkpoints import AVERAGE, recover, saved_steps, step_name
 from phmctl.console import note
-from phmctl.errors import RunError, nearest
+from phmctl.errors import RecipeError, RunError, nearest
 from phmctl.files import locked, read_json_object, sync_folder, write_atomic, write_json, writing
 
 if TYPE_CHECKING:
@@ -109,15 +109,13 @@ class Run:
         Raises:
             RunError: nothing is there (the message names the nearest run), or the run is not complete.
         """
-        from phmctl.recipe.loading import load_recipe
-
         folder = _find(Path(path))
         for name in (RECIPE, ENVIRONMENT):
             if not (folder / name).is_file():
                 raise RunError(
                     f"{folder} is no complete run: {name} is missing; copy the whole folder again, or train anew"
                 )
-        return cls(folder, load_recipe(str(folder / RECIPE)))
+        return cls(folder, _read_recipe(folder / RECIPE))
 
     @classmethod
     def latest(cls, root: Path, recipe: "Recipe") -> Self | None:
@@ -255,6 +253,23 @@ class Run:
             RunError: it is missing or damaged.
         """
         return read_json_object(self.folder / DATA, RunError, "copy the whole run again, or train anew")
+
+
+def _read_recipe(path: Path) -> "Recipe":
+    """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant."""
+    from phmctl.recipe.documents import read_document
+    from phmctl.recipe.schema import Recipe
+
+    try:
+        document = read_document(path, RecipeError)
+        recipe = document.validate(Recipe, RecipeError)
+    except RecipeError as error:
+        raise RunError(f"{path} cannot be used: {error}\ncopy the run again, or train anew") from error
+    missing = [key for key in Recipe.model_fields if key not in document.content]
+    if missing or not path.read_bytes().endswith(b"\n"):
+        lacks = f" before {missing[0]!r}" if missing else ""
+        raise RunError(f"{path} is damaged: it is cut off{lacks}; copy the run again, or train anew")
+    return recipe
 
 
 def _read_pointer(path: Path) -> str | None:

@@ -1,0 +1,142 @@
+"""A run of which a piece is missing or cut off: each a run error that names the file, and nothing is written."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phmctl.cli.decode import decode
+from phmctl.cli.eval import evaluate
+from phmctl.errors import OutputError, RunError
+from phmctl.files import write_atomic, write_json
+from phmctl.recipe.loading import dump_recipe
+from phmctl.runs import Run
+from tests.training.fake import make_recipe
+
+MODEL = "checkpoints/step-000006/model.safetensors"
+PIECES = {
+    "recipe.yaml": "recipe.yaml",
+    "data.json": "data.json",
+    "tokenizer/tokenizer.json": "tokenizer.json",
+    "text/test.source": "test.source",
+    "checkpoints/last": "last",
+    "checkpoints/step-000006/manifest.json": "manifest.json",
+    "checkpoints/step-000006/state.json": "state.json",
+    MODEL: "model.safetensors",
+}
+
+
+@pytest.fixture
+def run(tiny_run: Run, tmp_path: Path) -> Path:
+    shutil.copytree(tiny_run.folder, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def cut_last_byte(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def refuse(command: Callable[[Path], object], run: Path, said: str) -> None:
+    before = content(run)
+    with pytest.raises(RunError, match=said) as caught:
+        command(run)
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value).splitlines()) <= 3
+    assert content(run) == before
+
+
+def decode_test(run: Path) -> None:
+    decode(run, split="test", checkpoint="last", output=run.parent / "out")
+
+
+def decode_file(run: Path) -> None:
+    write_atomic(run.parent / "in", "Der Mann schläft.\n")
+    decode(run, input_=run.parent / "in", checkpoint="last", output=run.parent / "out")
+
+
+def score(run: Path) -> None:
+    evaluate(run, checkpoint="last")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("command", [decode_test, score])
+def test_a_piece_that_is_missing_or_cut_is_named(
+    run: Path, command: Callable[[Path], None], piece: str, damage: Callable[[Path], None]
+) -> None:
+    damage(run / piece)
+    refuse(command, run, PIECES[piece].replace(".", r"\."))
+    assert not (run.parent / "out").exists()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])
+@pytest.mark.parametrize("piece", [piece for piece in PIECES if not piece.startswith("text/")])
+def test_so_it_is_where_other_text_is_translated(run: Path, piece: str, damage: Callable[[Path], None]) -> None:
+    damage(run / piece)
+    refuse(decode_file, run, PIECES[piece].replace(".", r"\."))
+
+
+def test_references_are_a_piece_of_a_score(run: Path) -> None:
+    cut(run / "text/test.target")
+    decode_test(run)
+    refuse(score, run, r"text/test\.target is damaged")
+
+
+def test_a_pointer_to_nowhere_is_named(run: Path) -> None:
+    (run / "checkpoints/last").write_text("step-000099\n")
+    refuse(decode_test, run, r"checkpoints/last names 'step-000099', which does not exist")
+
+
+def test_a_checkpoint_folder_that_is_missing_is_named(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints/step-000006")
+    refuse(decode_test, run, r"checkpoints/last names 'step-000006', which does not exist")
+
+
+@pytest.mark.parametrize("piece", ["recipe.yaml", "environment.json"])
+def test_without_them_it_is_no_run(run: Path, piece: str) -> None:
+    (run / piece).unlink()
+    refuse(Run.open, run.rename(run.with_name("v001")), rf"no complete run: {piece} is missing")
+
+
+def test_a_recipe_cut_at_any_line_of_another_section_is_refused(run: Path) -> None:
+    """Many beginnings are recipes too, with defaults where the run had settings of its own."""
+    lines = dump_recipe(Run.open(run).recipe).splitlines(keepends=True)
+    for end in range(lines.index("decoding:\n") + 1):
+        (run / "recipe.yaml").write_text("".join(lines[:end]))
+        with pytest.raises(RunError, match=r"recipe\.yaml"):
+            Run.open(run)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_an_output_error(run: Path) -> None:
+    folder = run.parent / "read-only"
+    folder.mkdir()
+    folder.chmod(0o555)
+    (run / "results").chmod(0o555)
+    try:
+        for write in (
+            lambda: write_json(folder / "file.json", {}),
+            lambda: Run.create(folder / "runs", make_recipe()),
+            lambda: decode(run, split="test", checkpoint="last", output=folder / "out"),
+            lambda: score(run),
+        ):
+            with pytest.raises(OutputError, match=r"cannot write .*Permission denied; choose a folder"):
+                write()
+        assert list(folder.iterdir()) == []
+    finally:
+        (run / "results").chmod(0o755)
+        folder.chmod(0o755)
