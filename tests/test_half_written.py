@@ -121,12 +121,13 @@ def test_a_recipe_cut_at_any_line_of_another_section_is_refused(run: Path) -> No
             Run.open(run)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_read_only_folder_is_an_output_error(run: Path) -> None:
     folder = run.parent / "read-only"
     folder.mkdir()
     folder.chmod(0o555)
     (run / "results").chmod(0o555)
+    if os.access(folder, os.W_OK):
+        pytest.skip("root writes everywhere")
     try:
         for write in (
             lambda: write_json(folder / "file.json", {}),
