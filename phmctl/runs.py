@@ -7,7 +7,7 @@
         data.json          what it was trained on; SHA-256 of tokenizer/ and text/
         environment.json   versions, seed, device, threads, git revision, command line
         tokenizer/         how text becomes tokens
-        text/              raw valid and test text: valid.source, valid.target, test.source, test.target
+        text/              valid and test text, cased: valid.source, valid.target, test.source, test.target
         metrics.jsonl      one line a log interval or validation
         checkpoints/       step-000200/ …, average/, and the text files `last` and `best` that name one
         results/           what eval and decode write

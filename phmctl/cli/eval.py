@@ -16,7 +16,8 @@ def evaluate(
     run: RunArgument,
     split: Annotated[str, typer.Option(help="test or valid.")] = "test",
     against: Annotated[
-        Path | None, typer.Option(metavar="RUN2", help="Compare with this run by paired bootstrap.")
+        Path | None,
+        typer.Option(metavar="RUN2", help="Compare with this run, which is only read, by paired bootstrap."),
     ] = None,
     checkpoint: Checkpoint = "best",
     beam: Beam = None,

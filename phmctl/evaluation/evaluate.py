@@ -5,6 +5,9 @@ Into the run's ``results/`` go, for a split and a checkpoint (``test`` with the 
     test.hyp             translations, one a line
     test.decoding.json   what they were made from: they are made anew when any of it differs
     test.json            the scores
+
+A baseline's folder is only read. Its translations are taken from there if the same settings made them; otherwise they
+are made for this comparison and lie with the system's results, as ``test.against.<baseline>.hyp``.
 """
 
 import json
@@ -90,7 +93,7 @@ def evaluate(
         run: the system.
         split: a split whose text lies in the run: ``test`` or ``valid``.
         checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both runs.
-        against: a baseline to compare with by paired bootstrap.
+        against: a baseline to compare with by paired bootstrap. Nothing is written into it.
         decoding: settings of the search, for both runs; those of the system's recipe where None.
         device: where to decode.
         lowercase: compare BLEU and chrF in lower case; None does so if the run's own output is lower-cased.
@@ -110,7 +113,7 @@ def evaluate(
     hypotheses = decode_split(run, split, checkpoint, decoding=chosen, device=device)
     comparisons = []
     if against is not None:
-        baseline = decode_split(against, split, checkpoint, decoding=chosen, device=device)
+        baseline = _decode_baseline(run, against, split, checkpoint, chosen, device)
         comparisons = paired_bootstrap(baseline, hypotheses, references, lowercase=lowercase)
     evaluation = Evaluation(
         run=run.name,
@@ -139,18 +142,34 @@ def decode_split(
         RunError: the split or the checkpoint is missing.
         OutputError: the run's folder cannot be written.
     """
-    chosen = decoding or run.recipe.decoding
+    own = _result(run, split, checkpoint, "hyp")
+    return _decode(run, split, checkpoint, decoding or run.recipe.decoding, device, kept_in=[own])
+
+
+def _decode_baseline(
+    system: Run, baseline: Run, split: str, checkpoint: str, decoding: DecodingSection, device: str
+) -> list[str]:
+    """Return a baseline's translations, its own if they fit; what must be made is kept with the system's results."""
+    own = _result(baseline, split, checkpoint, "hyp")
+    here = _result(system, split, checkpoint, f"against.{baseline.name.replace('/', '-')}.hyp")
+    return _decode(baseline, split, checkpoint, decoding, device, kept_in=[own, here])
+
+
+def _decode(
+    run: Run, split: str, checkpoint: str, decoding: DecodingSection, device: str, *, kept_in: Sequence[Path]
+) -> list[str]:
+    """Return the translations from the first of the files that has them; otherwise make them, and write the last."""
     lines = read_text(run, split, "source")
-    path = _result(run, split, checkpoint, "hyp")
-    origin = _origin(run, lines, checkpoint, chosen)
-    kept = _kept(path, origin)
-    if kept is not None:
-        _warn_of_damage(run.checkpoint(checkpoint), path)
-        return kept
-    hypotheses = _translate(run, lines, checkpoint, chosen, device)
+    origin = _origin(run, lines, checkpoint, decoding)
+    for path in kept_in:
+        kept = _kept(path, origin)
+        if kept is not None:
+            _warn_of_damage(run.checkpoint(checkpoint), path)
+            return kept
+    hypotheses = _translate(run, lines, checkpoint, decoding, device)
     content = "".join(f"{line}\n" for line in hypotheses)
-    write_atomic(path, content)
-    write_json(_origin_path(path), {**origin, "hypotheses_sha256": sha256_text([content])})
+    write_atomic(kept_in[-1], content)
+    write_json(_origin_path(kept_in[-1]), {**origin, "hypotheses_sha256": sha256_text([content])})
     return hypotheses
 
 

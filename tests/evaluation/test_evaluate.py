@@ -139,6 +139,44 @@ def test_against_a_run_gives_the_paired_bootstrap(tmp_path: Path, run: Run) -> N
     assert found.against == "other/real/v001"
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_baseline_is_only_read(tmp_path: Path, run: Run, decodings: list[str]) -> None:
+    """Its scores were made with other settings, and stay; what the comparison needs is kept with the system."""
+    other = make_run(tmp_path, name="other", seed=2)
+    evaluate(other, device="cpu")
+    before = content(other.folder)
+    greedy = change_decoding(run.recipe.decoding, beam=1)
+    first = evaluate(run, against=other, decoding=greedy, device="cpu")
+    assert content(other.folder) == before
+    assert len(decodings) == 3
+    kept = (run.results_folder / "test.against.other-real-v001.hyp").read_text(encoding="utf-8").split("\n")[:-1]
+    by_greedy = [found[0].text for found in load_translator(other, "best", "cpu", greedy).translate(SOURCES)]
+    assert kept == by_greedy
+    assert evaluate(run, against=other, decoding=greedy, device="cpu") == first
+    assert len(decodings) == 3
+
+
+def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, run: Run, decodings: list[str]) -> None:
+    other = make_run(tmp_path, name="other", seed=2)
+    own = decode_split(other, "test", device="cpu")
+    before = content(other.folder)
+    found = evaluate(run, against=other, device="cpu")
+    assert found.comparisons[0].baseline == pytest.approx(bleu(own, REFERENCES).value)
+    assert len(decodings) == 2
+    assert content(other.folder) == before
+    assert not list(run.results_folder.glob("*against*"))
+
+
+def test_a_baselines_other_checkpoint_is_another_file(tmp_path: Path, run: Run) -> None:
+    other = make_run(tmp_path, name="other", seed=2)
+    evaluate(run, checkpoint="last", against=other, device="cpu")
+    assert (run.results_folder / "test.last.against.other-real-v001.decoding.json").is_file()
+    assert list(other.results_folder.iterdir()) == []
+
+
 def test_runs_with_other_references_do_not_compare(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", references=REFERENCES[::-1])
     with pytest.raises(RunError, match="other test references"):
