@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from phmctl.data.arrow import Ragged
 from phmctl.data.special import BOS, EOS, PAD
-from phmctl.data.store import Ragged
 from phmctl.errors import DataError
 
 Ints = npt.NDArray[np.int64]

@@ -6,38 +6,26 @@ words, so a vocabulary is learned from a million pairs at most, spread evenly ov
 its name only when it is complete.
 """
 
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, suppress
-from itertools import islice
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import note, progress, warn
+from phmctl.data.building import build, chunks, current, memory_of
 from phmctl.data.catalog import SPLITS, Card, Cleaning, card_names, load_card
 from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
 from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus
+from phmctl.data.manifest import write_manifest
 from phmctl.data.provenance import Sources
-from phmctl.data.readers import Pair, PairSource
+from phmctl.data.readers import PairSource
 from phmctl.data.special import UNK
-from phmctl.data.store import (
-    FORMAT,
-    MANIFEST,
-    PreparedData,
-    SplitWriter,
-    corpus_name,
-    prepared_folder,
-    read_manifest,
-)
+from phmctl.data.store import PreparedData, SplitWriter, corpus_name, prepared_folder
 from phmctl.data.tokenization import Tokenizer, TokenizerPair, train_pair
 from phmctl.errors import DataError
-from phmctl.files import damaged_files, file_entry, locked, sync_folder, write_json, writing
 from phmctl.recipe.documents import change
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DataSection
 
-_CHUNK = 4096  # pairs that are tokenized at a time
 _LEARNED = 1_000_000  # pairs that a vocabulary is learned from, at most
 _FEW = 0.5  # of the published pairs: with fewer, the source is hardly the whole corpus
 
@@ -71,7 +59,7 @@ def prepare_named(
     card = load_card(data.card)
     folder = prepared_folder(data, root)
     known = source is None and not card.built_in and not force  # published text does not change: ask no network for it
-    if known and _current(folder, _settings(data, card.cleaning), None):
+    if known and current(folder, _settings(data, card.cleaning), None):
         prepared = PreparedData.open(folder)
     else:
         corpus = open_corpus(card, source, root / "raw" / card.id)
@@ -142,14 +130,12 @@ def prepare(
     """
     folder = prepared_folder(data, root)
     settings = _settings(data, cleaning)
-    sources = Sources(corpus, folder.with_name(f".{folder.name}.seen.json"))
-    if force or not _current(folder, settings, sources):
-        with locked(folder.with_name(f".{folder.name}.lock")):  # a second process waits, and then finds it done
-            if force or not _current(folder, settings, sources, say=True):
-                with _replacing(folder) as temporary, _threads(workers):
-                    _write(temporary, data, corpus, cleaning, {"settings": settings, **sources.describe()})
-                note(f"prepared in {folder}")
-    sources.remember()
+    sources = Sources(corpus, memory_of(folder))
+
+    def write(temporary: Path, provenance: dict[str, Any]) -> None:
+        _write(temporary, data, corpus, cleaning, provenance)
+
+    build(folder, settings, sources, write, workers=workers, force=force)
     return PreparedData.open(folder)
 
 
@@ -168,32 +154,6 @@ def _own_corpus(name: str, source: Path | None, files: Mapping[str, Sequence[Pat
     return corpus_from_files(corpus_name(name), files["train"], files["valid"], files.get("test"))
 
 
-def _current(folder: Path, settings: Mapping[str, Any], sources: Sources | None, *, say: bool = False) -> bool:
-    """Return whether a folder holds these sources (None: whichever) with these settings, whole."""
-    try:
-        manifest = read_manifest(folder)
-        if manifest is None:
-            return False
-        changed = _changed(folder, manifest, settings, sources)
-    except (DataError, KeyError, TypeError):  # damaged
-        changed = [MANIFEST]
-    if not changed:
-        note(f"{folder} is up to date")
-    elif say:
-        note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
-    return not changed
-
-
-def _changed(
-    folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any], sources: Sources | None
-) -> list[str]:
-    """Return the names of what differs between a prepared folder and what is wanted."""
-    changed = [] if manifest["settings"] == settings else ["settings"]
-    if sources is not None:
-        changed += sources.changed(manifest)
-    return changed + damaged_files(folder, manifest["files"])
-
-
 def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, provenance: Mapping[str, Any]) -> None:
     """Write everything of a prepared folder, its manifest last."""
     splits = _clean_splits(corpus, cleaning, data.max_tokens)
@@ -206,15 +166,13 @@ def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, 
     tokenizers.save(folder)
     counts = {name: _encode(folder / f"{name}.arrow", pairs, tokenizers) for name, pairs in splits.items()}
     _refuse_nothing(counts["train"])
-    manifest = {
-        "format": FORMAT,
+    content = {
         **provenance,
         **({"learned_from": learned} if learned else {}),
         "token_types": {"source": tokenizers.source.size, "target": tokenizers.target.size},
         "splits": counts,
-        "files": [file_entry(folder, path.name) for path in sorted(folder.iterdir())],
     }
-    write_json(folder / MANIFEST, manifest)
+    write_manifest(folder, content)
 
 
 def _count(pairs: PairSource) -> int:
@@ -250,7 +208,7 @@ def _encode(path: Path, pairs: CleanPairs, tokenizers: TokenizerPair) -> dict[st
     train = path.stem == "train"
     sides = {"source": _Side(tokenizers.source), "target": _Side(tokenizers.target)}
     with SplitWriter(path, with_text=not train) as writer, progress(f"tokenizing {path.stem}", None) as advance:
-        for chunk in _chunks(pairs):
+        for chunk in chunks(pairs):
             columns = [*zip(*chunk, strict=True)]
             encoded = [side.tokenizer.encode(texts) for side, texts in zip(sides.values(), columns, strict=True)]
             rows = [row for row in zip(*encoded, *columns, strict=True) if pairs.fits(len(row[0]), len(row[1]))]
@@ -286,47 +244,3 @@ def _refuse_nothing(train: Mapping[str, Any]) -> None:
     raise DataError(
         f"no train pair is left of {train['read']:,} read ({dropped or 'nothing dropped'}); check the files"
     )
-
-
-def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """Yield the pairs in lists of up to :data:`_CHUNK`."""
-    remaining = iter(pairs)
-    while chunk := list(islice(remaining, _CHUNK)):
-        yield chunk
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise."""
-    temporary, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("new", "old"))
-    for leftover in (temporary, old):  # of a process that was killed
-        shutil.rmtree(leftover, ignore_errors=True)
-    with writing(folder):
-        temporary.mkdir()
-    try:
-        yield temporary
-        with writing(folder):
-            sync_folder(temporary)
-            if folder.exists():
-                folder.rename(old)
-            temporary.rename(folder)
-            sync_folder(folder.parent)
-    finally:
-        for leftover in (temporary, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextmanager
-def _threads(workers: int) -> Iterator[None]:
-    """Let the tokenizer use so many threads; it reads its limits from the environment."""
-    limits = {"TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false", "RAYON_NUM_THREADS": str(workers)}
-    before = {name: os.environ.get(name) for name in limits}
-    os.environ.update(limits)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            with suppress(KeyError):
-                del os.environ[name]
-            if value is not None:
-                os.environ[name] = value

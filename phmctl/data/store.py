@@ -7,30 +7,18 @@ for valid and test the text itself. The manifest has each file's SHA-256, which 
 
 import os
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from phmctl.data.arrow import RowWriter, ragged, read_table
+from phmctl.data.manifest import read_manifest, refuse_damage
 from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
-from phmctl.files import are_file_entries, damage, read_json_object, writing
 from phmctl.recipe.schema import DataSection
 from phmctl.shipped import shipped_names
 
-MANIFEST = "manifest.json"
-FORMAT = "phmctl-prepared-1"
-ROWS = 1 << 18  # of a record batch
-_KEYS = ("settings", "token_types", "splits", "files")  # of a manifest, at least
-
-Ints = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.int32]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_NONE: Tokens = np.empty(0, np.int32)
 
 
 def data_root() -> Path:
@@ -83,59 +71,6 @@ def trained_vocabularies(data: DataSection, root: Path) -> tuple[int, int] | Non
     return None if manifest is None else (manifest["token_types"]["source"], manifest["token_types"]["target"])
 
 
-class Ragged:
-    """N sequences of token ids, held flat. Rows are views of the mapped file.
-
-    Args:
-        chunks: (values int32, offsets of length rows + 1) of consecutive rows.
-    """
-
-    def __init__(self, chunks: Sequence[tuple[Tokens, npt.NDArray[np.integer[Any]]]]) -> None:
-        self._values = [values for values, _ in chunks]
-        sizes = [np.diff(offsets.astype(np.int64)) for _, offsets in chunks]
-        self.lengths: Ints = np.concatenate([np.empty(0, np.int64), *sizes])
-        self.offsets: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
-        self._bounds: Ints = np.cumsum([0, *(len(values) for values in self._values)], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, row: int) -> Tokens:
-        """Return one row's tokens, a view."""
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        row %= len(self)
-        start, end = int(self.offsets[row]), int(self.offsets[row + 1])
-        chunk = self._chunk_of(start)
-        base = int(self._bounds[chunk])
-        return self._values[chunk][start - base : end - base] if chunk >= 0 else _NONE
-
-    @cached_property
-    def values(self) -> Tokens:
-        """All tokens in one array; mapped when the file has one chunk (up to 262,144 rows), otherwise a copy."""
-        return self._values[0] if len(self._values) == 1 else np.concatenate([_NONE, *self._values])
-
-    def gather(self, rows: npt.NDArray[np.integer[Any]]) -> Tokens:
-        """Return the tokens of some rows, one row after another."""
-        lengths = self.lengths[rows]
-        total = int(lengths.sum())
-        before = np.cumsum(lengths) - lengths  # tokens of the rows in front
-        places = np.repeat(self.offsets[rows] - before, lengths) + np.arange(total)
-        if len(self._values) == 1:
-            return self._values[0][places]
-        tokens = np.empty(total, np.int32)
-        owner = np.searchsorted(self._bounds, places, side="right") - 1
-        for chunk in np.unique(owner):
-            here = owner == chunk
-            tokens[here] = self._values[chunk][places[here] - self._bounds[chunk]]
-        return tokens
-
-    def _chunk_of(self, place: int) -> int:
-        """Return the chunk that holds a token; for an empty row at the very end, the last one."""
-        chunk = int(np.searchsorted(self._bounds, place, side="right")) - 1
-        return min(chunk, len(self._values) - 1)
-
-
 class ParallelSplit:
     """One split of prepared data, mapped from its Arrow file.
 
@@ -147,18 +82,11 @@ class ParallelSplit:
     """
 
     def __init__(self, path: Path) -> None:
-        import datasets
-        import pyarrow as pa
-
         self.path = path
         self.name = path.stem
-        try:
-            table = datasets.Dataset.from_file(str(path)).data
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
-        self._table = table
-        self.source = _ragged(table.column("source"))
-        self.target = _ragged(table.column("target"))
+        self._table = read_table(path)
+        self.source = ragged(self._table.column("source"))
+        self.target = ragged(self._table.column("target"))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -221,7 +149,7 @@ class PreparedData:
         if manifest is None:
             raise DataError(f"{folder} holds no prepared data; run: {command}")
         for name in (JOINT_FILE, *SIDE_FILES):
-            _refuse_damage(folder, manifest, name, command)
+            refuse_damage(folder, manifest, name, command)
         return cls(folder, manifest, TokenizerPair.load(folder), command)
 
     @classmethod
@@ -246,33 +174,9 @@ class PreparedData:
         if name not in known:
             raise DataError(f"no split {name!r}{nearest(name, known)}; there are {', '.join(known)}")
         if name not in self._splits:
-            _refuse_damage(self.folder, self.manifest, f"{name}.arrow", self.command)
+            refuse_damage(self.folder, self.manifest, f"{name}.arrow", self.command)
             self._splits[name] = ParallelSplit(self.folder / f"{name}.arrow")
         return self._splits[name]
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a prepared folder, or None where there is none.
-
-    Raises:
-        DataError: the manifest is damaged or of another version.
-    """
-    path = folder / MANIFEST
-    if not path.exists():
-        return None
-    manifest = read_json_object(path, DataError, "prepare the data again with --force")
-    if manifest.get("format") != FORMAT:
-        raise DataError(f"{path} is not of this version of phmctl ({FORMAT}); prepare again with --force")
-    if any(key not in manifest for key in _KEYS) or not are_file_entries(manifest["files"]):
-        raise DataError(f"{path} is damaged: it does not say all it must; prepare the data again with --force")
-    return manifest
-
-
-def _refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:
-    """Raise a DataError if the manifest lists this file and it is another now."""
-    wrong = damage(folder, manifest["files"], name)
-    if wrong:
-        raise DataError(f"{folder / name} {wrong}; run: {command} --force")
 
 
 def _command_for(folder: Path) -> str:
@@ -291,20 +195,8 @@ def _command_for(folder: Path) -> str:
     return prepare_command(section)
 
 
-def _ragged(column: Any) -> Ragged:
-    """Return an Arrow column of lists as flat arrays, without a copy."""
-    return Ragged(
-        [
-            (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
-            for chunk in column.chunks
-        ]
-    )
-
-
-class SplitWriter:
-    """Writes one split's Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
-
-    A context: the file is finished and flushed to the disk when the block ends well.
+class SplitWriter(RowWriter):
+    """Writes one split's Arrow file; a row is source ids, target ids, source text, target text.
 
     Args:
         path: the ``.arrow`` file.
@@ -315,56 +207,9 @@ class SplitWriter:
     """
 
     def __init__(self, path: Path, *, with_text: bool) -> None:
-        import pyarrow as pa
+        from datasets import Sequence, Value
 
-        self._path = path
-        self._schema = _schema(with_text)
-        self._waiting: list[Any] = []  # record batches
-        self._rows = 0
-        with writing(path):
-            self._handle = path.open("wb")
-            self._stream = pa.ipc.new_stream(self._handle, self._schema)
-
-    def __enter__(self) -> "SplitWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._handle:
-            if kind is None:
-                self._finish()
-
-    def add(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Append rows: source ids, target ids, source text, target text; the text is left where none is kept."""
-        import pyarrow as pa
-
-        arrays = [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(self._schema.types)]
-        self._waiting.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        self._rows += len(rows)
-        if self._rows >= ROWS:
-            self._flush()
-
-    def _finish(self) -> None:
-        self._flush()
-        with writing(self._path):
-            self._stream.close()
-            self._handle.flush()
-            os.fsync(self._handle.fileno())
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if self._rows:
-            table = pa.Table.from_batches(self._waiting, schema=self._schema).combine_chunks()
-            with writing(self._path):
-                self._stream.write_table(table)
-        self._waiting, self._rows = [], 0
-
-
-def _schema(with_text: bool) -> Any:
-    """Return the Arrow schema of a split, with the column types that ``datasets`` reads from it."""
-    from datasets import Features, Sequence, Value
-
-    columns: dict[str, Any] = {side: Sequence(Value("int32")) for side in ("source", "target")}
-    if with_text:
-        columns |= {f"{side}_text": Value("string") for side in ("source", "target")}
-    return Features(columns).arrow_schema
+        columns: dict[str, Any] = {side: Sequence(Value("int32")) for side in ("source", "target")}
+        if with_text:
+            columns |= {f"{side}_text": Value("string") for side in ("source", "target")}
+        super().__init__(path, columns)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phmctl.data.arrow import Ragged
 from phmctl.data.batching import collate, costs, plan_batches, real_token_share
 from phmctl.data.special import BOS, EOS, PAD
-from phmctl.data.store import Ragged
 from phmctl.errors import DataError
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=200)

@@ -95,7 +95,7 @@ def test_the_same_text_gives_the_same_bytes(tmp_path, tokenizer, joint):
 
 def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
     one = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "one")
-    monkeypatch.setattr(preparation, "_CHUNK", 7)
+    monkeypatch.setattr("phmctl.data.building._CHUNK", 7)
     two = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "two")
     assert content(one.folder) == content(two.folder)
 
@@ -221,7 +221,7 @@ def test_force_prepares_anew(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("line 3 is not UTF-8"), OSError(28, "No space left")])
-@pytest.mark.parametrize("where", ["_encode", "write_json"])
+@pytest.mark.parametrize("where", ["_encode", "write_manifest"])
 def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, error, where):
     def fail(*_, **__):
         raise error
@@ -268,7 +268,7 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("phmctl.data.store.os.fsync", full)
+    monkeypatch.setattr("phmctl.data.arrow.os.fsync", full)
     with pytest.raises(OutputError, match="No space left on device"):
         prepare(SECTION, corpus(), CLEANING, root=tmp_path)
 
@@ -462,8 +462,8 @@ def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):
     """However many pairs there are, no more than a record batch waits in memory."""
     import pyarrow as pa
 
-    monkeypatch.setattr("phmctl.data.store.ROWS", 64)
-    monkeypatch.setattr(preparation, "_CHUNK", 16)
+    monkeypatch.setattr("phmctl.data.arrow.ROWS", 64)
+    monkeypatch.setattr("phmctl.data.building._CHUNK", 16)
     prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     with pa.ipc.open_stream(str(prepared.folder / "train.arrow")) as stream:
         sizes = [batch.num_rows for batch in stream]

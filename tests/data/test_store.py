@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import phmctl.data.store as store
+from phmctl.data.arrow import Ragged
 from phmctl.data.store import (
     ParallelSplit,
     PreparedData,
-    Ragged,
     SplitWriter,
     data_root,
     prepare_command,
@@ -64,7 +63,7 @@ def test_a_split_is_mapped_and_not_copied(tmp_path):
 
 
 def test_large_splits_are_written_in_record_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "ROWS", 2)
+    monkeypatch.setattr("phmctl.data.arrow.ROWS", 2)
     rows = [([4] * (i % 3), [5] * i, str(i), "") for i in range(7)]
     split = written(tmp_path / "valid.arrow", rows)
     assert [split.target[i].tolist() for i in range(7)] == [row[1] for row in rows]

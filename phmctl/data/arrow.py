@@ -1,0 +1,158 @@
+"""Arrow files of rows with token ids: written in record batches, mapped when read."""
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from phmctl.errors import DataError
+from phmctl.files import writing
+
+ROWS = 1 << 18  # of a record batch
+
+Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+_NONE: Tokens = np.empty(0, np.int32)
+
+
+class Ragged:
+    """N sequences of token ids, held flat. Rows are views of the mapped file.
+
+    Args:
+        chunks: (values int32, offsets of length rows + 1) of consecutive rows.
+    """
+
+    def __init__(self, chunks: Sequence[tuple[Tokens, npt.NDArray[np.integer[Any]]]]) -> None:
+        self._values = [values for values, _ in chunks]
+        sizes = [np.diff(offsets.astype(np.int64)) for _, offsets in chunks]
+        self.lengths: Ints = np.concatenate([np.empty(0, np.int64), *sizes])
+        self.offsets: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
+        self._bounds: Ints = np.cumsum([0, *(len(values) for values in self._values)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> Tokens:
+        """Return one row's tokens, a view."""
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        start, end = int(self.offsets[row]), int(self.offsets[row + 1])
+        chunk = self._chunk_of(start)
+        base = int(self._bounds[chunk])
+        return self._values[chunk][start - base : end - base] if chunk >= 0 else _NONE
+
+    @cached_property
+    def values(self) -> Tokens:
+        """All tokens in one array; mapped when the file has one chunk (up to 262,144 rows), otherwise a copy."""
+        return self._values[0] if len(self._values) == 1 else np.concatenate([_NONE, *self._values])
+
+    def gather(self, rows: npt.NDArray[np.integer[Any]]) -> Tokens:
+        """Return the tokens of some rows, one row after another."""
+        lengths = self.lengths[rows]
+        total = int(lengths.sum())
+        before = np.cumsum(lengths) - lengths  # tokens of the rows in front
+        places = np.repeat(self.offsets[rows] - before, lengths) + np.arange(total)
+        if len(self._values) == 1:
+            return self._values[0][places]
+        tokens = np.empty(total, np.int32)
+        owner = np.searchsorted(self._bounds, places, side="right") - 1
+        for chunk in np.unique(owner):
+            here = owner == chunk
+            tokens[here] = self._values[chunk][places[here] - self._bounds[chunk]]
+        return tokens
+
+    def _chunk_of(self, place: int) -> int:
+        """Return the chunk that holds a token; for an empty row at the very end, the last one."""
+        chunk = int(np.searchsorted(self._bounds, place, side="right")) - 1
+        return min(chunk, len(self._values) - 1)
+
+
+def ragged(column: Any) -> Ragged:
+    """Return an Arrow column of lists as flat arrays, without a copy."""
+    return Ragged(
+        [
+            (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
+            for chunk in column.chunks
+        ]
+    )
+
+
+def read_table(path: Path) -> Any:
+    """Return the Arrow table of a file, mapped.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    import datasets
+    import pyarrow as pa
+
+    try:
+        return datasets.Dataset.from_file(str(path)).data
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
+
+
+class RowWriter:
+    """Writes an Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
+
+    A context: the file is finished and flushed to the disk when the block ends well.
+
+    Args:
+        path: the ``.arrow`` file.
+        features: the columns and their kinds, as ``datasets`` names them.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, features: Mapping[str, Any]) -> None:
+        import pyarrow as pa
+        from datasets import Features
+
+        self._path = path
+        self._schema = Features(features).arrow_schema
+        self._waiting: list[Any] = []  # record batches
+        self._rows = 0
+        with writing(path):
+            self._handle = path.open("wb")
+            self._stream = pa.ipc.new_stream(self._handle, self._schema)
+
+    def __enter__(self) -> "RowWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._handle:
+            if kind is None:
+                self._finish()
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Append rows: a value for each column, in their order; what stands behind the last column is left."""
+        import pyarrow as pa
+
+        arrays = [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(self._schema.types)]
+        self._waiting.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._rows += len(rows)
+        if self._rows >= ROWS:
+            self._flush()
+
+    def _finish(self) -> None:
+        self._flush()
+        with writing(self._path):
+            self._stream.close()
+            self._handle.flush()
+            os.fsync(self._handle.fileno())
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._rows:
+            table = pa.Table.from_batches(self._waiting, schema=self._schema).combine_chunks()
+            with writing(self._path):
+                self._stream.write_table(table)
+        self._waiting, self._rows = [], 0
