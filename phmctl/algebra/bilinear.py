@@ -8,21 +8,27 @@ by Levenberg and Marquardt. Everything is computed in float64 on the CPU.
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from phmctl.algebra.rules import fixed_rule
 from phmctl.errors import RankError
 
 Parts = tuple[Tensor, Tensor, Tensor]  # W, U and Vᵀ, (n, R) each
 Progress = Callable[[int, int, float], None]  # (start, iteration, relative residual)
 
+QUICK = 8  # largest n that is decomposed unasked: it takes a second, n = 16 takes minutes
 TOLERANCE = 1e-10  # relative residual of an exact decomposition
 STARTS = 8  # random starts at a rank before it is given up
 _ITERATIONS = 500
 _STALLED = 25  # iterations in which the residual must fall by a fifth
 _LARGEST = 6.0  # of a factor's entry, for a rule whose entries have a root mean square of one
+# Products that suffice for the fixed algebras: for complex numbers 2 do not, nor do 7 for quaternions (Howell and Lafon
+# 1975); 25 is the least that a search finds for the octonions.
+KNOWN_RANKS = {"real": 1, "complex": 3, "quaternion": 8, "octonion": 25}
 # Over the reals a random 2×2×2 tensor has rank 2 or 3, each with positive probability; 3×3×3 has generic rank 5
 # (Kruskal 1989). Elsewhere the count of unknowns tells (Abo, Ottaviani and Peterson 2009).
 _EXCEPTIONS = {1: 1, 2: 3, 3: 5}
@@ -98,6 +104,16 @@ def decompose(
         f"no decomposition of rank {ranks[-1]} was found in {STARTS} starts; this rule of order n = {n} wants a higher"
         f" rank (the generic rank is {generic_rank(n)})"
     )
+
+
+@lru_cache
+def fixed_factors(algebra: str) -> Factors:
+    """Return the factors of a fixed algebra in float64; found once a process. Read only.
+
+    Raises:
+        UserError: no fixed algebra has this name.
+    """
+    return decompose(fixed_rule(algebra, dtype=torch.float64), KNOWN_RANKS.get(algebra)).factors
 
 
 @torch.no_grad()

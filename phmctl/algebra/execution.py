@@ -1,14 +1,15 @@
 """Ways to apply ``H = Σᵢ kron(A[i], S[i])`` to a batch, and the choice between them.
 
-With d in-features, k out-features and T tokens a dense layer takes T·k·d multiplications. The executions differ in what
-they add to that:
+With d in-features, k out-features and T tokens a dense layer takes T·k·d multiplications. The executions:
 
-- ``weight`` builds H first: n·k·d multiplications and one pass over k×d numbers. Right for many tokens.
-- ``components`` multiplies x by every S[i], then mixes by the rule: T·n·k more multiplications, a temporary of T·n·k.
-- ``rule`` mixes x by the rule, then multiplies by S: T·n²·d more multiplications, a temporary of T·n·d.
+- ``dense`` builds H: n·k·d multiplications and one pass over k×d numbers. Kept in evaluation, it is ``nn.Linear``.
+- ``factored`` never builds H. It multiplies x by every S[i], then mixes by the rule, or the other way round, whichever
+  temporary is smaller: T·n²·min(d, k) multiplications more. For few tokens, where touching k×d numbers is what costs.
+- ``rank`` takes R block products, T·k·d·R/n² multiplications (:mod:`phmctl.algebra.rank_product`). It wants the rule's
+  factors.
 
-The last two never touch k×d numbers, which is what costs when there are few tokens. All are plain differentiable
-operations, so autocast, double backward and ``torch.func`` work through them.
+``dense`` and ``factored`` are plain differentiable operations, so autocast, double backward and ``torch.func`` work
+through them; ``rank`` is differentiable once.
 """
 
 from collections.abc import Callable
@@ -17,21 +18,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phmctl.algebra.bilinear import Factors
 from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.rank_product import blocks_of, rank_product
 
 Execution = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # (x, A, S, bias) -> y
 
-# The executions without H win while their temporary is at most so many times the size of H. Measured forward and
-# backward on two CPU threads, n = 2 to 16, d and k of 256 to 2048: they lose from 0.5 to 3 times.
+DENSE, FACTORED, RANK = "dense", "factored", "rank"
+AUTO = "auto"
+EXECUTIONS = (AUTO, DENSE, FACTORED, RANK)
+
+# `factored` wins while its temporary is at most so many times the size of H. Measured forward and backward on two CPU
+# threads, n = 2 to 16, d and k of 256 to 2048: it loses from 0.5 to 3 times.
 _TEMPORARY = 1.5
+# `rank`: what a multiplication of a block product and one of mixing cost, in multiplications of a dense product.
+_BLOCKS, _MIXING = 1.05, 2.5
+_FEWEST = 64  # tokens; with fewer, its many small products lose
 
 
-def apply_weight(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
+def apply_dense(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
     """Build H and apply it. (T, d) -> (T, k)."""
     return F.linear(x, materialise(A, S), bias)
 
 
-def apply_components(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
+def apply_factored(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply the components and the rule one after the other. (T, d) -> (T, k)."""
+    _, rows, columns = S.shape
+    return (_mix_first if rows > columns else _mix_last)(x, A, S, bias)
+
+
+def apply_rank(x: Tensor, factors: Factors, S: Tensor, bias: Tensor | None, *, keep: bool = True) -> Tensor:
+    """Apply R block products. (T, d) -> (T, k)."""
+    return apply_blocks(x, blocks_of(factors.W, S), factors, bias, keep=keep)
+
+
+def apply_blocks(x: Tensor, T: Tensor, factors: Factors, bias: Tensor | None, *, keep: bool = True) -> Tensor:
+    """Apply R block products whose blocks T (R, d/n, k/n) are made. (T, d) -> (T, k)."""
+    U, V = factors.U, factors.V
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, T, U, V = (part.to(dtype) for part in (x, T, U, V))
+    y = rank_product(x, T, U, V, keep=keep)
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def _mix_last(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by every component, then mix by the rule. (T, d) -> (T, k)."""
     n, rows, columns = S.shape
     tokens = x.shape[0]
@@ -43,7 +74,7 @@ def apply_components(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Te
     return torch.baddbmm(bias.view(1, n, rows), rule, products).view(tokens, n * rows)  # (T, a s)
 
 
-def apply_rule(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
+def _mix_first(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
     """Mix by the rule, then multiply by the components. (T, d) -> (T, k)."""
     n, rows, columns = S.shape
     tokens = x.shape[0]
@@ -54,16 +85,22 @@ def apply_rule(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.to(y.dtype)  # autocast: y is in the lower precision, the bias is not
 
 
-EXECUTIONS: dict[str, Execution] = {
-    "weight": apply_weight,
-    "components": apply_components,
-    "rule": apply_rule,
-}
+def choose(tokens: int, d: int, k: int, n: int, rank: int | None, *, trains: bool) -> str:
+    """Return the execution that costs least by a small model of this module.
+
+    Args:
+        tokens: T.
+        d: in-features.
+        k: out-features.
+        n: the PHM hyperparameter.
+        rank: R of the rule's factors, None where they are not known.
+        trains: whether H, or the blocks, must be built at this use; otherwise they are kept.
+    """
+    if trains and 0 < tokens * min(d, k) <= _TEMPORARY * k * d / n:
+        return FACTORED
+    return RANK if rank is not None and tokens >= _FEWEST and _rank_share(d, k, n, rank) < 1 else DENSE
 
 
-def choose_execution(tokens: int, S: Tensor) -> str:
-    """Return the name of the fastest execution for a number of tokens and components of shape (n, k/n, d/n)."""
-    n, rows, columns = S.shape
-    if not 0 < tokens * n <= _TEMPORARY * n * max(rows, columns):  # T·n·min(k, d) <= 1.5·k·d
-        return "weight"
-    return "rule" if rows > columns else "components"
+def _rank_share(d: int, k: int, n: int, rank: int) -> float:
+    """Return the cost of a rank product as a share of the dense product's, for many tokens."""
+    return _BLOCKS * rank / n**2 + _MIXING * rank * (d + k) / (k * d)

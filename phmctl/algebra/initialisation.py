@@ -9,11 +9,13 @@ that only on average; at n = 2, of 8 numbers, the gain of single layers would st
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phmctl.algebra.bilinear import QUICK, Factors, decompose, generic_rank, recompose
 from phmctl.errors import UserError, nearest
 
 _TINY = 1e-12
@@ -57,6 +59,48 @@ def initialise_rule_(A: Tensor) -> None:
     """Draw a learned rule in place: every fibre ``A[:, a, b]`` a random direction. (n, n, n)."""
     A.normal_()
     A.copy_(F.normalize(A, dim=0, eps=_TINY))
+
+
+@torch.no_grad()
+def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
+    """Draw the factors of a learned rule in place. (n, R), (n, R), (R, n).
+
+    At the generic rank, where that is found in seconds, the rule that they make has fibres ``A[:, a, b]`` of unit
+    length, as :func:`initialise_rule_` gives it: one such rule is decomposed for each n, and moved by what keeps
+    lengths and rank: a rotation of i, permutations and signs of a and b. At other ranks the factors are normal, and
+    the fibres are of unit length in the mean.
+    """
+    n, rank = W.shape
+    if rank == natural_rank(n) and n <= QUICK:
+        parts = _moved(canonical_factors(n))
+    else:
+        parts = Factors(*(torch.randn(part.shape, dtype=torch.float64) for part in (W, U, V)))
+        gain = recompose(parts).square().sum(dim=0).mean() ** (1 / 6)
+        parts = Factors(*(part / gain for part in parts))
+    for part, drawn in zip((W, U, V), parts, strict=True):
+        part.copy_(drawn)
+
+
+def natural_rank(n: int) -> int:
+    """Return the rank that factors have where none is given: that of a random rule."""
+    return canonical_factors(n).rank if n <= QUICK else generic_rank(n)
+
+
+@lru_cache
+def canonical_factors(n: int) -> Factors:
+    """Return the factors of one random rule with unit fibres, in float64; the same in every process. Read only."""
+    rule = torch.randn(n, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return decompose(F.normalize(rule, dim=0)).factors
+
+
+def _moved(factors: Factors) -> Factors:
+    """Rotate i, permute a and b, and change signs of theirs at random: another rule of the same rank."""
+    n = len(factors.W)
+    rotation, _ = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))  # (n, n)
+    signs = torch.randint(0, 2, (2, n), dtype=torch.float64) * 2 - 1
+    U = factors.U[torch.randperm(n)] * signs[0, :, None]
+    V = factors.V[:, torch.randperm(n)] * signs[1]
+    return Factors(rotation @ factors.W, U, V)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
+from phmctl.errors import DimensionError
 from phmctl.nn.kronecker_weight import KroneckerWeight
 
 
@@ -50,13 +51,15 @@ class PHMEmbedding(KroneckerWeight):
             dtype: of the parameters.
 
         Raises:
-            DimensionError: n does not divide V and d, or is not the algebra's own.
+            DimensionError: n does not divide V and d, or is not the algebra's own; or there is no row `padding_idx`.
             UserError: no such algebra or initialization.
         """
         check_divides(n, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         super().__init__(num_embeddings, embedding_dim, n, algebra, rule, device=device, dtype=dtype)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise DimensionError(f"padding_idx = {padding_idx} is none of the {num_embeddings} rows")
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.initialization = initialization
         self.reset_parameters()

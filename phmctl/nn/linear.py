@@ -7,12 +7,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.execution import EXECUTIONS, choose_execution
+from phmctl.algebra.bilinear import KNOWN_RANKS, Factors
+from phmctl.algebra.execution import (
+    AUTO,
+    DENSE,
+    EXECUTIONS,
+    FACTORED,
+    RANK,
+    Execution,
+    apply_blocks,
+    apply_dense,
+    apply_factored,
+    apply_rank,
+    choose,
+)
+from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.nearest import nearest_kronecker_sum
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
-from phmctl.errors import DimensionError
+from phmctl.errors import DimensionError, RankError, UserError, nearest
 from phmctl.nn.kronecker_weight import KroneckerWeight
+
+RULE, FACTORS = "rule", "factors"
+PARAMETRIZATIONS = (RULE, FACTORS)
+
+_APPLY: dict[str, Execution] = {DENSE: apply_dense, FACTORED: apply_factored}
 
 
 class PHMLinear(KroneckerWeight):
@@ -23,7 +42,11 @@ class PHMLinear(KroneckerWeight):
         S: (n, k/n, d/n), the components. Not there for n = 1.
         weight: H, (k, d). For n = 1 the parameter itself.
         bias: (k,) or None.
-        execution: ``auto``, or the name of one of :data:`~phmctl.algebra.execution.EXECUTIONS` to hold to in training.
+        W, U, V: the rule's factors, (n, R), (n, R), (R, n), in place of A where ``parametrization`` is ``factors``.
+        execution: one of :data:`~phmctl.algebra.execution.EXECUTIONS`, and may be set at any time. ``rank`` wants the
+            rule's factors: a layer that holds them or has a fixed algebra has them, any other after
+            :meth:`decompose`, until its rule changes.
+        keep_products: whether training by ``rank`` keeps what the gradient of U wants, or computes it again.
     """
 
     bias: nn.Parameter | None
@@ -36,9 +59,12 @@ class PHMLinear(KroneckerWeight):
         bias: bool = True,
         *,
         algebra: str = LEARNED,
-        rule: nn.Parameter | None = None,
+        rule: nn.Parameter | Factors | None = None,
         initialization: str = "default",
         splits: int = 1,
+        execution: str = AUTO,
+        parametrization: str = RULE,
+        rank: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -51,24 +77,34 @@ class PHMLinear(KroneckerWeight):
             bias: add a learned b.
             algebra: ``phm`` for a learned rule, or ``real`` (n = 1), ``complex`` (2), ``quaternion`` (4),
                 ``octonion`` (8), ``sedenion`` (16).
-            rule: a learned rule (:func:`~phmctl.algebra.rules.learned_rule`) to share with other layers.
+            rule: a learned rule (:func:`~phmctl.algebra.rules.learned_rule`) or the factors of one to share with other
+                layers.
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`. H and, for ``default``, the bias are
                 distributed as in ``nn.Linear``; with every other scheme the bias begins at zero.
             splits: how many maps are stacked in this one (3 for fused Q, K, V): the fan-out is k/splits.
+            execution: ``auto``, ``dense``, ``factored`` or ``rank``; the same function, to rounding.
+            parametrization: hold a learned rule as A (``rule``) or as W, U and V (``factors``).
+            rank: R of the factors, by default that of a random rule; a smaller one makes a more constrained rule.
             device: of the parameters.
             dtype: of the parameters.
 
         Raises:
             DimensionError: n does not divide k and d, or is not the algebra's own.
-            UserError: no such algebra or initialization.
+            UserError: no such algebra, initialization, execution or parametrization; or factors of a rule that is not
+                learned.
         """
         check_divides(n, in_features=in_features, out_features=out_features)
-        super().__init__(out_features, in_features, n, algebra, rule, device=device, dtype=dtype)
+        _check_name("execution", execution, EXECUTIONS)
+        _check_name("parametrization", parametrization, PARAMETRIZATIONS)
+        if parametrization == FACTORS and rank is None and n > 1:
+            rank = natural_rank(n)
+        super().__init__(out_features, in_features, n, algebra, rule, rank=rank, device=device, dtype=dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.initialization = initialization
         self.splits = splits
-        self.execution = "auto"
+        self.execution = execution
+        self.keep_products = True
         values = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if values is None else nn.Parameter(values))
         self.reset_parameters()
@@ -89,17 +125,46 @@ class PHMLinear(KroneckerWeight):
         Raises:
             DimensionError: the last axis is not d long.
         """
-        if self.n == 1 or not self._builds():
-            return F.linear(x, self.weight, self.bias)
-        return self._execute(x)
-
-    def _execute(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {self.in_features}")
+        if self.n == 1:
+            return F.linear(x, self.weight, self.bias)
+        builds = self._builds()
+        name = self._chosen(x.numel() // self.in_features, builds)
+        if name == DENSE and not builds:
+            return F.linear(x, self._keep("H"), self.bias)
         flat = x.reshape(-1, self.in_features)  # (T, d)
-        name = choose_execution(len(flat), self.S) if self.execution == "auto" else self.execution
-        y = EXECUTIONS[name](flat, self.A, self.S, self.bias)  # (T, k)
+        y = self._by_rank(flat, builds) if name == RANK else _APPLY[name](flat, self.A, self.S, self.bias)  # (T, k)
         return y.view(*x.shape[:-1], self.out_features)
+
+    def _chosen(self, tokens: int, builds: bool) -> str:
+        """Return the execution for so many tokens."""
+        if self.execution in (DENSE, FACTORED):
+            return self.execution
+        rank = self._rank(builds)
+        if self.execution == RANK and (rank is not None or not builds):
+            return RANK
+        return choose(tokens, self.in_features, self.out_features, self.n, rank, trains=builds)
+
+    def _rank(self, builds: bool) -> int | None:
+        """Return the rank that this layer could be applied with, None where its factors are not known.
+
+        In training the factors must be parameters or constants: those that `decompose` found are neither.
+        """
+        if "W" in self._parameters:
+            return len(self.V)
+        if self.algebra in KNOWN_RANKS:
+            return KNOWN_RANKS[self.algebra]
+        factors = None if builds else self.factors
+        return None if factors is None else factors.rank
+
+    def _by_rank(self, flat: Tensor, builds: bool) -> Tensor:
+        factors = self.factors
+        if factors is None:
+            raise RankError("execution 'rank' wants the factors of the rule; call decompose() after it has changed")
+        if builds:
+            return apply_rank(flat, factors, self.S, self.bias, keep=self.keep_products)
+        return apply_blocks(flat, self._keep("T"), factors, self.bias)
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, n: int) -> tuple[Self, float]:
@@ -137,3 +202,8 @@ class PHMLinear(KroneckerWeight):
             f"in_features={self.in_features}, out_features={self.out_features}, n={self.n}, "
             f"bias={self.bias is not None}, algebra={self.algebra!r}"
         )
+
+
+def _check_name(kind: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise UserError(f"no {kind} {name!r}{nearest(name, known)}; there are {', '.join(known)}")

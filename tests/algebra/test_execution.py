@@ -2,15 +2,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from phmctl.algebra.execution import EXECUTIONS, choose_execution
+from phmctl.algebra.bilinear import Factors, recompose
+from phmctl.algebra.execution import apply_dense, apply_factored, apply_rank, choose
 from phmctl.algebra.kronecker import materialise_reference
 
+EXECUTIONS = {"dense": apply_dense, "factored": apply_factored}
 names = pytest.mark.parametrize("name", list(EXECUTIONS))
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(1, 7), st.booleans())
 
 
-def draw(n: int, rows: int, columns: int, tokens: int) -> tuple[torch.Tensor, ...]:
+def draw(n: int, rows: int, columns: int, tokens: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(n + rows + columns + tokens)
     sizes = [(tokens, n * columns), (n, n, n), (n, rows, columns), (n * rows,)]
     return tuple(torch.randn(*size, dtype=torch.float64, generator=generator) for size in sizes)
@@ -26,30 +29,50 @@ def test_every_execution_is_the_definition(name: str, shape: tuple[int, int, int
     torch.testing.assert_close(EXECUTIONS[name](x, A, S, bias if with_bias else None), expected)
 
 
+@given(shape=shapes)
+@settings(max_examples=25, deadline=None)
+def test_rank_is_the_definition(shape: tuple[int, int, int, int, bool]) -> None:
+    *sizes, with_bias = shape
+    x, A, S, bias = draw(*sizes)
+    factors = Factors(A[0], A[:, 0], A[:, :, 0])  # any three matrices of fitting shape
+    expected = x @ materialise_reference(recompose(factors), S).T + (bias if with_bias else 0)
+    torch.testing.assert_close(apply_rank(x, factors, S, bias if with_bias else None), expected)
+
+
 @names
-def test_gradients(name: str) -> None:
-    inputs = [tensor.requires_grad_() for tensor in draw(3, 2, 4, 5)]
+@pytest.mark.parametrize("shape", [(3, 2, 4, 5), (3, 4, 2, 5)])
+def test_gradients(name: str, shape: tuple[int, int, int, int]) -> None:
+    inputs = [tensor.requires_grad_() for tensor in draw(*shape)]
     assert torch.autograd.gradcheck(EXECUTIONS[name], inputs)
 
 
 @names
-def test_gradients_of_an_input_that_is_not_contiguous(name: str) -> None:
-    x, A, S, bias = draw(2, 3, 2, 4)
+@pytest.mark.parametrize("shape", [(2, 3, 2, 4), (2, 2, 3, 6)])
+def test_gradients_of_an_input_that_is_not_contiguous(name: str, shape: tuple[int, int, int, int]) -> None:
+    x, A, S, bias = draw(*shape)
     x = x.T.contiguous().T.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: EXECUTIONS[name](x, A, S, bias), (x,))
 
 
 @pytest.mark.parametrize(
-    ("tokens", "n", "rows", "columns", "expected"),
+    ("tokens", "d", "k", "n", "rank", "expected"),
     [
-        (16, 4, 128, 128, "components"),
-        (192, 4, 128, 128, "components"),
-        (193, 4, 128, 128, "weight"),
-        (16, 8, 256, 64, "rule"),
-        (16, 8, 64, 256, "components"),
-        (4096, 8, 256, 64, "weight"),
-        (0, 4, 128, 128, "weight"),
+        (16, 512, 512, 4, None, "factored"),
+        (192, 512, 512, 4, 7, "factored"),
+        (193, 512, 512, 4, None, "dense"),
+        (193, 512, 512, 4, 7, "rank"),
+        (16, 512, 2048, 8, 24, "factored"),
+        (16, 2048, 512, 8, 24, "factored"),
+        (4096, 512, 2048, 8, None, "dense"),
+        (4096, 512, 2048, 8, 24, "rank"),
+        (4096, 16, 16, 4, 7, "dense"),
+        (0, 512, 512, 4, None, "dense"),
     ],
 )
-def test_few_tokens_never_build_h(tokens: int, n: int, rows: int, columns: int, expected: str) -> None:
-    assert choose_execution(tokens, torch.empty(n, rows, columns, device="meta")) == expected
+def test_choice_in_training(tokens: int, d: int, k: int, n: int, rank: int | None, expected: str) -> None:
+    assert choose(tokens, d, k, n, rank, trains=True) == expected
+
+
+@pytest.mark.parametrize(("tokens", "rank", "expected"), [(4, 7, "dense"), (4096, None, "dense"), (4096, 7, "rank")])
+def test_choice_in_evaluation(tokens: int, rank: int | None, expected: str) -> None:
+    assert choose(tokens, 512, 512, 4, rank, trains=False) == expected

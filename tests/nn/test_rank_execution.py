@@ -1,0 +1,177 @@
+"""The layer applied by block products: the same function as by H, in training, in evaluation, from any checkpoint."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phmctl import PHMLinear
+from phmctl.algebra.bilinear import Factors, recompose
+from phmctl.algebra.initialisation import natural_rank
+from phmctl.algebra.kronecker import materialise_reference
+from phmctl.errors import DimensionError, RankError, UserError
+
+
+def by_definition(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
+    bias = 0 if layer.bias is None else layer.bias.double()
+    return x.double() @ materialise_reference(layer.A, layer.S).T + bias
+
+
+def factored(n: int = 4, **options) -> PHMLinear:
+    torch.manual_seed(0)
+    return PHMLinear(n * 6, n * 4, n, parametrization="factors", execution="rank", dtype=torch.float64, **options)
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.sampled_from([2, 3, 4, 5]), leading=st.lists(st.integers(0, 4), max_size=2), training=st.booleans())
+def test_factors_against_the_definition(n: int, leading: list[int], training: bool) -> None:
+    layer = factored(n).train(training)
+    x = torch.randn(*leading, n * 6, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), by_definition(layer, x))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_gradients_reach_every_factor(keep: bool) -> None:
+    layer = factored()
+    layer.keep_products = keep
+    dense = copy.deepcopy(layer)
+    dense.execution = "dense"
+    x = torch.randn(7, 24, dtype=torch.float64)
+    for each in (layer, dense):
+        each(x).square().sum().backward()
+    named = dict(dense.named_parameters())
+    assert set(named) == {"W", "U", "V", "S", "bias"}
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, named[name].grad)
+
+
+@pytest.mark.parametrize("algebra", ["complex", "quaternion", "octonion"])
+def test_fixed_algebras_train_by_rank(algebra: str) -> None:
+    n = {"complex": 2, "quaternion": 4, "octonion": 8}[algebra]
+    layer = PHMLinear(n * 3, n * 2, n, algebra=algebra, execution="rank", dtype=torch.float64)
+    x = torch.randn(5, n * 3, dtype=torch.float64)
+    y = layer(x)
+    torch.testing.assert_close(y, by_definition(layer, x))
+    y.sum().backward()
+    assert layer.S.grad.abs().sum() > 0
+    assert set(layer.state_dict()) == {"S", "bias"}
+
+
+def test_a_trained_rule_is_decomposed_for_evaluation() -> None:
+    layer = PHMLinear(24, 16, 4, dtype=torch.float64, execution="rank").eval()
+    x = torch.randn(5, 24, dtype=torch.float64)
+    with torch.no_grad(), pytest.raises(RankError, match="call decompose"):
+        layer(x)
+    factors = layer.decompose()
+    assert factors.rank == 7
+    assert layer.decompose() is factors
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), by_definition(layer, x))
+        layer.A.mul_(2)
+        assert layer.factors is None
+        with pytest.raises(RankError, match="call decompose"):
+            layer(x)
+
+
+def test_float32_is_exact_to_rounding() -> None:
+    torch.manual_seed(0)
+    layer = PHMLinear(512, 512, 8, execution="rank").eval()
+    layer.decompose()
+    x = torch.randn(256, 512)
+    with torch.no_grad():
+        y, exact = layer(x), by_definition(layer, x)
+    assert ((y - exact).norm() / exact.norm()).item() < 5e-6
+
+
+def test_a_rule_without_factors_trains_as_ever() -> None:
+    layer = PHMLinear(24, 16, 4, execution="rank")
+    layer.decompose()  # of no use in training: the rule changes
+    layer(torch.randn(5, 24)).sum().backward()
+    assert layer.A.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("source", ["rule", "factors"])
+def test_a_checkpoint_of_either_form_loads_as_either(source: str) -> None:
+    target = "factors" if source == "rule" else "rule"
+    saved = PHMLinear(24, 16, 4, parametrization=source, dtype=torch.float64)
+    layer = PHMLinear(24, 16, 4, parametrization=target, dtype=torch.float64)
+    state = saved.state_dict()
+    before = {name: part.clone() for name, part in state.items()}
+    layer.load_state_dict(state)
+    torch.testing.assert_close(layer.weight, saved.weight)
+    torch.testing.assert_close(state, before)  # what was passed in is as it was
+
+
+def test_a_checkpoint_whose_rule_wants_a_higher_rank() -> None:
+    saved = PHMLinear(24, 16, 4)
+    with pytest.raises(RankError, match="rank 3"):
+        PHMLinear(24, 16, 4, parametrization="factors", rank=3).load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("low", [False, True])
+def test_h_begins_with_the_dense_variance(n: int, low: bool) -> None:
+    torch.manual_seed(0)
+    rank = max(2, natural_rank(n) // 2) if low else None
+    wanted = 1 / (3 * 240)
+    weights = [PHMLinear(240, 240, n, parametrization="factors", rank=rank).weight for _ in range(6)]
+    assert torch.stack(weights).var().item() == pytest.approx(wanted, rel=0.15)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_a_rule_of_factors_begins_with_unit_fibres(n: int) -> None:
+    torch.manual_seed(0)
+    one, other = (PHMLinear(n, n, n, parametrization="factors", dtype=torch.float64).A for _ in range(2))
+    torch.testing.assert_close(one.square().sum(dim=0), torch.ones(n, n, dtype=torch.float64))
+    assert (one - other).abs().max() > 0.1
+
+
+def test_kept_blocks_follow_the_parameters() -> None:
+    layer = factored().eval()
+    x = torch.randn(5, 24, dtype=torch.float64)
+    with torch.no_grad():
+        for change in (layer.S, layer.W, layer.U, layer.V):
+            layer(x)
+            change.mul_(1.5)
+            torch.testing.assert_close(layer(x), by_definition(layer, x))
+
+
+def test_factors_can_be_shared() -> None:
+    first = factored()
+    second = PHMLinear(24, 16, 4, rule=first.factors, dtype=torch.float64)
+    assert second.W is first.W
+    torch.testing.assert_close(second.A, first.A)
+    assert isinstance(first.factors, Factors)
+    torch.testing.assert_close(recompose(first.factors), second.A)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"execution": "ranks"}, "did you mean 'rank'"),
+        ({"parametrization": "factor"}, "did you mean 'factors'"),
+        ({"parametrization": "factors", "rank": 0}, "rank = 0 must be at least 1"),
+        ({"algebra": "quaternion", "parametrization": "factors"}, "no learned rule"),
+    ],
+)
+def test_what_a_user_can_get_wrong(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        PHMLinear(8, 8, 4, **arguments)
+
+
+def test_wrong_width_in_any_state() -> None:
+    for layer in (PHMLinear(8, 8, 1), factored(2), PHMLinear(8, 8, 4).eval()):
+        with pytest.raises(DimensionError, match="does not end in in_features"), torch.no_grad():
+            layer(torch.zeros(4, 5))
+
+
+def test_writing_into_the_kept_weight_spoils_nothing() -> None:
+    layer = PHMLinear(24, 16, 4, dtype=torch.float64).eval()
+    x = torch.randn(5, 24, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.zero_()
+        torch.testing.assert_close(layer(x), by_definition(layer, x))
