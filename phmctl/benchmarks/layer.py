@@ -1,4 +1,4 @@
-"""``bench layer``: a PHM layer against ``nn.Linear`` of the same shape, in the same run."""
+"""``bench layer``: a PHM layer, executed in one way or several, against ``nn.Linear`` of the same shape."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.algebra.execution import AUTO, RANK
+from phmctl.algebra.rules import LEARNED
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
 from phmctl.errors import UserError, nearest
-from phmctl.nn.linear import PHMLinear
+from phmctl.nn.linear import RULE, PHMLinear
 
 MODES = ("forward", "forward+backward", "eval")
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -19,7 +21,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One shape, number of tokens and mode."""
+    """One shape, number of tokens, mode and execution."""
 
     in_features: int
     out_features: int
@@ -29,7 +31,9 @@ class LayerRow:
     device: str
     threads: int
     tokens: int
-    mode: str  # forward (training mode), forward+backward, eval (no gradients, H kept)
+    mode: str  # forward (training mode), forward+backward, eval (no gradients, H or its blocks kept)
+    execution: str
+    parametrization: str
     dense: Spread  # seconds of one call of nn.Linear
     phm: Spread  # seconds of one call of PHMLinear
     ratio: Spread  # phm to dense, within a round
@@ -53,6 +57,8 @@ def bench_layer(
     device: str = "cpu",
     rounds: int = 20,
     modes: Sequence[str] = MODES,
+    executions: Sequence[str] = (AUTO,),
+    parametrization: str = RULE,
 ) -> list[LayerRow]:
     """Measure a PHM layer beside the dense layer that it stands for.
 
@@ -66,26 +72,33 @@ def bench_layer(
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         rounds: samples a measurement.
         modes: which of :data:`MODES`.
+        executions: which of :data:`~phmctl.algebra.execution.EXECUTIONS`, in turns.
+        parametrization: of a learned rule, ``rule`` or ``factors``; ``rank`` wants factors.
 
     Returns:
-        a row for each number of tokens and mode.
+        a row for each number of tokens, mode and execution.
 
     Raises:
         DimensionError: n does not divide a dimension.
         UserError: no such algebra, dtype, device or mode, or a number of tokens or rounds below one.
     """
     _check(tokens, dtype, rounds, modes)
+    if RANK in executions and (algebra, parametrization) == (LEARNED, RULE):
+        raise UserError("execution 'rank' wants the factors of a learned rule; add parametrization 'factors'")
     device = str(pick_device(device))
     factory: dict[str, Any] = {"device": device, "dtype": _DTYPES[dtype]}
-    phm = PHMLinear(d, k, n, algebra=algebra, **factory)
+    layers = {
+        name: PHMLinear(d, k, n, algebra=algebra, execution=name, parametrization=parametrization, **factory)
+        for name in executions
+    }
     dense = nn.Linear(d, k, **factory)
     rows = []
-    with watched(f"{d} → {k}, n = {n}", 2, rounds, len(tokens) * len(modes)) as advance:
+    with watched(f"{d} → {k}, n = {n}", 1 + len(layers), rounds, len(tokens) * len(modes)) as advance:
         for count, mode in itertools.product(tokens, modes):
             x = torch.randn(count, d, **factory)
-            calls = {"dense": _call(dense, x, mode), "phm": _call(phm, x, mode)}
+            calls = {"nn.Linear": _call(dense, x, mode), **{name: _call(phm, x, mode) for name, phm in layers.items()}}
             timings = compare(calls, rounds=rounds, device=device, advance=advance)
-            rows.append(
+            rows += [
                 LayerRow(
                     in_features=d,
                     out_features=k,
@@ -96,14 +109,17 @@ def bench_layer(
                     threads=torch.get_num_threads(),
                     tokens=count,
                     mode=mode,
-                    dense=timings["dense"].seconds,
-                    phm=timings["phm"].seconds,
-                    ratio=timings["phm"].ratio,
-                    best_ratio=timings["phm"].best_ratio,
+                    execution=name,
+                    parametrization=parametrization,
+                    dense=timings["nn.Linear"].seconds,
+                    phm=timings[name].seconds,
+                    ratio=timings[name].ratio,
+                    best_ratio=timings[name].best_ratio,
                     dense_parameters=_parameters(dense),
                     phm_parameters=_parameters(phm),
                 )
-            )
+                for name, phm in layers.items()
+            ]
     return rows
 
 

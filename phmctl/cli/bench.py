@@ -23,6 +23,12 @@ def bench_layer(
     n: Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")] = "4",
     tokens: Annotated[str, typer.Option(help="Numbers of input rows, separated by commas.")] = "16,512,4096",
     algebra: Annotated[str, typer.Option(help="phm or a fixed algebra.")] = "phm",
+    execution: Annotated[
+        str, typer.Option(help="auto, dense, factored, rank, or several of them, separated by commas.")
+    ] = "auto",
+    parametrization: Annotated[
+        str, typer.Option(help="How a learned rule is held: as A (rule), or as its factors; rank wants factors.")
+    ] = "rule",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     rounds: Rounds = 20,
@@ -46,14 +52,19 @@ def bench_layer(
             dtype=dtype,
             device=str(pick_device(device)),
             rounds=rounds,
+            executions=[name.strip() for name in execution.split(",")],
+            parametrization=parametrization,
         )
     ]
     if json:
         emit_json([row.as_json() for row in rows])
         return
-    cells = [(f"{r.n}", r.tokens, r.mode, _milliseconds(r.dense), _milliseconds(r.phm), _ratio(r.ratio)) for r in rows]
+    cells = [
+        (f"{r.n}", r.tokens, r.mode, r.execution, _milliseconds(r.dense), _milliseconds(r.phm), _ratio(r.ratio))
+        for r in rows
+    ]
     title = f"{in_features} → {out_features}, {algebra}, {dtype} (median, quartiles)"
-    print_table(title, ("n", "tokens", "mode", "nn.Linear ms", "PHM ms", "PHM / nn.Linear"), cells)
+    print_table(title, ("n", "tokens", "mode", "execution", "nn.Linear ms", "PHM ms", "PHM / nn.Linear"), cells)
 
 
 @bench.command("train")

@@ -36,3 +36,16 @@ def test_what_a_user_can_get_wrong() -> None:
         bench_layer(8, 8, 4, [1], device="gpu")
     with pytest.raises(DimensionError, match="n = 3 does not divide"):
         bench_layer(8, 8, 3)
+
+
+def test_executions_take_turns() -> None:
+    rows = bench_layer(16, 16, 4, [4], rounds=2, executions=["dense", "rank"], parametrization="factors")
+    assert [(row.mode, row.execution) for row in rows] == [(mode, name) for mode in MODES for name in ("dense", "rank")]
+    assert {row.parametrization for row in rows} == {"factors"}
+    assert rows[0].phm_parameters == 3 * 4 * 7 + 16 * 16 // 4 + 16
+
+
+def test_rank_wants_factors() -> None:
+    with pytest.raises(UserError, match="add parametrization 'factors'"):
+        bench_layer(16, 16, 4, [4], executions=["rank"])
+    bench_layer(16, 16, 4, [4], executions=["rank"], algebra="quaternion", rounds=1)
