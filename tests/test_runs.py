@@ -234,6 +234,8 @@ def test_a_run_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
         ({"algebra": "phm", "n": 4, "upsize": 2}, "phm-n4-x2"),
         ({"algebra": "phm", "n": 4}, "phm-n4"),
         ({"algebra": "quaternion", "upsize": 2}, "quaternion-x2"),
+        ({"algebra": "phm", "n": 4, "parametrization": "factors"}, "phm-n4-factors"),
+        ({"algebra": "phm", "n": 4, "parametrization": "factors", "rank": 5, "upsize": 2}, "phm-n4-r5-x2"),
         ({}, "real"),
     ],
 )

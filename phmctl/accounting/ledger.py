@@ -200,8 +200,8 @@ def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
         own = {key: value for key, value in module.named_parameters(recurse=False) if id(value) not in seen}
         if own:
             seen.update(id(value) for value in own.values())
-            if isinstance(module, PHMLinear | PHMEmbedding) and "A" in own:
-                rules.add(id(own["A"]))
+            if isinstance(module, PHMLinear | PHMEmbedding):
+                rules.update(id(own[key]) for key in ("A", "W") if key in own)
             rows.append(_row(name, module, {key: value.numel() for key, value in own.items()}))
     return tuple(rows), len(rules)
 
@@ -209,7 +209,7 @@ def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
 def _row(name: str, module: nn.Module, own: Mapping[str, int]) -> Row:
     """Describe one module, given the sizes of the parameters that no earlier module holds."""
     components = own.get("S", own.get("weight", 0))
-    rule, bias = own.get("A", 0), own.get("bias", 0)
+    rule, bias = sum(own.get(key, 0) for key in ("A", "W", "U", "V")), own.get("bias", 0)
     match module:
         case PHMLinear() | nn.Linear():
             shape = (module.out_features, module.in_features)

@@ -39,7 +39,14 @@ class Transformer(nn.Module):
         super().__init__()
         self.settings = settings
         builder = LinearBuilder(
-            settings.algebra, settings.dimension, rules=settings.rules, bias=settings.bias, device=device
+            settings.algebra,
+            settings.dimension,
+            rules=settings.rules,
+            bias=settings.bias,
+            execution=settings.execution,
+            parametrization=settings.parametrization,
+            rank=settings.rank,
+            device=device,
         )
         hypercomplex = settings.embeddings == "phm"
         width = settings.width

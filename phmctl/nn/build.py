@@ -1,12 +1,16 @@
 """The one place that turns an algebra and an n into linear maps and embeddings: every model asks this builder."""
 
-from typing import Literal
+import copy
+from typing import Literal, cast
 
 import torch
 from torch import nn
 
+from phmctl.algebra.bilinear import Factors
+from phmctl.algebra.execution import AUTO
+from phmctl.algebra.rules import LEARNED
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import PHMLinear
+from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 
 RuleSharing = Literal["separate", "sublayer", "model"]
 
@@ -20,6 +24,9 @@ class LinearBuilder:
         rules: how far a learned rule A reaches: each map its own (``separate``), one for the maps of a sublayer, or one
             for the whole model.
         bias: whether the maps have biases.
+        execution: how they are applied: ``auto``, ``dense``, ``factored`` or ``rank``.
+        parametrization: how a learned rule is held: as A (``rule``) or as its ``factors``.
+        rank: of the factors; None is that of a random rule.
         device: where parameters are allocated; ``meta`` allocates nothing.
     """
 
@@ -30,23 +37,32 @@ class LinearBuilder:
         *,
         rules: RuleSharing = "separate",
         bias: bool = True,
+        execution: str = AUTO,
+        parametrization: str = RULE,
+        rank: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.algebra = algebra
         self.n = n
         self.rules = rules
         self.bias = bias
+        self.execution = execution
+        self.parametrization = parametrization
+        self.rank = rank
         self.device = device
-        self._shared: nn.Parameter | None = None
+        self._shared: nn.Parameter | Factors | None = None
 
     def sublayer(self) -> "LinearBuilder":
         """Return the builder for one sublayer's maps: itself, unless each sublayer has a rule of its own."""
         if self.rules != "sublayer":
             return self
-        return LinearBuilder(self.algebra, self.n, rules=self.rules, bias=self.bias, device=self.device)
+        builder = copy.copy(self)
+        builder._shared = None
+        return builder
 
     def linear(self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None) -> PHMLinear:
         """Build one map; `splits` says how many maps are stacked in it (fused QKV: 3), for the initialisation's fan."""
+        learned = self.algebra == LEARNED and self.n > 1
         layer = PHMLinear(
             in_features,
             out_features,
@@ -56,11 +72,13 @@ class LinearBuilder:
             rule=self._shared,
             initialization="xavier_uniform",
             splits=splits,
+            execution=self.execution,
+            parametrization=self.parametrization if learned else RULE,
+            rank=self.rank if learned and self._shared is None else None,
             device=self.device,
         )
-        rule = getattr(layer, "A", None)  # none at n = 1, a buffer of a fixed algebra
-        if self.rules != "separate" and self._shared is None and isinstance(rule, nn.Parameter):
-            self._shared = rule
+        if self.rules != "separate" and learned and self._shared is None:
+            self._shared = layer.factors if self.parametrization == FACTORS else cast("nn.Parameter", layer.A)
         return layer
 
     def embedding(self, vocabulary: int, width: int, *, hypercomplex: bool) -> PHMEmbedding:

@@ -96,7 +96,7 @@ class PHMLinear(KroneckerWeight):
         check_divides(n, in_features=in_features, out_features=out_features)
         _check_name("execution", execution, EXECUTIONS)
         _check_name("parametrization", parametrization, PARAMETRIZATIONS)
-        if parametrization == FACTORS and rank is None and n > 1:
+        if parametrization == FACTORS and rank is None and rule is None and n > 1:
             rank = natural_rank(n)
         super().__init__(out_features, in_features, n, algebra, rule, rank=rank, device=device, dtype=dtype)
         self.in_features = in_features

@@ -41,6 +41,10 @@ class ModelSection(Section):
     algebra: Algebra = "real"
     n: PositiveInt = 1  # a fixed algebra sets its own in place of 1; phm wants 2 or more
     rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
+    # how H is applied: by a cost model, built, never built, or by as many block products as the rule's rank
+    execution: Literal["auto", "dense", "factored", "rank"] = "auto"
+    parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
+    rank: PositiveInt | None = None  # R of the factors; by default that of a random rule
     width: PositiveInt = 512  # d, the residual width
     feed_forward: PositiveInt = 2048  # inner width of the feed-forward, before `upsize`
     heads: PositiveInt = 8
@@ -74,6 +78,12 @@ class ModelSection(Section):
             raise ValueError(f"heads = {self.heads} must divide width = {self.width}")
         if self.width % 2:
             raise ValueError(f"width = {self.width} must be even (sinusoidal positions)")
+        if self.parametrization == "factors" and self.algebra != "phm":
+            raise ValueError(f"parametrization 'factors' wants algebra 'phm'; {self.algebra!r} has no learned rule")
+        if self.rank is not None and self.parametrization != "factors":
+            raise ValueError("rank wants parametrization: factors")
+        if self.execution == "rank" and self.algebra == "phm" and self.parametrization != "factors":
+            raise ValueError("execution 'rank' wants parametrization: factors to train a learned rule")
         if self.generator == "tied" and self.generator_bias:
             raise ValueError("generator_bias wants generator: dense or phm")
         return self
@@ -154,6 +164,9 @@ class Recipe(Section):
 
     @property
     def variant(self) -> str:
-        """The run folder's second part: ``real``, ``quaternion``, ``phm-n4``; with upsize 2 ``phm-n4-x2``."""
-        name = f"phm-n{self.model.n}" if self.model.algebra == "phm" else self.model.algebra
-        return f"{name}-x{self.model.upsize}" if self.model.upsize > 1 else name
+        """The run folder's second part: ``real``, ``phm-n4``; upsize 2: ``phm-n4-x2``; factors: ``phm-n4-factors``."""
+        model = self.model
+        name = f"phm-n{model.n}" if model.algebra == "phm" else model.algebra
+        if model.parametrization == "factors":
+            name += f"-r{model.rank}" if model.rank else "-factors"
+        return f"{name}-x{model.upsize}" if model.upsize > 1 else name

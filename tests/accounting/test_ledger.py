@@ -41,10 +41,11 @@ choices = st.fixed_dictionaries(
 
 
 @settings(max_examples=40, deadline=None)
-@given(choices, st.integers(8, 40), st.integers(8, 40))
-def test_the_ledger_adds_up_to_the_real_model(chosen, source, target):
+@given(choices, st.booleans(), st.integers(8, 40), st.integers(8, 40))
+def test_the_ledger_adds_up_to_the_real_model(chosen, factors, source, target):
     algebra, n = chosen.pop("choice")
-    model = small(algebra=algebra, n=n, **chosen)
+    held = "factors" if factors and algebra == "phm" else "rule"
+    model = small(algebra=algebra, n=n, parametrization=held, **chosen)
     ledger = ledger_for_settings(model, source, target)
     assert ledger.totals.parameters == real_count(build_transformer(model, source, target))
 

@@ -47,6 +47,19 @@ def test_a_rule_reaches_as_far_as_asked(reach: str, distinct: int) -> None:
     assert (a is b) == (c is d) == (reach != "separate")
 
 
+def test_a_rule_held_as_factors_reaches_as_far_as_asked() -> None:
+    builder = LinearBuilder("phm", 4, rules="sublayer", parametrization="factors", rank=6, execution="rank")
+    (a, b), (c, _) = [[inner.linear(8, 8) for _ in range(2)] for inner in (builder.sublayer(), builder.sublayer())]
+    assert (tuple(a.W.shape), tuple(a.V.shape), a.execution) == ((4, 6), (6, 4), "rank")
+    assert (a.W is b.W, a.V is b.V, a.W is c.W) == (True, True, False)
+
+
+@pytest.mark.parametrize(("algebra", "n"), [("phm", 1), ("quaternion", 4)])
+def test_where_no_rule_is_learned_there_are_no_factors(algebra: str, n: int) -> None:
+    layer = LinearBuilder(algebra, n, parametrization="factors").linear(8, 8)
+    assert "W" not in dict(layer.named_parameters())
+
+
 def test_a_shared_rule_gets_the_gradients_of_all_its_maps() -> None:
     torch.manual_seed(0)
     builder = LinearBuilder("phm", 2, rules="model", bias=False)

@@ -152,3 +152,23 @@ def test_differences_name_key_and_both_values() -> None:
     one = parse_recipe(MINIMAL, where="r.yaml")
     other = parse_recipe(MINIMAL, where="r.yaml", overrides=["training.clip=1.0"])
     assert differences(one, other) == {"training.clip": (0.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.parametrization=factors"], "'real' has no learned rule"),
+        (["model.algebra=phm", "model.n=4", "model.rank=5"], "rank wants parametrization: factors"),
+        (["model.algebra=phm", "model.n=4", "model.execution=rank"], "wants parametrization: factors to train"),
+        (["model.execution=ranks"], "ranks"),
+    ],
+)
+def test_executions_that_no_model_has(overrides: list[str], message: str) -> None:
+    assert message in refusal(MINIMAL, *overrides)
+
+
+@pytest.mark.parametrize("overrides", [["model.algebra=quaternion"], ["model.algebra=phm", "model.n=4"]])
+def test_a_model_trained_by_rank(overrides: list[str]) -> None:
+    learned = ["model.parametrization=factors"] if "model.n=4" in overrides else []
+    recipe = parse_recipe(MINIMAL, where="r.yaml", overrides=[*overrides, *learned, "model.execution=rank"])
+    assert recipe.model.execution == "rank"
