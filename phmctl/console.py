@@ -54,8 +54,13 @@ def emit(text: str) -> None:
         _discard_stdout()
         raise SystemExit(_CLOSED_PIPE) from None
     except OSError as error:
-        _discard_stdout()
-        raise StdoutError(f"cannot write to stdout: {error.strerror or error}; the output is not complete") from error
+        raise stdout_refused(error) from error
+
+
+def stdout_refused(error: OSError) -> StdoutError:
+    """Return what to raise where stdout takes no more; nothing else is written to it from now on."""
+    _discard_stdout()
+    return StdoutError(f"cannot write to stdout: {error.strerror or error}; the output is not complete")
 
 
 def _discard_stdout() -> None:

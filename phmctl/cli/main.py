@@ -5,7 +5,8 @@ Exit codes: 0 done, 1 the work failed, 2 the user's input is wrong, 130 interrup
 
 import os
 import sys
-from typing import Annotated, Any
+import traceback
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -17,6 +18,7 @@ from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.prepare_data import prepare_data
 from phmctl.cli.train import train
+from phmctl.console import stdout_refused
 from phmctl.errors import PhmctlError, StoppedError
 
 _DEBUG = "PHMCTL_DEBUG"
@@ -75,11 +77,25 @@ def run() -> None:
     except PhmctlError as error:
         _fail(str(error), error.exit_code)
     except Exception as error:
-        _fail(f"{type(error).__name__}: {error}\nthis is a fault of phmctl or of the machine; --debug shows where", 1)
+        _fail_unforeseen(error)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail_unforeseen(error: Exception) -> None:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, OSError) and place.name == "echo":  # Typer's own output: help, the version, completion
+        refused = stdout_refused(error)
+        _fail(str(refused), refused.exit_code)
+    _fail(
+        f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno})\n"
+        f"this is a fault of phmctl or of the machine; {_DEBUG}=1 in the environment shows the full traceback",
+        1,
+    )
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """Exit with an error line, or with the traceback of the error being handled."""
     if os.environ.get(_DEBUG):
-        raise  # noqa: PLE0704 - called from an except clause only
-    sys.stderr.write(f"error: {message}\n")
+        traceback.print_exc()
+    else:
+        sys.stderr.write(f"error: {message}\n")
     sys.exit(code)

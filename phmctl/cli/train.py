@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phmctl.cli import options
-from phmctl.console import emit_json, note, print_table
+from phmctl.console import emit, emit_json, note, print_table
 from phmctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def train(
         emit_json(result.as_json())
     elif result.exit_code == 0:
         note(f"{result.steps} steps in {result.seconds:.1f} s; the run is in:")
-        typer.echo(result.run.folder)
+        emit(f"{result.run.folder}\n")
     raise typer.Exit(result.exit_code)
 
 
@@ -76,7 +76,7 @@ def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
         document = {"recipe": recipe.model_dump(), "parameters": ledger.as_json(), "memory": memory.as_json()}
         emit_json({**document, "vocabularies_from": "recipe" if trained is None else "prepared data"})
         return
-    typer.echo(dump_recipe(recipe))
+    emit(f"{dump_recipe(recipe)}\n")
     print_ledger(ledger)
     if trained is not None:
         note("vocabulary: {:,} source and {:,} target token types, as in the prepared data".format(*trained))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,19 +63,82 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "Traceback" in done.stderr
     assert "RecipeError" in done.stderr
+    assert done.returncode == 2
+
+
+def fail_unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("so not")
+
+    monkeypatch.setattr("phmctl.runs.Run.open", broken)
+    monkeypatch.setattr(sys, "argv", ["phmctl", "decode", "miniature"])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 1
+
+
+def test_what_nobody_foresaw_says_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("PHMCTL_DEBUG", raising=False)
+    fail_unforeseen(monkeypatch)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(
+        rf"error: ZeroDivisionError: so not \(at {re.escape(__file__)}:\d+\)\n.*; PHMCTL_DEBUG=1 .* traceback\n", err
+    )
+
+
+def test_the_environment_asks_for_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PHMCTL_DEBUG", "1")
+    fail_unforeseen(monkeypatch)
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback (most recent call last):")
+    assert "opened = Run.open(run)" in err
+    assert err.endswith("ZeroDivisionError: so not\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("json", [[], ["--json"]])
-@pytest.mark.parametrize("command", ["decode RUN --beam 1 --split test", "eval RUN --beam 1", "count-params miniature"])
-def test_a_full_stdout_is_one_line_and_exit_code_1(command: str, json: list[str], tiny_run: Run) -> None:
-    arguments = [str(tiny_run.folder) if word == "RUN" else word for word in command.split()]
-    whole = [sys.executable, "-c", "from phmctl.cli.main import run; run()", *arguments, *json]
+@pytest.mark.parametrize(
+    "command",
+    [
+        "decode RUN --beam 1 --split test",
+        "decode RUN --beam 1 --split test --json",
+        "eval RUN --beam 1",
+        "eval RUN --beam 1 --json",
+        "count-params miniature",
+        "train miniature --dry-run",
+        "train RECIPE --data DATA --runs RUNS",
+        "prepare-data miniature --recipe miniature --data DATA",
+        "prepare-data --list",
+        "bench layer -d 8 -k 8 --n 2 --tokens 4 --rounds 1",
+    ],
+)
+def test_a_full_stdout_is_one_line_and_exit_code_1(
+    command: str, tiny_run: Run, miniature_data: Path, tmp_path: Path
+) -> None:
+    folder, recipe = tiny_run.folder, tiny_run.folder / "recipe.yaml"
+    places = {"RUN": folder, "RECIPE": recipe, "DATA": miniature_data, "RUNS": tmp_path}
+    refused_by_a_full_stdout(*(str(places.get(word, word)) for word in command.split()))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["--help", "--version", "decode --help", "bench --help", "bench layer --help"])
+def test_so_is_help(command: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    refused_by_a_full_stdout(*command.split())
+
+
+def refused_by_a_full_stdout(*arguments: str) -> None:
+    whole = [sys.executable, "-c", "from phmctl.cli.main import run; run()", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        done = subprocess.run(whole, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(whole, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert done.returncode == 1, done.stderr
     assert "error: cannot write to stdout: No space left on device" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+    assert done.stderr.count("error:") == 1
 
 
 @pytest.mark.parametrize(
