@@ -27,7 +27,8 @@ def _count_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs:
     _steps += 1
 
 
-# A tensor's version does not count what fused optimisers write into it (torch 2.13), so their steps are counted here.
+# A tensor's version does not count what fused optimisers write into it (torch 2.13), so their steps are counted here:
+# those of every optimiser in the process, for a layer does not know which one has its parameters.
 register_optimizer_step_post_hook(_count_step)
 
 
@@ -57,7 +58,7 @@ class KroneckerWeight(nn.Module):
     as either.
 
     **When H is kept.** In eval mode, where no gradient is wanted, H is built once. It is built again when A or S
-    have changed since: by ``load_state_dict``, an optimiser's step, any in-place operation, a new tensor put in
+    have changed since: by ``load_state_dict``, any optimiser's step, any in-place operation, a new tensor put in
     ``.data``; and after a change of mode, ``.to()`` and ``deepcopy``. One thing torch keeps no count of: writing
     *into* ``layer.S.data`` in eval mode. Call :meth:`forget` after it.
     """
