@@ -1,0 +1,153 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
+from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.nearest import nearest_kronecker_sum
+from phmctl.algebra.rules import fixed_rule
+from phmctl.errors import DimensionError
+
+FIXED = ["complex", "quaternion", "octonion", "sedenion"]
+
+
+def true_rule(algebra: str) -> Tensor:
+    return fixed_rule(algebra, dtype=torch.float64)
+
+
+def opposite(rule: Tensor) -> Tensor:
+    """The algebra with its factors exchanged: e_i e_b becomes e_b e_i."""
+    return rule.permute(2, 1, 0)
+
+
+def split_quaternions() -> Tensor:
+    """The rule of the 2×2 matrices: i² = −1, j² = k² = +1."""
+    one, turn, flip, swap = [[1, 0], [0, 1]], [[0, -1], [1, 0]], [[1, 0], [0, -1]], [[0, 1], [1, 0]]
+    basis = torch.tensor([one, turn, flip, swap], dtype=torch.float64)  # (n, 2, 2), orthogonal, of norm √2
+    return torch.einsum("ipq,bqr,apr->iab", basis, basis, basis) / 2
+
+
+def draw_basis(n: int, seed: int) -> Tensor:
+    P = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return P + 2 * torch.eye(n, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("algebra", FIXED)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=8, deadline=None)
+def test_a_rule_in_another_basis_is_recognised(algebra: str, seed: int) -> None:
+    truth = true_rule(algebra)
+    P = draw_basis(len(truth), seed)
+    condition = torch.linalg.cond(P).item()
+    rule, _ = change_basis(truth, torch.zeros_like(truth), P)
+    found = align_rules(rule, truth)
+    assert found.relative_error < 1e-14 * condition + 1e-13
+    assert found.span_sine < 1e-14 * condition + 1e-13
+    assert found.condition == pytest.approx(condition, rel=1e-9)
+    torch.testing.assert_close(found.P @ P, torch.eye(len(truth), dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("algebra", FIXED)
+def test_an_ordinary_basis_leaves_1e_12(algebra: str) -> None:
+    truth = true_rule(algebra)
+    rule, _ = change_basis(truth, torch.zeros_like(truth), draw_basis(len(truth), 1))
+    found = align_rules(rule, truth)
+    assert max(found.relative_error, found.span_sine) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("other", "truth"),
+    [
+        (split_quaternions(), true_rule("quaternion")),
+        (opposite(true_rule("quaternion")), true_rule("quaternion")),
+        (opposite(true_rule("octonion")), true_rule("octonion")),
+        (torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(1)), true_rule("quaternion")),
+    ],
+    ids=["split", "opposite quaternion", "opposite octonion", "random"],
+)
+def test_another_algebra_is_not_recognised(other: Tensor, truth: Tensor) -> None:
+    rule, _ = change_basis(other.double(), torch.zeros_like(truth), draw_basis(len(truth), 2))
+    found = align_rules(rule, truth)
+    assert found.relative_error > 0.4
+    assert found.span_sine > 0.8
+
+
+def test_the_split_quaternions_are_what_they_should_be() -> None:
+    squares = [split_quaternions()[i, 0, i].item() for i in range(4)]
+    assert squares == pytest.approx([1, -1, 1, 1])
+
+
+def test_half_of_another_rule_is_half_an_error() -> None:
+    truth = true_rule("quaternion")
+    rule = truth.clone()
+    rule[3] = opposite(truth)[3]  # the left multiplication by k becomes the right one, orthogonal to all four
+    found = align_rules(rule, truth)
+    assert found.relative_error == pytest.approx(0.5)  # a quarter of the square
+    assert found.span_sine == pytest.approx(1)
+
+
+def test_a_rule_that_lost_a_dimension_is_not_a_basis() -> None:
+    truth = true_rule("quaternion")
+    rule = truth.clone()
+    rule[3] = rule[0] + rule[1]
+    found = align_rules(rule, truth)
+    assert found.relative_error == pytest.approx(0.5)
+    assert found.span_sine == 1
+    assert found.condition > 1e12
+
+
+@given(n=st.integers(2, 5), rows=st.integers(1, 3), columns=st.integers(1, 3), seed=st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_a_change_of_basis_leaves_H(n: int, rows: int, columns: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(n, n, n, dtype=torch.float64, generator=generator)
+    S = torch.randn(n, rows, columns, dtype=torch.float64, generator=generator)
+    P = draw_basis(n, seed)
+    moved = change_basis(A, S, P)
+    accuracy = 1e-13 * torch.linalg.cond(P).item() * (1 + materialise(A, S).abs().max().item())
+    torch.testing.assert_close(materialise(*moved), materialise(A, S), atol=10 * accuracy, rtol=0)
+    assert not torch.allclose(moved[0], A)
+
+
+@pytest.mark.parametrize(("algebra", "dims"), [("quaternion", 2), ("quaternion", 4), ("octonion", 3)])
+def test_any_rule_that_explains_H_is_the_true_one(algebra: str, dims: int) -> None:
+    """Independent components: the decomposition found by singular values has the rule's span."""
+    truth = true_rule(algebra)
+    n = len(truth)
+    S = torch.randn(n, dims, dims, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    assert determined_terms(S) == n
+    found = nearest_kronecker_sum(materialise(truth, S), n)
+    alignment = align_rules(found.A, truth)
+    assert alignment.relative_error < 1e-12
+    aligned = change_basis(found.A, found.S, alignment.P)
+    torch.testing.assert_close(aligned[0], truth, atol=1e-11, rtol=0)
+    torch.testing.assert_close(aligned[1], S, atol=1e-11, rtol=0)
+
+
+def test_one_quaternion_does_not_determine_the_rule() -> None:
+    """With single numbers for components many spans hold the one matrix that is seen."""
+    truth = true_rule("quaternion")
+    S = torch.randn(4, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    assert determined_terms(S) == 1
+    H = materialise(truth, S)
+    A = torch.stack([H, *torch.eye(16, dtype=torch.float64)[:3].view(3, 4, 4)])
+    T = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).view(4, 1, 1)
+    torch.testing.assert_close(materialise(A, T), H)
+    assert align_rules(A, truth).relative_error > 0.5
+
+
+def test_determined_terms_are_the_independent_components() -> None:
+    S = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(1))
+    S[3] = S[0] - 2 * S[1]
+    assert determined_terms(S) == 3
+    assert math.prod(S.shape[1:]) > 3
+
+
+@pytest.mark.parametrize("shapes", [((4, 4, 4), (8, 8, 8)), ((4, 4), (4, 4)), ((4, 4, 2), (4, 4, 2))])
+def test_rules_of_unequal_order_are_refused(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    with pytest.raises(DimensionError, match=r"one shape \(n, n, n\)"):
+        align_rules(*(torch.ones(shape) for shape in shapes))
