@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl import __version__
 from phmctl.checkpoints import AVERAGE, recover, saved_steps, step_name
@@ -37,6 +37,8 @@ from phmctl.files import locked, read_json_object, sync_folder, write_atomic, wr
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
+
+Kind = TypeVar("Kind", bound="Recipe")
 
 RECIPE = "recipe.yaml"
 ENVIRONMENT = "environment.json"
@@ -130,6 +132,17 @@ class Run:
     def name(self) -> str:
         """``<recipe>/<variant>/vNNN``, wherever the folder lies; its own name stands for the version."""
         return f"{self.recipe.name}/{self.recipe.variant}/{self.folder.resolve().name}"
+
+    def recipe_of(self, kind: type[Kind]) -> Kind:
+        """Return the recipe as one of the task wanted.
+
+        Raises:
+            RunError: it is another task's.
+        """
+        if not isinstance(self.recipe, kind):
+            wanted = kind.model_fields["task"].default
+            raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {wanted!r}")
+        return self.recipe
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -258,14 +271,14 @@ class Run:
 def _read_recipe(path: Path) -> "Recipe":
     """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant."""
     from phmctl.recipe.documents import read_document
-    from phmctl.recipe.schema import Recipe
+    from phmctl.recipe.loading import validate_recipe
 
     try:
         document = read_document(path, RecipeError)
-        recipe = document.validate(Recipe, RecipeError)
+        recipe = validate_recipe(document)
     except RecipeError as error:
         raise RunError(f"{path} cannot be used: {error}\ncopy the run again, or train anew") from error
-    missing = [key for key in Recipe.model_fields if key not in document.content]
+    missing = [key for key in type(recipe).model_fields if key not in document.content]
     if missing or not path.read_bytes().endswith(b"\n"):
         lacks = f" before {missing[0]!r}" if missing else ""
         raise RunError(f"{path} is damaged: it is cut off{lacks}; copy the run again, or train anew")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phmctl.recipe.loading import load_recipe
-from phmctl.recipe.schema import Recipe
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 
 TINY = (
@@ -28,13 +28,13 @@ TINY = (
 
 
 @pytest.fixture(scope="session")
-def tiny_recipe() -> Recipe:
+def tiny_recipe() -> TranslationRecipe:
     """The miniature recipe with a model that trains in a second."""
     return load_recipe("miniature", ["model.algebra=phm", "model.n=4", *TINY])
 
 
 @pytest.fixture(scope="session")
-def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Recipe) -> Path:
+def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationRecipe) -> Path:
     """A data folder with the miniature corpus prepared."""
     from phmctl.data.preparation import prepare_named
 
@@ -44,7 +44,7 @@ def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Recipe
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Recipe, miniature_data: Path) -> Run:
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationRecipe, miniature_data: Path) -> Run:
     """A run of the tiny recipe. Shared: do not change it."""
     from phmctl.training.train import train
 

@@ -12,7 +12,7 @@ import pytest
 
 from phmctl.checkpoints import write_checkpoint
 from phmctl.errors import OutputError, RunError
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 from phmctl.runs import Run, git_revision
 from tests.training.fake import make_recipe
 
@@ -240,7 +240,7 @@ def test_a_run_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
     ],
 )
 def test_runs_of_different_models_lie_apart(tmp_path: Path, model: dict[str, Any], variant: str) -> None:
-    recipe = make_recipe().model_copy(update={"model": ModelSection(**model)})
+    recipe = make_recipe().model_copy(update={"model": TransformerSection(**model)})
     assert Run.create(tmp_path, recipe).name == f"fake/{variant}/v001"
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from phmctl.console import emit, note
 from phmctl.data.preparation import prepare_named
-from phmctl.recipe.schema import DataSection
+from phmctl.recipe.schema import ParallelSection
 
 BLOCK = 10_000  # pairs that are drawn at a time
 HELD = 2_000  # pairs of valid, and of test
@@ -107,7 +107,7 @@ def main() -> None:
     files = generate(given.folder / f"text-{given.pairs}", given.pairs)
     made, before = time.monotonic(), peak()
     note(f"generated {given.pairs:,} pairs in {(made - begun) / 60:.1f} minutes")
-    section = DataSection(card=f"big-{given.pairs}", vocabulary=given.vocabulary)
+    section = ParallelSection(card=f"big-{given.pairs}", vocabulary=given.vocabulary)
     prepared = prepare_named(section, root=given.folder, files=files, workers=given.workers, force=True)
     own, children = peak()
     result = {

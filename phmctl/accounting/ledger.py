@@ -17,7 +17,8 @@ from torch import nn
 from phmctl.models.transformer import build_transformer
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.schema import ModelSection, Recipe
+from phmctl.recipe.loading import expect
+from phmctl.recipe.schema import Recipe, TransformerSection, TranslationRecipe
 
 Kind = Literal["map", "norm", "embedding", "generator", "other"]
 
@@ -106,7 +107,7 @@ class Ledger:
     """
 
     name: str
-    settings: ModelSection
+    settings: TransformerSection
     vocabularies: tuple[int, int]
     rows: tuple[Row, ...]
     rules: int
@@ -163,6 +164,7 @@ def ledger_for_recipe(recipe: Recipe, vocabularies: tuple[int, int] | None = Non
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
+    recipe = expect(recipe, TranslationRecipe)
     notes: tuple[str, ...] = ()
     if vocabularies is None:
         vocabularies = (recipe.data.vocabulary, recipe.data.vocabulary)
@@ -172,7 +174,7 @@ def ledger_for_recipe(recipe: Recipe, vocabularies: tuple[int, int] | None = Non
 
 
 def ledger_for_settings(
-    settings: ModelSection, source_vocabulary: int, target_vocabulary: int, *, name: str = "model"
+    settings: TransformerSection, source_vocabulary: int, target_vocabulary: int, *, name: str = "model"
 ) -> Ledger:
     """Count a model, without allocating its weights.
 
@@ -239,14 +241,14 @@ def _sums(rows: Iterable[Row]) -> dict[str, Any]:
     return {name: sum(getattr(row, name) for row in rows) for name in _SUMMED}
 
 
-def _unscaled(settings: ModelSection, vocabularies: tuple[int, int]) -> int:
+def _unscaled(settings: TransformerSection, vocabularies: tuple[int, int]) -> int:
     """Count the dense model that a † row is measured against: the same widths, before they are doubled."""
     base = settings.model_copy(update={"upsize": 1, "algebra": "real", "n": 1})
     return ledger_for_settings(base, *vocabularies).totals.parameters
 
 
 def _notes(
-    settings: ModelSection, vocabularies: tuple[int, int], rows: Sequence[Row], unscaled: int | None
+    settings: TransformerSection, vocabularies: tuple[int, int], rows: Sequence[Row], unscaled: int | None
 ) -> Iterator[str]:
     served = ["source"] * settings.share_embeddings + ["target"] + ["generator"] * (settings.generator == "tied")
     if len(served) > 1:

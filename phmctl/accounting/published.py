@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from phmctl.accounting.ledger import Ledger, Row, ledger_for_settings
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 
 _UNITS = {"K": 1_000, "M": 1_000_000}
 _ANY_VOCABULARY = 8  # the maps alone are counted
@@ -110,10 +110,10 @@ def published_tables(recipe_name: str) -> list[PublishedTable]:
 # Tables 2 and 4 of the paper.
 
 
-def base_model(layers: int = 6, **changes: Any) -> ModelSection:
+def base_model(layers: int = 6, **changes: Any) -> TransformerSection:
     """Return the base Transformer, 512 wide with a feed-forward of 2048, of `layers` + `layers` layers."""
     settings = {"encoder_layers": layers, "decoder_layers": layers, "width": 512, "feed_forward": 2048, "heads": 8}
-    return ModelSection(**(settings | changes))
+    return TransformerSection(**(settings | changes))
 
 
 def table_2() -> PublishedTable:
@@ -200,9 +200,9 @@ _DE_EN = {
 }
 
 
-def phm_plus(layers: int, width: int, heads: int, n: int) -> ModelSection:
+def phm_plus(layers: int, width: int, heads: int, n: int) -> TransformerSection:
     """Return CENG501's model: tables and generator are PHM too, the feed-forward is as wide as the model."""
-    return ModelSection(
+    return TransformerSection(
         algebra="real" if n == 1 else "phm",
         n=n,
         width=width,
@@ -249,7 +249,7 @@ def _ceng501(
 
 
 def _ceng501_candidates(
-    figure: str, vocabulary: int, settings: Callable[[int], ModelSection], n: int
+    figure: str, vocabulary: int, settings: Callable[[int], TransformerSection], n: int
 ) -> Iterator[Candidate]:
     ours = _ledger(settings(n), vocabulary)
     everywhere = Candidate.of("dense" if n == 1 else "n everywhere", ours.totals.parameters, figure)
@@ -263,7 +263,7 @@ def _exact(figure: str) -> int:
     return int(value_of(figure))
 
 
-def fitting_vocabulary(wanted: int, settings: ModelSection, near: int) -> float:
+def fitting_vocabulary(wanted: int, settings: TransformerSection, near: int) -> float:
     """Return the vocabulary, on both sides, at which a model would have `wanted` parameters.
 
     A model's count is linear in the vocabulary. A figure that is not a whole number means that there is none.
@@ -286,10 +286,10 @@ def _is_left(row: Row) -> bool:
     return row.component.endswith(".feed_forward.contract")
 
 
-def _maps(settings: ModelSection) -> Ledger:
+def _maps(settings: TransformerSection) -> Ledger:
     return _ledger(settings, _ANY_VOCABULARY)
 
 
 @cache
-def _ledger(settings: ModelSection, vocabulary: int) -> Ledger:
+def _ledger(settings: TransformerSection, vocabulary: int) -> Ledger:
     return ledger_for_settings(settings, vocabulary, vocabulary)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.data.special import PAD
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 
 
 class BareTransformer(nn.Module):
@@ -19,7 +19,7 @@ class BareTransformer(nn.Module):
         vocabulary: V, of both sides.
     """
 
-    def __init__(self, settings: ModelSection, vocabulary: int) -> None:
+    def __init__(self, settings: TransformerSection, vocabulary: int) -> None:
         super().__init__()
         self.scale = math.sqrt(settings.width)
         self.embedding = nn.Embedding(vocabulary, settings.width)

@@ -21,7 +21,7 @@ from phmctl.decoding.beam import Hypothesis, Seq2Seq, beam_search
 from phmctl.decoding.translator import pad, plan
 from phmctl.devices import pick_device, set_threads
 from phmctl.models.transformer import Transformer, build_transformer
-from phmctl.recipe.schema import ModelSection, Recipe
+from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 
 LENGTHS = (8, 16, 32, 64, 128)  # output lengths at which a step is timed
 
@@ -123,7 +123,7 @@ class DecodingBench:
 
 
 def bench_decoding(
-    recipe: Recipe,
+    recipe: TranslationRecipe,
     data: Path,
     *,
     split: str = "test",
@@ -157,7 +157,7 @@ def bench_decoding(
 
 
 def measure(
-    recipe: Recipe,
+    recipe: TranslationRecipe,
     work: Workload,
     vocabularies: tuple[int, int],
     *,
@@ -195,7 +195,7 @@ def measure(
     )
 
 
-def applied_weights(settings: ModelSection, vocabulary: int) -> int:
+def applied_weights(settings: TransformerSection, vocabulary: int) -> int:
     """Return how many weights a decoding step applies to each prefix: the decoder's and the generator's, as dense maps.
 
     The keys and values of the memory are computed once a sentence and not counted.
@@ -206,10 +206,9 @@ def applied_weights(settings: ModelSection, vocabulary: int) -> int:
     return settings.decoder_layers * (self_attention + cross_attention + feed_forward) + vocabulary * width
 
 
-def _models(recipe: Recipe, sizes: tuple[int, int], device: torch.device) -> dict[str, Transformer]:
+def _models(recipe: TranslationRecipe, sizes: tuple[int, int], device: torch.device) -> dict[str, Transformer]:
     """Return the candidates by name, the dense twin first."""
-    twin = recipe.model.model_copy(update={"algebra": "real", "n": 1})
-    models = {"dense": build_transformer(twin, *sizes, device).eval()}
+    models = {"dense": build_transformer(recipe.model.dense_twin, *sizes, device).eval()}
     if recipe.model.algebra != "real":
         models[recipe.variant] = build_transformer(recipe.model, *sizes, device).eval()
     return models
@@ -229,7 +228,7 @@ class _Endless:
 
 
 def _searcher(
-    model: Seq2Seq, work: Workload, recipe: Recipe, allowed: int, *, one_by_one: bool = False
+    model: Seq2Seq, work: Workload, recipe: TranslationRecipe, allowed: int, *, one_by_one: bool = False
 ) -> Callable[[], list[list[Hypothesis]]]:
     """Return a function that searches a workload, batched as the recipe says or one sentence at a time."""
     decoding, device, endless = recipe.decoding, pick_device(recipe.training.device), _Endless(model)
@@ -271,7 +270,12 @@ def _sgemm_rate(timings: Mapping[str, Timing]) -> float:
 
 
 def _row(
-    name: str, model: Transformer, recipe: Recipe, work: Workload, few: Workload, timings: Mapping[str, Timing]
+    name: str,
+    model: Transformer,
+    recipe: TranslationRecipe,
+    work: Workload,
+    few: Workload,
+    timings: Mapping[str, Timing],
 ) -> DecodingRow:
     seconds, ratio = timings[name].seconds, timings[name].ratio
     weights = applied_weights(recipe.model, len(model.target_embedding.weight))
@@ -296,7 +300,12 @@ def _alone(name: str, kind: str) -> str:
 
 
 def _step_seconds(
-    model: Transformer, work: Workload, recipe: Recipe, allowed: int, lengths: Sequence[int], sentences: int = 32
+    model: Transformer,
+    work: Workload,
+    recipe: TranslationRecipe,
+    allowed: int,
+    lengths: Sequence[int],
+    sentences: int = 32,
 ) -> dict[int, Spread]:
     """Time one batch of sentences of middling length, searched to each output length."""
     ranked = sorted(work.sources, key=len)

@@ -18,7 +18,7 @@ from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.data.batching import Batch, real_token_share
 from phmctl.data.store import PreparedData
 from phmctl.devices import pick_device, set_threads
-from phmctl.recipe.schema import Recipe
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.tasks.translation import TranslationTask
 from phmctl.training.optimiser import build_optimiser
 from phmctl.training.precision import build_autocast
@@ -57,7 +57,7 @@ class TrainingBench:
 
 
 def bench_training(
-    recipe: Recipe, data: Path, *, batches: int = 4, rounds: int = 10, baseline: str = "dense"
+    recipe: TranslationRecipe, data: Path, *, batches: int = 4, rounds: int = 10, baseline: str = "dense"
 ) -> TrainingBench:
     """Measure training steps on a recipe's prepared data.
 
@@ -99,10 +99,9 @@ def bench_training(
     )
 
 
-def _models(recipe: Recipe, task: TranslationTask, device: torch.device) -> dict[str, nn.Module]:
+def _models(recipe: TranslationRecipe, task: TranslationTask, device: torch.device) -> dict[str, nn.Module]:
     """Return the candidates by name, the dense twin first."""
-    twin = recipe.model_copy(update={"model": recipe.model.model_copy(update={"algebra": "real", "n": 1})})
-    models: dict[str, nn.Module] = {"dense": TranslationTask(twin, task.prepared).build_model(device)}
+    models: dict[str, nn.Module] = {"dense": TranslationTask(recipe.dense_twin, task.prepared).build_model(device)}
     if recipe.model.algebra != "real":
         models[recipe.variant] = task.build_model(device)
     sizes = task.prepared.tokenizers

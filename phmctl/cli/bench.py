@@ -9,7 +9,7 @@ from phmctl.console import emit_json, print_table
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.timing import Spread
-    from phmctl.recipe.schema import Recipe
+    from phmctl.recipe.schema import TranslationRecipe
 
 bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
 
@@ -153,10 +153,14 @@ def bench_decode(
     print_table("a step at growing output lengths", ("length", "ms a step"), steps)
 
 
-def _recipe(name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None) -> "Recipe":
-    from phmctl.recipe.loading import common_overrides, load_recipe
+def _recipe(
+    name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None
+) -> "TranslationRecipe":
+    from phmctl.recipe.loading import common_overrides, expect, load_recipe
+    from phmctl.recipe.schema import TranslationRecipe
 
-    return load_recipe(name, [*common_overrides(n=n, algebra=algebra, device=device), *(settings or [])])
+    given = load_recipe(name, [*common_overrides(n=n, algebra=algebra, device=device), *(settings or [])])
+    return expect(given, TranslationRecipe)
 
 
 def _integers(option: str, text: str) -> list[int]:

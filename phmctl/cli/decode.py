@@ -54,6 +54,7 @@ def decode(
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
     from phmctl.files import write_atomic
+    from phmctl.recipe.schema import TranslationRecipe
     from phmctl.runs import Run
     from phmctl.tasks.translation import load_translator
 
@@ -62,7 +63,9 @@ def decode(
     set_threads(threads)
     opened = Run.open(run)
     lines = _lines(opened, input_, split)
-    settings = change_decoding(opened.recipe.decoding, beam=beam, alpha=alpha, batch_tokens=batch_tokens)
+    settings = change_decoding(
+        opened.recipe_of(TranslationRecipe).decoding, beam=beam, alpha=alpha, batch_tokens=batch_tokens
+    )
     if n_best is not None and n_best > settings.beam:
         raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")
     translator = load_translator(opened, checkpoint, device or "auto", settings, cleaned=split is not None)

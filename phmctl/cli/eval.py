@@ -38,6 +38,7 @@ def evaluate(
     from phmctl.decoding.settings import change_decoding
     from phmctl.devices import set_threads
     from phmctl.evaluation.evaluate import evaluate as evaluate_run
+    from phmctl.recipe.schema import TranslationRecipe
     from phmctl.runs import Run
 
     set_threads(threads)
@@ -47,7 +48,9 @@ def evaluate(
         split,
         checkpoint,
         against=None if against is None else Run.open(against),
-        decoding=change_decoding(opened.recipe.decoding, beam=beam, alpha=alpha, batch_tokens=batch_tokens),
+        decoding=change_decoding(
+            opened.recipe_of(TranslationRecipe).decoding, beam=beam, alpha=alpha, batch_tokens=batch_tokens
+        ),
         device=device or "auto",
         lowercase=lowercase,
     )

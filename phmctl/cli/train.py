@@ -67,9 +67,11 @@ def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
     from phmctl.accounting.ledger import ledger_for_recipe
     from phmctl.accounting.printing import print_ledger
     from phmctl.data.store import data_root, trained_vocabularies
-    from phmctl.recipe.loading import dump_recipe
+    from phmctl.recipe.loading import dump_recipe, expect
+    from phmctl.recipe.schema import TranslationRecipe
     from phmctl.training.memory import expect_memory
 
+    recipe = expect(recipe, TranslationRecipe)
     trained = trained_vocabularies(recipe.data, data or data_root())
     ledger, memory = ledger_for_recipe(recipe, trained), expect_memory(recipe, trained)
     if json:

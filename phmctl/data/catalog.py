@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from phmctl.data.readers import Format
 from phmctl.errors import DataError, nearest
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.schema import PositiveInt, Section
+from phmctl.recipe.sections import PositiveInt, Section
 from phmctl.shipped import shipped, shipped_names
 
 SplitName = Literal["train", "valid", "test"]

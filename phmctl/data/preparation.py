@@ -23,15 +23,15 @@ from phmctl.data.store import PreparedData, SplitWriter, corpus_name, prepared_f
 from phmctl.data.tokenization import Tokenizer, TokenizerPair, train_pair
 from phmctl.errors import DataError
 from phmctl.recipe.documents import change
-from phmctl.recipe.loading import load_recipe
-from phmctl.recipe.schema import DataSection
+from phmctl.recipe.loading import expect, load_recipe
+from phmctl.recipe.schema import ParallelSection, TranslationRecipe
 
 _LEARNED = 1_000_000  # pairs that a vocabulary is learned from, at most
 _FEW = 0.5  # of the published pairs: with fewer, the source is hardly the whole corpus
 
 
 def prepare_named(
-    data: DataSection,
+    data: ParallelSection,
     *,
     root: Path,
     source: Path | None = None,
@@ -86,7 +86,7 @@ def _warn_of_parts(prepared: PreparedData, card: Card) -> None:
             warn(f"{split} of {card.id} has {read:,} pairs where {published:,} were published; is the source whole?")
 
 
-def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> DataSection:
+def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> ParallelSection:
     """Return a corpus' data section: what is given, else what a recipe says, else what the card proposes.
 
     Args:
@@ -98,19 +98,19 @@ def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> D
         RecipeError: there is no such recipe, or it is not valid.
         DataError: a value that was given cannot be, or the card is not valid.
     """
-    base = load_recipe(recipe).data if recipe is not None else _proposed(name)
+    base = expect(load_recipe(recipe), TranslationRecipe).data if recipe is not None else _proposed(name)
     return change(base.model_copy(update={"card": name}), given, DataError)
 
 
-def _proposed(name: str) -> DataSection:
+def _proposed(name: str) -> ParallelSection:
     """Return a card's own proposal; the schema's defaults for a name that is no card."""
     if name in card_names() or name != corpus_name(name):
-        return DataSection(card=name, **load_card(name).defaults.model_dump())
-    return DataSection(card=name)
+        return ParallelSection(card=name, **load_card(name).defaults.model_dump())
+    return ParallelSection(card=name)
 
 
 def prepare(
-    data: DataSection, corpus: Corpus, cleaning: Cleaning, *, root: Path, workers: int = 1, force: bool = False
+    data: ParallelSection, corpus: Corpus, cleaning: Cleaning, *, root: Path, workers: int = 1, force: bool = False
 ) -> PreparedData:
     """Clean, tokenize and store a corpus. The same text and settings give the same bytes, whatever the workers.
 
@@ -139,7 +139,7 @@ def prepare(
     return PreparedData.open(folder)
 
 
-def _settings(data: DataSection, cleaning: Cleaning) -> dict[str, Any]:
+def _settings(data: ParallelSection, cleaning: Cleaning) -> dict[str, Any]:
     return {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
 
 
@@ -154,7 +154,9 @@ def _own_corpus(name: str, source: Path | None, files: Mapping[str, Sequence[Pat
     return corpus_from_files(corpus_name(name), files["train"], files["valid"], files.get("test"))
 
 
-def _write(folder: Path, data: DataSection, corpus: Corpus, cleaning: Cleaning, provenance: Mapping[str, Any]) -> None:
+def _write(
+    folder: Path, data: ParallelSection, corpus: Corpus, cleaning: Cleaning, provenance: Mapping[str, Any]
+) -> None:
     """Write everything of a prepared folder, its manifest last."""
     splits = _clean_splits(corpus, cleaning, data.max_tokens)
     period = -(-_count(corpus.splits["train"]) // _LEARNED) or 1

@@ -15,7 +15,7 @@ from phmctl.data.arrow import RowWriter, ragged, read_table
 from phmctl.data.manifest import read_manifest, refuse_damage
 from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
-from phmctl.recipe.schema import DataSection
+from phmctl.recipe.schema import ParallelSection
 from phmctl.shipped import shipped_names
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -26,7 +26,7 @@ def data_root() -> Path:
     return Path(os.environ.get("PHMCTL_DATA") or "data")
 
 
-def prepared_folder(data: DataSection, root: Path) -> Path:
+def prepared_folder(data: ParallelSection, root: Path) -> Path:
     """Return where the data of these settings lies once prepared.
 
     Raises:
@@ -50,7 +50,7 @@ def corpus_name(card: str) -> str:
     return name
 
 
-def prepare_command(data: DataSection) -> str:
+def prepare_command(data: ParallelSection) -> str:
     """Return the command that prepares the data of these settings."""
     joint = "--joint" if data.joint else "--separate"
     known = data.card in shipped_names("cards") or data.card != corpus_name(data.card)
@@ -61,7 +61,7 @@ def prepare_command(data: DataSection) -> str:
     )
 
 
-def trained_vocabularies(data: DataSection, root: Path) -> tuple[int, int] | None:
+def trained_vocabularies(data: ParallelSection, root: Path) -> tuple[int, int] | None:
     """Return the sizes of the trained tokenizers, (source, target); None where the data is not prepared.
 
     Raises:
@@ -153,7 +153,7 @@ class PreparedData:
         return cls(folder, manifest, TokenizerPair.load(folder), command)
 
     @classmethod
-    def find(cls, data: DataSection, root: Path) -> "PreparedData":
+    def find(cls, data: ParallelSection, root: Path) -> "PreparedData":
         """Open the prepared data of a recipe's data section.
 
         Raises:
@@ -185,7 +185,7 @@ def _command_for(folder: Path) -> str:
     joint, length = rest[:1] == ["joint"], rest[-2] if len(rest) > 1 else ""
     if kind not in ("bpe", "word") or not vocabulary.isdigit() or not length.isdigit():
         return "phmctl prepare-data NAME"
-    section = DataSection(
+    section = ParallelSection(
         card=folder.parent.name,
         tokenizer="bpe" if kind == "bpe" else "word",
         vocabulary=max(int(vocabulary), 8),

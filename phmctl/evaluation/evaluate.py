@@ -30,7 +30,7 @@ from phmctl.metrics.text import (
     looks_tokenised,
     paired_bootstrap,
 )
-from phmctl.recipe.schema import DecodingSection
+from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
 
 _IRRELEVANT = {"batch_tokens"}  # settings that change the speed only
@@ -109,7 +109,7 @@ def evaluate(
         note(f"the {split} references are tokenised text: the scores do not compare with those of raw text")
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
-    chosen = decoding or run.recipe.decoding
+    chosen = decoding or run.recipe_of(TranslationRecipe).decoding
     hypotheses = decode_split(run, split, checkpoint, decoding=chosen, device=device)
     comparisons = []
     if against is not None:
@@ -143,7 +143,7 @@ def decode_split(
         OutputError: the run's folder cannot be written.
     """
     own = _result(run, split, checkpoint, "hyp")
-    return _decode(run, split, checkpoint, decoding or run.recipe.decoding, device, kept_in=[own])
+    return _decode(run, split, checkpoint, decoding or run.recipe_of(TranslationRecipe).decoding, device, kept_in=[own])
 
 
 def _decode_baseline(

@@ -8,14 +8,14 @@ from phmctl.nn.attention import MultiHeadAttention
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.residual import Residual
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import StackSection
 
 
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each in a residual connection."""
 
     def __init__(
-        self, settings: ModelSection, builder: LinearBuilder, device: torch.device | str | None = None
+        self, settings: StackSection, builder: LinearBuilder, device: torch.device | str | None = None
     ) -> None:
         super().__init__()
         self.attention = _attention(settings, builder, cross=False)
@@ -33,7 +33,7 @@ class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention and feed-forward, each in a residual connection."""
 
     def __init__(
-        self, settings: ModelSection, builder: LinearBuilder, device: torch.device | str | None = None
+        self, settings: StackSection, builder: LinearBuilder, device: torch.device | str | None = None
     ) -> None:
         super().__init__()
         self.attention = _attention(settings, builder, cross=False)
@@ -65,7 +65,7 @@ class DecoderLayer(nn.Module):
         return self.attention.attend(query, keys, values).view(sentences, beams, -1)
 
 
-def _attention(settings: ModelSection, builder: LinearBuilder, *, cross: bool) -> MultiHeadAttention:
+def _attention(settings: StackSection, builder: LinearBuilder, *, cross: bool) -> MultiHeadAttention:
     return MultiHeadAttention(
         builder.sublayer(),
         settings.width,
@@ -77,10 +77,10 @@ def _attention(settings: ModelSection, builder: LinearBuilder, *, cross: bool) -
     )
 
 
-def _feed_forward(settings: ModelSection, builder: LinearBuilder) -> FeedForward:
+def _feed_forward(settings: StackSection, builder: LinearBuilder) -> FeedForward:
     inner = settings.upsize * settings.feed_forward
     return FeedForward(builder.sublayer(), settings.width, inner, settings.activation_dropout)
 
 
-def _residual(settings: ModelSection, device: torch.device | str | None) -> Residual:
+def _residual(settings: StackSection, device: torch.device | str | None) -> Residual:
     return Residual(settings.width, settings.dropout, pre_norm=settings.norm == "pre", device=device)

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from phmctl.data.special import PAD
 from phmctl.models.layers import DecoderLayer, EncoderLayer
 from phmctl.models.state import DecoderState, Memory
-from phmctl.nn.build import LinearBuilder
+from phmctl.nn.build import LinearBuilder, builder_for
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.positions import SinusoidalPositions
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 
 
 class Transformer(nn.Module):
@@ -31,23 +31,14 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        settings: ModelSection,
+        settings: TransformerSection,
         source_vocabulary: int,
         target_vocabulary: int,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
-        builder = LinearBuilder(
-            settings.algebra,
-            settings.dimension,
-            rules=settings.rules,
-            bias=settings.bias,
-            execution=settings.execution,
-            parametrization=settings.parametrization,
-            rank=settings.rank,
-            device=device,
-        )
+        builder = builder_for(settings, device)
         hypercomplex = settings.embeddings == "phm"
         width = settings.width
         self.source_embedding = builder.embedding(source_vocabulary, width, hypercomplex=hypercomplex)
@@ -113,7 +104,7 @@ class Transformer(nn.Module):
         return F.dropout(x, self.settings.dropout, self.training)
 
 
-def _generator(settings: ModelSection, builder: LinearBuilder, vocabulary: int) -> PHMLinear | None:
+def _generator(settings: TransformerSection, builder: LinearBuilder, vocabulary: int) -> PHMLinear | None:
     """Build the map to the vocabulary, or None if it is the target embedding's table."""
     if settings.generator == "tied":
         return None
@@ -123,7 +114,7 @@ def _generator(settings: ModelSection, builder: LinearBuilder, vocabulary: int) 
 
 
 def build_transformer(
-    settings: ModelSection,
+    settings: TransformerSection,
     source_vocabulary: int,
     target_vocabulary: int,
     device: torch.device | str | None = None,

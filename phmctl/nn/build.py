@@ -11,6 +11,7 @@ from phmctl.algebra.execution import AUTO
 from phmctl.algebra.rules import LEARNED
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
+from phmctl.recipe.schema import LinearSection
 
 RuleSharing = Literal["separate", "sublayer", "model"]
 
@@ -92,3 +93,17 @@ class LinearBuilder:
             initialization="embedding",  # N(0, 1/d): with the factor √d at the input the states begin at unit variance
             device=self.device,
         )
+
+
+def builder_for(settings: LinearSection, device: torch.device | str | None = None) -> LinearBuilder:
+    """Return the builder of the linear maps that a model's section asks for."""
+    return LinearBuilder(
+        settings.algebra,
+        settings.dimension,
+        rules=settings.rules,
+        bias=settings.bias,
+        execution=settings.execution,
+        parametrization=settings.parametrization,
+        rank=settings.rank,
+        device=device,
+    )

@@ -3,14 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe.documents import Document, parse_document, parse_value, read_document
-from phmctl.recipe.schema import Recipe
+from phmctl.recipe.problems import wrong_choice
+from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.shipped import shipped, shipped_names
+
+Kind = TypeVar("Kind", bound=Recipe)
 
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
 _COMMON |= {"device": "training.device", "steps": "training.steps"}
@@ -81,7 +84,37 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] =
 def _resolve(document: Document, overrides: Sequence[str | Override]) -> Recipe:
     for each in overrides:
         _set(document, _parse_override(each) if isinstance(each, str) else each)
-    return document.validate(Recipe, RecipeError)
+    return validate_recipe(document)
+
+
+def validate_recipe(document: Document) -> Recipe:
+    """Return the recipe that a document holds.
+
+    Raises:
+        RecipeError: with all problems at once, a line each.
+    """
+    return document.validate(_schema(document), RecipeError)
+
+
+def _schema(document: Document) -> type[Recipe]:
+    """Return the class of recipe that the key `task` asks for; without it, translation's."""
+    task = document.content.get("task", "translation")
+    if isinstance(task, str) and task in RECIPES:
+        return RECIPES[task]
+    message = wrong_choice("task", task, list(RECIPES))
+    raise RecipeError("\n".join([*document.problems, f"{document.place(('task',), '')}: {message}"]))
+
+
+def expect(recipe: Recipe, kind: type[Kind]) -> Kind:
+    """Return a recipe as one of the task wanted.
+
+    Raises:
+        RecipeError: it is another task's.
+    """
+    if not isinstance(recipe, kind):
+        wanted = kind.model_fields["task"].default
+        raise RecipeError(f"recipe {recipe.name!r} is one of task {recipe.task!r}, not {wanted!r}")
+    return recipe
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -1,31 +1,55 @@
-"""The recipe: everything that defines an experiment, as strict pydantic models.
+"""The recipe: everything that defines an experiment, as strict pydantic models. Each task has its own class.
 
 Each field's comment says its unit. Unknown keys are refused; the loader (:mod:`phmctl.recipe.loading`) turns what
 pydantic reports into messages with a YAML line and the nearest known key.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from phmctl.dimension import FIXED_DIMENSION, check_divides
+from phmctl.dimension import check_divides
+from phmctl.recipe.models import (
+    Algebra,
+    EncoderClassifierSection,
+    LinearSection,
+    PairClassifierSection,
+    RuleModelSection,
+    StackSection,
+    TransformerSection,
+)
+from phmctl.recipe.sections import NonNegative, NonNegativeInt, Positive, PositiveInt, Probability, Section
 
-Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"]
+__all__ = [  # the sections of recipes/models.py are found here too
+    "RECIPES",
+    "Algebra",
+    "ClassificationRecipe",
+    "ClassificationTraining",
+    "CountedTraining",
+    "DecodingSection",
+    "EncoderClassifierSection",
+    "LabelledSection",
+    "LinearSection",
+    "PairClassifierSection",
+    "ParallelSection",
+    "Recipe",
+    "RuleDataSection",
+    "RuleModelSection",
+    "RuleRecipe",
+    "Section",
+    "StackSection",
+    "TrainingSection",
+    "TransformerSection",
+    "TranslationRecipe",
+    "TranslationTraining",
+]
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
+
+# --------------------------------------------------------------------------------------------------------- data
 
 
-class Section(BaseModel):
-    """A part of a recipe: immutable, strictly typed, with no unknown keys and no infinite numbers or NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class DataSection(Section):
-    """Which corpus, and how its text becomes tokens."""
+class ParallelSection(Section):
+    """Which corpus of sentence pairs in two languages, and how its text becomes tokens."""
 
     card: str  # the dataset card's id, or a name of the user's own corpus
     tokenizer: Literal["bpe", "word"] = "bpe"
@@ -34,87 +58,52 @@ class DataSection(Section):
     max_tokens: PositiveInt = 256  # longest side kept in train, in tokens with the end of sentence
 
 
-class ModelSection(Section):
-    """The encoder-decoder Transformer. `algebra` and `n` choose every linear map's parametrization."""
+class LabelledSection(Section):
+    """Which corpus of labelled texts or pairs of texts, and how its text becomes tokens."""
 
-    kind: Literal["transformer"] = "transformer"
-    algebra: Algebra = "real"
-    n: PositiveInt = 1  # a fixed algebra sets its own in place of 1; phm wants 2 or more
-    rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
-    # how H is applied: by a cost model, built, never built, or by as many block products as the rule's rank
-    execution: Literal["auto", "dense", "factored", "rank"] = "auto"
-    parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
-    rank: PositiveInt | None = None  # R of the factors; by default that of a random rule
-    width: PositiveInt = 512  # d, the residual width
-    feed_forward: PositiveInt = 2048  # inner width of the feed-forward, before `upsize`
-    heads: PositiveInt = 8
-    encoder_layers: NonNegativeInt = 6
-    decoder_layers: PositiveInt = 6
-    upsize: PositiveInt = 1  # 2 doubles the inner widths (attention, feed-forward): the † rows of Table 2
-    # fused: QKV one map, cross-attention Q and fused KV (§4.2); separate: one map each of Q, K, V;
-    # packed: one in-projection of 3d rows in cross-attention too (CENG501)
-    projections: Literal["fused", "separate", "packed"] = "fused"
-    embeddings: Literal["dense", "phm"] = "dense"
-    generator: Literal["dense", "phm", "tied"] = "tied"  # tied: the target embedding's weight
-    generator_bias: bool = False
-    share_embeddings: bool = True  # source and target share one table; wants a joint vocabulary
-    bias: bool = True  # biases of the linear maps
-    norm: Literal["pre", "post"] = "pre"
-    final_norm: bool = True  # a layer norm behind each stack
-    dropout: Probability = 0.1  # residual and embedding
-    attention_dropout: Probability = 0.0
-    activation_dropout: Probability = 0.0
+    card: str  # the dataset card's id, or a name of the user's own corpus
+    tokenizer: Literal["bpe", "word"] = "word"
+    vocabulary: Annotated[int, Field(ge=8)] = 20_000  # token types, special tokens included
+    max_tokens: PositiveInt = 128  # longest text kept in train
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        implied = self.dimension
-        if self.n not in (1, implied):
-            raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
-        object.__setattr__(self, "n", implied)  # frozen; a recipe that leaves n out equals one that gives it
-        if self.algebra == "phm" and self.n < 2:
-            raise ValueError("algebra 'phm' wants n of at least 2: set n, or take algebra 'real', which is n = 1")
-        check_divides(self.dimension, width=self.width, feed_forward=self.feed_forward * self.upsize)
-        if self.width % self.heads:
-            raise ValueError(f"heads = {self.heads} must divide width = {self.width}")
-        if self.width % 2:
-            raise ValueError(f"width = {self.width} must be even (sinusoidal positions)")
-        if self.parametrization == "factors" and self.algebra != "phm":
-            raise ValueError(f"parametrization 'factors' wants algebra 'phm'; {self.algebra!r} has no learned rule")
-        if self.rank is not None and self.parametrization != "factors":
-            raise ValueError("rank wants parametrization: factors")
-        if self.execution == "rank" and self.algebra == "phm" and self.parametrization != "factors":
-            raise ValueError("execution 'rank' wants parametrization: factors to train a learned rule")
-        if self.generator == "tied" and self.generator_bias:
-            raise ValueError("generator_bias wants generator: dense or phm")
-        return self
+
+class RuleDataSection(Section):
+    """Products of random vectors, made on the fly: what a PHM layer is to learn a rule from (Figure 2)."""
+
+    product: Literal["rotation-3d", "hamilton", "octonion"]
+    samples: PositiveInt = 1000
+    dims: PositiveInt = 1  # hypercomplex features in, and out
+    seed: NonNegativeInt = 1  # of the samples
 
     @property
-    def dimension(self) -> int:
-        """n as the layers use it: implied by a fixed algebra."""
-        return FIXED_DIMENSION.get(self.algebra, self.n)
+    def components(self) -> int:
+        """Real numbers in one hypercomplex feature."""
+        return {"rotation-3d": 3, "hamilton": 4, "octonion": 8}[self.product]
+
+
+# ----------------------------------------------------------------------------------------------------- training
 
 
 class TrainingSection(Section):
-    """The optimisation."""
+    """The optimisation: what all tasks share. How a batch is measured is the task's own."""
+
+    batch_key: ClassVar[str] = ""  # the task's field that says how large a micro-batch is
 
     steps: PositiveInt  # optimiser steps
-    batch_tokens: PositiveInt = 4096  # sentences × longest side of a micro-batch, padding included
     accumulate: PositiveInt = 1  # micro-batches an optimiser step
     optimizer: Literal["adam", "adamw"] = "adam"
     beta1: Probability = 0.9
     beta2: Probability = 0.98
-    epsilon: Annotated[float, Field(gt=0)] = 1e-9
+    epsilon: Positive = 1e-9
     weight_decay: NonNegative = 0.0
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3  # the peak
+    learning_rate: Positive = 1e-3  # the peak
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"
     warmup: NonNegativeInt = 4000  # steps
     clip: NonNegative = 0.0  # global gradient norm; 0 is off
-    label_smoothing: Probability = 0.1
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, float32 master weights
     seed: NonNegativeInt = 1
     log_every: PositiveInt = 50  # steps
     validate_every: PositiveInt = 500  # steps
-    validate_bleu: bool = False  # greedy BLEU on the validation set; `best` then follows it
     save_every: PositiveInt = 500  # steps
     keep: PositiveInt = 1  # newest checkpoints kept beside `best`
     average: NonNegativeInt = 0  # average the last so many checkpoints at the end; 0 is off
@@ -130,25 +119,76 @@ class TrainingSection(Section):
         return self
 
 
+class TranslationTraining(TrainingSection):
+    """Batches are measured in tokens."""
+
+    batch_key = "batch_tokens"
+
+    batch_tokens: PositiveInt = 4096  # sentences × longest side of a micro-batch, padding included
+    label_smoothing: Probability = 0.1
+    validate_bleu: bool = False  # greedy BLEU on the validation set; `best` then follows it
+
+
+class CountedTraining(TrainingSection):
+    """Batches are counted."""
+
+    batch_key = "batch_size"
+
+    batch_size: PositiveInt = 64  # texts, pairs or samples of a micro-batch
+
+
+class ClassificationTraining(CountedTraining):
+    """Batches of texts or pairs."""
+
+    label_smoothing: Probability = 0.0
+
+
+# ----------------------------------------------------------------------------------------------------- decoding
+
+
 class DecodingSection(Section):
     """Beam search."""
 
     beam: PositiveInt = 5
     alpha: NonNegative = 0.6  # GNMT length penalty exponent: ((5 + |Y|) / 6)^alpha
-    max_ratio: Annotated[float, Field(gt=0)] = 2.0  # longest output = max_ratio * source tokens + max_extra
+    max_ratio: Positive = 2.0  # longest output = max_ratio * source tokens + max_extra
     max_extra: NonNegativeInt = 20
     batch_tokens: PositiveInt = 2048  # source tokens a batch, padding included
 
 
+# ------------------------------------------------------------------------------------------------------ recipes
+
+
 class Recipe(Section):
-    """One experiment."""
+    """One experiment, of any task."""
+
+    model_config = ConfigDict(title="recipe")
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    task: Literal["translation"] = "translation"
+    task: str
     description: str = ""
-    data: DataSection
-    model: ModelSection
+    data: Section
+    model: LinearSection
     training: TrainingSection
+
+    @property
+    def variant(self) -> str:
+        """The run folder's second part: ``real``, ``quaternion``, ``phm-n4``; with upsize 2 ``phm-n4-x2``."""
+        return self.model.variant
+
+    @property
+    def dense_twin(self) -> Self:
+        """The same experiment with a model whose every map is dense."""
+        return self.model_copy(update={"model": self.model.dense_twin})
+
+
+class TranslationRecipe(Recipe):
+    """Translation and style transfer."""
+
+    task: Literal["translation"] = "translation"
+    data: ParallelSection
+    model: TransformerSection
+    training: TranslationTraining
     decoding: DecodingSection = DecodingSection()
 
     @model_validator(mode="after")
@@ -162,11 +202,33 @@ class Recipe(Section):
             )
         return self
 
-    @property
-    def variant(self) -> str:
-        """The run folder's second part: ``real``, ``phm-n4``; upsize 2: ``phm-n4-x2``; factors: ``phm-n4-factors``."""
-        model = self.model
-        name = f"phm-n{model.n}" if model.algebra == "phm" else model.algebra
-        if model.parametrization == "factors":
-            name += f"-r{model.rank}" if model.rank else "-factors"
-        return f"{name}-x{model.upsize}" if model.upsize > 1 else name
+
+class ClassificationRecipe(Recipe):
+    """A label for a text or a pair of texts."""
+
+    task: Literal["classification"] = "classification"
+    data: LabelledSection
+    model: Annotated[EncoderClassifierSection | PairClassifierSection, Field(discriminator="kind")]
+    training: ClassificationTraining
+
+
+class RuleRecipe(Recipe):
+    """Learning a multiplication rule from examples."""
+
+    task: Literal["rule"] = "rule"
+    data: RuleDataSection
+    model: RuleModelSection
+    training: CountedTraining
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check_divides(self.model.dimension, features=self.data.dims * self.data.components)
+        return self
+
+
+# What the key `task` may say, and which recipe it means.
+RECIPES: dict[str, type[Recipe]] = {
+    "translation": TranslationRecipe,
+    "classification": ClassificationRecipe,
+    "rule": RuleRecipe,
+}

@@ -20,7 +20,7 @@ from phmctl.errors import DataError, RunError
 from phmctl.metrics.text import bleu
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.recipe.schema import DecodingSection, Recipe
+from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import DATA, Run
 from phmctl.tasks.base import Autocast
 
@@ -36,7 +36,7 @@ class TranslationTask:
         DataError: a split is missing or damaged.
     """
 
-    def __init__(self, recipe: Recipe, prepared: PreparedData) -> None:
+    def __init__(self, recipe: TranslationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
         self.prepared = prepared
         for name in prepared.manifest["splits"]:
@@ -146,7 +146,9 @@ class TranslationTask:
         return bleu(hypotheses, split.target_text, lowercase=lowercase).value
 
 
-def build_model(recipe: Recipe, tokenizers: TokenizerPair, device: torch.device | str | None = None) -> Transformer:
+def build_model(
+    recipe: TranslationRecipe, tokenizers: TokenizerPair, device: torch.device | str | None = None
+) -> Transformer:
     """Build a recipe's untrained model for tokenizers of their real sizes."""
     return build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, device)
 
@@ -174,15 +176,16 @@ def load_translator(
     """
     tokenizers = load_tokenizers(run)
     target = pick_device(device)
-    model = build_model(run.recipe, tokenizers, target)
+    recipe = run.recipe_of(TranslationRecipe)
+    model = build_model(recipe, tokenizers, target)
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
     model.eval()
     return Translator(
         model,
         tokenizers,
-        decoding or run.recipe.decoding,
+        decoding or recipe.decoding,
         target,
-        max_source_tokens=run.recipe.data.max_tokens,
+        max_source_tokens=recipe.data.max_tokens,
         cleaning=Cleaning() if cleaned else load_cleaning(run),
     )

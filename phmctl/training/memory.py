@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from phmctl.models.transformer import build_transformer
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.recipe.schema import Recipe
+from phmctl.recipe.schema import TranslationRecipe
 
 TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
 _FLOAT = 4  # bytes of a float32 number
@@ -51,7 +51,7 @@ class MemoryExpectation:
         return asdict(self) | {"total": self.total}
 
 
-def expect_memory(recipe: Recipe, vocabularies: tuple[int, int] | None = None) -> MemoryExpectation:
+def expect_memory(recipe: TranslationRecipe, vocabularies: tuple[int, int] | None = None) -> MemoryExpectation:
     """Trace a recipe's training step; no memory is allocated for its tensors.
 
     Args:

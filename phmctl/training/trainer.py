@@ -146,10 +146,11 @@ class Trainer:
 
     def _out_of_memory(self, error: Exception) -> str:
         settings, reason = self.settings, str(error).partition(". ")[0]
+        key = settings.batch_key
         return (
             f"after step {self.state.step}: the memory of {self.device} is too small ({reason})\n"
-            f"lower training.batch_tokens ({settings.batch_tokens} now) and raise training.accumulate "
-            f"({settings.accumulate} now) by the same factor: a step then sees as many tokens as before"
+            f"lower training.{key} ({getattr(settings, key)} now) and raise training.accumulate "
+            f"({settings.accumulate} now) by the same factor: a step then sees as much as before"
         )
 
     def _due(self, every: int) -> bool:

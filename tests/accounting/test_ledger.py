@@ -10,14 +10,14 @@ from phmctl.errors import DimensionError
 from phmctl.models.transformer import build_transformer
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import common_overrides, load_recipe
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 
 SMALL = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 2}
 N = 4
 
 
 def small(**changes):
-    return ModelSection(**(SMALL | changes))
+    return TransformerSection(**(SMALL | changes))
 
 
 def real_count(model):

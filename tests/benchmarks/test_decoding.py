@@ -6,15 +6,21 @@ import torch
 from phmctl.benchmarks.decoding import Workload, _models, _searcher, applied_weights, measure
 from phmctl.benchmarks.uncached import Uncached
 from phmctl.models.transformer import build_transformer
-from phmctl.recipe.schema import DataSection, DecodingSection, ModelSection, Recipe, TrainingSection
+from phmctl.recipe.schema import (
+    DecodingSection,
+    ParallelSection,
+    TransformerSection,
+    TranslationRecipe,
+    TranslationTraining,
+)
 
-RECIPE = Recipe(
+RECIPE = TranslationRecipe(
     name="tiny",
-    data=DataSection(card="miniature", vocabulary=64),
-    model=ModelSection(
+    data=ParallelSection(card="miniature", vocabulary=64),
+    model=TransformerSection(
         algebra="phm", n=4, width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2, upsize=2
     ),
-    training=TrainingSection(steps=1, device="cpu"),
+    training=TranslationTraining(steps=1, device="cpu"),
     decoding=DecodingSection(beam=3, batch_tokens=24),
 )
 WORK = Workload([[5, 6, 7, 3], [8, 3], [9, 10, 3], [11, 3]], [4, 1, 6, 0])

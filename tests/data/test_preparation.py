@@ -16,13 +16,13 @@ from phmctl.data.provenance import Sources
 from phmctl.data.readers import SourceFile
 from phmctl.data.store import PreparedData, prepared_folder
 from phmctl.errors import DataError, OutputError, RecipeError
-from phmctl.recipe.schema import DataSection
+from phmctl.recipe.schema import ParallelSection
 
 TRAIN = [(f"ein Hund sieht Haus {i} .", f"a dog sees house {i} .") for i in range(300)]
 TRAIN += [("", "empty"), ("das ist ein Test", "this is a test"), ("lang " * 60, "long"), ("ein Hund " * 5, "dog")]
 VALID = [("Das ist  ein Test", "This is a test"), ("", ""), ("lang " * 60, "long " * 60)]
 TEST = [("Ein Hund\u2028läuft", "A dog runs")]
-SECTION = DataSection(card="tiny", vocabulary=300, max_tokens=40)
+SECTION = ParallelSection(card="tiny", vocabulary=300, max_tokens=40)
 CLEANING = Cleaning(max_ratio=3.0)
 
 
@@ -102,7 +102,7 @@ def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
 
 def test_a_second_time_nothing_is_done(tmp_path, capsys, monkeypatch):
     files = write_files(tmp_path / "raw")
-    section = DataSection(card="mine", vocabulary=300)
+    section = ParallelSection(card="mine", vocabulary=300)
     first = prepare_named(section, root=tmp_path, files=files)
     before = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     capsys.readouterr()
@@ -116,7 +116,7 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys, monkeypatch):
 
 def test_a_touched_file_is_read_but_not_prepared_anew(tmp_path, capsys):
     files = write_files(tmp_path / "raw")
-    section = DataSection(card="mine", vocabulary=300)
+    section = ParallelSection(card="mine", vocabulary=300)
     prepare_named(section, root=tmp_path, files=files)
     os.utime(files["train"][0], ns=(1, 1))
     capsys.readouterr()
@@ -126,7 +126,7 @@ def test_a_touched_file_is_read_but_not_prepared_anew(tmp_path, capsys):
 
 def test_a_changed_file_is_named_and_prepared_anew(tmp_path, capsys):
     files = write_files(tmp_path / "raw")
-    section = DataSection(card="mine", vocabulary=300)
+    section = ParallelSection(card="mine", vocabulary=300)
     before = content(prepare_named(section, root=tmp_path, files=files).folder)
     text = files["train"][0].read_text(encoding="utf-8")
     files["train"][0].write_text(text.replace("Haus 7 ", "Maus 7 "), encoding="utf-8")
@@ -139,7 +139,7 @@ def test_a_changed_file_is_named_and_prepared_anew(tmp_path, capsys):
 
 def test_files_that_change_places_are_prepared_anew(tmp_path, capsys):
     files = write_files(tmp_path / "raw")
-    section = DataSection(card="mine", vocabulary=300)
+    section = ParallelSection(card="mine", vocabulary=300)
     prepare_named(section, root=tmp_path, files=files)
     turned = files | {"train": files["train"][::-1]}
     prepared = prepare_named(section, root=tmp_path, files=turned)
@@ -163,11 +163,11 @@ def test_a_source_far_smaller_than_published_is_warned_of(tmp_path, capsys):
     for (old, _), new in zip(write_files(raw).values(), ("train", "val", "test_2016_flickr"), strict=True):
         for suffix in ("de", "en"):
             old.with_suffix(f".{suffix}").rename(raw / f"{new}.{suffix}")
-    section = DataSection(card="multi30k-de-en", vocabulary=300)
+    section = ParallelSection(card="multi30k-de-en", vocabulary=300)
     prepare_named(section, root=tmp_path, source=raw)
     said = capsys.readouterr().err
     assert "warning: train of multi30k-de-en has 300 pairs where 29,000 were published; is the source whole?" in said
-    prepare_named(DataSection(card="miniature"), root=tmp_path)
+    prepare_named(ParallelSection(card="miniature"), root=tmp_path)
     assert "published" not in capsys.readouterr().err
 
 
@@ -294,7 +294,7 @@ def test_empty_files_are_named_and_leave_nothing_prepared(tmp_path, split):
     files = write_files(tmp_path / "raw")
     for path in files[split]:
         path.write_text("")
-    section = DataSection(card="mine", vocabulary=300)
+    section = ParallelSection(card="mine", vocabulary=300)
     with pytest.raises(DataError, match=rf"^{split} of 'mine' .*raw/{split}\.de and .*raw/{split}\.en\)"):
         prepare_named(section, root=tmp_path, files=files)
     with pytest.raises(DataError, match="not prepared"):
@@ -306,13 +306,13 @@ def test_unequal_files_are_a_users_error(tmp_path):
     with files["train"][1].open("a") as handle:
         handle.write("one more\n")
     with pytest.raises(DataError, match=r"train\.de has 300 sentences.*train\.en has 301"):
-        prepare_named(DataSection(card="mine", vocabulary=300), root=tmp_path, files=files)
+        prepare_named(ParallelSection(card="mine", vocabulary=300), root=tmp_path, files=files)
 
 
 def test_a_corpus_without_test_is_prepared(tmp_path):
     files = write_files(tmp_path / "raw")
     own = corpus_from_files("mine", files["train"], files["valid"])
-    prepared = prepare(DataSection(card="mine", vocabulary=300), own, Cleaning(), root=tmp_path)
+    prepared = prepare(ParallelSection(card="mine", vocabulary=300), own, Cleaning(), root=tmp_path)
     with pytest.raises(DataError, match=r"no split 'test'.*there are train, valid"):
         prepared.split("test")
 
@@ -324,7 +324,7 @@ def test_a_card_that_is_prepared_needs_no_network(tmp_path, monkeypatch):
         for suffix in ("de", "en"):
             data = old.with_suffix(f".{suffix}").read_bytes()
             (raw / f"{new}.{suffix}.gz").write_bytes(gzip.compress(data))
-    section = DataSection(card="multi30k-de-en", vocabulary=300)
+    section = ParallelSection(card="multi30k-de-en", vocabulary=300)
     first = prepare_named(section, root=tmp_path, source=raw)
     monkeypatch.setattr(preparation, "open_corpus", lambda *_: pytest.fail("the corpus was opened"))
     assert prepare_named(section, root=tmp_path).manifest == first.manifest
@@ -332,9 +332,9 @@ def test_a_card_that_is_prepared_needs_no_network(tmp_path, monkeypatch):
 
 def test_own_files_want_a_name_of_their_own(tmp_path):
     files = write_files(tmp_path / "raw")
-    section = DataSection(card="mine", vocabulary=300)
+    section = ParallelSection(card="mine", vocabulary=300)
     with pytest.raises(DataError, match="'shakespeare' is a card"):
-        prepare_named(DataSection(card="shakespeare"), root=tmp_path, files=files)
+        prepare_named(ParallelSection(card="shakespeare"), root=tmp_path, files=files)
     with pytest.raises(DataError, match="--source is for a card's files"):
         prepare_named(section, root=tmp_path, files=files, source=tmp_path)
     with pytest.raises(DataError, match="wants --valid too"):
@@ -343,14 +343,14 @@ def test_own_files_want_a_name_of_their_own(tmp_path):
 
 def test_an_unknown_card_names_the_nearest(tmp_path):
     with pytest.raises(DataError, match="did you mean 'multi30k-de-en'"):
-        prepare_named(DataSection(card="multi30k"), root=tmp_path)
+        prepare_named(ParallelSection(card="multi30k"), root=tmp_path)
 
 
 def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
     card = choose_section("shakespeare", None, {})
     assert (card.tokenizer, card.vocabulary, card.joint) == ("word", 8192, False)
     assert choose_section("shakespeare", None, {"vocabulary": 99}).vocabulary == 99
-    assert choose_section("mine", None, {}) == DataSection(card="mine")
+    assert choose_section("mine", None, {}) == ParallelSection(card="mine")
     recipe = tmp_path / "own.yaml"
     recipe.write_text(
         "name: own\ndata: {card: x, vocabulary: 77, max_tokens: 55}\nmodel: {width: 8, heads: 1}\n"
@@ -374,7 +374,7 @@ def test_the_environment_is_left_as_it_was(tmp_path, monkeypatch):
 
 def test_the_manifest_says_where_the_text_came_from(tmp_path):
     files = write_files(tmp_path / "raw")
-    prepared = prepare_named(DataSection(card="mine", vocabulary=300), root=tmp_path, files=files)
+    prepared = prepare_named(ParallelSection(card="mine", vocabulary=300), root=tmp_path, files=files)
     manifest = json.loads((prepared.folder / "manifest.json").read_text(encoding="utf-8"))
     path = files["valid"][1]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -388,7 +388,7 @@ def test_real_captions_fill_their_batches(tmp_path, real_data):
     folder = real_data / "multi30k-de-en"
     if not folder.is_dir():
         pytest.skip("no real data")
-    prepared = prepare_named(DataSection(card="multi30k-de-en"), root=tmp_path, source=folder)
+    prepared = prepare_named(ParallelSection(card="multi30k-de-en"), root=tmp_path, source=folder)
     train = prepared.split("train")
     assert len(train) == 29_000
     assert [len(prepared.split(name)) for name in ("valid", "test")] == [1014, 1000]
@@ -407,7 +407,7 @@ def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
     for side, language in enumerate(("en", "mk")):
         lines = "".join(f"{TRAIN[number % 300][side]} {number}\n" for number in range(250))
         (folder / f"SETIMES.en-mk.{language}").write_text(lines, encoding="utf-8")
-    section = DataSection(card="setimes-en-mk", vocabulary=300)
+    section = ParallelSection(card="setimes-en-mk", vocabulary=300)
     prepared = prepare_named(section, root=tmp_path, source=folder)
     assert prepared.manifest["held_out"] == {"valid": "pairs 100, 200, 300, ...", "test": "pairs 50, 150, 250, ..."}
     assert {name: counts["read"] for name, counts in prepared.manifest["splits"].items()} == {

@@ -16,7 +16,7 @@ from phmctl.data.store import (
     prepared_folder,
 )
 from phmctl.errors import DataError, OutputError
-from phmctl.recipe.schema import DataSection
+from phmctl.recipe.schema import ParallelSection
 
 ROWS = [([5, 6], [7], "ein Hund", "a dog"), ([], [], "", ""), ([8], [9, 10, 11], "Äpfel\u2028", "<s>")]
 
@@ -105,12 +105,12 @@ def test_a_place_that_cannot_be_written_is_a_users_error(tmp_path):
 
 
 def test_the_folder_says_the_settings(tmp_path):
-    section = DataSection(card="multi30k-de-en", vocabulary=8000, max_tokens=128)
+    section = ParallelSection(card="multi30k-de-en", vocabulary=8000, max_tokens=128)
     assert prepared_folder(section, tmp_path) == tmp_path / "prepared" / "multi30k-de-en" / "bpe-8000-joint-128"
-    own = DataSection(card="cards/own.yaml", tokenizer="word", vocabulary=50, joint=False)
+    own = ParallelSection(card="cards/own.yaml", tokenizer="word", vocabulary=50, joint=False)
     assert prepared_folder(own, tmp_path) == tmp_path / "prepared" / "own" / "word-50-256"
     with pytest.raises(DataError, match="cannot name a corpus"):
-        prepared_folder(DataSection(card="../x"), tmp_path)
+        prepared_folder(ParallelSection(card="../x"), tmp_path)
 
 
 def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
@@ -124,11 +124,11 @@ def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
     ("section", "command"),
     [
         (
-            DataSection(card="multi30k-de-en"),
+            ParallelSection(card="multi30k-de-en"),
             "phmctl prepare-data multi30k-de-en --tokenizer bpe --vocabulary 8000 --joint --max-tokens 256",
         ),
         (
-            DataSection(card="mine", tokenizer="word", vocabulary=90, joint=False, max_tokens=50),
+            ParallelSection(card="mine", tokenizer="word", vocabulary=90, joint=False, max_tokens=50),
             "phmctl prepare-data mine --tokenizer word --vocabulary 90 --separate --max-tokens 50 "
             "--train SRC TGT --valid SRC TGT --test SRC TGT",
         ),

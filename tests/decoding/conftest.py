@@ -6,7 +6,7 @@ import torch
 from phmctl.data.tokenization import TokenizerPair, train_tokenizer
 from phmctl.decoding.translator import Translator
 from phmctl.models.transformer import Transformer, build_transformer
-from phmctl.recipe.schema import DecodingSection, ModelSection
+from phmctl.recipe.schema import DecodingSection, TransformerSection
 
 TEXT = [
     "Der Hund schläft auf dem Sofa .",
@@ -21,7 +21,7 @@ TEXT = [
 def sharp_model(vocabulary: int, seed: int = 1, **settings: object) -> Transformer:
     """A random model whose distributions are far from uniform, so that rounding decides nothing."""
     torch.manual_seed(seed)
-    section = ModelSection(
+    section = TransformerSection(
         **({"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 1, "decoder_layers": 2} | settings)
     )
     model = build_transformer(section, vocabulary, vocabulary)

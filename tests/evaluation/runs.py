@@ -5,7 +5,13 @@ from pathlib import Path
 from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.data.tokenization import TokenizerPair, train_tokenizer
 from phmctl.files import write_atomic, write_json
-from phmctl.recipe.schema import DataSection, DecodingSection, ModelSection, Recipe, TrainingSection
+from phmctl.recipe.schema import (
+    DecodingSection,
+    ParallelSection,
+    TransformerSection,
+    TranslationRecipe,
+    TranslationTraining,
+)
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT, sharp_model
 
@@ -15,11 +21,11 @@ REFERENCES = [*TEXT[3:6], "nothing .", *TEXT[4:6], TEXT[3]]
 
 def make_run(root: Path, name: str = "tiny", seed: int = 1, references: list[str] = REFERENCES) -> Run:
     """Write a run with the checkpoints step-000001 (`last`) and step-000002 (`best`)."""
-    recipe = Recipe(
+    recipe = TranslationRecipe(
         name=name,
-        data=DataSection(card="miniature", vocabulary=320, max_tokens=20),
-        model=ModelSection(width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2),
-        training=TrainingSection(steps=2),
+        data=ParallelSection(card="miniature", vocabulary=320, max_tokens=20),
+        model=TransformerSection(width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2),
+        training=TranslationTraining(steps=2),
         decoding=DecodingSection(beam=3, max_ratio=1.0, max_extra=4),
     )
     both = train_tokenizer(TEXT, "bpe", 320)

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.attention import MultiHeadAttention
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 
 
-def settings(norm: str, *, final_norm: bool) -> ModelSection:
-    return ModelSection.model_validate(
+def settings(norm: str, *, final_norm: bool) -> TransformerSection:
+    return TransformerSection.model_validate(
         {
             "width": 24,
             "feed_forward": 40,

@@ -9,7 +9,7 @@ from phmctl.algebra.rules import fixed_rule
 from phmctl.data.special import BOS, PAD
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 
 DIMENSIONS = {"complex": 2, "octonion": 8, "sedenion": 16}
 SHAPE: dict[str, Any] = {
@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {
 @pytest.fixture(params=DIMENSIONS)
 def model(request: pytest.FixtureRequest) -> Transformer:
     torch.manual_seed(0)
-    return build_transformer(ModelSection(**SHAPE, algebra=request.param), 20, 20).double().eval()
+    return build_transformer(TransformerSection(**SHAPE, algebra=request.param), 20, 20).double().eval()
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import torch
 from phmctl.data.special import BOS, PAD
 from phmctl.errors import DimensionError
 from phmctl.models.transformer import Transformer, build_transformer
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 
 SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
 
 
 def build(vocabulary: int = 20, **settings: Any) -> Transformer:
     torch.manual_seed(0)
-    return build_transformer(ModelSection(**(SMALL | settings)), vocabulary, vocabulary).double().eval()
+    return build_transformer(TransformerSection(**(SMALL | settings)), vocabulary, vocabulary).double().eval()
 
 
 def sentences(rows: int, length: int, vocabulary: int = 20) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_phm_plus_rounds_the_vocabulary_up() -> None:
 
 def test_dimension_that_n_does_not_divide() -> None:
     with pytest.raises((DimensionError, ValueError), match="does not divide"):
-        ModelSection(**SMALL, algebra="phm", n=3)
+        TransformerSection(**SMALL, algebra="phm", n=3)
 
 
 def test_initial_outputs_have_one_scale_whatever_n() -> None:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from phmctl.models.transformer import build_transformer
 from phmctl.nn.attention import _attention_by_products
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.recipe.schema import ModelSection
+from phmctl.recipe.schema import TransformerSection
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -42,7 +42,7 @@ def test_dropout_on_the_weights_keeps_their_mean() -> None:
 
 def test_a_bfloat16_step_of_the_transformer_is_near_float32() -> None:
     torch.manual_seed(0)
-    settings = ModelSection(
+    settings = TransformerSection(
         width=64, feed_forward=128, heads=2, encoder_layers=2, decoder_layers=2, algebra="phm", n=4, dropout=0.0
     )
     model = build_transformer(settings, 50, 50)

@@ -3,7 +3,8 @@
 import pytest
 
 from phmctl.errors import RecipeError
-from phmctl.recipe.loading import common_overrides, differences, dump_recipe, load_recipe, parse_recipe
+from phmctl.recipe.loading import common_overrides, differences, dump_recipe, expect, load_recipe, parse_recipe
+from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, RuleRecipe, TranslationRecipe
 
 MINIMAL = """\
 name: trial
@@ -172,3 +173,109 @@ def test_a_model_trained_by_rank(overrides: list[str]) -> None:
     learned = ["model.parametrization=factors"] if "model.n=4" in overrides else []
     recipe = parse_recipe(MINIMAL, where="r.yaml", overrides=[*overrides, *learned, "model.execution=rank"])
     assert recipe.model.execution == "rank"
+
+
+CLASSIFIER = """\
+name: trial
+task: classification
+data:
+  card: agreement
+model:
+  kind: encoder
+  width: 64
+training:
+  steps: 10
+"""
+PAIRS = CLASSIFIER.replace("encoder", "lstm-pair")
+RULE = """\
+name: trial
+task: rule
+data:
+  product: hamilton
+model:
+  n: 4
+  algebra: phm
+training:
+  steps: 10
+"""
+
+
+def test_the_task_chooses_the_recipe_and_the_kind_its_model() -> None:
+    read = {text: parse_recipe(text, where="r.yaml") for text in (MINIMAL, CLASSIFIER, PAIRS, RULE)}
+    assert [type(recipe).__name__ for recipe in read.values()] == [
+        "TranslationRecipe",
+        "ClassificationRecipe",
+        "ClassificationRecipe",
+        "RuleRecipe",
+    ]
+    assert isinstance(read[CLASSIFIER].model, EncoderClassifierSection)
+    assert isinstance(read[PAIRS].model, PairClassifierSection)
+    assert all(parse_recipe(dump_recipe(recipe), where="dump") == recipe for recipe in read.values())
+
+
+@pytest.mark.parametrize("text", [CLASSIFIER, PAIRS.replace("64", "300"), RULE])
+def test_the_common_options_work_for_every_task(text: str) -> None:
+    recipe = parse_recipe(text, where="r.yaml", overrides=common_overrides(n=2, seed=7, steps=3, device="cpu"))
+    assert recipe.variant == "phm-n2"
+    assert (recipe.training.seed, recipe.training.steps, recipe.training.device) == (7, 3, "cpu")
+    quaternion = parse_recipe(text, where="r.yaml", overrides=common_overrides(algebra="quaternion"))
+    assert (quaternion.variant, quaternion.model.n) == ("quaternion", 4)
+    assert quaternion.dense_twin.variant == "real"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            CLASSIFIER.replace("classification", "clasification"),
+            "r.yaml:2: task should be 'translation', 'classification' or 'rule', not 'clasification' "
+            "(did you mean 'classification'?)",
+        ),
+        (MINIMAL + "task: 3\n", "r.yaml:9: task should be 'translation', 'classification' or 'rule', not 3"),
+        (
+            CLASSIFIER.replace("encoder", "lstm-pari"),
+            "r.yaml:6: model.kind should be 'encoder' or 'lstm-pair', not 'lstm-pari' (did you mean 'lstm-pair'?)",
+        ),
+        (
+            CLASSIFIER.replace("  kind: encoder\n", ""),
+            "r.yaml:5: key 'model.kind' is missing; it chooses what stands beside it",
+        ),
+        (
+            CLASSIFIER.replace("width: 64", "poolling: max"),
+            "r.yaml:7: unknown key 'model.poolling' (did you mean 'pooling'?)",
+        ),
+        (
+            CLASSIFIER.replace("width: 64", "pooling: maen"),
+            "r.yaml:7: model.pooling should be 'last' or 'mean', not 'maen' (did you mean 'mean'?)",
+        ),
+        (PAIRS.replace("width: 64", "width: x"), "r.yaml:7: model.width should be a valid integer, not 'x'"),
+        (
+            CLASSIFIER.replace("width: 64", "width: 66"),
+            "r.yaml:7: model: heads = 4 must divide width = 66",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line_and_without_the_tag(text: str, message: str) -> None:
+    assert refusal(text) == message
+
+
+def test_a_batch_is_measured_as_its_task_does() -> None:
+    assert "unknown key 'training.batch_size' (did you mean 'batch_tokens'?)" in refusal(MINIMAL + "  batch_size: 3\n")
+    assert "unknown key 'training.batch_tokens'" in refusal(CLASSIFIER + "  batch_tokens: 3\n")
+    assert "unknown key 'training.validate_bleu'" in refusal(CLASSIFIER + "  validate_bleu: true\n")
+
+
+def test_n_of_a_pair_classifier_divides_all_its_widths() -> None:
+    message = refusal(PAIRS.replace("width: 64", "width: 300"), *common_overrides(n=7))
+    assert message.startswith("--n 7: model: n = 7 does not divide width = 300 and embedding_width = 300 and hidden")
+
+
+def test_n_of_a_rule_divides_its_features() -> None:
+    assert "n = 8 does not divide features = 4" in refusal(RULE, *common_overrides(n=8))
+
+
+def test_a_recipe_of_another_task_is_refused() -> None:
+    recipe = parse_recipe(RULE, where="r.yaml")
+    with pytest.raises(RecipeError, match="recipe 'trial' is one of task 'rule', not 'translation'"):
+        expect(recipe, TranslationRecipe)
+    assert expect(recipe, RuleRecipe) is recipe

@@ -18,13 +18,13 @@ from phmctl.data.store import PreparedData, SplitWriter
 from phmctl.data.tokenization import Tokenizer, TokenizerPair
 from phmctl.errors import DataError, RunError
 from phmctl.files import write_json
-from phmctl.recipe.schema import Recipe
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.translation import TranslationTask, load_translator
 
 
 @pytest.fixture(scope="module")
-def task(tiny_recipe: Recipe, miniature_data: Path) -> TranslationTask:
+def task(tiny_recipe: TranslationRecipe, miniature_data: Path) -> TranslationTask:
     return TranslationTask(tiny_recipe, PreparedData.find(tiny_recipe.data, miniature_data))
 
 
@@ -76,7 +76,9 @@ def test_average_is_the_mean_of_the_last_checkpoints(tiny_run: Run) -> None:
         torch.testing.assert_close(average, (weights[0][name] + weights[1][name]) / 2)
 
 
-def test_validation_bleu_is_that_of_the_greedy_translations(tiny_recipe: Recipe, miniature_data: Path) -> None:
+def test_validation_bleu_is_that_of_the_greedy_translations(
+    tiny_recipe: TranslationRecipe, miniature_data: Path
+) -> None:
     training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
     recipe = tiny_recipe.model_copy(update={"training": training})
     task = TranslationTask(recipe, PreparedData.find(recipe.data, miniature_data))
@@ -97,7 +99,7 @@ def own_corpus(folder: Path, pattern: str) -> Corpus:
     return corpus_from_files("own", files["train"], files["valid"], files["test"])
 
 
-def entities_data(folder: Path, tiny_recipe: Recipe, pattern: str) -> tuple[Recipe, PreparedData]:
+def entities_data(folder: Path, tiny_recipe: TranslationRecipe, pattern: str) -> tuple[TranslationRecipe, PreparedData]:
     data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300})
     training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
     recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
@@ -106,7 +108,7 @@ def entities_data(folder: Path, tiny_recipe: Recipe, pattern: str) -> tuple[Reci
 
 
 @pytest.fixture
-def entities_run(tmp_path: Path, tiny_recipe: Recipe) -> Run:
+def entities_run(tmp_path: Path, tiny_recipe: TranslationRecipe) -> Run:
     """A run on a corpus whose card decodes entities and lower-cases."""
     from phmctl.training.train import train_task
 
@@ -122,7 +124,7 @@ def test_a_line_is_cleaned_as_the_corpus_was(entities_run: Run) -> None:
 
 
 def test_entities_are_decoded_once_on_every_path(
-    tmp_path: Path, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_recipe: TranslationRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``&amp;lt;`` stands for ``&lt;``: decoded again it would be another text."""
     from phmctl.cli.decode import decode
@@ -158,7 +160,9 @@ def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None
     assert "case:mixed" in next(score.signature for score in cased if score.name == "BLEU")
 
 
-def test_a_run_is_not_continued_on_other_data(entities_run: Run, tmp_path: Path, tiny_recipe: Recipe) -> None:
+def test_a_run_is_not_continued_on_other_data(
+    entities_run: Run, tmp_path: Path, tiny_recipe: TranslationRecipe
+) -> None:
     corpus = own_corpus(tmp_path, "Line {} .")
     prepared = prepare(entities_run.recipe.data, corpus, Cleaning(), root=tmp_path / "anew")
     with pytest.raises(RunError, match="settings, sources") as caught:
@@ -198,7 +202,9 @@ def test_a_run_that_does_not_say_what_it_was_trained_on_is_refused(
         load_translator(run, "last", "cpu")
 
 
-def test_damaged_data_shows_before_a_run_is_made(tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path) -> None:
+def test_damaged_data_shows_before_a_run_is_made(
+    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path
+) -> None:
     from phmctl.training.train import train
 
     shutil.copytree(miniature_data, tmp_path / "data")
@@ -213,7 +219,7 @@ def test_damaged_data_shows_before_a_run_is_made(tiny_recipe: Recipe, miniature_
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_an_empty_split_shows_before_a_run_is_made(
-    tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path, split: str
+    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path, split: str
 ) -> None:
     """Such data cannot be prepared any more; an earlier version could."""
     from phmctl.training.train import train_task
@@ -230,7 +236,7 @@ def test_an_empty_split_shows_before_a_run_is_made(
 
 
 def test_a_row_longer_than_a_batch_shows_before_a_run_is_made(
-    tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path
+    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path
 ) -> None:
     from phmctl.training.train import train_task
 
@@ -242,7 +248,7 @@ def test_a_row_longer_than_a_batch_shows_before_a_run_is_made(
     assert not (tmp_path / "runs").exists()
 
 
-def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_recipe: Recipe) -> None:
+def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_recipe: TranslationRecipe) -> None:
     """Without a cut, the search would go on for twice as many steps as the longest line has tokens."""
     corpus = own_corpus(tmp_path, "Line {} .")
     with (tmp_path / "valid.a").open("a") as source, (tmp_path / "valid.b").open("a") as target:

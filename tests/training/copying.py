@@ -6,10 +6,10 @@ from typing import Any
 
 from phmctl.data.preparation import prepare_named
 from phmctl.data.store import PreparedData
-from phmctl.recipe.schema import DataSection, ModelSection, Recipe, TrainingSection
+from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe, TranslationTraining
 
 _ONSETS, _VOWELS = "bdfgklmnprst", "aeiou"
-_DATA = DataSection(card="copying", tokenizer="word", vocabulary=80, joint=False, max_tokens=16)
+_DATA = ParallelSection(card="copying", tokenizer="word", vocabulary=80, joint=False, max_tokens=16)
 
 
 def prepare_copying(root: Path) -> PreparedData:
@@ -27,7 +27,7 @@ def prepare_copying(root: Path) -> PreparedData:
     return prepare_named(_DATA, root=root, files=files)
 
 
-def copying_recipe(*, n: int = 4, dropout: float = 0.1, **training: Any) -> Recipe:
+def copying_recipe(*, n: int = 4, dropout: float = 0.1, **training: Any) -> TranslationRecipe:
     """Return a recipe for a Transformer of one layer a side."""
     settings = {
         "steps": 300,
@@ -40,7 +40,7 @@ def copying_recipe(*, n: int = 4, dropout: float = 0.1, **training: Any) -> Reci
         "save_every": 100,
         "device": "cpu",
     }
-    model = ModelSection(
+    model = TransformerSection(
         algebra="phm" if n > 1 else "real",
         n=n,
         width=64,
@@ -51,4 +51,6 @@ def copying_recipe(*, n: int = 4, dropout: float = 0.1, **training: Any) -> Reci
         dropout=dropout,
         share_embeddings=False,
     )
-    return Recipe(name="copying", data=_DATA, model=model, training=TrainingSection(**(settings | training)))
+    return TranslationRecipe(
+        name="copying", data=_DATA, model=model, training=TranslationTraining(**(settings | training))
+    )

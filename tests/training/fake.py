@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.recipe.schema import DataSection, ModelSection, Recipe, TrainingSection
+from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe, TranslationTraining
 
 BATCHES_PER_EPOCH = 7
 
 
-def make_recipe(**training: Any) -> Recipe:
+def make_recipe(**training: Any) -> TranslationRecipe:
     settings = {
         "steps": 20,
         "learning_rate": 0.01,
@@ -25,11 +25,11 @@ def make_recipe(**training: Any) -> Recipe:
         "save_every": 5,
         "device": "cpu",
     }
-    return Recipe(
+    return TranslationRecipe(
         name="fake",
-        data=DataSection(card="none"),
-        model=ModelSection(algebra="phm", n=4),
-        training=TrainingSection(**(settings | training)),
+        data=ParallelSection(card="none"),
+        model=TransformerSection(algebra="phm", n=4),
+        training=TranslationTraining(**(settings | training)),
     )
 
 

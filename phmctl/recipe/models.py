@@ -1,0 +1,155 @@
+"""The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from phmctl.dimension import FIXED_DIMENSION, check_divides
+from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Probability, Section
+
+Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"]
+
+
+class LinearSection(Section):
+    """What every model's section has: the parametrization of its linear maps, which `algebra` and `n` choose."""
+
+    kind: str
+    algebra: Algebra = "real"
+    n: PositiveInt = 1  # a fixed algebra sets its own in place of 1; phm wants 2 or more
+    rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
+    # how H is applied: by a cost model, built, never built, or by as many block products as the rule's rank
+    execution: Literal["auto", "dense", "factored", "rank"] = "auto"
+    parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
+    rank: PositiveInt | None = None  # R of the factors; by default that of a random rule
+    bias: bool = True  # biases of the linear maps
+
+    @model_validator(mode="after")
+    def _settle_n(self) -> Self:
+        implied = self.dimension
+        if self.n not in (1, implied):
+            raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
+        object.__setattr__(self, "n", implied)  # frozen; a recipe that leaves n out equals one that gives it
+        if self.algebra == "phm" and self.n < 2:
+            raise ValueError("algebra 'phm' wants n of at least 2: set n, or take algebra 'real', which is n = 1")
+        check_divides(implied, **self._widths())
+        return self
+
+    @model_validator(mode="after")
+    def _fit_execution(self) -> Self:
+        if self.parametrization == "factors" and self.algebra != "phm":
+            raise ValueError(f"parametrization 'factors' wants algebra 'phm'; {self.algebra!r} has no learned rule")
+        if self.rank is not None and self.parametrization != "factors":
+            raise ValueError("rank wants parametrization: factors")
+        if self.execution == "rank" and self.algebra == "phm" and self.parametrization != "factors":
+            raise ValueError("execution 'rank' wants parametrization: factors to train a learned rule")
+        return self
+
+    @property
+    def dimension(self) -> int:
+        """n as the layers use it: implied by a fixed algebra."""
+        return FIXED_DIMENSION.get(self.algebra, self.n)
+
+    @property
+    def variant(self) -> str:
+        """The run folder's second part: ``real``, ``quaternion``, ``phm-n4``; with factors ``phm-n4-factors``."""
+        name = f"phm-n{self.n}" if self.algebra == "phm" else self.algebra
+        if self.parametrization == "factors":
+            name += f"-r{self.rank}" if self.rank else "-factors"
+        return name
+
+    @property
+    def dense_twin(self) -> Self:
+        """The same model with every map dense."""
+        dense = {"algebra": "real", "n": 1, "execution": "auto", "parametrization": "rule", "rank": None}
+        return self.model_copy(update=dense)
+
+    def _widths(self) -> dict[str, int]:
+        """Return the widths that n must divide, by the names that messages call them."""
+        return {}
+
+
+class StackSection(LinearSection):
+    """What models of Transformer layers share."""
+
+    width: PositiveInt = 512  # d, the residual width
+    feed_forward: PositiveInt = 2048  # inner width of the feed-forward, before `upsize`
+    heads: PositiveInt = 8
+    upsize: PositiveInt = 1  # 2 doubles the inner widths (attention, feed-forward): the † rows of Table 2
+    # fused: QKV one map, cross-attention Q and fused KV (§4.2); separate: one map each of Q, K, V;
+    # packed: one in-projection of 3d rows in cross-attention too (CENG501)
+    projections: Literal["fused", "separate", "packed"] = "fused"
+    norm: Literal["pre", "post"] = "pre"
+    final_norm: bool = True  # a layer norm behind each stack
+    dropout: Probability = 0.1  # residual and embedding
+    attention_dropout: Probability = 0.0
+    activation_dropout: Probability = 0.0
+
+    @model_validator(mode="after")
+    def _fit_heads_and_positions(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"heads = {self.heads} must divide width = {self.width}")
+        if self.width % 2:
+            raise ValueError(f"width = {self.width} must be even (sinusoidal positions)")
+        return self
+
+    @property
+    def variant(self) -> str:
+        """With upsize 2 ``phm-n4-x2``."""
+        return f"{super().variant}-x{self.upsize}" if self.upsize > 1 else super().variant
+
+    def _widths(self) -> dict[str, int]:
+        return {"width": self.width, "feed_forward": self.feed_forward * self.upsize}
+
+
+class TransformerSection(StackSection):
+    """The encoder-decoder Transformer."""
+
+    kind: Literal["transformer"] = "transformer"
+    encoder_layers: NonNegativeInt = 6
+    decoder_layers: PositiveInt = 6
+    embeddings: Literal["dense", "phm"] = "dense"
+    generator: Literal["dense", "phm", "tied"] = "tied"  # tied: the target embedding's weight
+    generator_bias: bool = False
+    share_embeddings: bool = True  # source and target share one table; wants a joint vocabulary
+
+    @model_validator(mode="after")
+    def _fit_generator(self) -> Self:
+        if self.generator == "tied" and self.generator_bias:
+            raise ValueError("generator_bias wants generator: dense or phm")
+        return self
+
+
+class EncoderClassifierSection(StackSection):
+    """A Transformer encoder over one text, pooled over time (Table 5)."""
+
+    kind: Literal["encoder"]
+    width: PositiveInt = 128
+    feed_forward: PositiveInt = 512
+    heads: PositiveInt = 4
+    layers: PositiveInt = 2
+    projections: Literal["fused", "separate"] = "fused"
+    pooling: Literal["last", "mean"] = "last"  # the last real position's state, or the mean over the real positions
+
+
+class PairClassifierSection(LinearSection):
+    """One LSTM over both texts, max and mean pooling over time, a two-layer perceptron (Table 1)."""
+
+    kind: Literal["lstm-pair"]
+    width: PositiveInt = 300  # of the LSTM's state
+    embedding_width: PositiveInt = 300
+    gates: Literal["separate", "fused"] = "separate"  # a PHM map a gate and input, or one an input for all four gates
+    cell: Literal["standard", "as_printed"] = "standard"  # as_printed: no σ on o, no tanh on c
+    combination: Literal["concat", "full"] = "concat"  # [u; v], or [u; v; |u−v|; u∗v]
+    hidden: PositiveInt = 300  # inner width of the perceptron
+    embeddings: Literal["auto", "vectors", "trained"] = "auto"  # auto: frozen vectors if the data has them
+    dropout: Probability = 0.1
+
+    def _widths(self) -> dict[str, int]:
+        return {"width": self.width, "embedding_width": self.embedding_width, "hidden": self.hidden}
+
+
+class RuleModelSection(LinearSection):
+    """One linear map that is to find a multiplication rule (Figure 2)."""
+
+    kind: Literal["rule"] = "rule"
+    bias: bool = False
