@@ -1,12 +1,17 @@
-"""The encoder's and the decoder's layer."""
+"""The encoder's and the decoder's layer, and what stands below the first."""
+
+import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from phmctl.models.state import LayerCache
 from phmctl.nn.attention import MultiHeadAttention
 from phmctl.nn.build import LinearBuilder
+from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.feedforward import FeedForward
+from phmctl.nn.positions import SinusoidalPositions
 from phmctl.nn.residual import Residual
 from phmctl.recipe.schema import StackSection
 
@@ -63,6 +68,12 @@ class DecoderLayer(nn.Module):
         query, key, value = self.attention.project(h.flatten(0, 1).unsqueeze(1))  # (B·K, heads, 1, head width)
         keys, values = cache.append(key, value)  # (B·K, heads, t + 1, head width)
         return self.attention.attend(query, keys, values).view(sentences, beams, -1)
+
+
+def embed(embedding: PHMEmbedding, positions: SinusoidalPositions, ids: Tensor, dropout: float = 0.0) -> Tensor:
+    """Embed ids (B, T), scaled by √d (Vaswani et al. §3.4), with positions added and dropout: (B, T, d)."""
+    x = embedding(ids) * math.sqrt(embedding.embedding_dim) + positions(ids.shape[1])  # (B, T, d)
+    return F.dropout(x, dropout, dropout > 0)
 
 
 def _attention(settings: StackSection, builder: LinearBuilder, *, cross: bool) -> MultiHeadAttention:

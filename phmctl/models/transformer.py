@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.data.special import PAD
-from phmctl.models.layers import DecoderLayer, EncoderLayer
+from phmctl.models.layers import DecoderLayer, EncoderLayer, embed
 from phmctl.models.state import DecoderState, Memory
 from phmctl.nn.build import LinearBuilder, builder_for
 from phmctl.nn.embedding import PHMEmbedding
@@ -99,9 +99,7 @@ class Transformer(nn.Module):
         return self.logits(self.decoder_norm(x))
 
     def _embed(self, embedding: PHMEmbedding, ids: Tensor) -> Tensor:
-        """Embed ids (B, T), scaled by √d (Vaswani et al. §3.4), with positions added: (B, T, d)."""
-        x = embedding(ids) * math.sqrt(self.settings.width) + self.positions(ids.shape[1])
-        return F.dropout(x, self.settings.dropout, self.training)
+        return embed(embedding, self.positions, ids, self.settings.dropout if self.training else 0.0)  # (B, T, d)
 
 
 def _generator(settings: TransformerSection, builder: LinearBuilder, vocabulary: int) -> PHMLinear | None:

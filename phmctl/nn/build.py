@@ -82,15 +82,21 @@ class LinearBuilder:
             self._shared = layer.factors if self.parametrization == FACTORS else cast("nn.Parameter", layer.A)
         return layer
 
-    def embedding(self, vocabulary: int, width: int, *, hypercomplex: bool) -> PHMEmbedding:
-        """Build an embedding table (vocabulary × width), dense or by this builder's algebra (PHM+)."""
+    def embedding(
+        self, vocabulary: int, width: int, *, hypercomplex: bool, initialization: str = "embedding"
+    ) -> PHMEmbedding:
+        """Build an embedding table (vocabulary × width), dense or by this builder's algebra (PHM+).
+
+        The default initialization, N(0, 1/d), is a Transformer's: with the factor √d at the input its states begin at
+        unit variance.
+        """
         algebra, n = (self.algebra, self.n) if hypercomplex else ("real", 1)
         return PHMEmbedding(
             vocabulary,
             width,
             n,
             algebra=algebra,
-            initialization="embedding",  # N(0, 1/d): with the factor √d at the input the states begin at unit variance
+            initialization=initialization,
             device=self.device,
         )
 

@@ -140,12 +140,12 @@ class PairClassifierSection(LinearSection):
     gates: Literal["separate", "fused"] = "separate"  # a PHM map a gate and input, or one an input for all four gates
     cell: Literal["standard", "as_printed"] = "standard"  # as_printed: no σ on o, no tanh on c
     combination: Literal["concat", "full"] = "concat"  # [u; v], or [u; v; |u−v|; u∗v]
-    hidden: PositiveInt = 300  # inner width of the perceptron
+    hidden: PositiveInt = 300  # inner width of the perceptron, which is dense in every variant
     embeddings: Literal["auto", "vectors", "trained"] = "auto"  # auto: frozen vectors if the data has them
     dropout: Probability = 0.1
 
     def _widths(self) -> dict[str, int]:
-        return {"width": self.width, "embedding_width": self.embedding_width, "hidden": self.hidden}
+        return {"width": self.width, "embedding_width": self.embedding_width}
 
 
 class RuleModelSection(LinearSection):

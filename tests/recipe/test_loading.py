@@ -265,9 +265,9 @@ def test_a_batch_is_measured_as_its_task_does() -> None:
     assert "unknown key 'training.validate_bleu'" in refusal(CLASSIFIER + "  validate_bleu: true\n")
 
 
-def test_n_of_a_pair_classifier_divides_all_its_widths() -> None:
+def test_n_of_a_pair_classifier_divides_the_widths_of_its_lstm() -> None:
     message = refusal(PAIRS.replace("width: 64", "width: 300"), *common_overrides(n=7))
-    assert message.startswith("--n 7: model: n = 7 does not divide width = 300 and embedding_width = 300 and hidden")
+    assert message.startswith("--n 7: model: n = 7 does not divide width = 300 and embedding_width = 300;")
 
 
 def test_n_of_a_rule_divides_its_features() -> None:

@@ -1,0 +1,111 @@
+"""The sentence-pair classifier of Table 1: one PHM-LSTM reads both texts, an MLP compares them (PHM, appendix B.1)."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.data.special import PAD
+from phmctl.errors import DimensionError
+from phmctl.nn.build import LinearBuilder, builder_for
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.lstm import PHMLSTM
+from phmctl.nn.pooling import max_pool, mean_pool
+from phmctl.recipe.schema import PairClassifierSection
+
+# What the MLP reads, in vectors as wide as u.
+_PARTS = {"concat": 2, "full": 4}
+
+
+class PairClassifier(nn.Module):
+    """A label for two texts, from token ids.
+
+    ::
+
+        u, v = [max over time; mean over time] of LSTM(first), LSTM(second)     the same LSTM
+        logits = W₃ ReLU(W₂ ReLU(W₁ x))                                         W₁, W₂ 300 wide
+
+    with x = [u; v] (``combination: concat``), or [u; v; |u − v|; u ∗ v] (``full``). Appendix B.1 gives the
+    concatenated pooled states themselves to the MLP and names no difference or product, so ``concat`` is the paper's
+    reading; ``full`` is common elsewhere (Mou et al. 2016, Conneau et al. 2017). "Two-layer 300D" is read as two
+    hidden layers of 300 and the map to the classes.
+
+    The PHM maps are the LSTM's. The embeddings and the MLP are dense in every variant: Table 1's counts are those of
+    the LSTM to the unit and hold nothing else, and its text replaces the LSTM's maps only.
+
+    Args:
+        settings: the recipe's model section.
+        vocabulary: rows of the embedding.
+        classes: how many labels.
+        vectors: (vocabulary, embedding_width), such as GloVe's: the embedding, which is then not trained. None, or
+            ``embeddings: trained``: an embedding is drawn and trained.
+        device: where parameters are allocated; ``meta`` allocates nothing.
+
+    Raises:
+        DimensionError: n does not divide a dimension, or the vectors have another shape than the table.
+    """
+
+    def __init__(
+        self,
+        settings: PairClassifierSection,
+        vocabulary: int,
+        classes: int,
+        vectors: Tensor | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        builder, dense = builder_for(settings, device), LinearBuilder("real", 1, device=device)
+        self.embedding: PHMEmbedding = dense.embedding(
+            vocabulary, settings.embedding_width, hypercomplex=False, initialization="standard_normal"
+        )
+        if vectors is not None and settings.embeddings != "trained":
+            _freeze(self.embedding, vectors)
+        self.lstm = PHMLSTM(
+            settings.embedding_width, settings.width, gates=settings.gates, cell=settings.cell, builder=builder
+        )
+        pooled = 2 * settings.width
+        widths = [_PARTS[settings.combination] * pooled, settings.hidden, settings.hidden]
+        self.mlp = nn.ModuleList(dense.linear(*pair) for pair in pairwise(widths))
+        self.output = dense.linear(settings.hidden, classes)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        """Map two texts' ids, (B, S) and (B, S′) with PAD behind each text, to logits (B, classes).
+
+        A text without tokens is read as a vector of zeros.
+        """
+        steps = max(first.shape[1], second.shape[1], 1)
+        both = [F.pad(ids, (0, steps - ids.shape[1]), value=PAD) for ids in (first, second)]  # (B, S) each
+        u, v = self.encode(torch.cat(both)).chunk(2)  # (B, 2h) each; one time loop for both
+        return self.compare(u, v)
+
+    def encode(self, ids: Tensor) -> Tensor:
+        """Read texts (B, S) into vectors (B, 2h): the maximum and the mean of the states over time."""
+        mask = ids != PAD  # (B, S)
+        words = self._drop(self.embedding(ids))  # (B, S, e)
+        states, _ = self.lstm(words, mask.sum(1).clamp(min=1))  # (B, S, h); the LSTM takes a step at least
+        return torch.cat([max_pool(states, mask), mean_pool(states, mask)], dim=1)
+
+    def compare(self, u: Tensor, v: Tensor) -> Tensor:
+        """Map two texts' vectors (B, 2h) to logits (B, classes)."""
+        parts = [u, v] if self.settings.combination == "concat" else [u, v, (u - v).abs(), u * v]
+        x = torch.cat(parts, dim=1)  # (B, 4h) or (B, 8h)
+        for layer in self.mlp:
+            x = layer(self._drop(x)).relu()  # (B, hidden)
+        return self.output(self._drop(x))  # type: ignore[no-any-return]
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.settings.dropout, self.training)
+
+
+def _freeze(embedding: PHMEmbedding, vectors: Tensor) -> None:
+    """Put ready vectors into a table, and keep the optimiser from it."""
+    if vectors.shape != embedding.weight.shape:
+        rows, width = embedding.weight.shape
+        raise DimensionError(
+            f"vectors of shape {tuple(vectors.shape)} do not fit {rows} token types of embedding_width = {width}"
+        )
+    with torch.no_grad():
+        embedding.weight.copy_(vectors)
+    embedding.weight.requires_grad_(False)

@@ -1,0 +1,167 @@
+"""The encoder classifier against ``nn.TransformerEncoder``; batches and padding change nothing; it learns."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.data.special import PAD
+from phmctl.models.encoder_classifier import EncoderClassifier
+from phmctl.models.layers import embed
+from phmctl.nn.linear import PHMLinear
+from phmctl.recipe.schema import EncoderClassifierSection
+from tests.models.test_against_torch import copy_attention, copy_linear
+
+VOCABULARY = 12
+SMALL: dict[str, Any] = {"kind": "encoder", "width": 16, "feed_forward": 24, "heads": 2, "dropout": 0.0}
+CHOICES = [("real", 1), ("phm", 2), ("phm", 4), ("quaternion", 4), ("octonion", 8)]
+
+
+def build(**changes: Any) -> EncoderClassifier:
+    """A model in float64 whose biases and norms are not trivial."""
+    torch.manual_seed(0)
+    model = EncoderClassifier(EncoderClassifierSection(**(SMALL | changes)), VOCABULARY, 3).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def padded(texts: list[list[int]], width: int | None = None) -> Tensor:
+    width = max(map(len, texts)) if width is None else width
+    return torch.tensor([text + [PAD] * (width - len(text)) for text in texts], dtype=torch.int64)
+
+
+def peer_of(model: EncoderClassifier) -> nn.TransformerEncoder:
+    """Return torch's own encoder with the model's materialised weights."""
+    section = model.settings
+    layer = nn.TransformerEncoderLayer(
+        section.width,
+        section.heads,
+        section.feed_forward,
+        dropout=0.0,
+        batch_first=True,
+        norm_first=section.norm == "pre",
+        dtype=torch.float64,
+    )
+    norm = nn.LayerNorm(section.width, dtype=torch.float64) if section.final_norm else None
+    peer = nn.TransformerEncoder(layer, section.layers, norm, enable_nested_tensor=False)
+    for own, other in zip(model.encoder, peer.layers, strict=True):
+        copy_attention(own.attention, other.self_attn)
+        other.norm1.load_state_dict(own.attention_residual.norm.state_dict())
+        other.norm2.load_state_dict(own.feed_forward_residual.norm.state_dict())
+        copy_linear(own.feed_forward.expand, other.linear1)
+        copy_linear(own.feed_forward.contract, other.linear2)
+    if norm is not None:
+        norm.load_state_dict(model.encoder_norm.state_dict())
+    return peer
+
+
+def run_peer(model: EncoderClassifier, peer: nn.TransformerEncoder, tokens: Tensor) -> Tensor:
+    states = peer(embed(model.embedding, model.positions, tokens), src_key_padding_mask=tokens == PAD)  # (B, S, d)
+    lengths = (tokens != PAD).sum(1).tolist()
+    rows = [state[:length] for state, length in zip(states, lengths, strict=True)]
+    pooled = [row[-1] if model.settings.pooling == "last" else row.mean(0) for row in rows]
+    return F.linear(torch.stack(pooled), model.output.weight, model.output.bias)
+
+
+TEXTS = [[4, 5, 6, 7, 8], [9], [5, 5, 11]]
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize(("norm", "final_norm"), [("pre", True), ("post", False)])
+@pytest.mark.parametrize(("algebra", "n"), CHOICES)
+def test_outputs_and_gradients_are_those_of_torchs_encoder(
+    algebra: str, n: int, norm: str, final_norm: bool, pooling: str
+) -> None:
+    model = build(algebra=algebra, n=n, norm=norm, final_norm=final_norm, pooling=pooling)
+    tokens = padded(TEXTS, 7)
+    mine, theirs = model(tokens), run_peer(model, peer_of(model), tokens)
+    torch.testing.assert_close(mine, theirs)
+    wanted = [model.embedding.weight, *model.output.parameters()]
+    own = torch.autograd.grad(mine.square().sum(), wanted)
+    other = torch.autograd.grad(theirs.square().sum(), wanted)
+    for gradient, expected in zip(own, other, strict=True):
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.integers(0, 3),
+)
+def test_a_text_gets_the_same_logits_in_every_batch(pooling: str, texts: list[list[int]], extra: int) -> None:
+    model = build(algebra="phm", n=4, pooling=pooling).eval()
+    together = model(padded(texts, max(map(len, texts)) + extra))
+    alone = torch.cat([model(padded([text])) for text in texts])
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_text_without_tokens_is_a_vector_of_zeros(pooling: str) -> None:
+    model = build(pooling=pooling)
+    tokens = padded([[], [4, 5]], 3)
+    assert model.encode(tokens)[0].eq(0).all()
+    torch.testing.assert_close(model(tokens)[1:], model(tokens[1:]))
+    torch.testing.assert_close(model(tokens)[0], model.output.bias)
+    model(tokens).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_the_encoder_s_maps_alone_are_hypercomplex() -> None:
+    model = build(algebra="phm", n=8)
+    maps = {name: layer for name, layer in model.named_modules() if isinstance(layer, PHMLinear)}
+    assert {name for name, layer in maps.items() if layer.n == 8} == {
+        name for name in maps if name.startswith("encoder.")
+    }
+    assert maps["encoder.0.attention.query_key_value"].splits == 3
+    assert model.embedding.n == 1
+
+
+def test_dropout_works_in_training_alone() -> None:
+    model = build(dropout=0.5)
+    assert not torch.equal(model.train()(padded(TEXTS)), model(padded(TEXTS)))
+    assert torch.equal(model.eval()(padded(TEXTS)), model(padded(TEXTS)))
+
+
+def majority(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Texts of 3, 5, 7 or 9 tokens of two kinds; the label is the kind that is more frequent."""
+    tokens = torch.randint(4, 6, (rows, 9), generator=generator)
+    lengths = 3 + 2 * torch.randint(0, 4, (rows, 1), generator=generator)
+    tokens[torch.arange(9) >= lengths] = PAD
+    return tokens, ((tokens == 5).sum(1) > (tokens == 4).sum(1)).long()
+
+
+def head_noun(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Texts of 2 to 8 tokens: the number is the first noun's (6 or 7), whatever nouns stand between it and the end."""
+    tokens = torch.randint(4, 8, (rows, 8), generator=generator)
+    tokens[:, 0] = torch.randint(6, 8, (rows,), generator=generator)
+    label = tokens[:, 0] - 6
+    tokens[torch.arange(8) >= torch.randint(2, 9, (rows, 1), generator=generator)] = PAD
+    return tokens, label
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize(("algebra", "n"), [("real", 1), ("phm", 4)])
+@pytest.mark.parametrize("task", [majority, head_noun])
+def test_it_learns(task: Any, algebra: str, n: int, pooling: str) -> None:
+    torch.manual_seed(0)
+    section = EncoderClassifierSection(
+        **(SMALL | {"width": 32, "feed_forward": 64}), algebra=algebra, n=n, pooling=pooling
+    )
+    model = EncoderClassifier(section, VOCABULARY, 2)
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(120):
+        tokens, label = task(64, generator)
+        optimiser.zero_grad()
+        F.cross_entropy(model(tokens), label).backward()
+        optimiser.step()
+    tokens, label = task(500, generator)
+    assert (model.eval()(tokens).argmax(1) == label).float().mean() > 0.95

@@ -1,0 +1,182 @@
+"""The pair classifier against ``nn.LSTM`` on each text alone; batches and padding change nothing; it learns."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.data.special import PAD
+from phmctl.errors import DimensionError
+from phmctl.models.pair_classifier import PairClassifier
+from phmctl.nn.linear import PHMLinear
+from phmctl.recipe.schema import PairClassifierSection
+from tests.nn.test_lstm import torch_lstm
+
+VOCABULARY = 12
+SMALL: dict[str, Any] = {"kind": "lstm-pair", "width": 20, "embedding_width": 10, "hidden": 7, "dropout": 0.0}
+CHOICES = [("real", 1), ("phm", 2), ("phm", 5), ("phm", 10), ("complex", 2)]
+
+
+def build(vectors: Tensor | None = None, **changes: Any) -> PairClassifier:
+    """A model in float64 whose biases are not zero."""
+    torch.manual_seed(0)
+    model = PairClassifier(PairClassifierSection(**(SMALL | changes)), VOCABULARY, 3, vectors).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
+    return model
+
+
+def padded(texts: list[list[int]], width: int | None = None) -> Tensor:
+    width = max(map(len, texts)) if width is None else width
+    return torch.tensor([text + [PAD] * (width - len(text)) for text in texts], dtype=torch.int64)
+
+
+def reference(model: PairClassifier, first: list[int], second: list[int]) -> Tensor:
+    """The logits of one pair: no batch, no padding, materialised weights, torch's own LSTM."""
+    lstm = torch_lstm(model.lstm)
+    vectors = []
+    for text in (first, second):
+        states = lstm(F.embedding(torch.tensor([text]), model.embedding.weight))[0][0]  # (T, h)
+        vectors.append(torch.cat([states.max(0).values, states.sum(0) / len(text)]))
+    u, v = vectors
+    parts = [u, v, (u - v).abs(), u * v] if model.settings.combination == "full" else [u, v]
+    x = torch.cat(parts)
+    for layer in model.mlp:
+        x = F.linear(x, layer.weight, layer.bias).clamp(min=0)
+    return F.linear(x, model.output.weight, model.output.bias)
+
+
+TEXTS = [[4, 5, 6, 7, 8], [9], [5, 5, 11]], [[6, 7], [4, 8, 9, 10, 11, 5, 6], [10]]
+
+
+@pytest.mark.parametrize("combination", ["concat", "full"])
+@pytest.mark.parametrize("gates", ["separate", "fused"])
+@pytest.mark.parametrize(("algebra", "n"), CHOICES)
+def test_outputs_are_those_of_each_pair_alone(algebra: str, n: int, gates: str, combination: str) -> None:
+    model = build(algebra=algebra, n=n, gates=gates, combination=combination)
+    logits = model(padded(TEXTS[0]), padded(TEXTS[1]))
+    expected = torch.stack([reference(model, *pair) for pair in zip(*TEXTS, strict=True)])
+    torch.testing.assert_close(logits, expected)
+
+
+def test_gradients_are_those_of_each_pair_alone() -> None:
+    model = build(combination="full")
+    wanted = [model.embedding.weight, *model.mlp.parameters(), *model.output.parameters()]
+    mine = torch.autograd.grad(model(padded(TEXTS[0]), padded(TEXTS[1])).square().sum(), wanted)
+    each = [reference(model, *pair).square().sum() for pair in zip(*TEXTS, strict=True)]
+    theirs = torch.autograd.grad(torch.stack(each).sum(), wanted)
+    for own, other in zip(mine, theirs, strict=True):
+        assert own.abs().max() > 0
+        torch.testing.assert_close(own, other)
+
+
+texts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.tuples(st.integers(0, 3), st.integers(0, 3)))
+def test_a_pair_gets_the_same_logits_in_every_batch(
+    pairs: list[tuple[list[int], list[int]]], extra: tuple[int, int]
+) -> None:
+    model = build(algebra="phm", n=5).eval()
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    widths = [max(map(len, side)) + more for side, more in zip(sides, extra, strict=True)]
+    together = model(*(padded(side, width) for side, width in zip(sides, widths, strict=True)))
+    alone = torch.cat([model(padded([first]), padded([second])) for first, second in pairs])
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_text_without_tokens_is_a_vector_of_zeros() -> None:
+    model = build(algebra="phm", n=2)
+    assert model.encode(padded([[], [4, 5]], 3))[0].eq(0).all()
+    beside, alone = model(padded([[], [4]], 3), padded([[6], [7]])), model(padded([[]], 0), padded([[6]]))
+    torch.testing.assert_close(beside[:1], alone)
+    assert model(padded([[]], 0), padded([[]], 0)).isfinite().all()
+
+
+def test_both_texts_are_read_by_one_lstm() -> None:
+    model = build()
+    first, second = padded([[4, 5, 6]]), padded([[7, 8]])
+    u, v = model.encode(first), model.encode(second)
+    torch.testing.assert_close(model(second, first), model.compare(v, u))
+    assert not torch.allclose(model(second, first), model(first, second))
+
+
+def test_vectors_are_taken_as_they_are_and_stay_so() -> None:
+    vectors = torch.randn(VOCABULARY, 10)
+    model = build(vectors)
+    assert torch.equal(model.embedding.weight, vectors.double())
+    assert not model.embedding.weight.requires_grad
+    model(padded(TEXTS[0]), padded(TEXTS[1])).sum().backward()
+    assert model.embedding.weight.grad is None
+    assert all(parameter.grad is not None for parameter in model.lstm.parameters())
+
+
+@pytest.mark.parametrize(("vectors", "choice"), [(None, "auto"), (torch.zeros(VOCABULARY, 10), "trained")])
+def test_without_vectors_the_embedding_is_trained(vectors: Tensor | None, choice: str) -> None:
+    model = build(vectors, embeddings=choice)
+    assert model.embedding.weight.requires_grad
+    assert model.embedding.weight.detach().std() == pytest.approx(1.0, abs=0.2)
+
+
+def test_vectors_of_another_shape_are_refused() -> None:
+    with pytest.raises(DimensionError, match=r"\(12, 9\) do not fit 12 token types of embedding_width = 10"):
+        build(torch.zeros(VOCABULARY, 9))
+
+
+def test_only_the_lstm_is_hypercomplex() -> None:
+    model = build(algebra="phm", n=5)
+    maps = {name: layer for name, layer in model.named_modules() if isinstance(layer, PHMLinear)}
+    assert {name for name, layer in maps.items() if layer.n == 5} == {name for name in maps if name.startswith("lstm.")}
+    assert [tuple(layer.weight.shape) for layer in model.mlp] == [(7, 80), (7, 7)]
+    assert model.embedding.n == 1
+
+
+def test_dropout_works_in_training_alone() -> None:
+    model = build(dropout=0.5)
+    batch = padded(TEXTS[0]), padded(TEXTS[1])
+    assert not torch.equal(model.train()(*batch), model(*batch))
+    assert torch.equal(model.eval()(*batch), model(*batch))
+
+
+def same_first_token(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of texts of 2 to 5 tokens; the label says whether they begin alike."""
+    first, second = (torch.randint(4, 8, (rows, 5), generator=generator) for _ in range(2))
+    alike = torch.rand(rows, generator=generator) < 0.5
+    second[alike, 0] = first[alike, 0]
+    for ids in (first, second):
+        lengths = torch.randint(2, 6, (rows, 1), generator=generator)
+        ids[torch.arange(5) >= lengths] = PAD
+    return first, second, (first[:, 0] == second[:, 0]).long()
+
+
+@pytest.mark.parametrize(
+    ("algebra", "n", "combination"), [("real", 1, "full"), ("phm", 5, "full"), ("phm", 5, "concat")]
+)
+def test_it_learns_whether_two_texts_begin_alike(algebra: str, n: int, combination: str) -> None:
+    torch.manual_seed(0)
+    section = PairClassifierSection(
+        kind="lstm-pair",
+        algebra=algebra,
+        n=n,
+        width=40,
+        embedding_width=20,
+        hidden=40,
+        combination=combination,
+        dropout=0.0,
+    )
+    model = PairClassifier(section, VOCABULARY, 2)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(150):
+        first, second, label = same_first_token(64, generator)
+        optimiser.zero_grad()
+        F.cross_entropy(model(first, second), label).backward()
+        optimiser.step()
+    first, second, label = same_first_token(500, generator)
+    assert (model.eval()(first, second).argmax(1) == label).float().mean() > 0.95
