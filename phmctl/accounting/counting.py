@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import Ledger, ledger_for_recipe
-from phmctl.accounting.published import PublishedTable, published_tables
+from phmctl.accounting.published import published_tables, table_names
 from phmctl.errors import UserError
 from phmctl.recipe.loading import Override, common_overrides, load_recipe
+from phmctl.shipped import shipped_names
 
 
 @dataclass(frozen=True)
@@ -15,8 +17,8 @@ class ParameterCount:
     """What ``count-params`` found.
 
     Attributes:
-        recipe: the recipe's name.
-        ledgers: one a variant, in the order asked for.
+        recipe: the recipe's name, or the table's.
+        ledgers: one a variant, in the order asked for; none where a table alone was asked for.
         published: the published tables, where they were asked for.
     """
 
@@ -44,7 +46,8 @@ def count_parameters(
     """Count a recipe's parameters without allocating a weight.
 
     Args:
-        recipe: a path or a shipped name.
+        recipe: a path or a shipped name; with `paper` also one of :func:`~phmctl.accounting.published.table_names`,
+            for that table alone.
         ns: the values of n to compare; none: the recipe's own.
         algebras: the algebras to compare; none: what n implies. A fixed algebra has its own n: it is counted once.
         overrides: ``key.path=value`` settings, as for every command.
@@ -54,6 +57,10 @@ def count_parameters(
         RecipeError: the recipe, an algebra or a setting is wrong.
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
+    if paper and recipe in table_names() and recipe not in shipped_names("recipes"):
+        if ns or algebras or overrides:
+            raise UserError(f"{recipe} is a published table, not a recipe: it takes no --n, --algebra or --set")
+        return ParameterCount(recipe, (), tuple(published_tables(recipe)))
     # The plain recipe first: what is wrong with it should not be blamed on a variant.
     name = load_recipe(recipe, overrides).name
     variants = [load_recipe(recipe, [*choice, *overrides]) for choice in _choices(ns, algebras)]

@@ -3,11 +3,11 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from phmctl.accounting.counting import ParameterCount
+from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import Ledger, Row, Totals
-from phmctl.accounting.published import PublishedTable
 from phmctl.console import note, print_table
 
 _COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
@@ -20,12 +20,12 @@ def print_count(count: ParameterCount) -> None:
     """Print one variant's ledger or several variants' comparison, then the published figures."""
     if len(count.ledgers) == 1:
         print_ledger(count.ledgers[0])
-    else:
+    elif count.ledgers:
         print_comparison(count.recipe, count.ledgers)
     for table in count.published:
         print_published(table)
-        if table.maps_only:
-            _print_notes([f"{count.recipe} itself, counted so: {_maps_of(count)}"])
+        if table.measure is not None and count.ledgers:
+            _print_notes([f"{count.recipe} itself, counted so: {_measured(count, table.measure)}"])
 
 
 def print_ledger(ledger: Ledger) -> None:
@@ -77,9 +77,9 @@ def print_published(table: PublishedTable) -> None:
     _print_notes(table.notes)
 
 
-def _maps_of(count: ParameterCount) -> str:
+def _measured(count: ParameterCount, measure: Callable[[Ledger], int]) -> str:
     names = (ledger.name.removeprefix(f"{count.recipe} ") for ledger in count.ledgers)
-    return ", ".join(f"{name} {ledger.map_weights:,}" for name, ledger in zip(names, count.ledgers, strict=True))
+    return ", ".join(f"{name} {measure(ledger):,}" for name, ledger in zip(names, count.ledgers, strict=True))
 
 
 def _cells(name: str, copies: int | str, shape: str, row: Row | Totals) -> list[str]:

@@ -1,6 +1,7 @@
 """The published parameter counts, and which arrangement of the model each of them is.
 
-Sources: Zhang et al. 2021, Tables 2 and 4; the CENG501 reproduction of that paper. Every count of ours is taken from
+Sources: Zhang et al. 2021, Tables 2 and 4 (:mod:`~phmctl.accounting.published_classifiers` has 1 and 5); the CENG501
+reproduction of that paper. Every count of ours is taken from
 the ledger of a real model on the ``meta`` device. The papers leave the arrangement unsaid; what the numbers force:
 
 * 44M is six encoder and six decoder layers of the base model without embeddings, though the text says four.
@@ -10,101 +11,37 @@ the ledger of a real model on the ``meta`` device. The papers leave the arrangem
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
+from phmctl.accounting.figures import Candidate, PublishedRow, PublishedTable, agrees, value_of
 from phmctl.accounting.ledger import Ledger, Row, ledger_for_settings
+from phmctl.accounting.published_classifiers import table_1, table_5
 from phmctl.recipe.schema import TransformerSection
 
-_UNITS = {"K": 1_000, "M": 1_000_000}
 _ANY_VOCABULARY = 8  # the maps alone are counted
+_MAPS = ("maps and rules", attrgetter("map_weights"))  # what Tables 2 and 4 count, in words and of a ledger
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One way in which a published figure could have come about.
+def published_tables(name: str) -> list[PublishedTable]:
+    """Return the tables that a recipe reproduces; all of them for a recipe that reproduces none.
 
-    Attributes:
-        arrangement: in words.
-        count: our exact count of it.
-        holds: whether the count is the figure, rounded as the figure is.
-        off: how much larger the count is, as a share of the figure.
+    Args:
+        name: of a recipe, or of a table in :func:`table_names`.
     """
-
-    arrangement: str
-    count: int
-    holds: bool
-    off: float
-
-    @classmethod
-    def of(cls, arrangement: str, count: int, figure: str) -> "Candidate":
-        """Compare a count with a published figure."""
-        return cls(arrangement, count, agrees(figure, count), count / value_of(figure) - 1)
+    chosen = [make for prefix, make in _tables().items() if name.startswith(prefix)]
+    return [make() for make in chosen or dict.fromkeys(_tables().values())]
 
 
-@dataclass(frozen=True)
-class PublishedRow:
-    """A row of a published table: its label, its figure as printed, and what we make of it."""
-
-    label: str
-    figure: str
-    candidates: tuple[Candidate, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether some arrangement gives the figure."""
-        return any(candidate.holds for candidate in self.candidates)
+def table_names() -> list[str]:
+    """Return the names by which tables are asked for; a recipe's name begins with that of its table."""
+    return [*_tables()]
 
 
-@dataclass(frozen=True)
-class PublishedTable:
-    """A published table of parameter counts.
-
-    Attributes:
-        key: its name in JSON.
-        title: what it is.
-        rows: in the published order.
-        notes: what the rows show together.
-        maps_only: whether the linear maps and their rules are counted, or every parameter.
-    """
-
-    key: str
-    title: str
-    rows: tuple[PublishedRow, ...]
-    notes: tuple[str, ...]
-    maps_only: bool = True
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the table as plain values."""
-        rows = [asdict(row) | {"holds": row.holds} for row in self.rows]
-        head = {"key": self.key, "title": self.title, "counted": "maps and rules" if self.maps_only else "everything"}
-        return {**head, "rows": rows, "notes": list(self.notes)}
-
-
-def agrees(figure: str, count: int) -> bool:
-    """Say whether a count, rounded as the figure is (``5.5M``, ``721K``, ``29,421,568``), is the figure."""
-    number, unit = _read(figure)
-    digits = len(number.partition(".")[2])
-    return f"{count / unit:.{digits}f}" == number
-
-
-def value_of(figure: str) -> float:
-    """Return the number that a figure prints: 5.5e6 for ``5.5M``."""
-    number, unit = _read(figure)
-    return float(number) * unit
-
-
-def _read(figure: str) -> tuple[str, int]:
-    return figure.rstrip("KM").replace(",", ""), _UNITS.get(figure[-1], 1)
-
-
-def published_tables(recipe_name: str) -> list[PublishedTable]:
-    """Return the tables that a recipe reproduces; all of them for a recipe that reproduces none."""
-    tables = {"table2": table_2, "table3": table_2, "table4": table_4}  # Table 3 times a model of Table 2
-    tables |= {"ceng501-shakespeare": ceng501_shakespeare, "ceng501-de-en": ceng501_de_en}
-    chosen = [make for prefix, make in tables.items() if recipe_name.startswith(prefix)]
-    return [make() for make in chosen or dict.fromkeys(tables.values())]
+def _tables() -> dict[str, Callable[[], PublishedTable]]:
+    paper = {"table1": table_1, "table2": table_2, "table3": table_2, "table4": table_4, "table5": table_5}
+    return {**paper, "ceng501-shakespeare": ceng501_shakespeare, "ceng501-de-en": ceng501_de_en}
 
 
 # Tables 2 and 4 of the paper.
@@ -123,7 +60,8 @@ def table_2() -> PublishedTable:
     rows.append(_row_of_the_paper("Quaternion", "11M", "quaternion", 1))
     rows += [_row_of_the_paper(f"PHM n={n}", figures[n], "phm", n) for n in (2, 4, 8, 16)]
     rows += [_row_of_the_paper(f"PHM n={n} †", figures[n // 2], "phm", n, upsize=2) for n in (2, 4, 8)]
-    return PublishedTable("table2", "PHM paper, Table 2 (machine translation)", tuple(rows), tuple(_table_2_notes()))
+    title = "PHM paper, Table 2 (machine translation)"
+    return PublishedTable("table2", title, tuple(rows), tuple(_table_2_notes()), *_MAPS)
 
 
 def table_4() -> PublishedTable:
@@ -131,7 +69,7 @@ def table_4() -> PublishedTable:
     figures = {2: "22M", 4: "11M", 8: "5.5M", 16: "2.9M"}
     rows = [_row_of_the_paper("Transformer", "44M", "real", 1)]
     rows += [_row_of_the_paper(f"PHM n={n}", figure, "phm", n) for n, figure in figures.items()]
-    return PublishedTable("table4", "PHM paper, Table 4 (style transfer)", tuple(rows), tuple(_paper_notes()))
+    return PublishedTable("table4", "PHM paper, Table 4 (style transfer)", tuple(rows), tuple(_paper_notes()), *_MAPS)
 
 
 def _row_of_the_paper(label: str, figure: str, algebra: str, n: int, upsize: int = 1) -> PublishedRow:
@@ -245,7 +183,7 @@ def _ceng501(
         "n = 2, 4, 8: exact if one d×d map of each layer was left at n = 16; which one, the counts cannot tell",
         f"no vocabulary would do instead: it would need {wanted} token types",
     )
-    return PublishedTable(key, f"{title} ({vocabulary:,} token types a side)", tuple(rows), notes, maps_only=False)
+    return PublishedTable(key, f"{title} ({vocabulary:,} token types a side)", tuple(rows), notes)
 
 
 def _ceng501_candidates(

@@ -9,7 +9,14 @@ from phmctl.console import emit_json
 
 
 def count_params(
-    recipe: options.RecipeArgument,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A recipe: a path or a shipped name. With --paper also a table alone: table1, table2, table4, table5.",
+            autocompletion=options.complete_recipe,
+        ),
+    ],
     n: Annotated[
         str | None, typer.Option("--n", help="One n, or several to compare: 1,2,4,8,16.", show_default=False)
     ] = None,

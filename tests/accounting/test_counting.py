@@ -66,3 +66,24 @@ def test_lists_are_split_without_repetition():
 def test_a_list_of_n_must_hold_positive_whole_numbers(text):
     with pytest.raises(UserError, match="positive whole number"):
         parse_ns(text)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("table1", [721_200, 180_000, 361_264, 146_200, 81_200]),
+        ("table5", [395_520, 98_304, 198_976, 101_120, 55_552]),
+    ],
+)
+def test_a_table_alone(table, expected):
+    content = count_parameters(table, paper=True).as_json()
+    assert content["variants"] == []
+    (published,) = content["published"]
+    assert [row["candidates"][0]["count"] for row in published["rows"]] == expected
+
+
+def test_a_table_takes_no_settings_and_is_no_recipe():
+    with pytest.raises(UserError, match="table1 is a published table, not a recipe"):
+        count_parameters("table1", ns=[2], paper=True)
+    with pytest.raises(RecipeError, match="table1"):
+        count_parameters("table1")

@@ -61,3 +61,19 @@ def test_all_fits_a_terminal_of_100_columns(capsys, monkeypatch, recipe):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     out, err = printed(capsys, recipe, ns=[1, 2, 4, 8, 16], paper=True)
     assert max(map(len, [*out.splitlines(), *err.splitlines()])) <= 100
+
+
+def test_a_table_alone_says_what_it_counts(capsys):
+    out, err = printed(capsys, "table1", paper=True)
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line.startswith("│")]
+    assert [row[:4] for row in rows if row[1] == "146K"] == [["PHM-LSTM n=5", "146K", "146,200", "yes"]]
+    assert "counted: weights, rules and biases of one LSTM, 300 → 300; no embeddings, no MLP" in err
+    assert "itself, counted so" not in err
+
+
+@pytest.mark.parametrize("table", ["table1", "table5"])
+def test_the_classifiers_tables_fit_a_terminal_of_100_columns(capsys, monkeypatch, table):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    out, err = printed(capsys, table, paper=True)
+    assert max(map(len, [*out.splitlines(), *err.splitlines()])) <= 100

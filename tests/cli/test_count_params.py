@@ -42,3 +42,8 @@ def test_settings_and_algebras():
 def test_wrong_input_is_a_user_s_error(args):
     result = run("miniature", *args)
     assert isinstance(result.exception, UserError)
+
+
+def test_a_published_table_is_named_in_place_of_a_recipe():
+    content = json.loads(run("--paper", "table5", "--json").stdout)
+    assert [row["figure"] for row in content["published"][0]["rows"]] == ["400K", "100K", "200K", "101K", "56K"]
