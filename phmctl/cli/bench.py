@@ -67,6 +67,84 @@ def bench_layer(
     print_table(title, ("n", "tokens", "mode", "execution", "nn.Linear ms", "PHM ms", "PHM / nn.Linear"), cells)
 
 
+@bench.command("lstm")
+def bench_lstm(
+    in_features: Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, the input's width.")] = 300,
+    hidden: Annotated[int, typer.Option("-k", "--hidden", min=1, help="The state's width.")] = 300,
+    n: Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")] = "5",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each sequence.")] = 40,
+    algebra: Annotated[str, typer.Option(help="phm or a fixed algebra.")] = "phm",
+    gates: Annotated[str, typer.Option(help="separate or fused.")] = "separate",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    rounds: Rounds = 20,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+) -> None:
+    """A PHM-LSTM against the same time loop with dense maps, and against ``nn.LSTM``; by default in Table 1's shape."""
+    from phmctl.benchmarks.lstm import bench_lstm as measure
+    from phmctl.devices import set_threads
+
+    set_threads(threads)
+    common = {"batch": batch, "steps": steps, "algebra": algebra, "gates": gates, "device": device, "rounds": rounds}
+    rows = [row for each in _integers("--n", n) for row in measure(in_features, hidden, each, **common)]  # type: ignore[arg-type]
+    if json:
+        emit_json([row.as_json() for row in rows])
+        return
+    cells = [
+        (
+            f"{r.n}",
+            r.mode,
+            *map(_milliseconds, (r.dense, r.phm, r.torch)),
+            _ratio(r.phm_to_dense),
+            f"{r.best_phm_to_dense:.2f}",
+            f"{r.phm_to_torch:.2f}",
+        )
+        for r in rows
+    ]
+    title = f"LSTM {in_features} → {hidden}, {algebra}, {gates} gates, batch {batch}, {steps} steps (median, quartiles)"
+    columns = ("n", "mode", "dense ms", "PHM ms", "nn.LSTM ms", "PHM / dense", "best", "PHM / nn.LSTM")
+    print_table(title, columns, cells)
+
+
+@bench.command("encoder")
+def bench_encoder(
+    n: options.N = 8,
+    algebra: options.Algebra = None,
+    width: Annotated[int, typer.Option(min=2, help="d; the feed-forward is four times as wide.")] = 128,
+    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Encoder layers.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Texts a step, of 5 to 30 tokens.")] = 64,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    rounds: Rounds = 10,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+) -> None:
+    """Training steps of an encoder classifier against its dense twin and ``nn.TransformerEncoder``, on random texts."""
+    from phmctl.benchmarks.encoder import bench_encoder as measure
+    from phmctl.benchmarks.encoder import section
+    from phmctl.devices import set_threads
+
+    set_threads(threads)
+    rows = measure(section(n, algebra, width, heads, layers), batch=batch, device=device, rounds=rounds)
+    if json:
+        emit_json([row.as_json() for row in rows])
+        return
+    cells = [
+        (
+            r.candidate,
+            f"{r.parameters:,}",
+            _milliseconds(r.step_seconds),
+            f"{r.steps_per_second:.1f}",
+            _ratio(r.speed),
+            f"{r.best_speed:.2f}",
+        )
+        for r in rows
+    ]
+    title = f"encoder classifier, {width} wide, {layers} layers, {batch} texts a step (median, quartiles)"
+    print_table(title, ("model", "parameters", "ms a step", "steps/s", "speed / dense", "best"), cells)
+
+
 @bench.command("train")
 def bench_train(
     recipe: options.RecipeArgument,

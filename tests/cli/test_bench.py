@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
+from phmctl.errors import UserError
 from tests.conftest import TINY
 
 
@@ -52,3 +53,28 @@ def test_decode_reports_against_sgemm_and_no_cache(miniature_data: Path) -> None
     assert {row["candidate"] for row in result["rows"]} == {"dense", "phm-n4"}
     assert result["sentences"] == 8
     assert all(row["sgemm_share"] > 0 for row in result["rows"])
+
+
+def test_lstm_measures_each_n_and_mode() -> None:
+    rows = json.loads(call("lstm", "-d", 8, "-k", 8, "--n", "2,4", "--batch", 2, "--steps", 3, "--rounds", 1, "--json"))
+    assert [(row["n"], row["mode"]) for row in rows] == [
+        (n, mode) for n in (2, 4) for mode in ("forward+backward", "eval")
+    ]
+    assert all(row["phm_to_dense"]["median"] > 0 for row in rows)
+
+
+def test_lstm_prints_a_table() -> None:
+    assert "forward+backward" in call("lstm", "-d", 8, "-k", 8, "--n", 4, "--batch", 2, "--steps", 3, "--rounds", 1)
+
+
+def test_encoder_reports_steps_a_second() -> None:
+    small = ("encoder", "--width", 16, "--layers", 1, "--batch", 2, "--rounds", 1)
+    rows = json.loads(call(*small, "--n", 4, "--json"))
+    assert [row["candidate"] for row in rows] == ["dense", "phm-n4", "nn.TransformerEncoder"]
+    assert all(row["steps_per_second"] > 0 for row in rows)
+    assert "steps/s" in call(*small, "--algebra", "quaternion")
+
+
+def test_encoder_refuses_what_does_not_fit() -> None:
+    with pytest.raises(UserError, match="n = 3 does not divide width = 16"):
+        call("encoder", "--width", 16, "--n", 3)
