@@ -21,6 +21,7 @@ from phmctl.decoding.beam import Hypothesis, Seq2Seq, beam_search
 from phmctl.decoding.translator import pad, plan
 from phmctl.devices import pick_device, set_threads
 from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 
 LENGTHS = (8, 16, 32, 64, 128)  # output lengths at which a step is timed
@@ -211,6 +212,7 @@ def _models(recipe: TranslationRecipe, sizes: tuple[int, int], device: torch.dev
     models = {"dense": build_transformer(recipe.model.dense_twin, *sizes, device).eval()}
     if recipe.model.algebra != "real":
         models[recipe.variant] = build_transformer(recipe.model, *sizes, device).eval()
+        set_execution(models[recipe.variant], recipe.decoding.execution)
     return models
 
 

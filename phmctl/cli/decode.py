@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phmctl.cli.options import Checkpoint, Device, Json, RunArgument, Threads
+from phmctl.cli.options import Checkpoint, Device, Execution, Json, RunArgument, Threads
 
 if TYPE_CHECKING:
     from phmctl.runs import Run
@@ -38,6 +38,7 @@ def decode(
         int | None, typer.Option(help="Print so many a line: line number, rank, score, text, with tabs between.", min=1)
     ] = None,
     batch_tokens: BatchTokens = None,
+    execution: Execution = None,
     window: Annotated[
         int, typer.Option(help="Lines read before they are translated together; 0: 1 at a terminal, else 1024.", min=0)
     ] = 0,
@@ -64,7 +65,11 @@ def decode(
     opened = Run.open(run)
     lines = _lines(opened, input_, split)
     settings = change_decoding(
-        opened.recipe_of(TranslationRecipe).decoding, beam=beam, alpha=alpha, batch_tokens=batch_tokens
+        opened.recipe_of(TranslationRecipe).decoding,
+        beam=beam,
+        alpha=alpha,
+        batch_tokens=batch_tokens,
+        execution=execution,
     )
     if n_best is not None and n_best > settings.beam:
         raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phmctl.cli.decode import Alpha, BatchTokens, Beam
-from phmctl.cli.options import Checkpoint, Device, Json, RunArgument, Threads
+from phmctl.cli.options import Checkpoint, Device, Execution, Json, RunArgument, Threads
 
 if TYPE_CHECKING:
     from phmctl.evaluation.evaluate import Evaluation
@@ -23,6 +23,7 @@ def evaluate(
     beam: Beam = None,
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,
+    execution: Execution = None,
     lowercase: Annotated[
         bool | None,
         typer.Option(
@@ -49,7 +50,11 @@ def evaluate(
         checkpoint,
         against=None if against is None else Run.open(against),
         decoding=change_decoding(
-            opened.recipe_of(TranslationRecipe).decoding, beam=beam, alpha=alpha, batch_tokens=batch_tokens
+            opened.recipe_of(TranslationRecipe).decoding,
+            beam=beam,
+            alpha=alpha,
+            batch_tokens=batch_tokens,
+            execution=execution,
         ),
         device=device or "auto",
         lowercase=lowercase,

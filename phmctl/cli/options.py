@@ -34,6 +34,10 @@ Algebra = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, dropout and batch order.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Execution = Annotated[
+    str | None,
+    typer.Option(help="How PHM maps are applied: auto, dense, factored or rank (decomposes the rules, once)."),
+]
 Steps = Annotated[int | None, typer.Option(help="Optimiser steps.")]
 Settings = Annotated[
     list[str] | None,

@@ -5,7 +5,7 @@ from phmctl.recipe.documents import change
 from phmctl.recipe.schema import DecodingSection
 
 
-def change_decoding(section: DecodingSection, **changes: float | None) -> DecodingSection:
+def change_decoding(section: DecodingSection, **changes: float | str | None) -> DecodingSection:
     """Return the section with some keys changed; None leaves a key as it is.
 
     Raises:

@@ -166,17 +166,19 @@ def _decode(
         if kept is not None:
             _warn_of_damage(run.checkpoint(checkpoint), path)
             return kept
-    hypotheses = _translate(run, lines, checkpoint, decoding, device)
+    hypotheses = _translate(run, lines, checkpoint, decoding, device, len(kept_in) == 1)
     content = "".join(f"{line}\n" for line in hypotheses)
     write_atomic(kept_in[-1], content)
     write_json(_origin_path(kept_in[-1]), {**origin, "hypotheses_sha256": sha256_text([content])})
     return hypotheses
 
 
-def _translate(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection, device: str) -> list[str]:
+def _translate(
+    run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection, device: str, keep_factors: bool
+) -> list[str]:
     from phmctl.tasks.translation import load_translator
 
-    translator = load_translator(run, checkpoint, device, decoding, cleaned=True)
+    translator = load_translator(run, checkpoint, device, decoding, cleaned=True, keep_factors=keep_factors)
     with progress(f"decoding {len(lines):,} lines with {run.name}", len(lines)) as advance:
         return [best.text for best, *_ in translator.translate(lines, advance=advance)]
 
@@ -191,7 +193,7 @@ def _origin(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingS
         "checkpoint": folder.name,
         "checkpoint_sha256": sha256(manifest),
         "source_sha256": sha256_text(f"{line}\n" for line in lines),
-        "decoding": decoding.model_dump(exclude=_IRRELEVANT),
+        "decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True),
     }
 
 

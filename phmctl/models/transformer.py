@@ -75,8 +75,9 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., d) to logits (..., V)."""
-        weight, bias = self.output_map()
-        return F.linear(hidden, weight, bias)
+        if self.generator is not None:
+            return self.generator(hidden)  # type: ignore[no-any-return]
+        return F.linear(hidden, self.target_embedding.weight)
 
     def output_map(self) -> tuple[Tensor, Tensor | None]:
         """Return the generator's weight (V, d) and its bias (V,) or None."""

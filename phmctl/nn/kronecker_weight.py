@@ -161,9 +161,13 @@ class KroneckerWeight(nn.Module):
             return known
         found = decompose(self.A, rank, seed=seed).factors
         if "W" not in self._parameters:
-            self._found = (_state(self._rule_sources()), found)
-            self.forget()
+            self.remember(found)
         return found
+
+    def remember(self, factors: Factors) -> None:
+        """Take factors for those of the rule as it is now, which the caller knows them to be, until it changes."""
+        self._found = (_state(self._rule_sources()), Factors(*(part.to(self.S) for part in factors)))
+        self.forget()
 
     def forget(self) -> None:
         """Drop what is kept for evaluation; the next use builds it again."""

@@ -154,6 +154,8 @@ class DecodingSection(Section):
     max_ratio: Positive = 2.0  # longest output = max_ratio * source tokens + max_extra
     max_extra: NonNegativeInt = 20
     batch_tokens: PositiveInt = 2048  # source tokens a batch, padding included
+    # how the maps are applied, if not as model.execution says; `rank` decomposes a rule that is not held as factors
+    execution: Literal["auto", "dense", "factored", "rank"] | None = None
 
 
 # ------------------------------------------------------------------------------------------------------ recipes

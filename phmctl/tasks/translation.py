@@ -19,6 +19,7 @@ from phmctl.devices import pick_device
 from phmctl.errors import DataError, RunError
 from phmctl.metrics.text import bleu
 from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.nn.kept_factors import set_execution
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import DATA, Run
@@ -160,6 +161,7 @@ def load_translator(
     decoding: DecodingSection | None = None,
     *,
     cleaned: bool = False,
+    keep_factors: bool = True,
 ) -> Translator:
     """Load a run's model and tokenizers, ready to translate.
 
@@ -170,6 +172,7 @@ def load_translator(
         decoding: beam search settings other than the recipe's.
         cleaned: the lines will be the run's own text, which has been cleaned already. Twice is once too often:
             ``&amp;lt;`` stands for ``&lt;``, and that for ``<``.
+        keep_factors: where the maps are to be applied by rank, write the factors that are found into the run.
 
     Raises:
         RunError: the checkpoint, the tokenizer or the data's manifest is missing or damaged.
@@ -181,10 +184,12 @@ def load_translator(
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
     model.eval()
+    settings = decoding or recipe.decoding
+    set_execution(model, settings.execution, folder, keep=keep_factors)
     return Translator(
         model,
         tokenizers,
-        decoding or recipe.decoding,
+        settings,
         target,
         max_source_tokens=recipe.data.max_tokens,
         cleaning=Cleaning() if cleaned else load_cleaning(run),

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -204,3 +205,15 @@ def test_a_file_is_batched_even_at_a_terminal(
     decode(run.folder, input_=tmp_path / "in", output=tmp_path / "out")
     assert windows == [WINDOW]
     assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
+
+
+def test_execution_reaches_the_maps(tiny_run: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_run.folder, tmp_path / "copy")
+    found = [lines(call(copy, "--split", "test", "--execution", name).stdout) for name in ("rank", "dense")]
+    assert found[0] == found[1]
+    assert (Run.open(copy).checkpoint("best") / "factors.safetensors").is_file()
+
+
+def test_an_execution_that_there_is_not(run: Run) -> None:
+    with pytest.raises(RecipeError, match="ranks"):
+        call(run.folder, "--execution", "ranks", stdin=b"A\n")

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from phmctl.data.catalog import Cleaning
+from phmctl.data.copies import read_text
 from phmctl.data.corpus import Corpus, corpus_from_files
 from phmctl.data.preparation import prepare
 from phmctl.data.special import PAD
@@ -18,6 +19,7 @@ from phmctl.data.store import PreparedData, SplitWriter
 from phmctl.data.tokenization import Tokenizer, TokenizerPair
 from phmctl.errors import DataError, RunError
 from phmctl.files import write_json
+from phmctl.nn.kept_factors import FILE
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.translation import TranslationTask, load_translator
@@ -261,3 +263,16 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_r
     began = time.perf_counter()
     assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid")) <= 100
     assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize("execution", ["rank", "factored", "auto"])
+def test_any_execution_gives_the_translations_of_dense(tiny_run: Run, tmp_path: Path, execution: str) -> None:
+    run = Run.open(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+    lines = [line for line in read_text(run, "test", "source") if line][:40]
+
+    def translate(name: str) -> list[str]:
+        decoding = run.recipe.decoding.model_copy(update={"execution": name})
+        return [found[0].text for found in load_translator(run, "last", "cpu", decoding).translate(lines)]
+
+    assert translate(execution) == translate("dense")
+    assert (run.checkpoint("last") / FILE).exists() == (execution == "rank")
