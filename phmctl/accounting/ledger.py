@@ -9,16 +9,25 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, singledispatch
 from typing import Any, Literal
 
 from torch import nn
 
+from phmctl.errors import RecipeError
+from phmctl.models.classifiers import ClassifierSection, build_classifier
 from phmctl.models.transformer import build_transformer
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.loading import expect
-from phmctl.recipe.schema import Recipe, TransformerSection, TranslationRecipe
+from phmctl.recipe.schema import (
+    ClassificationRecipe,
+    LinearSection,
+    PairClassifierSection,
+    Recipe,
+    StackSection,
+    TransformerSection,
+    TranslationRecipe,
+)
 
 Kind = Literal["map", "norm", "embedding", "generator", "other"]
 
@@ -99,7 +108,7 @@ class Ledger:
     Attributes:
         name: what the model is called in tables.
         settings: the model.
-        vocabularies: rows of the source and of the target table, as asked for.
+        vocabularies: rows of the source and of the target table, or of a classifier's one, as asked for.
         rows: one a module that holds parameters, in the model's order.
         rules: number of distinct learned rules, K.
         unscaled: parameters of the dense model with ``upsize: 1``; None where that is the dense twin itself.
@@ -107,8 +116,8 @@ class Ledger:
     """
 
     name: str
-    settings: TransformerSection
-    vocabularies: tuple[int, int]
+    settings: LinearSection
+    vocabularies: tuple[int, ...]
     rows: tuple[Row, ...]
     rules: int
     unscaled: int | None = None
@@ -153,24 +162,59 @@ class Ledger:
         }
 
 
-def ledger_for_recipe(recipe: Recipe, vocabularies: tuple[int, int] | None = None) -> Ledger:
-    """Count a recipe's model.
+@singledispatch
+def ledger_for_recipe(recipe: Recipe, vocabularies: tuple[int, ...] | None = None) -> Ledger:
+    """Count a recipe's model. Each class of recipes that has something to count registers how.
 
     Args:
         recipe: the experiment.
-        vocabularies: the sizes of the trained tokenizers, (source, target). None takes what the recipe asks for, and a
-            note says so: a corpus may hold fewer token types.
+        vocabularies: the sizes of the trained tokenizers: (source, target) of translation, one of classification. None
+            takes what the recipe asks for, and a note says so: a corpus may hold fewer token types.
+
+    Raises:
+        DimensionError: n does not divide a dimension; names the nearest that do.
+        RecipeError: recipes of this task have no ledger.
+    """
+    raise RecipeError(f"{recipe.name}: a recipe of task {recipe.task!r} has no ledger of parameters")
+
+
+@ledger_for_recipe.register
+def _(recipe: TranslationRecipe, vocabularies: tuple[int, int] | None = None) -> Ledger:
+    asked = (recipe.data.vocabulary, recipe.data.vocabulary)
+    ledger = ledger_for_settings(recipe.model, *(vocabularies or asked), name=f"{recipe.name} {recipe.variant}")
+    return ledger if vocabularies else _asked_for(ledger, recipe.data.vocabulary)
+
+
+@ledger_for_recipe.register
+def _(recipe: ClassificationRecipe, vocabularies: tuple[int] | None = None) -> Ledger:
+    (vocabulary,) = vocabularies or (recipe.data.vocabulary,)
+    ledger = ledger_for_classifier(recipe.model, vocabulary, name=f"{recipe.name} {recipe.variant}")
+    return ledger if vocabularies else _asked_for(ledger, vocabulary)
+
+
+def _asked_for(ledger: Ledger, vocabulary: int) -> Ledger:
+    text = f"vocabulary: {vocabulary:,}, as the recipe asks; a trained tokenizer may be smaller"
+    return replace(ledger, notes=(text, *ledger.notes))
+
+
+def ledger_for_classifier(
+    settings: ClassifierSection, vocabulary: int, classes: int = 2, *, name: str = "model"
+) -> Ledger:
+    """Count a classifier, without allocating its weights.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    recipe = expect(recipe, TranslationRecipe)
-    notes: tuple[str, ...] = ()
-    if vocabularies is None:
-        vocabularies = (recipe.data.vocabulary, recipe.data.vocabulary)
-        notes = (f"vocabulary: {recipe.data.vocabulary:,}, as the recipe asks; a trained tokenizer may be smaller",)
-    ledger = ledger_for_settings(recipe.model, *vocabularies, name=f"{recipe.name} {recipe.variant}")
-    return replace(ledger, notes=(*notes, *ledger.notes))
+    rows, rules = rows_of(build_classifier(settings, vocabulary, classes, device="meta"))
+    unscaled = None
+    if isinstance(settings, StackSection) and settings.upsize > 1:
+        base = settings.dense_twin.model_copy(update={"upsize": 1})
+        unscaled = ledger_for_classifier(base, vocabulary, classes).totals.parameters
+    notes = [f"the map to the classes is counted for {classes} of them"]
+    if isinstance(settings, PairClassifierSection) and settings.embeddings != "trained":
+        notes.append("the embedding is trained where the data has no vectors, and ready and fixed where it has")
+    notes += [_unscaled_note(settings.upsize, unscaled)] if unscaled and isinstance(settings, StackSection) else []
+    return Ledger(name, settings, (vocabulary,), rows, rules, unscaled, tuple(notes))
 
 
 def ledger_for_settings(
@@ -258,7 +302,11 @@ def _notes(
         if row.kind in VOCABULARY_KINDS and row.shape[0] != asked:
             yield f"{row.component}: {asked:,} token types, held in {row.shape[0]:,} rows, which n must divide"
     if unscaled is not None:
-        yield (
-            f"upsize {settings.upsize}: the dense twin has the doubled widths too; "
-            f"the dense model without upsize has {unscaled:,} parameters"
-        )
+        yield _unscaled_note(settings.upsize, unscaled)
+
+
+def _unscaled_note(upsize: int, unscaled: int) -> str:
+    return (
+        f"upsize {upsize}: the dense twin has the doubled widths too; "
+        f"the dense model without upsize has {unscaled:,} parameters"
+    )

@@ -87,3 +87,16 @@ def test_a_table_takes_no_settings_and_is_no_recipe():
         count_parameters("table1", ns=[2], paper=True)
     with pytest.raises(RecipeError, match="table1"):
         count_parameters("table1")
+
+
+def test_a_classifier_s_recipe_and_one_that_has_no_ledger(tmp_path):
+    path = tmp_path / "mine.yaml"
+    head = "name: mine\ntask: {task}\ndata:\n  {data}\nmodel:\n  kind: {kind}\ntraining:\n  steps: 1\n"
+    path.write_text(head.format(task="classification", data="card: x\n  vocabulary: 50", kind="encoder"))
+    dense, phm = count_parameters(str(path), ns=[1, 8]).ledgers
+    assert dense.totals.embedding == phm.totals.embedding == 50 * 128
+    assert dense.vocabularies == (50,)
+    assert any("as the recipe asks" in text for text in phm.notes)
+    path.write_text(head.format(task="rule", data="product: hamilton", kind="rule"))
+    with pytest.raises(RecipeError, match="task 'rule' has no ledger"):
+        count_parameters(str(path))

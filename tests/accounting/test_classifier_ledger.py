@@ -1,0 +1,86 @@
+"""The ledger of classifiers: it adds up to the real model, and its dense column to the dense twin."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phmctl.accounting.ledger import ledger_for_classifier
+from phmctl.accounting.published_classifiers import encoder_parameters, lstm_parameters
+from phmctl.models.classifiers import ClassifierSection, build_classifier
+from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection
+
+ENCODER: dict[str, Any] = {"kind": "encoder", "width": 16, "feed_forward": 32, "heads": 2}
+PAIR: dict[str, Any] = {"kind": "lstm-pair", "width": 16, "embedding_width": 8, "hidden": 7}
+
+shared = {
+    "choice": st.sampled_from([("real", 1), ("complex", 2), ("quaternion", 4), ("phm", 2), ("phm", 4), ("phm", 8)]),
+    "rules": st.sampled_from(["separate", "sublayer", "model"]),
+    "bias": st.booleans(),
+}
+encoders = st.fixed_dictionaries(
+    {
+        **shared,
+        "projections": st.sampled_from(["fused", "separate"]),
+        "upsize": st.sampled_from([1, 2]),
+        "final_norm": st.booleans(),
+    }
+)
+pairs = st.fixed_dictionaries(
+    {**shared, "gates": st.sampled_from(["separate", "fused"]), "combination": st.sampled_from(["concat", "full"])}
+)
+
+
+def real_count(section: ClassifierSection) -> int:
+    return sum(parameter.numel() for parameter in build_classifier(section, 20, 3).parameters())
+
+
+def section_of(chosen: dict[str, Any]) -> ClassifierSection:
+    algebra, n = chosen.pop("choice")
+    kind, shape = (PairClassifierSection, PAIR) if "gates" in chosen else (EncoderClassifierSection, ENCODER)
+    return kind(**shape, algebra=algebra, n=n, **chosen)
+
+
+@settings(max_examples=40, deadline=None)
+@given(encoders | pairs)
+def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(chosen: dict[str, Any]) -> None:
+    section = section_of(dict(chosen))
+    ledger = ledger_for_classifier(section, 20, 3)
+    assert ledger.totals.parameters == real_count(section)
+    assert ledger.totals.dense == real_count(section.dense_twin)
+    assert ledger.totals.embedding == 20 * (8 if "gates" in chosen else 16)
+    assert ledger.without_embeddings.parameters == ledger.totals.parameters - ledger.totals.embedding
+
+
+@pytest.mark.parametrize(
+    ("choice", "lstm", "encoder"),
+    [
+        ({}, 721_200, 395_520),
+        ({"algebra": "phm", "n": 2}, 361_264, 198_976),
+        ({"algebra": "quaternion"}, 181_200, 100_608),
+    ],
+)
+def test_the_defaults_are_the_models_of_tables_1_and_5(choice: dict[str, Any], lstm: int, encoder: int) -> None:
+    assert lstm_parameters(ledger_for_classifier(PairClassifierSection(kind="lstm-pair", **choice), 99, 3)) == lstm
+    assert encoder_parameters(ledger_for_classifier(EncoderClassifierSection(kind="encoder", **choice), 99)) == encoder
+
+
+def test_one_over_n_is_true_of_the_lstm_s_components_alone() -> None:
+    dense, phm = (
+        ledger_for_classifier(PairClassifierSection(kind="lstm-pair", **choice), 99, 3)
+        for choice in ({}, {"algebra": "phm", "n": 5})
+    )
+    apart = [row for row in dense.rows if not row.component.startswith("lstm.")]
+    assert [row for row in phm.rows if not row.component.startswith("lstm.")] == apart
+    inner = sum(row.components for row in dense.rows if row.component.startswith("lstm."))
+    assert dense.totals.components - phm.totals.components == inner - inner // 5
+
+
+def test_notes_say_what_the_numbers_hang_on() -> None:
+    notes = ledger_for_classifier(PairClassifierSection(kind="lstm-pair"), 99, 3).notes
+    assert notes[0] == "the map to the classes is counted for 3 of them"
+    assert "ready and fixed" in notes[1]
+    upsized = ledger_for_classifier(EncoderClassifierSection(**ENCODER, upsize=2), 99)
+    assert upsized.unscaled == ledger_for_classifier(EncoderClassifierSection(**ENCODER), 99).totals.parameters
+    assert "upsize 2" in upsized.notes[-1]
