@@ -1,0 +1,179 @@
+"""Judging what was learned: the map against the true one, and the rule against the true one up to its basis."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
+from phmctl.algebra.nearest import nearest_kronecker_sum
+from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.devices import pick_device
+from phmctl.errors import RunError, nearest
+from phmctl.files import write_json
+from phmctl.models.rule import RuleModel
+from phmctl.recipe.schema import RuleRecipe
+from phmctl.runs import Run
+from phmctl.tasks.rule_learning.copies import read_truth
+from phmctl.tasks.rule_learning.task import build_model, materialised, mean_squared_error, relative_error
+from phmctl.tasks.rule_learning.truth import EVALUATION_SAMPLES, Truth, draw_samples
+
+SPLITS = ("test", "valid")
+THRESHOLD = 1e-3  # largest relative error of what counts as learned
+
+
+@dataclass(frozen=True)
+class RuleComparison:
+    """The learned rule beside the true one.
+
+    Attributes:
+        free: the group that H leaves free.
+        relative_error: ‖P·A − A*‖ / ‖A*‖ with the P that makes it least.
+        span_sine: sine of the largest angle between the spans of the A[i] and of the A*[i].
+        components_error: ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None where P has no
+            inverse.
+        condition: of P, in the 2-norm; None where P has no inverse.
+        basis: P, (n, n).
+    """
+
+    free: str
+    relative_error: float
+    span_sine: float
+    components_error: float | None
+    condition: float | None
+    basis: list[list[float]]
+
+
+@dataclass(frozen=True)
+class RuleEvaluation:
+    """What a run has learned.
+
+    Attributes:
+        run: its name.
+        split: ``test`` or ``valid``.
+        checkpoint: the name of the checkpoint's folder.
+        product: ``rotation-3d``, ``hamilton`` or ``octonion``.
+        samples: examples that `loss` is of; none of them was trained on.
+        loss: mean squared error of a number.
+        map_error: ‖H − H*‖ / ‖H*‖.
+        attainable_error: the least `map_error` that any rule of the model's n can have; None where the rule is fixed or
+            of a limited rank.
+        rule: the rules compared; None where `rule_note` says why they cannot be.
+        rule_note: why not, or None.
+        learned: whether the errors of the map and, if it was compared, of the rule are below :data:`THRESHOLD`.
+    """
+
+    run: str
+    split: str
+    checkpoint: str
+    product: str
+    samples: int
+    loss: float
+    map_error: float
+    attainable_error: float | None
+    rule: RuleComparison | None
+    rule_note: str | None
+    learned: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self) | {"threshold": THRESHOLD}
+
+
+def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:
+    """Judge a run and write the result into it, as ``results/<split>.json``.
+
+    Args:
+        run: of a rule recipe.
+        split: which fresh examples to take, ``test`` or ``valid``.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
+        device: where to compute the outputs.
+
+    Raises:
+        RunError: the run is another task's, there is no such split, or the checkpoint or the true map is missing or
+            damaged.
+        OutputError: the run's folder cannot be written.
+    """
+    recipe = run.recipe_of(RuleRecipe)
+    if split not in SPLITS:
+        raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
+    truth = read_truth(run)
+    folder = run.checkpoint(checkpoint)
+    model = load_rule_model(run, checkpoint, device)
+    samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
+    rule_note = _why_not(recipe, truth)
+    rule = None if rule_note else compare_rules(model, truth)
+    map_error = relative_error(materialised(model), truth.H)
+    evaluation = RuleEvaluation(
+        run=run.name,
+        split=split,
+        checkpoint=folder.name,
+        product=recipe.data.product,
+        samples=EVALUATION_SAMPLES,
+        loss=mean_squared_error(model, samples),
+        map_error=map_error,
+        attainable_error=_attainable(recipe, truth),
+        rule=rule,
+        rule_note=rule_note,
+        learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,
+    )
+    write_json(run.results_folder / _file_name(split, checkpoint), evaluation.as_json())
+    return evaluation
+
+
+def load_rule_model(run: Run, checkpoint: str = "best", device: str = "auto") -> RuleModel:
+    """Return a run's layer, ready to use.
+
+    Raises:
+        RunError: the run is another task's, or the checkpoint is missing or damaged.
+    """
+    model = build_model(run.recipe_of(RuleRecipe), pick_device(device))
+    folder = run.checkpoint(checkpoint)
+    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
+    model.eval()
+    return model
+
+
+def compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
+    """Bring the learned rule and components to the true ones' basis, and say what difference is left.
+
+    The model's n must be the truth's, whose components must be independent.
+    """
+    A, S = (tensor.detach().to("cpu", torch.float64) for tensor in (model.product.A, model.product.S))
+    alignment = align_rules(A, truth.A)
+    n, invertible = len(A), alignment.condition < 1 / torch.finfo(A.dtype).eps
+    return RuleComparison(
+        free=f"GL({n}) on the rule's first axis: A'[i] = Σⱼ P[i,j] A[j], S' = P⁻ᵀ S",
+        relative_error=alignment.relative_error,
+        span_sine=alignment.span_sine,
+        components_error=relative_error(change_basis(A, S, alignment.P)[1], truth.S) if invertible else None,
+        condition=alignment.condition if invertible else None,
+        basis=alignment.P.tolist(),
+    )
+
+
+def _why_not(recipe: RuleRecipe, truth: Truth) -> str | None:
+    """Return why the model's rule cannot be compared with the true one, or None if it can."""
+    n, order = recipe.model.dimension, len(truth.A)
+    if n == 1:
+        return "the model is dense: it has no rule"
+    if n != order:
+        return f"the model's rule is of order {n}, the true one of order {order}"
+    terms = determined_terms(truth.S)
+    if terms < n:
+        return (
+            f"H determines {terms} of the {n} dimensions that the rule's matrices span, so many other rules "
+            "explain it as well"
+        )
+    return None
+
+
+def _attainable(recipe: RuleRecipe, truth: Truth) -> float | None:
+    model = recipe.model
+    if model.algebra not in ("phm", "real") or model.parametrization != "rule":
+        return None
+    return nearest_kronecker_sum(truth.H, model.dimension).relative_error
+
+
+def _file_name(split: str, checkpoint: str) -> str:
+    return f"{split}.json" if checkpoint == "best" else f"{split}.{checkpoint}.json"

@@ -1,0 +1,127 @@
+"""Learning a rule as a task for the trainer: examples made on the fly, mean squared error."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.errors import RunError
+from phmctl.models.rule import RuleModel
+from phmctl.recipe.schema import RuleRecipe
+from phmctl.runs import Run
+from phmctl.tasks.base import Autocast
+from phmctl.tasks.rule_learning.copies import TRUTH, read_truth, write_truth
+from phmctl.tasks.rule_learning.truth import EVALUATION_SAMPLES, Samples, Truth, draw_samples, draw_truth
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """Some examples.
+
+    Attributes:
+        inputs: (B, d).
+        targets: (B, d).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    @property
+    def target_tokens(self) -> int:
+        """How many numbers the loss sums over."""
+        return self.targets.numel()
+
+    def to(self, device: torch.device) -> "SampleBatch":
+        """Return the batch on a device."""
+        return SampleBatch(self.inputs.to(device), self.targets.to(device))
+
+
+class RuleTask:
+    """A recipe's layer, and examples of the true map that it is to find."""
+
+    def __init__(self, recipe: RuleRecipe) -> None:
+        self.recipe = recipe
+        self.truth = draw_truth(recipe.data)
+        self._train = draw_samples(self.truth, "train", recipe.data.samples, recipe.data.seed)
+        self._valid = draw_samples(self.truth, "valid", EVALUATION_SAMPLES, recipe.data.seed)
+
+    def build_model(self, device: torch.device | str | None = None) -> RuleModel:
+        """Build the untrained layer."""
+        return build_model(self.recipe, device)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[SampleBatch]:
+        """Yield an epoch's batches from the `start`-th, in an order that the seed and the epoch give."""
+        settings = self.recipe.training
+        count, size = len(self._train.inputs), settings.batch_size
+        order = torch.from_numpy(np.random.default_rng((settings.seed, epoch)).permutation(count))  # (N,)
+        for begin in range(start * size, count, size):
+            rows = order[begin : begin + size]  # (B,)
+            yield SampleBatch(self._train.inputs[rows], self._train.targets[rows])
+
+    def loss(self, model: nn.Module, batch: SampleBatch) -> tuple[Tensor, int]:
+        """Return the squared error summed over all numbers of the targets, and how many these are."""
+        return F.mse_loss(model(batch.inputs), batch.targets, reduction="sum"), batch.target_tokens
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module, autocast: Autocast = nullcontext) -> dict[str, float]:
+        """Return ``loss``, the mean squared error of a number, and ``map_error``, that of H relative to the true H."""
+        with autocast():
+            loss = mean_squared_error(model, self._valid)
+        return {"loss": loss, "map_error": relative_error(materialised(model), self.truth.H)}
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """Return the negative loss."""
+        return -metrics["loss"]
+
+    def check_data(self) -> None:
+        """Whatever a recipe asks for can be drawn."""
+
+    def check_run(self, run: Run) -> None:
+        """Refuse to continue a run on examples other than its own.
+
+        Raises:
+            RunError: its true map is missing, damaged, or not the one that the recipe draws here.
+        """
+        own = read_truth(run)
+        if not same(own, self.truth):
+            raise RunError(
+                f"{run.folder / TRUTH} is not the map that its recipe draws here (another version of torch?); "
+                "leave --resume out to start a new run"
+            )
+
+    def furnish(self, run: Run) -> None:
+        """Write the true map into the run."""
+        write_truth(run, self.recipe.data, self.truth)
+
+
+def build_model(recipe: RuleRecipe, device: torch.device | str | None = None) -> RuleModel:
+    """Build a recipe's untrained layer; on ``meta`` nothing is allocated."""
+    return RuleModel(recipe.model, recipe.data.dims * recipe.data.components, device)
+
+
+def same(one: Truth, other: Truth) -> bool:
+    """Whether two true maps are equal to the last bit."""
+    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@torch.no_grad()
+def mean_squared_error(model: nn.Module, samples: Samples) -> float:
+    """Return the mean over all numbers of the targets of the squared error of the model's outputs."""
+    device = next(model.parameters()).device
+    outputs = model(samples.inputs.to(device))  # (N, d)
+    return F.mse_loss(outputs.float(), samples.targets.to(device)).item()
+
+
+def materialised(model: nn.Module) -> Tensor:
+    """Return the H of a rule model, in float64 on the CPU. (d, d)."""
+    weight: Tensor = model.product.weight  # type: ignore[union-attr, assignment]
+    return weight.detach().to("cpu", torch.float64)
+
+
+def relative_error(found: Tensor, truth: Tensor) -> float:
+    """Return ‖found − truth‖ / ‖truth‖ in Frobenius norms."""
+    return float((found - truth).norm() / truth.norm())

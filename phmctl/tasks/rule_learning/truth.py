@@ -1,0 +1,86 @@
+"""What is to be learned: a true map, drawn from a seed, and examples of it.
+
+Every true map is a sum of Kronecker products itself, ``H* = Σᵢ kron(A*[i], S*[i])``:
+
+- ``hamilton`` and ``octonion``: A* is the algebra's rule and S*[i, s, t] is component i of the number by which the
+  hypercomplex feature t of the input is multiplied, from the left, on its way to feature s of the output (eq. 3.4 and
+  3.5).
+- ``rotation-3d``: A*[0] is one rotation matrix W and S*[0] the identity; all else is zero. Each feature is a point in
+  space, and all are rotated alike: y = Wx (§3.2).
+"""
+
+import zlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.rules import fixed_rule
+from phmctl.recipe.schema import RuleDataSection
+
+ROTATION = "rotation-3d"
+EVALUATION_SAMPLES = 1000  # of the validation and of the test split
+_ALGEBRA = {"hamilton": "quaternion", "octonion": "octonion"}
+
+
+class Truth(NamedTuple):
+    """A true map, in float64 on the CPU."""
+
+    A: Tensor  # (n, n, n)
+    S: Tensor  # (n, dims, dims)
+
+    @property
+    def H(self) -> Tensor:
+        """The matrix. (d, d) with d = n·dims."""
+        return materialise(self.A, self.S)
+
+
+class Samples(NamedTuple):
+    """Examples of a true map, in float32."""
+
+    inputs: Tensor  # x, (N, d), standard normal
+    targets: Tensor  # y = H*x, (N, d), without noise
+
+
+def draw_truth(data: RuleDataSection) -> Truth:
+    """Draw the true map of a recipe: the same for the same product, number of features and seed.
+
+    Targets have about unit variance, so that losses of all products compare.
+    """
+    random = _generator(data.seed, "truth")
+    if data.product == ROTATION:
+        A = torch.zeros(3, 3, 3, dtype=torch.float64)
+        A[0] = draw_rotation(random)
+        S = torch.zeros(3, data.dims, data.dims, dtype=torch.float64)
+        S[0] = torch.eye(data.dims)
+        return Truth(A, S)
+    A = fixed_rule(_ALGEBRA[data.product], dtype=torch.float64)
+    n = len(A)
+    S = torch.randn(n, data.dims, data.dims, generator=random, dtype=torch.float64) / (n * data.dims) ** 0.5
+    return Truth(A, S)
+
+
+def draw_rotation(random: torch.Generator) -> Tensor:
+    """Draw a rotation of space, each as likely as another: that of a random unit quaternion. (3, 3), float64."""
+    w, x, y, z = torch.nn.functional.normalize(torch.randn(4, generator=random, dtype=torch.float64), dim=0).tolist()
+    return torch.tensor(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ],
+        dtype=torch.float64,
+    )
+
+
+def draw_samples(truth: Truth, split: str, count: int, seed: int) -> Samples:
+    """Draw examples: the same for the same split, count and seed, and others for another split."""
+    H = truth.H
+    x = torch.randn(count, H.shape[1], generator=_generator(seed, split), dtype=torch.float64)  # (N, d)
+    return Samples(x.float(), (x @ H.t()).float())
+
+
+def _generator(seed: int, purpose: str) -> torch.Generator:
+    """Return a stream of random numbers that has nothing to do with those of other purposes."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {purpose}".encode()))
