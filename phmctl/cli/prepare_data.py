@@ -1,8 +1,7 @@
 """``phmctl prepare-data``: raw text to token ids on disk."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,25 +54,34 @@ def prepare_data(
         _list(data, as_json=json)
         return
     from phmctl.console import emit_json
-    from phmctl.data.preparation import choose_section, prepare_named
     from phmctl.data.store import data_root
     from phmctl.errors import DataError
+    from phmctl.tasks.base import Preparation
+    from phmctl.tasks.registry import kind_for_corpus
 
     if name is None:
         raise DataError(
             "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
         )
     given = {"tokenizer": tokenizer, "vocabulary": vocabulary, "joint": joint, "max_tokens": max_tokens}
-    section = choose_section(name, recipe, {key: value for key, value in given.items() if value is not None})
     named = {"train": train, "valid": valid, "test": test}
-    files = {split: pair for split, pair in named.items() if pair is not None}
-    prepared = prepare_named(
-        section, root=data or data_root(), source=source, files=files, workers=workers, force=force
+    kind = kind_for_corpus(name, recipe)
+    asked = Preparation(
+        name,
+        data or data_root(),
+        recipe,
+        settings={key: value for key, value in given.items() if value is not None},
+        source=source,
+        files={split: pair for split, pair in named.items() if pair is not None},
+        workers=workers,
+        force=force,
     )
+    prepared = kind.prepare(asked)
     if json:
         emit_json({"folder": str(prepared.folder), **prepared.manifest})
-    else:
-        _show(prepared.manifest)
+        return
+    for table in kind.preparation_tables(prepared.manifest):
+        table.show()
 
 
 def _list(data: Path | None, *, as_json: bool) -> None:
@@ -102,41 +110,3 @@ def _line(card: "Listed") -> list[str]:
     arrow = " → " if max(map(len, card.languages)) < 4 else " →\n"  # so that the table has 100 columns at most
     columns = [card.name, arrow.join(card.languages), " / ".join(sizes) or "not known"]
     return [*columns, licence, ", ".join(card.origins), prepared]
-
-
-def _show(manifest: Mapping[str, Any]) -> None:
-    """Print what was read, kept and dropped, a line a split."""
-    from phmctl.console import print_table
-
-    splits = manifest["splits"]
-    dropped = sorted({reason for counts in splits.values() for reason in counts["dropped"]})
-    noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
-    titles = ["split", "read", *(f"− {_words(reason)}" for reason in dropped), "kept"]
-    titles += [f"of it {_words(reason)}" for reason in noted]
-    titles += [f"{side} tokens" for side in (manifest["source_language"], manifest["target_language"])]
-    print_table(
-        f"{manifest['corpus']}: {_vocabulary(manifest)}",
-        titles,
-        [[name, *_cells(counts, dropped, noted)] for name, counts in splits.items()],
-    )
-
-
-def _cells(counts: Mapping[str, Any], dropped: list[str], noted: list[str]) -> Iterator[str]:
-    yield f"{counts['read']:,}"
-    yield from (f"{counts['dropped'].get(reason, 0):,}" for reason in dropped)
-    yield f"{counts['kept']:,}"
-    yield from (f"{counts['noted'].get(reason, 0):,}" for reason in noted)
-    for side in ("source", "target"):
-        unknown = counts[side]["unknown"] / max(counts[side]["tokens"], 1)
-        yield f"{counts[side]['tokens']:,}" + (f" ({unknown:.1%} unknown)" if unknown else "")
-
-
-def _vocabulary(manifest: Mapping[str, Any]) -> str:
-    settings, sizes = manifest["settings"], manifest["token_types"]
-    if settings["joint"]:
-        return f"joint {settings['tokenizer']} vocabulary of {sizes['source']:,}"
-    return f"{settings['tokenizer']} vocabularies of {sizes['source']:,} and {sizes['target']:,}"
-
-
-def _words(reason: str) -> str:
-    return reason.replace("_", " ")
