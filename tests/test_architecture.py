@@ -18,9 +18,8 @@ FLOORS = (
     {"nn", "data"},
     {"models"},
     {"decoding"},
-    {"evaluation"},
     {"tasks"},
-    {"training", "accounting", "benchmarks"},
+    {"training", "evaluation", "accounting", "benchmarks"},
     {"cli"},
 )
 # Imports of a second and more, or that only some commands need.

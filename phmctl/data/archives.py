@@ -1,4 +1,4 @@
-"""Unpacking tar and zip archives without ever writing outside their folder."""
+"""Unpacking tar and zip archives without ever writing outside their folder, and fetching them first."""
 
 import lzma
 import os
@@ -7,17 +7,33 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO
 
+from phmctl.data.catalog import Url
+from phmctl.data.download import download
 from phmctl.errors import DataError
 from phmctl.files import writing
 
 _UNREADABLE = (OSError, EOFError, NotImplementedError, RuntimeError)  # RuntimeError: zipfile's word for "encrypted"
 
 _CHUNK = 1 << 20  # bytes
+
+
+def fetch_all(urls: Iterable[Url], cache: Path) -> None:
+    """Fetch a card's files into the cache, and unpack those that are archives, each into a folder of its own.
+
+    Raises:
+        DownloadError: a server cannot be reached, or refuses.
+        DataError: an archive is damaged.
+        OutputError: the cache cannot be written.
+    """
+    for item in urls:
+        path = download(item.url, cache / item.file, sha256=item.sha256)
+        if item.extract:
+            extract(path, cache / f"{item.file}.extracted")
 
 
 def extract(archive: Path, folder: Path) -> Path:

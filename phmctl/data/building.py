@@ -14,6 +14,7 @@ from phmctl.data.provenance import Sources
 from phmctl.errors import DataError
 from phmctl.files import damaged_files, locked, sync_folder, writing
 
+LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 _CHUNK = 4096  # rows that are tokenized at a time
 
 Row = TypeVar("Row")

@@ -62,13 +62,18 @@ class Columns(Section):
     target: str
 
 
-class Hub(Section):
+class HubPlace(Section):
     """A dataset on the Hugging Face hub, or a local folder that ``datasets`` can load."""
 
     id: str
     config: str | None = None
     folder: str | None = None  # the folder in the repository that holds the files
     revision: str | None = None
+
+
+class Hub(HubPlace):
+    """Where the hub has sentence pairs."""
+
     splits: dict[SplitName, str]
     columns: Columns
 
@@ -103,12 +108,17 @@ class Divide(Section):
         return {split: place for split, place in given.items() if place is not None}
 
 
-class Cleaning(Section):
-    """What the corpus' text wants, whatever the recipe: settings for the preparation."""
+class TextCleaning(Section):
+    """What the text wants before it is tokenized."""
 
     lowercase: bool = False
     entities: Literal["decode", "keep"] = "keep"  # Moses' &apos; and the like
     normalise: bool = False  # Unicode NFC, and blanks of all kinds to one
+
+
+class Cleaning(TextCleaning):
+    """What the corpus' text wants, whatever the recipe: settings for the preparation."""
+
     max_ratio: Annotated[float, Field(ge=0)] = 0.0  # longer side / shorter side in tokens, train only; 0 is off
 
 
@@ -121,37 +131,42 @@ class Defaults(Section):
     max_tokens: PositiveInt = 256
 
 
-class Card(Section):
-    """A dataset card."""
+class CardBase(Section):
+    """What every dataset card says, whatever is learned from its data."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     title: str
-    task: Literal["translation"] = "translation"
-    source_language: str
-    target_language: str
     description: str
     licence: str
     homepage: str = ""
-    sizes: dict[SplitName, int] = Field(default_factory=dict)  # published pairs a split; empty where they are not known
-    defaults: Defaults = Defaults()
-    cleaning: Cleaning = Cleaning()
-    built_in: bool = False  # generated, nothing to fetch
     divide: Divide | None = None  # for what has no valid or test of its own
-    local: tuple[Layout, ...] = ()
-    hub: Hub | None = None
     urls: tuple[Url, ...] = ()
     prefer: Literal["hub", "urls"] = "urls"  # which to ask first where both are given
-
-    @property
-    def direction(self) -> str:
-        """Source and target language, as in ``de-en``."""
-        return f"{self.source_language}-{self.target_language}"
 
     @property
     def ways(self) -> tuple[Literal["hub", "urls"], ...]:
         """Where the network has it, in the order in which they are asked."""
         order: tuple[Literal["hub", "urls"], ...] = ("hub", "urls") if self.prefer == "hub" else ("urls", "hub")
         return tuple(way for way in order if getattr(self, way))
+
+
+class Card(CardBase):
+    """A dataset card of sentence pairs to translate."""
+
+    task: Literal["translation"] = "translation"
+    source_language: str
+    target_language: str
+    sizes: dict[SplitName, int] = Field(default_factory=dict)  # published pairs a split; empty where they are not known
+    defaults: Defaults = Defaults()
+    cleaning: Cleaning = Cleaning()
+    built_in: bool = False  # generated, nothing to fetch
+    local: tuple[Layout, ...] = ()
+    hub: Hub | None = None
+
+    @property
+    def direction(self) -> str:
+        """Source and target language, as in ``de-en``."""
+        return f"{self.source_language}-{self.target_language}"
 
     @property
     def lowercase(self) -> bool:
@@ -164,16 +179,30 @@ def card_names() -> list[str]:
     return shipped_names("cards")
 
 
+def card_task(name_or_path: str) -> str:
+    """Return which task a card's data is for.
+
+    Raises:
+        DataError: there is no such card (with the nearest name), or its file is no mapping.
+    """
+    return str(read_document(find_card(name_or_path), DataError).content.get("task", "translation"))
+
+
 def load_card(name_or_path: str) -> Card:
     """Load a card by its id or by the path of a YAML file.
 
     Raises:
         DataError: there is no such card (with the nearest name), or it is not valid (all problems, a line each).
     """
-    return read_document(_find_card(name_or_path), DataError).validate(Card, DataError)
+    return read_document(find_card(name_or_path), DataError).validate(Card, DataError)
 
 
-def _find_card(name_or_path: str) -> Path:
+def find_card(name_or_path: str) -> Path:
+    """Return the file of a card.
+
+    Raises:
+        DataError: there is no such card (with the nearest name).
+    """
     path = Path(name_or_path)
     if path.suffix in {".yaml", ".yml"} and path.is_file():
         return path
@@ -182,5 +211,6 @@ def _find_card(name_or_path: str) -> Path:
         return shipped("cards") / f"{name_or_path}.yaml"
     raise DataError(
         f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}; phmctl prepare-data --list shows all\n"
-        "for a corpus of your own name its files: --train SRC TGT --valid SRC TGT --test SRC TGT"
+        "for a corpus of your own name its files: --train SRC TGT --valid SRC TGT --test SRC TGT,\n"
+        "or of labelled text --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
     )

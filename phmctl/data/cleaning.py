@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from phmctl.data.catalog import Cleaning
+from phmctl.data.catalog import Cleaning, TextCleaning
 from phmctl.data.readers import BLANKS, HoldOut, Pair, PairSource
 
 # Why a train pair is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
-REASONS = (EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)
+UNLABELLED, EMPTY_TEXT = "no_label", "empty_text"  # of labelled text
+REASONS = (UNLABELLED, EMPTY_TEXT, EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)
+CUT = "cut"  # a text of valid or test that is kept in part
 # What is counted but kept: a train pair of which one side alone stands in valid or test.
 SOURCE_HELD_OUT, TARGET_HELD_OUT = "source_in_valid_or_test", "target_in_valid_or_test"
 
@@ -60,7 +62,7 @@ class Tally:
         }
 
 
-def clean_line(line: str, settings: Cleaning) -> str:
+def clean_line(line: str, settings: TextCleaning) -> str:
     """Return a line as it is tokenized and, of valid and test, stored: no blanks around it, and as the card says.
 
     Entities are Moses' eight; normalisation is Unicode NFC with every run of white space made one space. Lower-casing
@@ -89,13 +91,13 @@ class HeldOut:
     """
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
-        self._pairs = {(_key(source), _key(target)) for source, target in pairs}
+        self._pairs = {(same_text(source), same_text(target)) for source, target in pairs}
         self._sources = {source for source, _ in self._pairs}
         self._targets = {target for _, target in self._pairs}
 
     def sides(self, pair: Pair) -> tuple[bool, bool, bool]:
         """Return whether the source, the target, and both as one pair stand in valid or test."""
-        keys = _key(pair[0]), _key(pair[1])
+        keys = same_text(pair[0]), same_text(pair[1])
         return keys[0] in self._sources, keys[1] in self._targets, keys in self._pairs
 
 
@@ -164,5 +166,6 @@ class CleanPairs:
         return keeps_all
 
 
-def _key(line: str) -> str:
+def same_text(line: str) -> str:
+    """Return what two lines have in common that differ only in case, in Unicode form, or in white space."""
     return "".join(unicodedata.normalize("NFC", line).casefold().split())

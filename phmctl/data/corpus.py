@@ -1,12 +1,12 @@
 """A corpus: the splits of a card, or of a user's own files, ready to be read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phmctl.data.catalog import Card, Divide
 from phmctl.data.layouts import find_files, read_split
-from phmctl.data.readers import HoldOut, PairSource, ParallelFiles, SourceFile, TabSeparated
+from phmctl.data.readers import HoldOut, Pair, PairSource, ParallelFiles, SourceFile, TabSeparated
 from phmctl.errors import DataError, DownloadError
 
 
@@ -31,6 +31,15 @@ class Corpus:
     files: Sequence[SourceFile] = field(default_factory=list)
     origin: str = ""
     held_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """What the manifest says of the sides."""
+        return {"source_language": self.source_language, "target_language": self.target_language}
+
+    def lines(self, split: str) -> Iterator[Pair]:
+        """Yield the pairs of a split."""
+        yield from self.splits[split]
 
 
 def open_corpus(card: Card, source: Path | None, cache: Path) -> Corpus:
@@ -163,13 +172,9 @@ def _from_network(card: Card, cache: Path) -> Corpus:
 
 
 def _from_urls(card: Card, cache: Path) -> Corpus:
-    from phmctl.data.archives import extract
-    from phmctl.data.download import download
+    from phmctl.data.archives import fetch_all
 
-    for item in card.urls:
-        path = download(item.url, cache / item.file, sha256=item.sha256)
-        if item.extract:
-            extract(path, cache / f"{item.file}.extracted")
+    fetch_all(card.urls, cache)
     return _from_folder(card, cache, "the card's URLs")
 
 

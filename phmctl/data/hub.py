@@ -8,14 +8,14 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from phmctl.console import note
-from phmctl.data.catalog import Hub
+from phmctl.data.catalog import Hub, HubPlace
 from phmctl.data.readers import Pair, PairSource, SourceFile
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import writing
@@ -41,7 +41,7 @@ class HubPairs:
             yield self._text(row, self.source, number), self._text(row, self.target, number)
 
     def _text(self, row: Any, column: str, number: int) -> str:
-        value = _field(row, column)
+        value = field_of(row, column)
         if not isinstance(value, str):
             raise DataError(f"{self.name}, row {number}: column {column!r} holds {value!r}, not text")
         return value.replace("\r\n", " ").replace("\n", " ")  # a sentence is a line everywhere else
@@ -56,11 +56,34 @@ class HubSplits:
     origin: str
 
 
+@dataclass(frozen=True)
+class HubRows:
+    """A loaded dataset: the rows of its splits by our names, its files, and where it came from in words."""
+
+    rows: dict[str, Any]  # datasets.Dataset
+    files: list[SourceFile]
+    origin: str
+
+
 def load_splits(hub: Hub, cache: Path) -> HubSplits:
+    """Load a hub dataset's sentence pairs. See :func:`load_rows`."""
+    names: dict[str, str] = dict(hub.splits.items())
+    loaded = load_rows(hub, names, (hub.columns.source, hub.columns.target), "pairs", cache)
+    splits: dict[str, PairSource] = {
+        split: HubPairs(rows, hub.columns.source, hub.columns.target, f"{hub.id} ({names[split]})")
+        for split, rows in loaded.rows.items()
+    }
+    return HubSplits(splits, loaded.files, loaded.origin)
+
+
+def load_rows(hub: HubPlace, splits: Mapping[str, str], columns: tuple[str, ...], side: str, cache: Path) -> HubRows:
     """Load a hub dataset's splits. What was fetched once is kept in the cache as Arrow, and no network asked again.
 
     Args:
-        hub: the card's entry; an id that is a local folder is read from there.
+        hub: where it is; an id that is a local folder is read from there.
+        splits: our names of its splits, and its own.
+        columns: what every row must have.
+        side: what is read from its files, for the manifest.
         cache: the folder for what is fetched.
 
     Raises:
@@ -69,24 +92,20 @@ def load_splits(hub: Hub, cache: Path) -> HubSplits:
     """
     kept = cache / re.sub(r"[^\w.-]+", "--", "@".join(filter(None, (hub.id, hub.config, hub.folder, hub.revision))))
     dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept)
-    splits: dict[str, PairSource] = {}
-    for split, name in hub.splits.items():
+    for name in splits.values():
         if name not in dataset:
             raise DataError(f"{hub.id} has no split {name!r}; it has {', '.join(sorted(dataset))}")
-        splits[split] = HubPairs(dataset[name], hub.columns.source, hub.columns.target, f"{hub.id} ({name})")
-        _check_columns(dataset[name], hub)
-    return HubSplits(splits, _files(dataset, hub), f"hub {hub.id}{_version(hub, dataset)}")
-
-
-def _files(dataset: Any, hub: Hub) -> list[SourceFile]:
-    return [
-        SourceFile(Path(file["filename"]), split, "pairs")
-        for split, name in hub.splits.items()
+        _check_columns(dataset[name], hub, columns)
+    files = [
+        SourceFile(Path(file["filename"]), split, side)
+        for split, name in splits.items()
         for file in dataset[name].cache_files
     ]
+    rows = {split: dataset[name] for split, name in splits.items()}
+    return HubRows(rows, files, f"hub {hub.id}{_version(hub, dataset)}")
 
 
-def _load_once(hub: Hub, kept: Path) -> Any:
+def _load_once(hub: HubPlace, kept: Path) -> Any:
     """Fetch a dataset into the folder `kept`, unless it is there; return it memory-mapped."""
     import datasets
 
@@ -105,7 +124,7 @@ def _load_once(hub: Hub, kept: Path) -> Any:
     return datasets.load_from_disk(str(kept))
 
 
-def _version(hub: Hub, dataset: Any) -> str:
+def _version(hub: HubPlace, dataset: Any) -> str:
     """Return the commit that was fetched, as the library's record of its files' addresses has it, or the revision."""
     addresses = " ".join(next(iter(dataset.values())).info.download_checksums or {})
     commit = re.search(r"@([0-9a-f]{40})/", addresses)
@@ -113,7 +132,7 @@ def _version(hub: Hub, dataset: Any) -> str:
     return f" at {version}" if version else ""
 
 
-def _load(hub: Hub, cache: Path) -> Any:
+def _load(hub: HubPlace, cache: Path) -> Any:
     import datasets
 
     if not sys.stderr.isatty():
@@ -150,15 +169,15 @@ def _check_reachable(dataset: str) -> None:
     )
 
 
-def _check_columns(rows: Any, hub: Hub) -> None:
+def _check_columns(rows: Any, hub: HubPlace, columns: tuple[str, ...]) -> None:
     if not len(rows):
         return
-    for column in (hub.columns.source, hub.columns.target):
-        if _field(rows[0], column) is None:
+    for column in columns:
+        if field_of(rows[0], column) is None:
             raise DataError(f"{hub.id} has no column {column!r}; it has {', '.join(rows.column_names)}")
 
 
-def _field(row: Any, column: str) -> Any:
+def field_of(row: Any, column: str) -> Any:
     """Return a row's field; ``translation.de`` is `de` in the field `translation`."""
     if column in row:
         return row[column]

@@ -49,7 +49,7 @@ def find_files(card: Card, folder: Path) -> Match:
     """
     if not folder.is_dir():
         raise DataError(f"no folder {folder}: --source wants the folder with the files of {card.id!r}")
-    tree = _Tree(list(_folders(folder)))
+    tree = _Tree(list(folders_of(folder)))
     best: Match | None = None
     for layout in (*card.local, *generic_layouts(card)):
         for candidate in tree.folders[: 1 if layout.scattered else None]:
@@ -118,7 +118,7 @@ class _Tree:
         return self.files.get(name) or self.files.get(f"{name}.gz")
 
 
-def _folders(top: Path) -> Iterator[Path]:
+def folders_of(top: Path) -> Iterator[Path]:
     """Yield a folder and its subfolders, the shallow ones first, each level sorted."""
     level, given = [top], 0
     for _ in range(_DEPTH + 1):
@@ -144,14 +144,17 @@ def _match(layout: Layout, folder: Path, tree: _Tree) -> Match:
     missing: dict[SplitName, Sequence[str]] = {}
     for split in SPLITS:
         names = layout.splits[split].names if split in layout.splits else ()
-        here = {name: path for name in names if (path := tree.find(name) if layout.scattered else _file(folder, name))}
+        here = {
+            name: path for name in names if (path := tree.find(name) if layout.scattered else file_in(folder, name))
+        }
         found |= here
         if len(here) < len(names):
             missing[split] = [name for name in names if name not in here]
     return Match(layout, folder, found, missing)
 
 
-def _file(folder: Path, name: str) -> Path | None:
+def file_in(folder: Path, name: str) -> Path | None:
+    """Return a file of a folder, under its name or compressed; None where it is not."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 

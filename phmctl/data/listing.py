@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.catalog import Card, card_names, load_card
+from phmctl.data.catalog import Card, card_names
+from phmctl.data.labelled_catalog import LabelledCard, load_any_card
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,10 @@ class Listed:
         name: the card's id.
         title: what it is.
         task: what is learned from it.
-        languages: the source and the target side.
-        sizes: published pairs a split; empty where they are not known.
+        languages: the source and the target side; empty for labelled text.
+        texts: how many texts an example of labelled text has; 0 for translation.
+        labels: the classes; empty for translation, and where only the files tell.
+        sizes: published pairs or rows a split; empty where they are not known.
         licence: as the card states it.
         origins: where the text can come from: ``built in``, ``hub``, ``urls``, in the order in which they are asked;
             ``local`` where there is only ``--source DIR``.
@@ -27,7 +30,9 @@ class Listed:
     name: str
     title: str
     task: str
-    languages: tuple[str, str]
+    languages: tuple[str, ...]
+    texts: int
+    labels: tuple[str, ...]
     sizes: dict[str, int]
     licence: str
     origins: tuple[str, ...]
@@ -48,26 +53,35 @@ def list_cards(root: Path) -> list[Listed]:
     Raises:
         DataError: a card is not valid.
     """
-    cards = [_listed(load_card(name), root) for name in card_names()]
+    cards = [_listed(load_any_card(name), root) for name in card_names()]
     return sorted(cards, key=lambda card: (card.task, card.name))
 
 
-def _listed(card: Card, root: Path) -> Listed:
+def _listed(card: Card | LabelledCard, root: Path) -> Listed:
     return Listed(
         name=card.id,
         title=card.title,
         task=card.task,
-        languages=(card.source_language, card.target_language),
+        languages=(card.source_language, card.target_language) if isinstance(card, Card) else (),
+        texts=0 if isinstance(card, Card) else card.texts,
+        labels=() if isinstance(card, Card) else card.labels,
         sizes={str(split): size for split, size in card.sizes.items()},
         licence=card.licence,
         origins=_origins(card),
-        divided=tuple(card.divide.places) if card.divide else (),
+        divided=_divided(card),
         prepared=_prepared(root / "prepared" / card.id),
     )
 
 
-def _origins(card: Card) -> tuple[str, ...]:
-    if card.built_in:
+def _divided(card: Card | LabelledCard) -> tuple[str, ...]:
+    layouts = () if isinstance(card, Card) else card.local
+    if any(layout.by_text or layout.shuffled for layout in layouts):
+        return ("valid", "test")
+    return tuple(card.divide.places) if card.divide else ()
+
+
+def _origins(card: Card | LabelledCard) -> tuple[str, ...]:
+    if isinstance(card, Card) and card.built_in:
         return ("built in",)
     return card.ways or ("local",)
 

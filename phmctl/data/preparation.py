@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import note, progress, warn
+from phmctl.data import building
 from phmctl.data.building import build, chunks, current, memory_of
 from phmctl.data.catalog import SPLITS, Card, Cleaning, card_names, load_card
 from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
@@ -26,7 +27,6 @@ from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe
 
-_LEARNED = 1_000_000  # pairs that a vocabulary is learned from, at most
 _FEW = 0.5  # of the published pairs: with fewer, the source is hardly the whole corpus
 
 
@@ -159,7 +159,7 @@ def _write(
 ) -> None:
     """Write everything of a prepared folder, its manifest last."""
     splits = _clean_splits(corpus, cleaning, data.max_tokens)
-    period = -(-_count(corpus.splits["train"]) // _LEARNED) or 1
+    period = -(-_count(corpus.splits["train"]) // building.LEARNED) or 1
     learned = f"one train pair in {period}" if period > 1 else ""
     note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
     tokenizers = train_pair(

@@ -1,17 +1,45 @@
 """What prepared data was made from, and whether that has changed since."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from phmctl.data.corpus import Corpus
-from phmctl.data.readers import Pair
+from phmctl.data.readers import SourceFile
 from phmctl.errors import DataError, OutputError
 from phmctl.files import sha256, sha256_text, write_json
 
 Entries = list[dict[str, Any]]
+VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors
+
+
+class Material(Protocol):
+    """A corpus, as far as its origin goes: :class:`phmctl.data.corpus.Corpus`, and that of labelled text."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def files(self) -> Sequence[SourceFile]: ...
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def held_out(self) -> Mapping[str, str]: ...
+
+    @property
+    def splits(self) -> Mapping[str, Any]: ...
+
+    @property
+    def sides(self) -> Mapping[str, Any]:
+        """What the manifest says of the sides of a row."""
+        ...
+
+    def lines(self, split: str) -> Iterator[Sequence[str]]:
+        """Yield the texts of each row of a split."""
+        ...
 
 
 class Sources:
@@ -23,9 +51,11 @@ class Sources:
         corpus: the corpus.
         memory: a file that keeps sizes and times of files seen before, so that unchanged ones are not read again. It
             lies beside the prepared folder, not in it, since times differ where the bytes do not.
+        vectors: a file of word vectors that goes in too. Without one, those that are there already do not matter.
     """
 
-    def __init__(self, corpus: Corpus, memory: Path) -> None:
+    def __init__(self, corpus: Material, memory: Path, vectors: Path | None = None) -> None:
+        self._vectors = vectors
         self._corpus = corpus
         self._memory = memory
         self._news = False
@@ -42,11 +72,13 @@ class Sources:
         corpus = self._corpus
         return {
             "corpus": corpus.name,
-            "source_language": corpus.source_language,
-            "target_language": corpus.target_language,
+            **corpus.sides,
             "origin": corpus.origin,
             **({"held_out": dict(corpus.held_out)} if corpus.held_out else {}),
-            "sources": self._files() or [_split(name, pairs) for name, pairs in corpus.splits.items()],
+            "sources": [
+                *(self._files() or [_split(name, corpus.lines(name)) for name in corpus.splits]),
+                *self._beside(),
+            ],
         }
 
     def changed(self, manifest: Mapping[str, Any]) -> list[str]:
@@ -57,10 +89,12 @@ class Sources:
         """
         if dict(self._corpus.held_out) != manifest.get("held_out", {}):
             return ["the division into splits"]
+        before = [entry for entry in manifest["sources"] if entry.get("side") != VECTORS]
+        if self._vectors is not None and not all(entry in manifest["sources"] for entry in self._beside()):
+            return [self._vectors.name]
         now = self._files() or self._lists()
         if not now:  # a hub's corpus: its origin names the revision
             return ["origin"] if self._corpus.origin != manifest["origin"] else []
-        before = manifest["sources"]
         names = {entry["name"] for entry in [*now, *before] if (entry in now) != (entry in before)}
         return sorted(names) or (["order of the files"] if now != before else [])
 
@@ -73,10 +107,14 @@ class Sources:
     def _files(self) -> Entries:
         return [{**self._file(each.path), "split": each.split, "side": each.side} for each in self._corpus.files]
 
+    def _beside(self) -> Entries:
+        """Return the entry of the word vectors."""
+        return [] if self._vectors is None else [{**self._file(self._vectors), "split": VECTORS, "side": VECTORS}]
+
     def _lists(self) -> Entries:
         """Return the entries of splits that are lists in memory (the built-in corpora): cheap to go through again."""
         splits = self._corpus.splits.items()
-        return [_split(name, pairs) for name, pairs in splits if isinstance(pairs, list)]
+        return [_split(name, self._corpus.lines(name)) for name, pairs in splits if isinstance(pairs, list)]
 
     def _file(self, path: Path) -> dict[str, Any]:
         try:
@@ -89,7 +127,7 @@ class Sources:
         return {"name": path.name, "bytes": state.st_size, "sha256": self._seen[key][2]}
 
 
-def _split(name: str, pairs: Iterable[Pair]) -> dict[str, Any]:
+def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
     """Return the entry of a split without files: the digest of its lines, as ``source LF target LF``."""
     count = 0
 

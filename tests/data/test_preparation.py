@@ -443,7 +443,7 @@ def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatc
     """Spread evenly: pairs 1, 4, 7, ... of 304; all are encoded."""
     whole = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
     assert "learned_from" not in whole.manifest
-    monkeypatch.setattr(preparation, "_LEARNED", 110)
+    monkeypatch.setattr("phmctl.data.building.LEARNED", 110)
     part = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
     assert part.manifest["learned_from"] == "one train pair in 3"
     assert "learning 300 token types from one train pair in 3 ..." in capsys.readouterr().err
@@ -454,7 +454,7 @@ def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatc
 
 
 def test_as_many_pairs_as_may_be_are_learned_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "_LEARNED", len(TRAIN))
+    monkeypatch.setattr("phmctl.data.building.LEARNED", len(TRAIN))
     assert "learned_from" not in prepare(SECTION, corpus(), CLEANING, root=tmp_path).manifest
 
 

@@ -1,0 +1,115 @@
+"""Cleaning of labelled text: which examples are left out, with counts.
+
+An example without a label is dropped from every split: nothing can be learned from it or scored on it. Otherwise valid
+and test keep every example; of a text that is too long the first or the last tokens stay. Train loses examples with
+an empty text, those that are too long, and those whose text stands in valid or test, whatever their label.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+
+from phmctl.data.cleaning import CUT, EMPTY_TEXT, HELD_OUT, OVER_LONG, UNLABELLED, Tally, clean_line, same_text
+from phmctl.data.labelled_catalog import LabelledCleaning
+from phmctl.data.labelled_readers import Example, ExampleSource, Labels, number_of
+
+
+class HeldOutTexts:
+    """The texts of valid and test, to find them again in train; as digests, since a test set may be large."""
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Note the texts of an example."""
+        self._digests.add(_digest(texts))
+
+    def __contains__(self, texts: Sequence[str]) -> bool:
+        return _digest(texts) in self._digests
+
+
+def _digest(texts: Sequence[str]) -> bytes:
+    return blake2b("\n".join(map(same_text, texts)).encode("utf-8"), digest_size=12).digest()
+
+
+class CleanExamples:
+    """A split, cleaned and judged. Can be iterated again; the counts are of the last time.
+
+    Args:
+        examples: the split as it is read.
+        settings: the card's.
+        max_tokens: the longest text, in tokens.
+        labels: the classes.
+        held_out: the texts of valid and test, where the split is train; None for valid and test.
+
+    Attributes:
+        tally: what was read, kept, dropped and noted.
+        classes: the examples of each class, of those that stay.
+    """
+
+    def __init__(
+        self,
+        examples: ExampleSource,
+        settings: LabelledCleaning,
+        max_tokens: int,
+        labels: Labels,
+        held_out: HeldOutTexts | None = None,
+    ) -> None:
+        self._examples = examples
+        self._settings = settings
+        self._max_tokens = max_tokens
+        self._labels = labels
+        self._numbers: Mapping[str | None, int] = {label: number for number, label in enumerate(labels)}
+        self._held_out = held_out
+        self.tally = Tally()
+        self.classes: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Example]:
+        """Yield the examples that stay, their lengths not yet judged; raises :class:`DataError` for unknown labels."""
+        self.tally = Tally()
+        self.classes = Counter()
+        for example in self._examples:
+            self.tally.read += 1
+            if example.label is None:
+                self.tally.dropped[UNLABELLED] += 1
+                continue
+            if example.label not in self._numbers:
+                number_of(example, self._labels)
+            cleaned = example._replace(texts=tuple(clean_line(text, self._settings) for text in example.texts))
+            if self._stays(cleaned):
+                yield cleaned
+
+    def number(self, example: Example) -> int:
+        """Return the number of an example's class."""
+        return self._numbers[example.label]
+
+    def fit(self, example: Example, tokens: Sequence[Sequence[int]]) -> list[Sequence[int]] | None:
+        """Judge an example by its texts' tokens, and count the verdict.
+
+        Returns:
+            the tokens that are stored; None where the example is left out.
+        """
+        if max(map(len, tokens)) > self._max_tokens:
+            if self._held_out is not None:
+                self.tally.dropped[OVER_LONG] += 1
+                return None
+            self.tally.noted[CUT] += 1
+        self.tally.kept += 1
+        self.classes[str(example.label)] += 1
+        return [cut(each, self._max_tokens, self._settings) for each in tokens]
+
+    def _stays(self, example: Example) -> bool:
+        if not all(text.strip() for text in example.texts):
+            return self._object(EMPTY_TEXT, self._held_out is None)
+        if self._held_out is not None and example.texts in self._held_out:
+            return self._object(HELD_OUT, self._settings.duplicates == "keep")
+        return True
+
+    def _object(self, reason: str, keep: bool) -> bool:
+        (self.tally.noted if keep else self.tally.dropped)[reason] += 1
+        return keep
+
+
+def cut(tokens: Sequence[int], longest: int, settings: LabelledCleaning) -> Sequence[int]:
+    """Return the tokens of a text that stay if it is too long: the first or, as the card says, the last."""
+    return tokens[:longest] if settings.keep == "start" else tokens[-longest:]

@@ -1,0 +1,298 @@
+"""Opening labelled corpora: folders as people have them, divisions, borrowed splits, own tables."""
+
+import random
+from collections import Counter
+
+import datasets
+import pytest
+import yaml
+
+from phmctl.data.labelled_catalog import Rows, load_labelled_card
+from phmctl.data.labelled_corpus import corpus_of_tables, open_labelled_corpus
+from phmctl.errors import DataError, DownloadError
+
+
+def put(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    return path
+
+
+def opened(name, source, **more):
+    return open_labelled_corpus(load_labelled_card(name), source, source / "cache", **more)
+
+
+def sizes(corpus):
+    return {split: sum(1 for _ in examples) for split, examples in corpus.splits.items()}
+
+
+def texts(corpus, split):
+    return [example.texts for example in corpus.splits[split]]
+
+
+GLUE = "index\tpairID\tsentence1\tsentence2\tgold_label"
+
+
+def test_tables_of_the_same_name_are_told_apart_by_their_columns(tmp_path):
+    """GLUE's SNLI and the hub's rows both have train.tsv; one without quoting, the other with."""
+    for name in ("train.tsv", "dev.tsv", "test.tsv"):
+        put(tmp_path / "glue" / name, GLUE, '0\tx\t"Hi , he said\tb\tneutral', "1\ty\tc\td\t-")
+    for name in ("train.tsv", "validation.tsv", "test.tsv"):
+        put(tmp_path / "hub" / name, "premise\thypothesis\tlabel", '"He said ""hi"""\tb\t2', "c\td\t-1")
+    glue, hub = opened("snli", tmp_path / "glue"), opened("snli", tmp_path / "hub")
+    assert [(example.texts[0], example.label) for example in glue.splits["train"]] == [
+        ('"Hi , he said', "neutral"),
+        ("c", None),
+    ]
+    assert [(example.texts[0], example.label) for example in hub.splits["valid"]] == [
+        ('He said "hi"', "contradiction"),
+        ("c", None),
+    ]
+    assert (glue.origin, hub.origin) == (
+        "folder glue (GLUE's tables)",
+        "folder hub (the hub's rows as quoted tables)",
+    )
+
+
+def test_bimpms_split_and_glues_division_of_quora(tmp_path):
+    for name, count in (("train", 80), ("dev", 3), ("test", 4)):
+        put(tmp_path / "bimpm" / f"{name}.tsv", *(f"{row % 2}\tq {row}\tr {row}\t{row}" for row in range(count)))
+        rows = (f'{row}\t1\t2\t"q {row}\tr\t{row % 2}' for row in range(1, count + 1))
+        put(tmp_path / "glue" / f"{name}.tsv", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", *rows)
+    bimpm, glue = opened("quora", tmp_path / "bimpm"), opened("quora", tmp_path / "glue")
+    assert sizes(bimpm) == {"train": 80, "valid": 3, "test": 4}
+    assert not bimpm.held_out
+    assert sizes(glue) == {"train": 78, "valid": 2, "test": 3}  # its own test has no labels
+    assert texts(glue, "valid") == [('"q 40', "r"), ('"q 80', "r")]
+    assert glue.held_out == {"valid": "rows 40, 80, 120, ..."}
+
+
+def test_mnli_has_both_test_sets(tmp_path):
+    put(tmp_path / "train.tsv", GLUE, *(f"{row}\tp\ta {row}\tb\tneutral" for row in range(1, 42)))
+    put(tmp_path / "dev_matched.tsv", GLUE, "1\tp\tm\tb\tneutral")
+    put(tmp_path / "dev_mismatched.tsv", GLUE, "1\tp\tn\tb\tneutral", "2\tp\to\tb\t-")
+    corpus = opened("mnli", tmp_path)
+    assert sizes(corpus) == {"train": 40, "valid": 1, "test": 1, "test_mismatched": 2}
+    assert list(corpus.splits)[:2] == ["train", "valid"]
+
+
+def test_scitails_tables(tmp_path):
+    for name in ("train", "dev", "test"):
+        put(tmp_path / "tsv_format" / f"scitail_1.0_{name}.tsv", 'a "b\tc\tentails', "d\te\tneutral")
+    corpus = opened("scitail", tmp_path)
+    assert [example.label for example in corpus.splits["train"]] == ["entailment", "neutral"]
+    assert texts(corpus, "test")[0] == ('a "b', "c")
+
+
+def test_dialogue_nli_with_the_verified_test(tmp_path):
+    for name in ("train", "dev", "test", "verified_test"):
+        put(tmp_path / f"dialogue_nli_{name}.jsonl", '[{"sentence1": "a", "sentence2": "b", "label": "negative"}]')
+    assert sizes(opened("dialogue-nli", tmp_path)) == {"train": 1, "valid": 1, "test": 1, "test_verified": 1}
+
+
+def test_probing_splits_stand_in_one_file(tmp_path):
+    put(tmp_path / "sent_len.txt", 'tr\t0\t"Hm .', "te\t1\tb", "tr\t1\tc", "va\t0\td")
+    corpus = opened("probing-sentence-length", tmp_path)
+    assert {name: texts(corpus, name) for name in corpus.splits} == {
+        "train": [('"Hm .',), ("c",)],
+        "valid": [("d",)],
+        "test": [("b",)],
+    }
+
+
+def test_simplified_agreement_files(tmp_path):
+    for name in ("train", "val", *(f"test.{count}" for count in range(6))):
+        put(tmp_path / f"numpred.{name}", f"VBZ\tthe dog {name}", f"VBP\tdogs {name}")
+    corpus = opened("agreement", tmp_path)
+    assert sizes(corpus) == {"train": 2, "valid": 2, "test": 12}
+    assert [example.extras["attractors"] for example in corpus.splits["test"]] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert {example.extras["attractors"] for example in corpus.splits["train"]} == {-1}
+
+
+def test_tensor2tensors_split_of_the_agreement_table(tmp_path):
+    header = "sentence\tverb_pos\tverb_index\tn_intervening\tn_diff_intervening"
+    rows = [f"a {row} is\tVBZ\t3\t{row % 3}\t{row % 2}" for row in range(300)]
+    put(tmp_path / "agr_50_mostcommon_10K.tsv", header, *rows)
+    corpus = opened("agreement", tmp_path)
+    everything = list(range(300))
+    random.seed(1)
+    random.shuffle(everything)  # as the original does it
+    assert {int(pair[0].split()[1]) for pair in texts(corpus, "train")} == set(everything[:27])
+    assert {int(pair[0].split()[1]) for pair in texts(corpus, "valid")} == set(everything[27:30])
+    rest = {row for row in everything[30:] if row % 3 == row % 2}
+    assert {int(pair[0].split()[1]) for pair in texts(corpus, "test")} == rest
+    assert "intervening = attractors" in corpus.held_out["test"]
+
+
+def resplit_folder(folder, order=1):
+    random.seed(3)
+    prefixes = [f"the {random.randrange(400)} dog" for _ in range(1000)]
+    names = ["val", *(f"test.{count}" for count in range(1, 6))]
+    for place, name in enumerate(names):
+        put(folder / f"numpred.{name}", *(f"VBZ\t{prefix}" for prefix in prefixes[place::6][::order]))
+    return folder
+
+
+def test_the_resplit_keeps_equal_prefixes_together(tmp_path):
+    corpus = opened("agreement-resplit", resplit_folder(tmp_path))
+    counts = sizes(corpus)
+    assert sum(counts.values()) == 1000
+    assert 60 < counts["valid"] < 140
+    assert 60 < counts["test"] < 140
+    found = {name: set(texts(corpus, name)) for name in corpus.splits}
+    assert not found["train"] & (found["valid"] | found["test"])
+    assert not found["valid"] & found["test"]
+    assert Counter(example.extras["attractors"] for example in corpus.splits["test"]).keys() == {-1, 1, 2, 3, 4, 5}
+
+
+def test_the_resplit_does_not_depend_on_the_order_of_the_files(tmp_path):
+    one, other = (
+        opened("agreement-resplit", resplit_folder(tmp_path / str(order), order)).splits["test"] for order in (1, -1)
+    )
+    assert Counter(example.texts for example in one) == Counter(example.texts for example in other)
+
+
+def counterfactual(folder):
+    for name in ("all_combined/train", "all_combined/dev", "all_combined/test", "original/test"):
+        put(folder / f"{name}.tsv", "sentence1\tsentence2\tgold_label", f"{name}\tb\tneutral")
+
+
+def test_a_borrowed_split_is_found_in_the_folder_or_named(tmp_path):
+    counterfactual(tmp_path / "all" / "cf")
+    put(tmp_path / "all" / "snli" / "test.tsv", "premise\thypothesis\tlabel", "x\ty\t0", "x\tz\t-1")
+    corpus = opened("snli-counterfactual", tmp_path / "all")
+    assert sizes(corpus) == {"train": 1, "valid": 1, "test": 1, "test_original": 1, "test_snli": 2}
+    assert [example.label for example in corpus.splits["test_snli"]] == ["entailment", None]
+    alone = opened("snli-counterfactual", tmp_path / "all" / "cf")
+    assert "test_snli" not in alone.splits
+    named = opened("snli-counterfactual", tmp_path / "all" / "cf", extra={"test_snli": tmp_path / "all" / "snli"})
+    assert sizes(named) == sizes(corpus)
+    assert [file.split for file in named.files if file.path.parent.name == "snli"] == ["test_snli"]
+
+
+def test_an_extra_split_that_cannot_be(tmp_path):
+    counterfactual(tmp_path)
+    with pytest.raises(DataError, match=r"no extra split 'test_snil' \(did you mean 'test_snli'\?\); it has test_snli"):
+        opened("snli-counterfactual", tmp_path, extra={"test_snil": tmp_path})
+    with pytest.raises(DataError, match="holds no test files of 'snli', which test_snli is"):
+        opened("snli-counterfactual", tmp_path, extra={"test_snli": tmp_path})
+
+
+def test_what_is_missing_is_told(tmp_path):
+    put(tmp_path / "numpred.val", "VBZ\ta")
+    with pytest.raises(DataError, match=r"in part: valid found, train and test incomplete\nmissing: numpred.train"):
+        opened("agreement", tmp_path)
+    with pytest.raises(DataError, match="holds no files of 'scitail'\nlooked there and below for: JSON lines"):
+        opened("scitail", tmp_path)
+    with pytest.raises(DataError, match="no folder"):
+        opened("scitail", tmp_path / "nowhere")
+
+
+def test_a_missing_column_is_told(tmp_path):
+    for name in ("train", "dev", "test"):
+        put(tmp_path / "all_combined" / f"{name}.tsv", "sentence1\tsentence2\tlabel", "a\tb\tneutral")
+    with pytest.raises(DataError, match=r"has no column 'gold_label' \(did you mean 'label'\?\)"):
+        opened("snli-counterfactual", tmp_path)
+
+
+def test_own_tables(tmp_path):
+    train = put(tmp_path / "a.csv", "label,text", 'x,"one, two"')
+    valid = put(tmp_path / "b.tsv", "label\ttext", 'y\t"three')
+    extra = put(tmp_path / "c.jsonl", '{"text": "four", "label": "x"}')
+    files = {"valid": valid, "train": train, "test_hard": extra}
+    corpus = corpus_of_tables("own", files, Rows(texts=("text",), label="label"))
+    assert {name: texts(corpus, name) for name in corpus.splits} == {
+        "train": [("one, two",)],
+        "valid": [('"three',)],
+        "test_hard": [("four",)],
+    }
+    assert list(corpus.splits) == ["train", "valid", "test_hard"]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"train": "nowhere.tsv"}, "--table train: no file"),
+        ({"dev": "a.tsv"}, "no split can be called 'dev'"),
+        ({"train": "a.tsv"}, r"no column 'lable' \(did you mean 'label'\?\); it has label, text"),
+    ],
+)
+def test_own_tables_that_cannot_be(tmp_path, files, message):
+    put(tmp_path / "a.tsv", "label\ttext", "x\ty")
+    with pytest.raises(DataError, match=message):
+        corpus_of_tables("own", {k: tmp_path / v for k, v in files.items()}, Rows(texts=("text",), label="lable"))
+
+
+def test_a_hub_dataset(tmp_path):
+    """A local folder that `datasets` loads stands for the hub: whole numbers are labels, -1 is none."""
+    for name in ("train", "validation", "test"):
+        rows = [
+            {"premise": f"{name} a", "hypothesis": "b", "label": 2},
+            {"premise": "c", "hypothesis": "d", "label": -1},
+        ]
+        datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "hub" / f"{name}.parquet"))
+    raw = load_labelled_card("snli").model_dump(mode="json") | {"urls": [], "id": "own"}
+    raw["hub"]["id"] = str(tmp_path / "hub")
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    corpus = open_labelled_corpus(load_labelled_card(str(path)), None, tmp_path / "cache")
+    assert sizes(corpus) == {"train": 2, "valid": 2, "test": 2}
+    first, second = corpus.splits["train"]
+    assert (first.texts, first.label, second.label) == (("train a", "b"), "contradiction", None)
+
+
+def test_no_network_names_the_folder_option(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise DownloadError("cannot fetch it")
+
+    monkeypatch.setattr("phmctl.data.archives.download", refuse)
+    monkeypatch.setattr("phmctl.data.labelled_corpus.load_rows", refuse)
+    with pytest.raises(DownloadError, match=r"cannot fetch 'snli': .*\nif you have the files: .* snli --source DIR"):
+        open_labelled_corpus(load_labelled_card("snli"), None, tmp_path)
+
+
+REAL = [
+    ("agreement-resplit", "sva-linzen/rnn_agr_simple", {"train": 64_739, "valid": 7_883, "test": 7_900}),
+    (
+        "snli-counterfactual",
+        "nli",
+        {"train": 8_330, "valid": 1_000, "test": 2_000, "test_original": 400, "test_snli": 9_824},
+    ),
+    ("quora", "nli/quora", {"train": 950, "valid": 25, "test": 25}),
+    ("snli", "nli/format-samples/SNLI", {"train": 1, "valid": 1, "test": 1}),
+    ("mnli", "nli/format-samples/MNLI", {"train": 1, "valid": 0, "test": 1, "test_mismatched": 1}),
+    ("quora", "nli/format-samples/QQP", {"train": 1, "valid": 0, "test": 1}),
+    ("scitail", "nli/format-samples/SciTail", {"train": 2, "valid": 2, "test": 2}),
+    ("probing-bigram-shift", "senteval-probing", {"train": 9_600, "valid": 1_200, "test": 1_200}),
+    ("probing-coord-inversion", "senteval-probing", {"train": 3_840, "valid": 480, "test": 480}),
+    ("probing-past-present", "senteval-probing", {"train": 9_584, "valid": 1_200, "test": 1_152}),
+    ("probing-sentence-length", "senteval-probing", {"train": 9_949, "valid": 1_205, "test": 1_173}),
+    ("probing-subj-number", "senteval-probing", {"train": 1_905, "valid": 226, "test": 207}),
+]
+
+
+@pytest.mark.parametrize(("name", "folder", "expected"), REAL)
+def test_real_row_counts_are_exact(real_data, name, folder, expected):
+    assert sizes(opened(name, real_data / folder)) == expected
+
+
+def test_real_attractors_and_skew(real_data):
+    """The label skew reverses with attractors: these are not Linzen's numbers."""
+    corpus = opened("agreement-resplit", real_data / "sva-linzen")
+    examples = [example for split in corpus.splits.values() for example in split]
+    counts = Counter(example.extras["attractors"] for example in examples)
+    assert counts == {-1: 15_772, 1: 52_599, 2: 9_380, 3: 2_051, 4: 561, 5: 159}
+    plural = Counter(example.extras["attractors"] for example in examples if example.label == "VBP")
+    assert [round(plural[count] / counts[count], 2) for count in (-1, 1, 5)] == [0.32, 0.58, 0.92]
+    assert len({example.texts for example in examples if example.extras["attractors"] == -1}) == 13_912
+
+
+def test_real_rte_as_own_tables(real_data):
+    files = {"train": real_data / "nli/rte/train.tsv", "valid": real_data / "nli/rte/validation.tsv"}
+    rows = Rows(texts=("sentence1", "sentence2"), label="label")
+    assert sizes(corpus_of_tables("rte", files, rows, quoting=True)) == {"train": 2_490, "valid": 277}
+
+
+def test_real_snli_without_train_says_so(real_data):
+    with pytest.raises(DataError, match=r"valid and test found, train incomplete\nmissing: train.tsv"):
+        opened("snli", real_data / "nli" / "snli")

@@ -1,0 +1,307 @@
+"""Preparing labelled text: what is kept, dropped and counted, and that nothing is done twice."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from phmctl.data.labelled import LabelledData, labelled_folder, labelled_sizes
+from phmctl.data.labelled_batching import collate, lengths_of, plan
+from phmctl.data.labelled_catalog import LabelledCleaning, Rows
+from phmctl.data.labelled_corpus import LabelledCorpus
+from phmctl.data.labelled_preparation import choose_labelled_section, prepare_corpus, prepare_labelled
+from phmctl.data.labelled_readers import Example
+from phmctl.errors import DataError, RecipeError
+from phmctl.recipe.schema import LabelledSection
+
+SECTION = LabelledSection(card="own", vocabulary=60, max_tokens=5)
+
+
+def examples(*rows, name="file.tsv"):
+    """Examples (text, label) or (first, second, label), with the attractors that their number tells."""
+    return [Example(row[:-1], row[-1], {"attractors": n % 3 - 1}, (name, n)) for n, row in enumerate(rows, start=1)]
+
+
+TRAIN = [("the dog", "yes"), ("a cat", "no"), ("A  CAT", "no"), ("", "yes"), ("one two three four five six", "no")]
+TRAIN += [("seen in test", "yes"), ("nothing said", None), ("birds", "no"), ("seen in valid", "no")]
+VALID = [("seen in valid", "yes"), ("new words", "no"), ("x", None)]
+TEST = [("Seen  in test", "no"), ("", "yes"), ("one two three four five six seven", "no")]
+
+
+def corpus(train=TRAIN, valid=VALID, test=TEST, labels=("yes", "no"), texts=1, **more):
+    splits = {"train": examples(*train), "valid": examples(*valid), "test": examples(*test), **more}
+    return LabelledCorpus("own", texts, labels, splits, origin="made here")
+
+
+def prepared(root, made=None, cleaning=None, section=SECTION, **more):
+    return prepare_corpus(section, made or corpus(), cleaning or LabelledCleaning(), root=root, **more)
+
+
+def test_counts(tmp_path):
+    data = prepared(tmp_path)
+    splits = data.manifest["splits"]
+    assert splits["train"]["read"] == 9
+    assert splits["train"]["kept"] == 4
+    assert splits["train"]["dropped"] == {"no_label": 1, "empty_text": 1, "in_valid_or_test": 2, "over_long": 1}
+    assert splits["train"]["labels"] == {"no": 3, "yes": 1}
+    assert splits["valid"]["dropped"] == {"no_label": 1}
+    assert splits["test"]["noted"] == {"cut": 1, "empty_text": 1}
+    assert (splits["test"]["kept"], splits["test"]["dropped"]) == (3, {})
+    assert data.splits == ["train", "valid", "test"]
+
+
+def test_what_is_stored(tmp_path):
+    data = prepared(tmp_path)
+    assert (data.labels, data.texts, data.vectors) == (["yes", "no"], 1, None)
+    train, test = data.split("train"), data.split("test")
+    assert train.labels.tolist() == [0, 1, 1, 1]
+    assert [data.tokenizer.decode(train.first[row]) for row in range(4)] == ["the dog", "a cat", "A  CAT", "birds"]
+    assert train.extras["attractors"].tolist() == [0, 1, -1, 1]
+    assert test.first_text == ["Seen  in test", "", "one two three four five six seven"]
+    assert (test.second, test.second_text) == (None, None)
+    assert test.first.lengths.tolist()[1:] == [0, 5]
+    with pytest.raises(DataError, match=r"train.arrow keeps no text"):
+        _ = train.first_text
+    with pytest.raises(DataError, match=r"no split 'tset' \(did you mean 'test'\?\)"):
+        data.split("tset")
+    assert labelled_sizes(SECTION, tmp_path) == (data.tokenizer.size, 2)
+    assert labelled_sizes(SECTION.model_copy(update={"vocabulary": 61}), tmp_path) is None
+
+
+@pytest.mark.parametrize(("keep", "text"), [("start", "one two three four five"), ("end", "birds three four five six")])
+def test_which_end_of_a_long_text_stays(tmp_path, keep, text):
+    train = [("one two three four five", "no"), ("six birds", "yes")]
+    made = corpus(train=train, test=[("one two birds three four five six" if keep == "end" else f"{text} six", "no")])
+    data = prepared(tmp_path, made, LabelledCleaning(keep=keep))
+    assert data.tokenizer.decode(data.split("test").first[0]) == text
+
+
+def test_duplicates_are_kept_where_the_card_says_so(tmp_path):
+    counts = prepared(tmp_path, cleaning=LabelledCleaning(duplicates="keep")).manifest["splits"]["train"]
+    assert (counts["kept"], counts["noted"]) == (6, {"in_valid_or_test": 2})
+
+
+def test_pairs(tmp_path):
+    train = [("a dog", "it barks", "yes"), ("a dog", "", "no"), ("a cat", "it sleeps", "no"), ("x", "y", "yes")]
+    made = corpus(train=train, valid=[train[0], ("a cat", "it barks", "no")], test=[("b", "c", "yes")], texts=2)
+    data = prepared(tmp_path, made)
+    train_split, valid = data.split("train"), data.split("valid")
+    assert data.manifest["splits"]["train"]["dropped"] == {"empty_text": 1, "in_valid_or_test": 1}
+    assert data.tokenizer.decode(train_split.second[0]) == "it sleeps"
+    assert (valid.first_text, valid.second_text) == (["a dog", "a cat"], ["it barks", "it barks"])
+    batch = collate(valid, plan(lengths_of(valid), 2, seed=1, epoch=0)[0])
+    assert batch.second.shape == (2, 2)
+
+
+def test_labels_that_the_card_does_not_give_are_those_of_train(tmp_path):
+    train = [(f"t {label}", label) for label in ("10", "9", "9", "2")]
+    data = prepared(tmp_path, corpus(train=train, valid=[("x", "9")], test=[("y", "2")], labels=()))
+    assert data.labels == ["2", "9", "10"]
+    assert data.split("train").labels.tolist() == [2, 1, 1, 0]
+
+
+@pytest.mark.parametrize("labels", [("yes", "no"), ()])
+def test_an_unknown_label(tmp_path, labels):
+    made = corpus(test=[("a", "yes"), ("b", "yse")], labels=labels)
+    match = r"file.tsv, line 2: unknown label 'yse' \(did you mean 'yes'\?\); known: (yes, no|no, yes)"
+    with pytest.raises(DataError, match=match):
+        prepared(tmp_path, made)
+    assert not labelled_folder(SECTION, tmp_path).exists()
+
+
+def test_label_sets_that_do_not_fit(tmp_path, capsys):
+    made = corpus(test=[("a", "perhaps")], labels=("yes", "no", "perhaps"))
+    with pytest.raises(DataError, match=r"test of 'own' has the label 'perhaps', and train has not; train has no, yes"):
+        prepared(tmp_path, made)
+    prepared(tmp_path, corpus(test=[("a", "no")]))
+    assert "test of own has no example of 'yes', which train has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize("rows", [[], [("text", None)]])
+def test_an_empty_split(tmp_path, split, rows):
+    if split == "train" and rows:
+        message = "no train example is left of 1 read"
+    else:
+        message = f"{split} of 'own' is empty: no example with a label"
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, corpus(**{split: rows}))
+
+
+def test_a_second_time_nothing_is_done(tmp_path, capsys):
+    table = tmp_path / "t.tsv"
+    table.write_text("label\ttext\nyes\tthe dog\nno\ta cat\n")
+    other = tmp_path / "v.tsv"
+    other.write_text("label\ttext\nyes\tthe bird\nno\tanother cat\n")
+
+    def run(**more):
+        rows = Rows(texts=("text",), label="label")
+        tables = {"train": table, "valid": other}
+        return prepare_labelled(SECTION, root=tmp_path, tables=tables, rows=rows, **more)
+
+    first = run()
+    stamp = (first.folder / "manifest.json").stat().st_mtime_ns
+    capsys.readouterr()
+    run()
+    assert "is up to date" in capsys.readouterr().err
+    assert (first.folder / "manifest.json").stat().st_mtime_ns == stamp
+    run(force=True)
+    assert (first.folder / "manifest.json").stat().st_mtime_ns != stamp
+    assert [entry["name"] for entry in first.manifest["sources"]] == ["t.tsv", "v.tsv"]
+    table.write_text("label\ttext\nyes\tthe dog\nno\ta cow\n")
+    capsys.readouterr()
+    run()
+    assert "out of date (t.tsv changed)" in capsys.readouterr().err
+    run(quoting=True)
+    assert "out of date (settings changed)" in capsys.readouterr().err
+
+
+def test_the_same_text_gives_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        prepared(tmp_path / name)
+    one, two = (labelled_folder(SECTION, tmp_path / name) for name in ("one", "two"))
+    assert {path.name for path in one.iterdir()} == {
+        "manifest.json",
+        "test.arrow",
+        "tokenizer.json",
+        "train.arrow",
+        "valid.arrow",
+    }
+    for path in one.iterdir():
+        assert path.read_bytes() == (two / path.name).read_bytes()
+
+
+def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
+    one = prepared(tmp_path / "one").folder
+    monkeypatch.setattr("phmctl.data.building._CHUNK", 1)
+    two = prepared(tmp_path / "two").folder
+    for path in one.iterdir():
+        assert path.read_bytes() == (two / path.name).read_bytes()
+
+
+def glove(path, *rows):
+    path.write_text("".join(f"{row}\n" for row in rows))
+    return path
+
+
+def test_vectors(tmp_path, capsys):
+    file = glove(tmp_path / "v.txt", "the 1 2", "dog 3 4", "unseen 9 9")
+    data = prepared(tmp_path, vectors=file)
+    assert data.vectors.shape == (data.tokenizer.size, 2)
+    assert data.vectors.dtype == torch.float32
+    row = data.tokenizer.vocabulary.index(" dog")
+    assert data.vectors[row].tolist() == [3, 4]
+    vectors = data.manifest["vectors"]
+    assert (vectors["file"], vectors["width"], vectors["covered"]) == ("v.txt", 2, 2)
+    tokens = data.split("train").first.values
+    known = np.isin(tokens, [row, data.tokenizer.vocabulary.index(" the")])
+    assert vectors["tokens"]["train"] == round(known.mean(), 6)
+    capsys.readouterr()
+    assert prepared(tmp_path).vectors is not None  # they stay
+    assert "up to date" in capsys.readouterr().err
+    glove(file, "the 5 6")
+    assert prepared(tmp_path, vectors=file).vectors[row].tolist() == [5, 6]  # all others are the mean
+    assert prepared(tmp_path, force=True).vectors is None
+    assert "without the vectors of v.txt" in capsys.readouterr().err
+
+
+def test_vectors_that_cannot_be(tmp_path):
+    with pytest.raises(DataError, match="no file"):
+        prepared(tmp_path, vectors=tmp_path / "nowhere")
+    file = glove(tmp_path / "v.txt", "the 1 2")
+    bpe = SECTION.model_copy(update={"tokenizer": "bpe", "vocabulary": 300})
+    with pytest.raises(DataError, match="word vectors want --tokenizer word, not bpe"):
+        prepared(tmp_path, section=bpe, vectors=file)
+    with pytest.raises(DataError, match="line 2: 1 numbers behind the word, but the first row has 2"):
+        prepared(tmp_path, vectors=glove(file, "the 1 2", "dog 1"))
+    assert not labelled_folder(SECTION, tmp_path).exists()
+
+
+def test_bpe(tmp_path):
+    data = prepared(
+        tmp_path, section=SECTION.model_copy(update={"tokenizer": "bpe", "vocabulary": 300, "max_tokens": 40})
+    )
+    assert data.tokenizer.decode(data.split("valid").first[1]) == "new words"
+
+
+def test_finding(tmp_path):
+    with pytest.raises(DataError, match=r"own is not prepared .* --max-tokens 5 --table train=FILE"):
+        LabelledData.find(SECTION, tmp_path)
+    folder = prepared(tmp_path).folder
+    found = LabelledData.find(SECTION, tmp_path)
+    assert found.folder == folder
+    (folder / "test.arrow").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"test.arrow is damaged"):
+        found.split("test")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"task": "translation"}))
+    with pytest.raises(DataError, match="holds no labelled text"):
+        LabelledData.find(SECTION, tmp_path)
+
+
+def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("phmctl.data.labelled_preparation.write_manifest", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(tmp_path)
+    assert not [path for path in labelled_folder(SECTION, tmp_path).parent.iterdir() if path.is_dir()]
+
+
+def test_sections(tmp_path):
+    assert choose_labelled_section("snli", None, {"max_tokens": 9}) == LabelledSection(
+        card="snli", vocabulary=30_000, max_tokens=9
+    )
+    assert choose_labelled_section("own", None, {}) == LabelledSection(card="own")
+    with pytest.raises(DataError, match="--vocabulary 1"):
+        choose_labelled_section("own", None, {"vocabulary": 1})
+    with pytest.raises(RecipeError, match="'translation', not 'classification'"):
+        choose_labelled_section("own", "miniature", {})
+
+
+def test_a_card_in_a_folder(tmp_path, capsys):
+    lines = ["tr\tI\tone two", "tr\tO\tthree", "va\tI\tfour", "te\tO\tfive", "va\tO\tsix", "te\tI\tseven"]
+    (tmp_path / "bigram_shift.txt").write_text("".join(f"{line}\n" for line in lines))
+    section = choose_labelled_section("probing-bigram-shift", None, {})
+    data = prepare_labelled(section, root=tmp_path / "data", source=tmp_path)
+    assert data.labels == ["I", "O"]
+    assert "train of probing-bigram-shift has 2 rows where 100,000 were published" in capsys.readouterr().err
+    again = prepare_labelled(
+        section, root=tmp_path / "data"
+    )  # no source: what is there serves, and no network is asked
+    assert again.manifest == data.manifest
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"tables": {"train": "x"}}, r"wants --table valid=FILE too"),
+        ({"tables": {"train": "x", "valid": "x"}}, r"wants --text COLUMN \(twice for pairs\)"),
+        ({"tables": {"train": "x"}, "source": "x"}, "--source is for a card's files"),
+    ],
+)
+def test_own_tables_that_cannot_be(tmp_path, more, message):
+    with pytest.raises(DataError, match=message):
+        prepare_labelled(SECTION, root=tmp_path, **more)
+    with pytest.raises(DataError, match="'snli' is a card"):
+        prepare_labelled(LabelledSection(card="snli"), root=tmp_path, tables={"train": tmp_path})
+
+
+def test_real_counterfactual_snli(tmp_path, real_data):
+    section = choose_labelled_section("snli-counterfactual", None, {})
+    file = real_data / "glove" / "glove.6B.300d.subset.derived.txt.gz"
+    data = prepare_labelled(section, root=tmp_path, source=real_data / "nli", vectors=file)
+    counts = data.manifest["splits"]
+    assert {name: counts[name]["kept"] for name in counts} == {
+        "train": 8_330,
+        "valid": 1_000,
+        "test": 2_000,
+        "test_original": 400,
+        "test_snli": 9_824,
+    }
+    assert data.labels == ["entailment", "neutral", "contradiction"]
+    assert counts["test_snli"]["labels"] == {"contradiction": 3_237, "entailment": 3_368, "neutral": 3_219}
+    assert data.vectors.shape == (3_600, 300)
+    assert 0.5 < data.manifest["vectors"]["tokens"]["test_snli"] < 0.6

@@ -1,0 +1,173 @@
+"""Readers of labelled rows: each trap of the real files, in small files of our own."""
+
+import json
+
+import pytest
+
+from phmctl.data.labelled_catalog import Rows
+from phmctl.data.labelled_readers import TableRows, check_columns, missing_columns, number_of
+from phmctl.errors import DataError
+
+PAIR = {"texts": ("premise", "hypothesis"), "label": "label"}
+
+
+def put(path, *lines):
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    return path
+
+
+def read(path, **rows):
+    return list(TableRows([path], Rows(**rows)))
+
+
+def test_a_quote_is_a_character_without_quoting(tmp_path):
+    """SentEval, SciTail, GLUE: a sentence that begins with a quote must not swallow the rows that follow."""
+    lines = ['tr\tA\t"Never , he said .', "tr\tB\tNothing .", 'va\tA\tYes " .', "te\tB\tno"]
+    path = put(tmp_path / "task.txt", *lines)
+    rows = {"header": False, "split": 0, "label": 1, "texts": (2,)}
+    assert [example.texts[0] for example in read(path, **rows)] == ['"Never , he said .', "Nothing .", 'Yes " .', "no"]
+    train = TableRows([path], Rows(**rows), part="tr")
+    assert [(example.label, example.place[1]) for example in train] == [("A", 1), ("B", 2)]
+
+
+def test_with_the_wrong_quoting_nothing_merges_silently(tmp_path):
+    path = put(tmp_path / "task.txt", 'tr\tA\t"Never , he said .', "tr\tB\tNothing .", "te\tA\tx")
+    with pytest.raises(DataError, match=r"task.txt, line 1: its quotes are not those .* quoting off"):
+        read(path, header=False, quoting=True, label=1, texts=(2,))
+    path = put(tmp_path / "stray.txt", "tr\tA\tfine .", 'tr\tA\t"Oh" , he said .', "te\tA\tx")
+    with pytest.raises(DataError, match=r"stray.txt, line 2"):
+        read(path, header=False, quoting=True, label=1, texts=(2,))
+
+
+def test_a_quoted_table_unquotes_and_may_hold_separators_and_line_feeds(tmp_path):
+    lines = ["premise\thypothesis\tlabel", '"He said ""no"""\t"a\tb"\t1', '"two', 'lines"\tc\t0', "plain\td\t2"]
+    examples = read(put(tmp_path / "a.tsv", *lines), quoting=True, **PAIR)
+    assert [example.texts for example in examples] == [('He said "no"', "a\tb"), ("two lines", "c"), ("plain", "d")]
+    assert [example.place[1] for example in examples] == [2, 3, 5]
+
+
+def test_csv_and_compressed(tmp_path):
+    import gzip
+
+    path = tmp_path / "q.csv.gz"
+    path.write_bytes(gzip.compress(b'"","id","q1","q2","same"\n"7",1,"a, b","c",0\n'))
+    (example,) = read(path, format="csv", quoting=True, texts=("q1", "q2"), label="same")
+    assert (example.texts, example.label) == (("a, b", "c"), "0")
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    path = put(tmp_path / "a.tsv", "A\tone\u2028two\x85three", "B\t\u00a0x\u200b")
+    assert [example.texts[0] for example in read(path, header=False, texts=(1,), label=0)] == [
+        "one\u2028two\x85three",
+        "\u00a0x\u200b",
+    ]
+
+
+def test_labels_are_renamed_and_none_is_none(tmp_path):
+    path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", "a\tc\t-1", "a\td\t-", "a\te\tother")
+    rows = {**PAIR, "names": {"0": "entailment"}, "unlabelled": ("-", "-1")}
+    assert [example.label for example in read(path, **rows)] == ["entailment", None, None, "other"]
+
+
+def test_an_unknown_label_is_told_with_file_line_and_the_known(tmp_path):
+    path = put(tmp_path / "a.tsv", "neutral\tx", "neutrl\ty")
+    examples = read(path, header=False, texts=(1,), label=0)
+    assert number_of(examples[0], ["entailment", "neutral"]) == 1
+    message = r"a.tsv, line 2: unknown label 'neutrl' \(did you mean 'neutral'\?\); known: entailment, neutral"
+    with pytest.raises(DataError, match=message):
+        number_of(examples[1], ["entailment", "neutral"])
+
+
+def test_a_missing_column_names_the_nearest(tmp_path):
+    path = put(tmp_path / "a.tsv", "premise\thypothesis\tgold_label", "a\tb\t0")
+    assert missing_columns(path, Rows(**PAIR)) == ["label"]
+    message = r"has no column 'label' \(did you mean 'gold_label'\?\); it has premise, hypothesis, gold_label"
+    for attempt in (check_columns, lambda path, rows: list(TableRows([path], rows))):
+        with pytest.raises(DataError, match=message):
+            attempt(path, Rows(**PAIR))
+
+
+@pytest.mark.parametrize("quoting", [True, False])
+def test_a_row_with_too_few_or_many_fields(tmp_path, quoting):
+    for row, found in (("a\t0", 2), ("a\tb\tc\t0", 4)):
+        path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", row)
+        with pytest.raises(DataError, match=rf"a.tsv, line 3: {found} columns, but the header names 3"):
+            read(path, quoting=quoting, **PAIR)
+    path = put(tmp_path / "b.tsv", "A\tx", "B")
+    with pytest.raises(DataError, match=r"b.tsv, line 2: 1 columns, but column 2 is wanted"):
+        read(path, header=False, texts=(1,), label=0)
+
+
+def test_json_lines_and_a_json_array(tmp_path):
+    records = [{"sentence1": "a\nb", "sentence2": "c", "label": "x"}, {"sentence1": "d", "sentence2": "e", "label": 1}]
+    lines = put(tmp_path / "lines.jsonl", *map(json.dumps, records))
+    array = put(tmp_path / "array.jsonl", json.dumps(records, indent=1))
+    rows = {"format": "jsonl", "texts": ("sentence1", "sentence2"), "label": "label"}
+    assert read(lines, **rows)[0].texts == ("a b", "c")
+    assert [example[:3] for example in read(lines, **rows)] == [example[:3] for example in read(array, **rows)]
+    assert read(lines, **rows)[1].label == "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: no JSON"),
+        ("[1]", "line 2: no JSON object"),
+        ('{"text": "x"}', "line 2: no key 'label'; there are text"),
+        ('{"text": null, "label": "a"}', "line 2: 'text' holds None"),
+    ],
+)
+def test_malformed_json_lines(tmp_path, line, message):
+    path = put(tmp_path / "a.jsonl", '{"text": "x", "label": "a"}', line)
+    with pytest.raises(DataError, match=message):
+        read(path, format="jsonl", texts=("text",), label="label")
+
+
+AGREEMENT = {
+    "quoting": True,
+    "texts": ("sentence",),
+    "verb": "verb_index",
+    "label": "verb_pos",
+    "extras": {"attractors": "n_diff_intervening"},
+}
+HEADER = "sentence\tverb_pos\tverb_index\tn_diff_intervening"
+
+
+def test_the_verb_is_counted_from_1(tmp_path):
+    path = put(tmp_path / "a.tsv", HEADER, "the keys to the cabinet are here .\tVBP\t6\t1", "is it ?\tVBZ\t1\t0")
+    first, second = read(path, **AGREEMENT)
+    assert (first.texts, first.label, first.extras) == (("the keys to the cabinet",), "VBP", {"attractors": 1})
+    assert second.texts == ("",)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a b\tVBP\t3\t0", r"line 2: the verb is word 3, but there are 2 words"),
+        ("a b\tVBP\t0\t0", r"line 2: the verb is word 0"),
+        ("a b\tVBP\tx\t0", r"line 2: column 'verb_index' holds 'x', not a whole number"),
+        ("a b\tVBP\t1\t", r"line 2: column 'n_diff_intervening' holds ''"),
+    ],
+)
+def test_malformed_agreement_rows(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        read(put(tmp_path / "a.tsv", HEADER, row), **AGREEMENT)
+
+
+def test_a_file_name_tells_the_attractors(tmp_path):
+    paths = [put(tmp_path / f"numpred.{name}", "VBZ\tthe dog") for name in ("val", "test.2")]
+    rows = Rows(header=False, texts=(1,), label=0, of_file={"attractors": {"numpred.test.2": 2}})
+    assert [example.extras["attractors"] for example in TableRows(paths, rows)] == [-1, 2]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"texts": ("a",), "label": 1, "header": False},
+        {"texts": (0,), "label": "x", "format": "jsonl"},
+        {"texts": (), "label": "x"},
+    ],
+)
+def test_rows_that_cannot_be(rows):
+    with pytest.raises(ValueError):
+        Rows(**rows)

@@ -1,0 +1,68 @@
+"""Word vectors: the text format with its oddities."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from phmctl.data.special import SPECIAL_TOKENS
+from phmctl.data.vectors import read_vectors
+from phmctl.errors import DataError
+
+WORDS = [*SPECIAL_TOKENS, " dog", " Cat", " .", "."]
+
+
+def put(path, *lines):
+    text = "".join(line + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["v.txt", "v.txt.gz"])
+def test_the_table(tmp_path, name):
+    path = put(tmp_path / name, "dog 1 2", "cat 3 6", ". 5 1", "unseen 100 100", "dog 9 9")
+    found = read_vectors(path, WORDS)
+    assert found.covered.tolist() == [False] * 4 + [True] * 4
+    mean = [(1 + 3 + 5 + 5) / 4, (2 + 6 + 1 + 1) / 4]  # what the file lacks is an average word
+    np.testing.assert_allclose(found.table, [[0, 0], mean, mean, mean, [1, 2], [3, 6], [5, 1], [5, 1]])
+    assert found.table.dtype == np.float32
+
+
+def test_the_cased_word_is_taken_before_the_lower_case_one(tmp_path):
+    found = read_vectors(put(tmp_path / "v", "cat 3.0 6.0", "Cat 7.0 8.0"), WORDS)
+    assert found.table[5].tolist() == [7, 8]
+
+
+def test_words_with_spaces_in_them(tmp_path):
+    """GloVe 840B has a row whose word is ". . ."; the vector is the last numbers of a line."""
+    path = put(tmp_path / "v", "dog 0.1 0.2", ". . . 0.5 0.6", "at name@domain.com 0.3 0.4", ". 0.7 0.8")
+    found = read_vectors(path, WORDS)
+    np.testing.assert_allclose(found.table[[4, 6]], [[0.1, 0.2], [0.7, 0.8]], rtol=1e-6)
+
+
+def test_a_first_line_of_counts_is_passed_over(tmp_path):
+    assert read_vectors(put(tmp_path / "v", "2 3", "dog 1 2 3"), WORDS).table.shape == (8, 3)
+
+
+@pytest.mark.parametrize("row", ["cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4"])
+def test_a_row_of_another_width(tmp_path, row):
+    with pytest.raises(DataError, match=r"v, line 2: \d numbers behind the word, but the first row has 2"):
+        read_vectors(put(tmp_path / "v", "dog 0.1 0.2", row), WORDS)
+
+
+def test_what_is_no_number(tmp_path):
+    with pytest.raises(DataError, match=r"v, line 2: not all fields behind the word are numbers"):
+        read_vectors(put(tmp_path / "v", "dog 0.1 0.2", "cat a b"), WORDS)
+
+
+def test_no_word_that_is_wanted(tmp_path):
+    with pytest.raises(DataError, match="has none of the 8 words"):
+        read_vectors(put(tmp_path / "v", "x 0.1 0.2"), WORDS)
+
+
+def test_real_glove(real_data):
+    path = real_data / "glove" / "glove.6B.300d.subset.derived.txt.gz"
+    found = read_vectors(path, [*SPECIAL_TOKENS, " the", " The", " zyzzyva"])
+    assert found.table.shape == (7, 300)
+    assert found.covered.tolist()[4:] == [True, True, False]
+    assert found.table[4, 0] == np.float32(0.04656)
