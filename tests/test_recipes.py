@@ -5,16 +5,20 @@ import re
 
 import pytest
 
-from phmctl.accounting.ledger import ledger_for_settings
+from phmctl.accounting.ledger import ledger_for_recipe, ledger_for_settings
 from phmctl.accounting.published import published_tables
 from phmctl.data.preparation import choose_section
+from phmctl.models.classifiers import build_classifier
 from phmctl.models.transformer import build_transformer
 from phmctl.recipe.loading import common_overrides, load_recipe
-from phmctl.recipe.schema import TranslationRecipe
+from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.shipped import shipped, shipped_names
 
 ALL = shipped_names("recipes")
 NAMES = [name for name in ALL if isinstance(load_recipe(name), TranslationRecipe)]  # of translation
+CLASSIFICATION = [name for name in ALL if isinstance(load_recipe(name), ClassificationRecipe)]
+PAIRS = [name for name in CLASSIFICATION if load_recipe(name).model.kind == "lstm-pair"]
+ENCODERS = [name for name in CLASSIFICATION if load_recipe(name).model.kind == "encoder"]
 
 
 def test_the_experiments_that_have_cards_are_shipped():
@@ -35,6 +39,15 @@ def test_the_experiments_that_have_cards_are_shipped():
         "rotation-3d",
         "hamilton",
         "octonion",
+        "table1-snli",
+        "table1-snli-full",
+        "table1-mnli",
+        "table1-quora",
+        "table1-dialogue-nli",
+        "table1-scitail",
+        "snli-counterfactual",
+        "table5-agreement",
+        "agreement-resplit",
     }
 
 
@@ -151,3 +164,59 @@ def test_a_recipe_names_the_command_that_prepares_its_data(name):
     text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     (command,) = re.findall(r"^# Prepare its data: phmctl prepare-data (\S+)(?: --recipe (\S+))?$", text, re.MULTILINE)
     assert choose_section(command[0], command[1] or None, {}) == load_recipe(name).data
+
+
+# Classifiers.
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [
+        (name, choice)
+        for name in PAIRS
+        for choice in ({"n": 1}, {"n": 2}, {"n": 5}, {"n": 10}, {"algebra": "quaternion"})
+    ]
+    + [(name, choice) for name in ENCODERS for choice in ({"n": 1}, {"n": 2}, {"n": 4}, {"n": 8})]
+    + [(name, {"algebra": "quaternion"}) for name in ENCODERS],
+    ids=str,
+)
+def test_a_classifier_builds_in_each_row_of_its_table_with_the_published_count(name, choice):
+    recipe = load_recipe(name, common_overrides(**choice))
+    model = build_classifier(recipe.model, recipe.data.vocabulary, 3, device="meta")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    (table,) = published_tables("table1" if name in PAIRS else "table5")
+    counts = [candidate.count for row in table.rows for candidate in row.candidates if candidate.holds]
+    biases = 0 if recipe.model.algebra != "quaternion" or name in ENCODERS else 1200  # Table 1 leaves these out
+    assert table.measure(ledger_for_recipe(recipe)) - biases in counts
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_pair_classifiers_have_the_paper_s_setup(name):
+    recipe = load_recipe(name)
+    model, training = recipe.model, recipe.training
+    assert (model.width, model.embedding_width, model.hidden) == (300, 300, 300)  # appendix B.1
+    assert (training.optimizer, training.learning_rate, training.batch_size) == ("adam", 4e-4, 256)
+    assert (model.gates, model.cell) == ("separate", "standard")
+    assert model.combination == ("full" if name.endswith("-full") else "concat")
+
+
+PAPERS = ["table1-snli", "table1-mnli", "table1-quora", "table1-dialogue-nli", "table1-scitail"]
+
+
+def test_the_recipes_of_table_1_differ_in_corpus_and_length_alone():
+    first, *others = map(load_recipe, PAPERS)
+    lengths = {"steps", "log_every", "validate_every", "save_every"}
+    for other in others:
+        assert other.model == first.model
+        assert other.training.model_dump(exclude=lengths) == first.training.model_dump(exclude=lengths)
+    full = load_recipe("table1-snli-full")
+    assert full.model == first.model.model_copy(update={"combination": "full"})
+    assert (full.data, full.training) == (first.data, first.training)
+
+
+def test_the_agreement_recipes_are_one_model():
+    paper, own = load_recipe("table5-agreement"), load_recipe("agreement-resplit")
+    assert (paper.model, paper.training) == (own.model, own.training)
+    model = paper.model
+    assert (model.layers, model.heads, model.width, paper.training.steps) == (2, 4, 128, 10_000)  # appendix B.4
+    assert model.projections == "fused"
