@@ -1,0 +1,190 @@
+"""A second kind of task goes through the commands with nothing changed outside it: it is registered, no more."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.cli.main import app
+from phmctl.console import Table
+from phmctl.errors import RecipeError, UserError
+from phmctl.recipe.models import LinearSection
+from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
+from phmctl.recipe.sections import Section
+from phmctl.runs import Run
+from phmctl.tasks.base import Sizes, TaskKind, Trial
+from phmctl.tasks.registry import TASKS, task_kind
+from tests.training.fake import FakeModel, FakeTask
+
+
+class DigitModel(LinearSection):
+    kind: Literal["digit"] = "digit"
+
+
+class DigitRecipe(Recipe):
+    task: Literal["digit"] = "digit"
+    data: Section
+    model: DigitModel
+    training: CountedTraining
+
+
+class DigitReport:
+    def __init__(self, accuracy: float) -> None:
+        self.accuracy = accuracy
+
+    def as_json(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy}
+
+    def tables(self) -> list[Table]:
+        return [Table("digits", ["accuracy"], [[f"{self.accuracy:.2f}"]])]
+
+
+class DigitPredictor:
+    verb = "reading"
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.eval()
+
+    def about(self) -> dict[str, Any]:
+        return {"settings": {}}
+
+    def predict(self, lines: Iterable[str], *, window: int | None, advance: Callable[[int], None]) -> Iterator[int]:
+        for line in lines:
+            inputs = torch.eye(6)[int(line)]  # (6,)
+            yield int(self.model(inputs[None]).argmax())
+            advance(1)
+
+    def lines(self, found: Iterable[int]) -> Iterator[str]:
+        return map(str, found)
+
+    def as_json(self, found: Iterable[int]) -> dict[str, Any]:
+        return {"digits": list(found)}
+
+
+class DigitKind(TaskKind[DigitRecipe]):
+    recipe = DigitRecipe
+    commands = ("train", "eval", "decode", "count-params", "bench train")
+
+    def open(self, recipe: DigitRecipe, data: Path) -> FakeTask:
+        return FakeTask(rows=recipe.training.batch_size)
+
+    def sizes(self, recipe: DigitRecipe, data: Path | None = None) -> Sizes:
+        return Sizes({"digits": 4}, "digits: 4, as everywhere")
+
+    def build(self, settings: Any, sizes: Mapping[str, int], device: Any = None) -> nn.Module:
+        with torch.device(device or "cpu"):
+            return FakeModel()
+
+    def trial(self, recipe: DigitRecipe) -> Trial:
+        rows = recipe.training.batch_size
+        return Trial(rows, 1, lambda model: model(torch.ones(rows, 6)).sum(), "digits")
+
+    def evaluate(self, run: Run, split: str = "test", checkpoint: str = "best", **rest: Any) -> DigitReport:
+        self.check_options(rest["options"], ())
+        answers = list(self.predictor(run, checkpoint).predict("0123", window=None, advance=lambda count: None))
+        return DigitReport(sum(answer == digit for digit, answer in enumerate(answers)) / 4)
+
+    def predictor(self, run: Run, checkpoint: str = "best", device: str = "auto", **rest: Any) -> DigitPredictor:
+        self.check_options(rest.get("options"), ())
+        model, folder = FakeModel(), run.checkpoint(checkpoint)
+        load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
+        return DigitPredictor(model)
+
+    def split_lines(self, run: Run, split: str) -> list[str]:
+        return list("0123")
+
+
+KIND = DigitKind()
+TEXT = """\
+name: digits
+task: digit
+data: {}
+model: {}
+training:
+  steps: 300
+  batch_size: 16
+  learning_rate: 0.01
+  schedule: constant
+  warmup: 0
+  validate_every: 150
+  device: cpu
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(RECIPES, "digit", DigitRecipe)
+    monkeypatch.setitem(TASKS, "digit", f"{__name__}:KIND")
+    monkeypatch.setenv("PHMCTL_RUNS", str(tmp_path / "runs"))
+    path = tmp_path / "digits.yaml"
+    path.write_text(TEXT, encoding="utf-8")
+    return str(path)
+
+
+def call(*arguments: str, text: str = "") -> str:
+    result = CliRunner().invoke(app, arguments, input=text, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def refusal(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, UserError)
+    assert result.exception.exit_code == 2
+    return str(result.exception)
+
+
+def test_it_trains_and_answers_by_every_command(recipe: str) -> None:
+    run = call("train", recipe).strip()
+    assert Run.open(run).recipe_of(DigitRecipe).training.batch_size == 16
+    assert call("decode", run, text="0\n1\n2\n3\n") == "0\n1\n2\n3\n"
+    assert json.loads(call("decode", run, "--split", "test", "--json"))["digits"] == [0, 1, 2, 3]
+    assert json.loads(call("eval", run, "--json")) == {"accuracy": 1.0}
+    assert "1.00" in call("eval", run)
+
+
+def test_its_parameters_and_its_memory_are_counted(recipe: str) -> None:
+    parameters = sum(parameter.numel() for parameter in FakeModel().parameters())
+    (ledger,) = json.loads(call("count-params", recipe, "--json"))["variants"]
+    assert ledger["totals"]["parameters"] == parameters
+    assert ledger["sizes"] == {"digits": 4}
+    dry = json.loads(call("train", recipe, "--dry-run", "--json"))
+    assert dry["memory"]["parameters"] == 4 * parameters
+    assert dry["memory"]["activations"] > 0
+
+
+def test_its_training_is_measured_against_the_dense_twin(recipe: str) -> None:
+    result = json.loads(call("bench", "train", recipe, "--rounds", "1", "--batches", "2", "--json"))
+    assert [row["candidate"] for row in result["rows"]] == ["dense"]
+    assert result["batch_size"] == 16
+
+
+def test_what_it_does_not_have_is_refused_by_name(recipe: str) -> None:
+    assert refusal("bench", "decode", recipe) == (
+        "bench decode: task 'digit' does not have it; it has train, eval, decode, count-params, bench train"
+    )
+    assert "prepare-data: task 'digit' does not have it" in refusal("prepare-data", "mine", "--recipe", recipe)
+    run = call("train", recipe, "--steps", "1").strip()
+    assert refusal("decode", run, "--beam", "4", "--n-best", "2") == (
+        "--beam, --n-best: task 'digit' has no such option; it has none of its own"
+    )
+    assert "--lowercase: task 'digit' has no such option" in refusal("eval", run, "--lowercase")
+
+
+def test_a_task_that_is_not_there() -> None:
+    with pytest.raises(RecipeError, match=r"no task 'translatoin' \(did you mean 'translation'\?\)"):
+        task_kind("translatoin")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_found_and_has_the_recipe_of_its_name(name: str) -> None:
+    kind = task_kind(name)
+    assert kind.name == name
+    assert RECIPES[name] is kind.recipe
+    assert kind.commands
