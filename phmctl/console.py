@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import StdoutError
@@ -72,6 +73,20 @@ def _discard_stdout() -> None:
 def emit_json(value: Any) -> None:
     """Print the one JSON document of a ``--json`` call on stdout; raises as :func:`emit` does."""
     emit(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to print; the fields are the arguments of :func:`print_table`."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    text: Sequence[int] = ()
+
+    def show(self) -> None:
+        """Print it on stdout."""
+        print_table(self.title, self.columns, self.rows, text=self.text)
 
 
 def print_table(

@@ -18,8 +18,9 @@ FLOORS = (
     {"nn", "data"},
     {"models"},
     {"decoding"},
+    {"evaluation"},
     {"tasks"},
-    {"training", "evaluation", "accounting", "benchmarks"},
+    {"training", "accounting", "benchmarks"},
     {"cli"},
 )
 # Imports of a second and more, or that only some commands need.

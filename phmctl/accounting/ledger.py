@@ -9,25 +9,17 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, singledispatch
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import nn
 
-from phmctl.errors import RecipeError
-from phmctl.models.classifiers import ClassifierSection, build_classifier
-from phmctl.models.transformer import build_transformer
+from phmctl.models.classifiers import ClassifierSection
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.schema import (
-    ClassificationRecipe,
-    LinearSection,
-    PairClassifierSection,
-    Recipe,
-    StackSection,
-    TransformerSection,
-    TranslationRecipe,
-)
+from phmctl.recipe.schema import LinearSection, Recipe, StackSection, TransformerSection
+from phmctl.tasks.base import Sizes, TaskKind
+from phmctl.tasks.registry import kind_of, task_kind
 
 Kind = Literal["map", "norm", "embedding", "generator", "other"]
 
@@ -108,7 +100,7 @@ class Ledger:
     Attributes:
         name: what the model is called in tables.
         settings: the model.
-        vocabularies: rows of the source and of the target table, or of a classifier's one, as asked for.
+        sizes: what the data decides of the model's size, by the task's names: ``source`` and ``target`` token types.
         rows: one a module that holds parameters, in the model's order.
         rules: number of distinct learned rules, K.
         unscaled: parameters of the dense model with ``upsize: 1``; None where that is the dense twin itself.
@@ -117,7 +109,7 @@ class Ledger:
 
     name: str
     settings: LinearSection
-    vocabularies: tuple[int, ...]
+    sizes: Mapping[str, int]
     rows: tuple[Row, ...]
     rules: int
     unscaled: int | None = None
@@ -151,7 +143,8 @@ class Ledger:
         return {
             "name": self.name,
             "model": self.settings.model_dump(),
-            "vocabularies": list(self.vocabularies),
+            "sizes": dict(self.sizes),
+            "vocabularies": [size for name, size in self.sizes.items() if name != "classes"],
             "rules": self.rules,
             "rows": [asdict(row) | {"parameters": row.parameters} for row in self.rows],
             "totals": self.totals.as_json(),
@@ -162,75 +155,58 @@ class Ledger:
         }
 
 
-@singledispatch
-def ledger_for_recipe(recipe: Recipe, vocabularies: tuple[int, ...] | None = None) -> Ledger:
-    """Count a recipe's model. Each class of recipes that has something to count registers how.
+def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
+    """Count a recipe's model.
 
     Args:
         recipe: the experiment.
-        vocabularies: the sizes of the trained tokenizers: (source, target) of translation, one of classification. None
-            takes what the recipe asks for, and a note says so: a corpus may hold fewer token types.
+        sizes: what the data decides of the model's size. None takes what the recipe asks for, and a note says so.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
-        RecipeError: recipes of this task have no ledger.
     """
-    raise RecipeError(f"{recipe.name}: a recipe of task {recipe.task!r} has no ledger of parameters")
-
-
-@ledger_for_recipe.register
-def _(recipe: TranslationRecipe, vocabularies: tuple[int, int] | None = None) -> Ledger:
-    asked = (recipe.data.vocabulary, recipe.data.vocabulary)
-    ledger = ledger_for_settings(recipe.model, *(vocabularies or asked), name=f"{recipe.name} {recipe.variant}")
-    return ledger if vocabularies else _asked_for(ledger, recipe.data.vocabulary)
-
-
-@ledger_for_recipe.register
-def _(recipe: ClassificationRecipe, vocabularies: tuple[int] | None = None) -> Ledger:
-    (vocabulary,) = vocabularies or (recipe.data.vocabulary,)
-    ledger = ledger_for_classifier(recipe.model, vocabulary, name=f"{recipe.name} {recipe.variant}")
-    return ledger if vocabularies else _asked_for(ledger, vocabulary)
-
-
-def _asked_for(ledger: Ledger, vocabulary: int) -> Ledger:
-    text = f"vocabulary: {vocabulary:,}, as the recipe asks; a trained tokenizer may be smaller"
-    return replace(ledger, notes=(text, *ledger.notes))
+    kind = kind_of(recipe)
+    sizes = sizes or kind.sizes(recipe)
+    ledger = ledger_for(kind, recipe.model, sizes.values, name=f"{recipe.name} {recipe.variant}")
+    notes = () if sizes.trained or not sizes.note else (sizes.note,)
+    return replace(ledger, notes=(*notes, *ledger.notes))
 
 
 def ledger_for_classifier(
     settings: ClassifierSection, vocabulary: int, classes: int = 2, *, name: str = "model"
 ) -> Ledger:
-    """Count a classifier, without allocating its weights.
-
-    Raises:
-        DimensionError: n does not divide a dimension; names the nearest that do.
-    """
-    rows, rules = rows_of(build_classifier(settings, vocabulary, classes, device="meta"))
-    unscaled = None
-    if isinstance(settings, StackSection) and settings.upsize > 1:
-        base = settings.dense_twin.model_copy(update={"upsize": 1})
-        unscaled = ledger_for_classifier(base, vocabulary, classes).totals.parameters
-    notes = [f"the map to the classes is counted for {classes} of them"]
-    if isinstance(settings, PairClassifierSection) and settings.embeddings != "trained":
-        notes.append("the embedding is trained where the data has no vectors, and ready and fixed where it has")
-    notes += [_unscaled_note(settings.upsize, unscaled)] if unscaled and isinstance(settings, StackSection) else []
-    return Ledger(name, settings, (vocabulary,), rows, rules, unscaled, tuple(notes))
+    """Count a classifier; see :func:`ledger_for`."""
+    return ledger_for(task_kind("classification"), settings, {"vocabulary": vocabulary, "classes": classes}, name=name)
 
 
 def ledger_for_settings(
     settings: TransformerSection, source_vocabulary: int, target_vocabulary: int, *, name: str = "model"
 ) -> Ledger:
-    """Count a model, without allocating its weights.
+    """Count a translator's model; see :func:`ledger_for`."""
+    sizes = {"source": source_vocabulary, "target": target_vocabulary}
+    return ledger_for(task_kind("translation"), settings, sizes, name=name)
+
+
+def ledger_for(
+    kind: TaskKind[Any], settings: LinearSection, sizes: Mapping[str, int], *, name: str = "model"
+) -> Ledger:
+    """Count a model of any task, without allocating its weights.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    model = build_transformer(settings, source_vocabulary, target_vocabulary, device="meta")
-    rows, rules = rows_of(model)
-    vocabularies = (source_vocabulary, target_vocabulary)
-    unscaled = _unscaled(settings, vocabularies) if settings.upsize > 1 else None
-    notes = tuple(_notes(settings, vocabularies, rows, unscaled))
-    return Ledger(name, settings, vocabularies, rows, rules, unscaled, notes)
+    rows, rules = rows_of(kind.build(settings, sizes, device="meta"))
+    notes = [*kind.notes(settings, sizes), *_padded(rows, kind.tables(settings, sizes))]
+    unscaled = None
+    if isinstance(settings, StackSection) and settings.upsize > 1:
+        # The dense model that a † row is measured against: the same widths, before they are doubled.
+        base = settings.dense_twin.model_copy(update={"upsize": 1})
+        unscaled = ledger_for(kind, base, sizes).totals.parameters
+        notes.append(
+            f"upsize {settings.upsize}: the dense twin has the doubled widths too; "
+            f"the dense model without upsize has {unscaled:,} parameters"
+        )
+    return Ledger(name, settings, sizes, rows, rules, unscaled, tuple(notes))
 
 
 def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
@@ -285,28 +261,9 @@ def _sums(rows: Iterable[Row]) -> dict[str, Any]:
     return {name: sum(getattr(row, name) for row in rows) for name in _SUMMED}
 
 
-def _unscaled(settings: TransformerSection, vocabularies: tuple[int, int]) -> int:
-    """Count the dense model that a † row is measured against: the same widths, before they are doubled."""
-    base = settings.model_copy(update={"upsize": 1, "algebra": "real", "n": 1})
-    return ledger_for_settings(base, *vocabularies).totals.parameters
-
-
-def _notes(
-    settings: TransformerSection, vocabularies: tuple[int, int], rows: Sequence[Row], unscaled: int | None
-) -> Iterator[str]:
-    served = ["source"] * settings.share_embeddings + ["target"] + ["generator"] * (settings.generator == "tied")
-    if len(served) > 1:
-        yield f"one table serves {', '.join(served[:-1])} and {served[-1]}"
+def _padded(rows: Sequence[Row], tables: Mapping[str, int]) -> Iterator[str]:
+    """Yield the tables that have more rows than were asked for."""
     for row in rows:
-        asked = vocabularies[1] if row.kind == "generator" or "target" in row.component else vocabularies[0]
-        if row.kind in VOCABULARY_KINDS and row.shape[0] != asked:
+        asked = tables.get(row.component, row.shape[0])
+        if row.shape[0] != asked:
             yield f"{row.component}: {asked:,} token types, held in {row.shape[0]:,} rows, which n must divide"
-    if unscaled is not None:
-        yield _unscaled_note(settings.upsize, unscaled)
-
-
-def _unscaled_note(upsize: int, unscaled: int) -> str:
-    return (
-        f"upsize {upsize}: the dense twin has the doubled widths too; "
-        f"the dense model without upsize has {unscaled:,} parameters"
-    )

@@ -9,7 +9,7 @@ from phmctl.console import emit_json, print_table
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.timing import Spread
-    from phmctl.recipe.schema import TranslationRecipe
+    from phmctl.recipe.schema import Recipe
 
 bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
 
@@ -157,7 +157,7 @@ def bench_train(
     rounds: Rounds = 10,
     json: options.Json = False,
 ) -> None:
-    """Training steps against the dense twin and a bare ``nn.Transformer``, on the recipe's prepared data."""
+    """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data."""
     from phmctl.benchmarks.training import bench_training
     from phmctl.data.store import data_root
 
@@ -202,8 +202,13 @@ def bench_decode(
     """Beam search against the dense twin, against no cache and no batches, and against the machine's sgemm."""
     from phmctl.benchmarks.decoding import bench_decoding
     from phmctl.data.store import data_root
+    from phmctl.recipe.loading import expect
+    from phmctl.recipe.schema import TranslationRecipe
+    from phmctl.tasks.registry import kind_of
 
-    resolved = _recipe(recipe, n, algebra, device, settings)
+    given = _recipe(recipe, n, algebra, device, settings)
+    kind_of(given).require("bench decode")
+    resolved = expect(given, TranslationRecipe)
     result = bench_decoding(
         resolved, data or data_root(), split=split, sentences=sentences, uncached=uncached, rounds=rounds
     )
@@ -231,14 +236,10 @@ def bench_decode(
     print_table("a step at growing output lengths", ("length", "ms a step"), steps)
 
 
-def _recipe(
-    name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None
-) -> "TranslationRecipe":
-    from phmctl.recipe.loading import common_overrides, expect, load_recipe
-    from phmctl.recipe.schema import TranslationRecipe
+def _recipe(name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None) -> "Recipe":
+    from phmctl.recipe.loading import common_overrides, load_recipe
 
-    given = load_recipe(name, [*common_overrides(n=n, algebra=algebra, device=device), *(settings or [])])
-    return expect(given, TranslationRecipe)
+    return load_recipe(name, [*common_overrides(n=n, algebra=algebra, device=device), *(settings or [])])
 
 
 def _integers(option: str, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""``phmctl decode``: translate text with a trained run."""
+"""``phmctl decode``: what a trained run answers to lines of text."""
 
 import os
 import stat
@@ -6,14 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from phmctl.cli.options import Checkpoint, Device, Execution, Json, RunArgument, Threads
-
-if TYPE_CHECKING:
-    from phmctl.runs import Run
 
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")]
 Alpha = Annotated[float | None, typer.Option(help="Exponent of the length penalty. Default: the recipe's.")]
@@ -26,11 +23,9 @@ def decode(
         Path | None, typer.Option("--input", help="Text file, one sentence a line (default: stdin).")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Write the translations here, when all is done (default: stdout).")
+        Path | None, typer.Option(help="Write the answers here, when all is done (default: stdout).")
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Translate this split of the run's own text: test or valid.")
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Take this split of the run's own text: test or valid.")] = None,
     checkpoint: Checkpoint = "best",
     beam: Beam = None,
     alpha: Alpha = None,
@@ -40,80 +35,67 @@ def decode(
     batch_tokens: BatchTokens = None,
     execution: Execution = None,
     window: Annotated[
-        int, typer.Option(help="Lines read before they are translated together; 0: 1 at a terminal, else 1024.", min=0)
+        int, typer.Option(help="Lines read before they are answered together; 0: 1 at a terminal, else 1024.", min=0)
     ] = 0,
     device: Device = None,
     threads: Threads = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
     json: Json = False,
 ) -> None:
-    """Translate text: one line out for each line in, in order."""
+    """Translate or label text: one line out for each line in, in order.
+
+    --beam, --alpha, --n-best, --batch-tokens and --strict are a translator's.
+    """
     from phmctl.console import emit, emit_json
-    from phmctl.decoding.output import as_json, best_lines, n_best_lines
-    from phmctl.decoding.settings import change_decoding
-    from phmctl.decoding.translator import WINDOW
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
     from phmctl.files import write_atomic
-    from phmctl.recipe.schema import TranslationRecipe
     from phmctl.runs import Run
-    from phmctl.tasks.translation import load_translator
+    from phmctl.tasks.registry import kind_of
 
     if input_ is not None and split is not None:
         raise UserError("--input and --split exclude each other; leave one out")
     set_threads(threads)
     opened = Run.open(run)
-    lines = _lines(opened, input_, split)
-    settings = change_decoding(
-        opened.recipe_of(TranslationRecipe).decoding,
-        beam=beam,
-        alpha=alpha,
-        batch_tokens=batch_tokens,
-        execution=execution,
-    )
-    if n_best is not None and n_best > settings.beam:
-        raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")
-    translator = load_translator(opened, checkpoint, device or "auto", settings, cleaned=split is not None)
+    kind = kind_of(opened.recipe)
+    lines = _lines(input_) if split is None else kind.split_lines(opened, split)
+    given: dict[str, object] = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "execution": execution}
+    given |= {"n_best": n_best, "strict": strict or None}
+    options = {name: value for name, value in given.items() if value is not None}
+    predictor = kind.predictor(opened, checkpoint, device or "auto", options=options, own_text=split is not None)
     # A person who types lines waits for each; a file or a pipe is sorted and batched.
     typed = split is None and input_ is None and sys.stdin.isatty()
-    as_lines = best_lines if n_best is None else n_best_lines
     silent = output is not None or json or _stdout_is_a_file()
-    with _progress(lines, shown=silent and not typed) as advance:
-        found = translator.translate_stream(
-            lines, n_best=n_best or 1, strict=strict, window=window or (1 if typed else WINDOW), advance=advance
-        )
+    with _progress(predictor.verb, lines, shown=silent and not typed) as advance:
+        found = predictor.predict(lines, window=window or (1 if typed else None), advance=advance)
         if output is None and not json:
-            for line in as_lines(found):
+            for line in predictor.lines(found):
                 emit(f"{line}\n")
             return
         done = list(found)
     if output is not None:
-        write_atomic(output, "".join(f"{line}\n" for line in as_lines(done)))
+        write_atomic(output, "".join(f"{line}\n" for line in predictor.lines(done)))
     if json:
         where = None if output is None else str(output)
-        about = {"run": opened.name, "decoding": settings.model_dump(), "output": where}
-        emit_json(about | {"translations": as_json(done)})
+        emit_json({"run": opened.name, **predictor.about(), "output": where, **predictor.as_json(done)})
 
 
-def _lines(run: "Run", path: Path | None, split: str | None) -> Iterable[str]:
-    """Return the lines of a split, a file, or stdin."""
-    from phmctl.data.copies import read_text
+def _lines(path: Path | None) -> Iterable[str]:
+    """Return the lines of a file, or of stdin."""
     from phmctl.data.readers import decode_lines, read_lines
 
-    if split is not None:
-        return read_text(run, split, "source")
     return decode_lines(sys.stdin.buffer, "stdin") if path is None else read_lines(path)
 
 
 @contextmanager
-def _progress(lines: Iterable[str], *, shown: bool) -> Iterator[Callable[[int], None]]:
+def _progress(verb: str, lines: Iterable[str], *, shown: bool) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal where nothing else would be seen for long; a pipeline's log is left alone."""
     from phmctl.console import progress
 
     if not shown:
         yield lambda amount: None
         return
-    with progress("translating", len(lines) if isinstance(lines, list) else None, plain=False) as advance:
+    with progress(verb, len(lines) if isinstance(lines, list) else None, plain=False) as advance:
         yield advance
 
 

@@ -62,29 +62,28 @@ def train(
 def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
     """Print what a training would be: its recipe, its parameters, its batches and the memory it expects.
 
-    The vocabularies are those of the prepared data, if there is any, otherwise as large as the recipe asks.
+    The sizes are those of the prepared data, if there is any, otherwise what the recipe asks for.
     """
     from phmctl.accounting.ledger import ledger_for_recipe
     from phmctl.accounting.printing import print_ledger
-    from phmctl.data.store import data_root, trained_vocabularies
-    from phmctl.recipe.loading import dump_recipe, expect
-    from phmctl.recipe.schema import TranslationRecipe
+    from phmctl.data.store import data_root
+    from phmctl.recipe.loading import dump_recipe
+    from phmctl.tasks.registry import kind_of
     from phmctl.training.memory import expect_memory
 
-    recipe = expect(recipe, TranslationRecipe)
-    trained = trained_vocabularies(recipe.data, data or data_root())
-    ledger, memory = ledger_for_recipe(recipe, trained), expect_memory(recipe, trained)
+    sizes = kind_of(recipe).sizes(recipe, data or data_root())
+    ledger, memory = ledger_for_recipe(recipe, sizes), expect_memory(recipe, sizes.values)
     if json:
         document = {"recipe": recipe.model_dump(), "parameters": ledger.as_json(), "memory": memory.as_json()}
-        emit_json({**document, "vocabularies_from": "recipe" if trained is None else "prepared data"})
+        emit_json({**document, "vocabularies_from": "prepared data" if sizes.trained else "recipe"})
         return
     emit(f"{dump_recipe(recipe)}\n")
     print_ledger(ledger)
-    if trained is not None:
-        note("vocabulary: {:,} source and {:,} target token types, as in the prepared data".format(*trained))
+    if sizes.trained:
+        note(sizes.note)
     rows = [(name, f"{value / 1e6:,.1f}") for name, value in memory.as_json().items() if name in _MEMORY]
     print_table("memory expected", ("tensors", "MB"), rows)
     note(
-        f"batch: {memory.micro_batches} × {memory.sentences} sentences of {memory.length} tokens a side, or fewer "
-        f"longer ones ({recipe.training.batch_tokens:,} positions); the libraries and the allocator come on top"
+        f"batch: {memory.micro_batches} × {memory.sentences} {memory.words}; "
+        "the libraries and the allocator come on top"
     )

@@ -11,13 +11,13 @@ are made for this comparison and lie with the system's results, as ``test.agains
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from phmctl.checkpoints import MANIFEST, verify_checkpoint
-from phmctl.console import note, progress, warn
+from phmctl.console import Table, note, progress, warn
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.errors import RunError
 from phmctl.files import sha256, sha256_text, write_atomic, write_json
@@ -62,7 +62,7 @@ class Evaluation:
     against: str | None
     comparisons: list[Comparison]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return JSON values."""
         return {
             "run": self.run,
@@ -75,6 +75,41 @@ class Evaluation:
             "against": self.against,
             "paired_bootstrap": [asdict(comparison) for comparison in self.comparisons],
         }
+
+    def tables(self) -> Iterator[Table]:
+        """Yield what people are shown: the scores, BLEU by source length, the comparison if there is one."""
+        decoding = self.decoding
+        yield Table(
+            f"{self.run}, {self.split}: {self.sentences:,} sentences, "
+            f"checkpoint {self.checkpoint}, beam {decoding.beam}, alpha {decoding.alpha}",
+            ["metric", "score", "signature"],
+            [(score.name, f"{score.value:.2f}", score.signature) for score in self.scores],
+        )
+        yield Table(
+            "BLEU by source length", ["words", "sentences", "BLEU"], [_length_cells(one) for one in self.by_length]
+        )
+        if self.against:
+            yield Table(
+                f"paired bootstrap against {self.against} (± half the 95 % interval)",
+                ["metric", "baseline", "this run", "difference", "p", "signature"],
+                [_comparison_cells(one) for one in self.comparisons],
+            )
+
+
+def _length_cells(one: LengthBin) -> tuple[object, ...]:
+    words = f"{one.low}–{one.high}" if one.high else f"{one.low} and more"
+    return words, one.sentences, "–" if one.bleu is None else f"{one.bleu:.2f}"
+
+
+def _comparison_cells(one: Comparison) -> tuple[object, ...]:
+    return (
+        one.name,
+        f"{one.baseline:.2f} ± {one.baseline_interval:.2f}",
+        f"{one.system:.2f} ± {one.system_interval:.2f}",
+        f"{one.difference:+.2f}",
+        f"{one.p_value:.4f}",
+        one.signature,
+    )
 
 
 def evaluate(
@@ -126,7 +161,7 @@ def evaluate(
         against=None if against is None else against.name,
         comparisons=comparisons,
     )
-    write_json(_result(run, split, checkpoint, "json"), evaluation.as_dict())
+    write_json(_result(run, split, checkpoint, "json"), evaluation.as_json())
     return evaluation
 
 
@@ -176,7 +211,7 @@ def _decode(
 def _translate(
     run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection, device: str, keep_factors: bool
 ) -> list[str]:
-    from phmctl.tasks.translation import load_translator
+    from phmctl.decoding.loading import load_translator
 
     translator = load_translator(run, checkpoint, device, decoding, cleaned=True, keep_factors=keep_factors)
     with progress(f"decoding {len(lines):,} lines with {run.name}", len(lines)) as advance:

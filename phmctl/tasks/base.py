@@ -1,13 +1,27 @@
-"""The contract between task and trainer: the trainer knows batches, losses and scores, never what they are about."""
+"""What a task is to the rest of the house. Nothing else knows what a batch, a loss, a score or an answer is about.
 
-from collections.abc import Callable, Iterator, Mapping
+:class:`Task` is a recipe bound to its data: what the trainer asks. :class:`TaskKind` is what the commands ask, with or
+without data; there is one for each task, found by its name in :mod:`phmctl.tasks.registry`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from phmctl.console import Table
+from phmctl.errors import UserError
+from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
+
+R = TypeVar("R", bound=Recipe)
+
+USUAL_COMMANDS = ("prepare-data", "train", "eval", "decode", "count-params", "bench train")
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -59,3 +73,257 @@ class Task(Protocol):
     def furnish(self, run: Run) -> None:
         """Write into a new run what using it elsewhere needs: tokenizers, raw evaluation text."""
         ...
+
+
+# ------------------------------------------------------------------------------- what the commands ask of a task
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the data decides of a model's size.
+
+    Attributes:
+        values: by the task's own names, such as ``source`` and ``target`` for two vocabularies.
+        note: where they come from, for people.
+        trained: whether they are those of prepared data; otherwise they are what the recipe asks for.
+    """
+
+    values: Mapping[str, int]
+    note: str = ""
+    trained: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A full micro-batch of typical rows, to trace a training step with.
+
+    Attributes:
+        rows: how many.
+        length: tokens of each.
+        loss: runs the forward pass of a model, making its inputs on the way.
+        words: what the rows are, for people.
+    """
+
+    rows: int
+    length: int
+    loss: Callable[[nn.Module], Tensor]
+    words: str
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another model for the same batches, which ``bench train`` measures too.
+
+    Attributes:
+        model: on the device.
+        loss: of the model and a batch, a mean.
+        optimiser: its own; None is the recipe's.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module, Any], Tensor]
+    optimiser: torch.optim.Optimizer | None = None
+
+
+class Report(Protocol):
+    """What ``eval`` found."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        ...
+
+    def tables(self) -> Iterable[Table]:
+        """Return what people are shown."""
+        ...
+
+
+class Predictor(Protocol):
+    """A trained model that answers lines of text: ``decode``.
+
+    Attributes:
+        verb: what it does to them, for the progress bar.
+    """
+
+    verb: str
+
+    def about(self) -> dict[str, Any]:
+        """Return its settings, as JSON values."""
+        ...
+
+    def predict(self, lines: Iterable[str], *, window: int | None, advance: Callable[[int], None]) -> Iterator[Any]:
+        """Yield the answer to each line, in order, `window` lines at a time (None: as many as is good for speed)."""
+        ...
+
+    def lines(self, found: Iterable[Any]) -> Iterator[str]:
+        """Yield answers as lines of text."""
+        ...
+
+    def as_json(self, found: Iterable[Any]) -> dict[str, Any]:
+        """Return answers as JSON values, under the name that the task has for them."""
+        ...
+
+
+class Prepared(Protocol):
+    """Prepared data: its folder, and what its manifest says."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        ...
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The content of ``manifest.json``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What ``prepare-data`` was asked for.
+
+    Attributes:
+        name: the card, or the name of the user's own corpus.
+        root: the folder for raw and prepared data.
+        recipe: a recipe whose data section is taken instead of the card's proposal, or None.
+        settings: fields of the data section that were set by hand.
+        source: a folder with the card's files, or None.
+        files: the user's own files, by split.
+        workers: threads of the tokenizer.
+        force: prepare even if nothing has changed.
+    """
+
+    name: str
+    root: Path
+    recipe: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    source: Path | None = None
+    files: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    workers: int = 1
+    force: bool = False
+
+
+class TaskKind(ABC, Generic[R]):
+    """A kind of task, as the commands know it: all that is particular to it is asked of this object.
+
+    Attributes:
+        recipe: the class of its recipes; their ``task`` is the name in the registry.
+        commands: those that the task has. The methods of the others are left as they are here: clear errors.
+    """
+
+    recipe: type[R]
+    commands: Sequence[str] = USUAL_COMMANDS
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return str(self.recipe.model_fields["task"].default)
+
+    def prepare(self, asked: Preparation) -> Prepared:
+        """Prepare a corpus. Raises DataError, RecipeError, OutputError."""
+        raise self.lacks("prepare-data")
+
+    def preparation_tables(self, manifest: Mapping[str, Any]) -> Iterable[Table]:
+        """Return what people are shown of prepared data."""
+        raise self.lacks("prepare-data")
+
+    def open(self, recipe: R, data: Path) -> Task:
+        """Bind a recipe to its data below the data folder. Raises DataError if it is not prepared."""
+        raise self.lacks("train")
+
+    @abstractmethod
+    def sizes(self, recipe: R, data: Path | None = None) -> Sizes:
+        """Return the sizes that prepared data gives the model; what the recipe asks for if there is none."""
+
+    @abstractmethod
+    def build(self, settings: Any, sizes: Mapping[str, int], device: torch.device | str | None = None) -> nn.Module:
+        """Build the untrained model of a recipe's ``model`` section; on ``meta`` nothing is allocated."""
+
+    def trial(self, recipe: R) -> Trial:
+        """Return a full micro-batch to trace a training step with."""
+        raise self.lacks("train")
+
+    def evaluate(
+        self,
+        run: Run,
+        split: str = "test",
+        checkpoint: str = "best",
+        *,
+        against: Run | None = None,
+        device: str = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> Report:
+        """Score a run on a split, write the scores into it, and compare it with another run if there is one.
+
+        Raises:
+            RunError: something is missing or damaged, or the runs do not compare.
+            UserError: an option that the task does not have.
+        """
+        raise self.lacks("eval")
+
+    def predictor(
+        self,
+        run: Run,
+        checkpoint: str = "best",
+        device: str = "auto",
+        *,
+        options: Mapping[str, Any] | None = None,
+        own_text: bool = False,
+    ) -> Predictor:
+        """Load a run's model, ready to answer lines; `own_text` says that they will be those of a split of the run.
+
+        Raises:
+            RunError: something is missing or damaged.
+            UserError: an option that the task does not have.
+        """
+        raise self.lacks("decode")
+
+    def split_lines(self, run: Run, split: str) -> list[str]:
+        """Return a split of the run's own text as lines that its predictor takes. Raises RunError."""
+        raise self.lacks("decode")
+
+    def tables(self, settings: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Return, by module name, the rows asked of each table whose size is a vocabulary's."""
+        return {}
+
+    def notes(self, settings: Any, sizes: Mapping[str, int]) -> Iterable[str]:
+        """Return what a reader of the model's parameter counts must know."""
+        return ()
+
+    def rivals(self, task: Any, device: torch.device) -> Mapping[str, Rival]:
+        """Return other models that ``bench train`` measures on the task's batches."""
+        return {}
+
+    def real_share(self, task: Any) -> float:
+        """Return the share of an epoch's positions that hold a token, not padding."""
+        return 1.0
+
+    def require(self, command: str) -> None:
+        """Refuse a command that the task does not have.
+
+        Raises:
+            UserError: the message names those that it has.
+        """
+        if command not in self.commands:
+            raise self.lacks(command)
+
+    def lacks(self, command: str) -> UserError:
+        """Return the error that says what the task has instead of a command."""
+        return UserError(f"{command}: task {self.name!r} does not have it; it has {', '.join(self.commands)}")
+
+    def check_options(self, given: Mapping[str, Any] | None, known: Sequence[str]) -> dict[str, Any]:
+        """Return the options that were given, all of them the task's.
+
+        Raises:
+            UserError: one is not; the message names those that it has.
+        """
+        options = dict(given or {})
+        wrong = [option_name(name) for name in options if name not in known]
+        if wrong:
+            has = ", ".join(map(option_name, known)) or "none of its own"
+            raise UserError(f"{', '.join(wrong)}: task {self.name!r} has no such option; it has {has}")
+        return options
+
+
+def option_name(name: str) -> str:
+    """Return a key as the command line writes it: ``--batch-tokens``."""
+    return f"--{name.replace('_', '-')}"

@@ -8,20 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.batching import Batch, collate, costs, plan_batches
-from phmctl.data.catalog import Cleaning
-from phmctl.data.copies import load_cleaning, load_tokenizers, write_copies
+from phmctl.data.copies import load_tokenizers, write_copies
 from phmctl.data.store import ParallelSplit, PreparedData
-from phmctl.data.tokenization import TokenizerPair
 from phmctl.decoding.translator import Translator
-from phmctl.devices import pick_device
 from phmctl.errors import DataError, RunError
 from phmctl.metrics.text import bleu
 from phmctl.models.transformer import Transformer, build_transformer
-from phmctl.nn.kept_factors import set_execution
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.recipe.schema import DecodingSection, TranslationRecipe
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import DATA, Run
 from phmctl.tasks.base import Autocast
 
@@ -45,7 +40,8 @@ class TranslationTask:
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
         """Build the untrained model for the tokenizers' sizes."""
-        return build_model(self.recipe, self.prepared.tokenizers, device)
+        sizes = self.prepared.tokenizers
+        return build_transformer(self.recipe.model, sizes.source.size, sizes.target.size, device)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield an epoch's training batches from the `start`-th."""
@@ -145,52 +141,3 @@ class TranslationTask:
         hypotheses = [best[0].text for best in translator.translate(split.source_text)]
         lowercase = self.prepared.tokenizers.target.lowercase
         return bleu(hypotheses, split.target_text, lowercase=lowercase).value
-
-
-def build_model(
-    recipe: TranslationRecipe, tokenizers: TokenizerPair, device: torch.device | str | None = None
-) -> Transformer:
-    """Build a recipe's untrained model for tokenizers of their real sizes."""
-    return build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, device)
-
-
-def load_translator(
-    run: Run,
-    checkpoint: str = "best",
-    device: str = "auto",
-    decoding: DecodingSection | None = None,
-    *,
-    cleaned: bool = False,
-    keep_factors: bool = True,
-) -> Translator:
-    """Load a run's model and tokenizers, ready to translate.
-
-    Args:
-        run: the run.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        decoding: beam search settings other than the recipe's.
-        cleaned: the lines will be the run's own text, which has been cleaned already. Twice is once too often:
-            ``&amp;lt;`` stands for ``&lt;``, and that for ``<``.
-        keep_factors: where the maps are to be applied by rank, write the factors that are found into the run.
-
-    Raises:
-        RunError: the checkpoint, the tokenizer or the data's manifest is missing or damaged.
-    """
-    tokenizers = load_tokenizers(run)
-    target = pick_device(device)
-    recipe = run.recipe_of(TranslationRecipe)
-    model = build_model(recipe, tokenizers, target)
-    folder = run.checkpoint(checkpoint)
-    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
-    model.eval()
-    settings = decoding or recipe.decoding
-    set_execution(model, settings.execution, folder, keep=keep_factors)
-    return Translator(
-        model,
-        tokenizers,
-        settings,
-        target,
-        max_source_tokens=recipe.data.max_tokens,
-        cleaning=Cleaning() if cleaned else load_cleaning(run),
-    )

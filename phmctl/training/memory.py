@@ -5,17 +5,16 @@ allocator's slack, kernels' workspaces, Python and the libraries (some hundred M
 as full, with all sentences of one typical length.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phmctl.models.transformer import build_transformer
-from phmctl.nn.loss import vocabulary_loss
-from phmctl.recipe.schema import TranslationRecipe
+from phmctl.recipe.schema import Recipe
+from phmctl.tasks.registry import kind_of
 
-TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
 _FLOAT = 4  # bytes of a float32 number
 
 
@@ -24,13 +23,14 @@ class MemoryExpectation:
     """What a step keeps in memory at its fullest, in bytes, and the batch that this was computed for.
 
     Attributes:
-        sentences: of a micro-batch.
-        length: tokens of each side.
+        sentences: rows of a micro-batch.
+        length: tokens of each.
         micro_batches: of an optimiser step.
         parameters: float32 weights.
         gradients: as many.
         moments: Adam's two.
         activations: what the forward pass keeps for the backward pass.
+        words: what the rows of a micro-batch are, for people.
     """
 
     sentences: int
@@ -40,6 +40,7 @@ class MemoryExpectation:
     gradients: int
     moments: int
     activations: int
+    words: str = ""
 
     @property
     def total(self) -> int:
@@ -47,34 +48,35 @@ class MemoryExpectation:
         return self.parameters + self.gradients + self.moments + self.activations
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields and the total."""
-        return asdict(self) | {"total": self.total}
+        """Return the numbers and their total."""
+        numbers = {key: value for key, value in asdict(self).items() if key != "words"}
+        return numbers | {"total": self.total}
 
 
-def expect_memory(recipe: TranslationRecipe, vocabularies: tuple[int, int] | None = None) -> MemoryExpectation:
+def expect_memory(recipe: Recipe, sizes: Mapping[str, int] | None = None) -> MemoryExpectation:
     """Trace a recipe's training step; no memory is allocated for its tensors.
 
     Args:
         recipe: the experiment.
-        vocabularies: source and target tokenizer sizes; those that the recipe asks for by default.
+        sizes: what the data decides of the model's size; by default what the recipe asks for.
 
     Raises:
         DimensionError: n does not divide a dimension.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    source, target = vocabularies or (recipe.data.vocabulary, recipe.data.vocabulary)
-    length = min(TYPICAL_LENGTH, recipe.data.max_tokens)
-    sentences = max(recipe.training.batch_tokens // length, 1)
+    kind = kind_of(recipe)
+    trial = kind.trial(recipe)
     with FakeTensorMode():
-        model = build_transformer(recipe.model, source, target, "cpu")
-        activations = _kept_bytes(model, sentences, length, recipe.training.precision)
+        model = kind.build(recipe.model, kind.sizes(recipe).values if sizes is None else sizes, "cpu")
+        activations = _kept_bytes(model, trial.loss, recipe.training.precision)
     weights = _FLOAT * sum(parameter.numel() for parameter in model.parameters())
     accumulate = recipe.training.accumulate
-    return MemoryExpectation(sentences, length, accumulate, weights, weights, 2 * weights, activations)
+    numbers = (accumulate, weights, weights, 2 * weights, activations)
+    return MemoryExpectation(trial.rows, trial.length, *numbers, words=trial.words)
 
 
-def _kept_bytes(model: nn.Module, sentences: int, length: int, precision: str) -> int:
+def _kept_bytes(model: nn.Module, loss: Callable[[nn.Module], Tensor], precision: str) -> int:
     """Return the bytes of all distinct storages, parameters aside, that the forward pass saves."""
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -85,11 +87,8 @@ def _kept_bytes(model: nn.Module, sentences: int, length: int, precision: str) -
             kept[storage._cdata] = storage
         return tensor
 
-    ids = torch.ones(sentences, length, dtype=torch.int64)  # (B, T)
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
-        hidden = model(ids, ids)  # (B, T, d)
-        weight, bias = model.output_map()  # type: ignore[operator]
-        loss, _ = vocabulary_loss(hidden, weight, bias, ids)
-    del loss
+        total = loss(model)
+    del total
     return sum(storage.nbytes() for storage in kept.values())

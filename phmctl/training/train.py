@@ -9,8 +9,7 @@ import torch
 
 from phmctl.checkpoints import AVERAGE, Checkpoint, load_model
 from phmctl.devices import pick_device, set_threads
-from phmctl.recipe.loading import expect
-from phmctl.recipe.schema import Recipe, TranslationRecipe
+from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
 from phmctl.training.averaging import average_checkpoints, averaged_steps
 from phmctl.training.metrics_log import MetricsLog, summary_writer
@@ -83,13 +82,12 @@ def train(
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.
     """
-    from phmctl.data.store import PreparedData, data_root
-    from phmctl.tasks.translation import TranslationTask
+    from phmctl.data.store import data_root
+    from phmctl.tasks.registry import kind_of
 
     root = runs or runs_root()
     old = run_to_resume(root, recipe, run) if resume or run is not None else None
-    known = expect(recipe, TranslationRecipe)
-    task = TranslationTask(known, PreparedData.find(known.data, data or data_root()))
+    task = kind_of(recipe).open(recipe, data or data_root())
     return train_task(task, recipe, root, old=old, checkpoint=checkpoint, quiet=quiet)
 
 

@@ -95,8 +95,8 @@ def test_a_classifier_s_recipe_and_one_that_has_no_ledger(tmp_path):
     path.write_text(head.format(task="classification", data="card: x\n  vocabulary: 50", kind="encoder"))
     dense, phm = count_parameters(str(path), ns=[1, 8]).ledgers
     assert dense.totals.embedding == phm.totals.embedding == 50 * 128
-    assert dense.vocabularies == (50,)
+    assert dense.sizes == {"vocabulary": 50, "classes": 2}
     assert any("as the recipe asks" in text for text in phm.notes)
     path.write_text(head.format(task="rule", data="product: hamilton", kind="rule"))
-    with pytest.raises(RecipeError, match="task 'rule' has no ledger"):
+    with pytest.raises(RecipeError, match="no task 'rule'"):
         count_parameters(str(path))

@@ -11,6 +11,7 @@ from phmctl.models.transformer import build_transformer
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import TransformerSection
+from phmctl.tasks.base import Sizes
 
 SMALL = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 2}
 N = 4
@@ -158,7 +159,7 @@ def test_a_vocabulary_that_n_does_not_divide_is_rounded_up_and_said():
 def test_a_recipe_s_vocabulary_is_called_a_request():
     recipe = load_recipe("miniature", common_overrides(n=4))
     asked = ledger_for_recipe(recipe)
-    known = ledger_for_recipe(recipe, (1000, 1000))
+    known = ledger_for_recipe(recipe, Sizes({"source": 1000, "target": 1000}, trained=True))
     assert any("as the recipe asks" in text for text in asked.notes)
     assert not any("as the recipe asks" in text for text in known.notes)
     assert asked.totals.embedding - known.totals.embedding == (recipe.data.vocabulary - 1000) * recipe.model.width

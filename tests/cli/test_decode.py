@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from phmctl.cli.decode import decode
 from phmctl.cli.main import app
+from phmctl.decoding.loading import load_translator
 from phmctl.decoding.translator import WINDOW, Translator
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.runs import Run
-from phmctl.tasks.translation import load_translator
 from tests.decoding.conftest import TEXT
 from tests.evaluation.runs import SOURCES, make_run
 

@@ -41,7 +41,7 @@ def test_the_table_shows_scores_with_signatures(run: Run) -> None:
 
 
 def test_json_is_the_evaluation(run: Run) -> None:
-    assert json.loads(call(run.folder, "--json").stdout) == evaluate(run, device="cpu").as_dict()
+    assert json.loads(call(run.folder, "--json").stdout) == evaluate(run, device="cpu").as_json()
 
 
 def test_against_shows_the_bootstrap(run: Run, other: Run) -> None:

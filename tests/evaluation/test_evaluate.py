@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from phmctl.data.copies import read_text
+from phmctl.decoding.loading import load_translator
 from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
 from phmctl.evaluation import evaluate as module
 from phmctl.evaluation.evaluate import decode_split, evaluate
 from phmctl.metrics.text import bleu, bleu_by_length
 from phmctl.runs import Run
-from phmctl.tasks.translation import load_translator
 from tests.evaluation.runs import REFERENCES, SOURCES, make_run
 
 
@@ -47,7 +47,7 @@ def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
     assert found.sentences == len(SOURCES)
     assert found.checkpoint == "step-000002"
     assert found.comparisons == []
-    assert json.loads((run.results_folder / "test.json").read_text(encoding="utf-8")) == found.as_dict()
+    assert json.loads((run.results_folder / "test.json").read_text(encoding="utf-8")) == found.as_json()
 
 
 def test_translations_are_kept(run: Run, decodings: list[str]) -> None:

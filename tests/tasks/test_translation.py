@@ -17,12 +17,13 @@ from phmctl.data.preparation import prepare
 from phmctl.data.special import PAD
 from phmctl.data.store import PreparedData, SplitWriter
 from phmctl.data.tokenization import Tokenizer, TokenizerPair
+from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, RunError
 from phmctl.files import write_json
 from phmctl.nn.kept_factors import FILE
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.translation import TranslationTask, load_translator
+from phmctl.tasks.translation import TranslationTask
 
 
 @pytest.fixture(scope="module")

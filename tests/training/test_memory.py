@@ -1,17 +1,16 @@
 """The memory that a dry run expects."""
 
-from typing import Any
-
 import torch
 
 from phmctl.models.transformer import build_transformer
-from phmctl.training.memory import TYPICAL_LENGTH, _kept_bytes, expect_memory
+from phmctl.tasks.translation_kind import KIND, TYPICAL_LENGTH
+from phmctl.training.memory import _kept_bytes, expect_memory
 from tests.training.copying import copying_recipe
 
 
 def test_weights_gradients_and_moments_follow_from_the_parameters() -> None:
     recipe = copying_recipe()
-    expected = expect_memory(recipe, (80, 60))
+    expected = expect_memory(recipe, {"source": 80, "target": 60})
     parameters = sum(p.numel() for p in build_transformer(recipe.model, 80, 60).parameters())
     assert expected.parameters == expected.gradients == 4 * parameters
     assert expected.moments == 8 * parameters
@@ -29,25 +28,21 @@ def test_the_traced_activations_are_those_of_a_real_step() -> None:
     recipe = copying_recipe()
     expected = expect_memory(recipe)
     model = build_transformer(recipe.model, 80, 80)
-    assert _kept_bytes(model, expected.sentences, expected.length, "float32") == expected.activations
+    assert _kept_bytes(model, KIND.trial(recipe).loss, "float32") == expected.activations
 
 
-def test_a_linear_map_keeps_its_input(monkeypatch: Any) -> None:
+def test_a_linear_map_keeps_its_input() -> None:
     class Map(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.table = torch.nn.Embedding(7, 6)
             self.linear = torch.nn.Linear(6, 5)
 
-        def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return self.linear(self.table(source))
+        def forward(self, source: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.table(source)).sum()
 
-        def output_map(self) -> tuple[torch.Tensor, None]:
-            return torch.ones(7, 5), None
-
-    monkeypatch.setattr("phmctl.training.memory.vocabulary_loss", lambda hidden, *_: (hidden.sum(), None))
     ids, states = 2 * 3 * 8, 2 * 3 * 6 * 4  # the embedding keeps int64 ids, the map its float32 input
-    assert _kept_bytes(Map(), 2, 3, "float32") == ids + states
+    assert _kept_bytes(Map(), lambda model: model(torch.ones(2, 3, dtype=torch.int64)), "float32") == ids + states
 
 
 def test_bfloat16_keeps_less() -> None:

@@ -1,0 +1,196 @@
+"""Translation, as the commands know it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phmctl.console import Table
+from phmctl.data.batching import Batch, real_token_share
+from phmctl.data.copies import read_text
+from phmctl.data.preparation import choose_section, prepare_named
+from phmctl.data.store import PreparedData, trained_vocabularies
+from phmctl.data.summary import preparation_table
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.output import as_json, best_lines, n_best_lines
+from phmctl.decoding.settings import change_decoding
+from phmctl.decoding.translator import WINDOW, Translation, Translator
+from phmctl.errors import UserError
+from phmctl.evaluation.evaluate import Evaluation, evaluate
+from phmctl.models.bare import BareTransformer, bare_loss
+from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.nn.loss import vocabulary_loss
+from phmctl.recipe.schema import TransformerSection, TranslationRecipe
+from phmctl.runs import Run
+from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial
+from phmctl.tasks.translation import TranslationTask
+
+TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
+_SEARCH = ("beam", "alpha", "batch_tokens", "execution")
+
+
+class TranslationKind(TaskKind[TranslationRecipe]):
+    """Sequence to sequence: beam search, BLEU, two vocabularies."""
+
+    recipe = TranslationRecipe
+    commands = (*USUAL_COMMANDS, "bench decode")
+
+    def prepare(self, asked: Preparation) -> PreparedData:
+        """Clean and tokenize a corpus of sentence pairs."""
+        section = choose_section(asked.name, asked.recipe, asked.settings)
+        return prepare_named(
+            section,
+            root=asked.root,
+            source=asked.source,
+            files=asked.files,
+            workers=asked.workers,
+            force=asked.force,
+        )
+
+    def preparation_tables(self, manifest: Mapping[str, Any]) -> list[Table]:
+        """Return what was read, kept and dropped."""
+        return [preparation_table(manifest)]
+
+    def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
+        """Bind a recipe to its prepared pairs."""
+        return TranslationTask(recipe, PreparedData.find(recipe.data, data))
+
+    def sizes(self, recipe: TranslationRecipe, data: Path | None = None) -> Sizes:
+        """Return the vocabularies, ``source`` and ``target``."""
+        trained = None if data is None else trained_vocabularies(recipe.data, data)
+        if trained is not None:
+            note = "vocabulary: {:,} source and {:,} target token types, as in the prepared data".format(*trained)
+            return Sizes({"source": trained[0], "target": trained[1]}, note, trained=True)
+        asked = recipe.data.vocabulary
+        note = f"vocabulary: {asked:,}, as the recipe asks; a trained tokenizer may be smaller"
+        return Sizes({"source": asked, "target": asked}, note)
+
+    def build(
+        self, settings: TransformerSection, sizes: Mapping[str, int], device: torch.device | str | None = None
+    ) -> Transformer:
+        """Build the Transformer for two vocabularies."""
+        return build_transformer(settings, sizes["source"], sizes["target"], device)
+
+    def trial(self, recipe: TranslationRecipe) -> Trial:
+        """Return a batch of sentences of one typical length."""
+        budget = recipe.training.batch_tokens
+        length = min(TYPICAL_LENGTH, recipe.data.max_tokens)
+        rows = max(budget // length, 1)
+
+        def loss(model: nn.Module) -> Tensor:
+            ids = torch.ones(rows, length, dtype=torch.int64)  # (B, T)
+            hidden = model(ids, ids)  # (B, T, d)
+            weight, bias = model.output_map()  # type: ignore[operator]
+            return vocabulary_loss(hidden, weight, bias, ids)[0]
+
+        words = f"sentences of {length} tokens a side, or fewer longer ones ({budget:,} positions)"
+        return Trial(rows, length, loss, words)
+
+    def evaluate(
+        self,
+        run: Run,
+        split: str = "test",
+        checkpoint: str = "best",
+        *,
+        against: Run | None = None,
+        device: str = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> Evaluation:
+        """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
+        given = self.check_options(options, (*_SEARCH, "lowercase"))
+        lowercase = given.pop("lowercase", None)
+        chosen = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
+        return evaluate(run, split, checkpoint, against=against, decoding=chosen, device=device, lowercase=lowercase)
+
+    def predictor(
+        self,
+        run: Run,
+        checkpoint: str = "best",
+        device: str = "auto",
+        *,
+        options: Mapping[str, Any] | None = None,
+        own_text: bool = False,
+    ) -> "TranslationPredictor":
+        """Load a run's model for beam search."""
+        given = self.check_options(options, (*_SEARCH, "n_best", "strict"))
+        n_best, strict = given.pop("n_best", None), given.pop("strict", False)
+        settings = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
+        if n_best is not None and n_best > settings.beam:
+            raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")
+        translator = load_translator(run, checkpoint, device, settings, cleaned=own_text)
+        return TranslationPredictor(translator, n_best, strict=strict)
+
+    def split_lines(self, run: Run, split: str) -> list[str]:
+        """Return a split's source text."""
+        return read_text(run, split, "source")
+
+    def tables(self, settings: TransformerSection, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return the tokenizers' types, which a table may hold in more rows."""
+        return {
+            "source_embedding": sizes["source"],
+            "target_embedding": sizes["target"],
+            "generator": sizes["target"],
+        }
+
+    def notes(self, settings: TransformerSection, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Yield what one table serves, if it serves more than one purpose."""
+        served = ["source"] * settings.share_embeddings + ["target"] + ["generator"] * (settings.generator == "tied")
+        if len(served) > 1:
+            yield f"one table serves {', '.join(served[:-1])} and {served[-1]}"
+
+    def rivals(self, task: TranslationTask, device: torch.device) -> dict[str, Rival]:
+        """Return a bare ``nn.Transformer`` of the same shape."""
+        sizes = task.prepared.tokenizers
+        model = BareTransformer(task.recipe.model, max(sizes.source.size, sizes.target.size)).to(device)
+        smoothing = task.recipe.training.label_smoothing
+
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            return bare_loss(model, batch.source, batch.target, smoothing)
+
+        return {"nn.Transformer": Rival(model, loss, torch.optim.Adam(model.parameters()))}
+
+    def real_share(self, task: TranslationTask) -> float:
+        """Return the share of real tokens in an epoch, both sides."""
+        split = task.prepared.split("train")
+        plan = task.plan(split, epoch=0, shuffle=True)
+        return real_token_share(plan, split.source.lengths, split.target.lengths)
+
+
+class TranslationPredictor:
+    """Translations of lines: the best of each, or several with their scores.
+
+    Args:
+        translator: does the work.
+        n_best: how many a line are wanted, with their numbers; None is the best one, as plain text.
+        strict: refuse over-long lines instead of cutting them.
+    """
+
+    verb = "translating"
+
+    def __init__(self, translator: Translator, n_best: int | None = None, *, strict: bool = False) -> None:
+        self.translator, self.n_best, self.strict = translator, n_best, strict
+
+    def about(self) -> dict[str, Any]:
+        """Return the settings of the search."""
+        return {"decoding": self.translator.settings.model_dump()}
+
+    def predict(
+        self, lines: Iterable[str], *, window: int | None, advance: Callable[[int], None]
+    ) -> Iterator[Sequence[Translation]]:
+        """Yield each line's translations, best first."""
+        return self.translator.translate_stream(
+            lines, n_best=self.n_best or 1, strict=self.strict, window=window or WINDOW, advance=advance
+        )
+
+    def lines(self, found: Iterable[Sequence[Translation]]) -> Iterator[str]:
+        """Yield the best translation of each line, or its n best with number, rank and score."""
+        return best_lines(found) if self.n_best is None else n_best_lines(found)
+
+    def as_json(self, found: Iterable[Sequence[Translation]]) -> dict[str, Any]:
+        """Return ``translations``: a list a line."""
+        return {"translations": as_json(found)}
+
+
+KIND = TranslationKind()
