@@ -7,6 +7,7 @@ import pytest
 
 from phmctl.accounting.ledger import ledger_for_recipe, ledger_for_settings
 from phmctl.accounting.published import published_tables
+from phmctl.data.labelled_preparation import choose_labelled_section
 from phmctl.data.preparation import choose_section
 from phmctl.models.classifiers import build_classifier
 from phmctl.models.transformer import build_transformer
@@ -58,7 +59,7 @@ def test_a_recipe_is_named_after_its_file(name):
     assert recipe.description
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + CLASSIFICATION)
 def test_a_recipe_s_card_is_shipped(name):
     assert load_recipe(name).data.card in shipped_names("cards")
 
@@ -159,11 +160,12 @@ def test_a_recipe_named_after_its_card_wants_what_the_card_proposes(name):
     assert load_recipe(name).data == choose_section(name, None, {})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + CLASSIFICATION)
 def test_a_recipe_names_the_command_that_prepares_its_data(name):
     text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     (command,) = re.findall(r"^# Prepare its data: phmctl prepare-data (\S+)(?: --recipe (\S+))?$", text, re.MULTILINE)
-    assert choose_section(command[0], command[1] or None, {}) == load_recipe(name).data
+    choose = choose_section if name in NAMES else choose_labelled_section
+    assert choose(command[0], command[1] or None, {}) == load_recipe(name).data
 
 
 # Classifiers.
