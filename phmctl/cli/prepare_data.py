@@ -1,8 +1,7 @@
 """``phmctl prepare-data``: raw text to token ids on disk."""
 
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,20 +10,15 @@ from phmctl.cli.prepare_labelled import (
     ExtraSplit,
     Header,
     Label,
-    LabelledOptions,
     Quoting,
     Table,
     Text,
     Vectors,
-    prepare_labelled_named,
-    show_labelled,
 )
 from phmctl.errors import DataError
 
 if TYPE_CHECKING:
-    from phmctl.data.labelled import LabelledData
     from phmctl.data.listing import Listed
-    from phmctl.data.store import PreparedData
 
 _Files = tuple[Path, Path]
 
@@ -78,58 +72,36 @@ def prepare_data(
         return
     from phmctl.console import emit_json
     from phmctl.data.store import data_root
+    from phmctl.tasks.base import Preparation
+    from phmctl.tasks.registry import kind_for_corpus
 
     if name is None:
         raise DataError(
             "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
         )
     given = {"tokenizer": tokenizer, "vocabulary": vocabulary, "joint": joint, "max_tokens": max_tokens}
-    section = {key: value for key, value in given.items() if value is not None}
     named = {"train": train, "valid": valid, "test": test}
     files = {split: pair for split, pair in named.items() if pair is not None}
-    labelled = LabelledOptions(table, text, label, quoting, header, extra_split, vectors)
-    common = {"root": data or data_root(), "source": source, "workers": workers, "force": force}
-    prepare, show = _WAYS[_task_of(name, files, labelled)]
-    prepared = prepare(name, recipe, section, files, labelled, common)
+    labelled: dict[str, object] = {"table": table, "text": text, "label": label, "quoting": quoting, "header": header}
+    labelled |= {"extra_split": extra_split, "vectors": vectors}
+    options = {key: value for key, value in labelled.items() if value not in (None, [])}
+    kind = kind_for_corpus(name, recipe, [*files, *options])
+    asked = Preparation(
+        name,
+        data or data_root(),
+        recipe,
+        settings={key: value for key, value in given.items() if value is not None},
+        source=source,
+        files=files,
+        options=options,
+        workers=workers,
+        force=force,
+    )
+    prepared = kind.prepare(asked)
     if json:
         emit_json({"folder": str(prepared.folder), **prepared.manifest})
     else:
-        show(prepared.manifest)
-
-
-def _task_of(name: str, files: Mapping[str, _Files], labelled: LabelledOptions) -> str:
-    """Return the task that the data is for: that of the user's own files, else the card's."""
-    from phmctl.data.catalog import card_task
-
-    if files or labelled.table:
-        return "translation" if files else "classification"
-    return card_task(name)
-
-
-def _translation(
-    name: str,
-    recipe: str | None,
-    section: Mapping[str, Any],
-    files: Mapping[str, _Files],
-    labelled: LabelledOptions,
-    common: Mapping[str, Any],
-) -> "PreparedData":
-    from phmctl.data.preparation import choose_section, prepare_named
-
-    if labelled.given():
-        raise DataError(f"{', '.join(labelled.given())} is for labelled text; {name} is parallel text, to translate")
-    return prepare_named(choose_section(name, recipe, section), files=files, **common)
-
-
-def _classification(
-    name: str,
-    recipe: str | None,
-    section: Mapping[str, Any],
-    files: Mapping[str, _Files],
-    labelled: LabelledOptions,
-    common: Mapping[str, Any],
-) -> "LabelledData":
-    return prepare_labelled_named(name, recipe, section, labelled, **common)
+        kind.show_prepared(prepared.manifest)
 
 
 def _list(data: Path | None, *, as_json: bool) -> None:
@@ -167,48 +139,3 @@ def _what(card: "Listed") -> str:
         arrow = " → " if max(map(len, card.languages)) < 4 else " →\n"
         return arrow.join(card.languages)
     return f"{'pair' if card.texts == 2 else 'text'} → {len(card.labels) or '?'}"
-
-
-def _show(manifest: Mapping[str, Any]) -> None:
-    """Print what was read, kept and dropped, a line a split."""
-    from phmctl.console import print_table
-
-    splits = manifest["splits"]
-    dropped = sorted({reason for counts in splits.values() for reason in counts["dropped"]})
-    noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
-    titles = ["split", "read", *(f"− {_words(reason)}" for reason in dropped), "kept"]
-    titles += [f"of it {_words(reason)}" for reason in noted]
-    titles += [f"{side} tokens" for side in (manifest["source_language"], manifest["target_language"])]
-    print_table(
-        f"{manifest['corpus']}: {_vocabulary(manifest)}",
-        titles,
-        [[name, *_cells(counts, dropped, noted)] for name, counts in splits.items()],
-    )
-
-
-def _cells(counts: Mapping[str, Any], dropped: list[str], noted: list[str]) -> Iterator[str]:
-    yield f"{counts['read']:,}"
-    yield from (f"{counts['dropped'].get(reason, 0):,}" for reason in dropped)
-    yield f"{counts['kept']:,}"
-    yield from (f"{counts['noted'].get(reason, 0):,}" for reason in noted)
-    for side in ("source", "target"):
-        unknown = counts[side]["unknown"] / max(counts[side]["tokens"], 1)
-        yield f"{counts[side]['tokens']:,}" + (f" ({unknown:.1%} unknown)" if unknown else "")
-
-
-def _vocabulary(manifest: Mapping[str, Any]) -> str:
-    settings, sizes = manifest["settings"], manifest["token_types"]
-    if settings["joint"]:
-        return f"joint {settings['tokenizer']} vocabulary of {sizes['source']:,}"
-    return f"{settings['tokenizer']} vocabularies of {sizes['source']:,} and {sizes['target']:,}"
-
-
-def _words(reason: str) -> str:
-    return reason.replace("_", " ")
-
-
-# How the data of each task is prepared, and what was prepared is shown.
-_WAYS: Mapping[str, tuple[Callable[..., Any], Callable[[Mapping[str, Any]], None]]] = {
-    "translation": (_translation, _show),
-    "classification": (_classification, show_labelled),
-}

@@ -188,6 +188,7 @@ class Preparation:
         settings: fields of the data section that were set by hand.
         source: a folder with the card's files, or None.
         files: the user's own files, by split.
+        options: the task's own, as the command line has them.
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
     """
@@ -198,6 +199,7 @@ class Preparation:
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: Path | None = None
     files: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 1
     force: bool = False
 
@@ -208,10 +210,12 @@ class TaskKind(ABC, Generic[R]):
     Attributes:
         recipe: the class of its recipes; their ``task`` is the name in the registry.
         commands: those that the task has. The methods of the others are left as they are here: clear errors.
+        corpus_options: options of ``prepare-data`` that say that a corpus of the user's own files is for this task.
     """
 
     recipe: type[R]
     commands: Sequence[str] = USUAL_COMMANDS
+    corpus_options: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -222,8 +226,8 @@ class TaskKind(ABC, Generic[R]):
         """Prepare a corpus. Raises DataError, RecipeError, OutputError."""
         raise self.lacks("prepare-data")
 
-    def preparation_tables(self, manifest: Mapping[str, Any]) -> Iterable[Table]:
-        """Return what people are shown of prepared data."""
+    def show_prepared(self, manifest: Mapping[str, Any]) -> None:
+        """Print what people are shown of prepared data."""
         raise self.lacks("prepare-data")
 
     def open(self, recipe: R, data: Path) -> Task:

@@ -1,9 +1,10 @@
 """Which tasks there are. A task is imported when it is first asked for."""
 
 import importlib
+from collections.abc import Collection
 from typing import Any
 
-from phmctl.data.catalog import card_names, load_card
+from phmctl.data.catalog import card_names, card_task
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
@@ -34,13 +35,22 @@ def kind_of(recipe: Recipe) -> TaskKind[Any]:
     return task_kind(recipe.task)
 
 
-def kind_for_corpus(name: str, recipe: str | None = None) -> TaskKind[Any]:
-    """Return the kind of task that a corpus is prepared for: a recipe's, else its card's, else translation.
+def kind_for_corpus(name: str, recipe: str | None = None, given: Collection[str] = ()) -> TaskKind[Any]:
+    """Return the kind of task that a corpus is prepared for.
+
+    It is the one whose own options are given; else the card's; else, where there is no such card, the recipe's.
+
+    Args:
+        name: a card, or a name of the user's own corpus.
+        recipe: a recipe's name, or None.
+        given: the options, by name, that tell of a task.
 
     Raises:
-        RecipeError, DataError: there is no such recipe, or the card is not valid.
+        RecipeError, DataError: there is no such recipe, or no such card and no files.
     """
-    if recipe is not None:
+    for kind in map(task_kind, TASKS):
+        if set(given) & set(kind.corpus_options):
+            return kind
+    if recipe is not None and name not in card_names() and not name.endswith((".yaml", ".yml")):
         return kind_of(load_recipe(recipe))
-    is_card = name in card_names() or name.endswith((".yaml", ".yml"))
-    return task_kind(load_card(name).task if is_card else "translation")
+    return task_kind(card_task(name))

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.console import Table
 from phmctl.data.batching import Batch, real_token_share
 from phmctl.data.copies import read_text
 from phmctl.data.preparation import choose_section, prepare_named
@@ -17,14 +16,14 @@ from phmctl.decoding.loading import load_translator
 from phmctl.decoding.output import as_json, best_lines, n_best_lines
 from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.translator import WINDOW, Translation, Translator
-from phmctl.errors import UserError
+from phmctl.errors import DataError, UserError
 from phmctl.evaluation.evaluate import Evaluation, evaluate
 from phmctl.models.bare import BareTransformer, bare_loss
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial
+from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial, option_name
 from phmctl.tasks.translation import TranslationTask
 
 TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
@@ -36,9 +35,13 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     recipe = TranslationRecipe
     commands = (*USUAL_COMMANDS, "bench decode")
+    corpus_options = ("train", "valid", "test")
 
     def prepare(self, asked: Preparation) -> PreparedData:
         """Clean and tokenize a corpus of sentence pairs."""
+        if asked.options:
+            options = ", ".join(map(option_name, asked.options))
+            raise DataError(f"{options} is for labelled text; {asked.name} is parallel text, to translate")
         section = choose_section(asked.name, asked.recipe, asked.settings)
         return prepare_named(
             section,
@@ -49,9 +52,9 @@ class TranslationKind(TaskKind[TranslationRecipe]):
             force=asked.force,
         )
 
-    def preparation_tables(self, manifest: Mapping[str, Any]) -> list[Table]:
-        """Return what was read, kept and dropped."""
-        return [preparation_table(manifest)]
+    def show_prepared(self, manifest: Mapping[str, Any]) -> None:
+        """Print what was read, kept and dropped."""
+        preparation_table(manifest).show()
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
         """Bind a recipe to its prepared pairs."""

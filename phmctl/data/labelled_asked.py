@@ -1,0 +1,138 @@
+"""Preparing labelled text as the command line asks for it, and the table of what was prepared."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phmctl.errors import DataError
+
+if TYPE_CHECKING:
+    from phmctl.data.labelled import LabelledData
+    from phmctl.data.labelled_catalog import Rows
+
+
+@dataclass(frozen=True)
+class LabelledOptions:
+    """What the command line says of labelled text, as it was typed; None and empty where nothing was said."""
+
+    table: Sequence[str] | None = None
+    text: Sequence[str] | None = None
+    label: str | None = None
+    quoting: bool | None = None
+    header: bool | None = None
+    extra_split: Sequence[str] | None = None
+    vectors: Path | None = None
+
+    def given(self) -> list[str]:
+        """Return the options that were given."""
+        named = {f"--{each.name.replace('_', '-')}": getattr(self, each.name) for each in fields(self)}
+        return [name for name, value in named.items() if value not in (None, [], ())]
+
+    def rows(self) -> "Rows | None":
+        """Return how the user's tables are read; None where no column is named.
+
+        Raises:
+            DataError: a column is missing, or one that is no number where there is no header.
+        """
+        from pydantic import ValidationError
+
+        from phmctl.data.labelled_catalog import Rows
+
+        if not self.text and self.label is None:
+            return None
+        if not self.text or self.label is None or len(self.text) > 2:
+            raise DataError("tables want --text COLUMN (once, or twice for pairs) and --label COLUMN")
+        header = self.header is not False
+        try:
+            texts = tuple(_column(name, header) for name in self.text)
+            return Rows(texts=texts, label=_column(self.label, header), header=header, quoting=bool(self.quoting))
+        except (ValidationError, ValueError) as error:
+            raise DataError("with --no-header, --text and --label are numbers of columns, counted from 0") from error
+
+
+def _column(name: str, header: bool) -> str | int:
+    return name if header else int(name)
+
+
+def prepare_labelled_named(
+    name: str, recipe: str | None, section: Mapping[str, Any], options: LabelledOptions, **common: Any
+) -> "LabelledData":
+    """Prepare labelled text as the command line says.
+
+    Args:
+        name: the corpus.
+        recipe: a recipe's name, for the settings.
+        section: settings given by hand.
+        options: the options for labelled text.
+        common: root, source, workers and force, as :func:`phmctl.data.labelled_preparation.prepare_labelled` has them.
+    """
+    from phmctl.data.labelled_preparation import choose_labelled_section, prepare_labelled
+
+    if "joint" in section:
+        raise DataError(f"--joint and --separate are for translation; {name} is labelled text, with one vocabulary")
+    tables = _assigned("table", options.table, "SPLIT=FILE")
+    columns = [option for option in options.given() if option in ("--text", "--label", "--quoting", "--header")]
+    if columns and not tables:
+        raise DataError(f"{', '.join(columns)} is for your own tables: give those with --table SPLIT=FILE")
+    return prepare_labelled(
+        choose_labelled_section(name, recipe, section),
+        tables=tables,
+        rows=options.rows(),
+        quoting=options.quoting,
+        extra=_assigned("extra-split", options.extra_split, "SPLIT=DIR"),
+        vectors=options.vectors,
+        **common,
+    )
+
+
+def _assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str, Path]:
+    """Return what ``--option NAME=PATH`` says, by name."""
+    assigned: dict[str, Path] = {}
+    for value in values or ():
+        name, equals, path = value.partition("=")
+        if not (name and equals and path):
+            raise DataError(f"--{option} {value}: wants {form}")
+        if name in assigned:
+            raise DataError(f"--{option} {name} is given twice")
+        assigned[name] = Path(path)
+    return assigned
+
+
+def show_labelled(manifest: Mapping[str, Any]) -> None:
+    """Print what was read, kept and dropped, a line a split, and how much of the text has a word vector."""
+    from phmctl.console import note, print_table
+    from phmctl.data.labelled import coverage_of
+
+    splits = manifest["splits"]
+    dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
+    noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
+    titles = ["split", "read", *(f"− {_words(reason)}" for reason in dropped), "kept"]
+    titles += [*(f"of it {_words(reason)}" for reason in noted), "commonest label", "tokens"]
+    print_table(_title(manifest), titles, [[name, *_cells(splits[name], dropped, noted)] for name in splits])
+    if coverage := coverage_of(manifest):
+        note(coverage)
+
+
+def _title(manifest: Mapping[str, Any]) -> str:
+    labels = manifest["labels"]
+    classes = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels"
+    texts = "pairs" if manifest["texts"] == 2 else "texts"
+    kind, size = manifest["settings"]["tokenizer"], manifest["token_types"]["text"]
+    return f"{manifest['corpus']}: {texts}; {classes}; {kind} vocabulary of {size:,}"
+
+
+def _cells(counts: Mapping[str, Any], dropped: Sequence[str], noted: Sequence[str]) -> Iterator[str]:
+    yield f"{counts['read']:,}"
+    yield from (f"{counts['dropped'].get(reason, 0):,}" for reason in dropped)
+    yield f"{counts['kept']:,}"
+    yield from (f"{counts['noted'].get(reason, 0):,}" for reason in noted)
+    label = max(counts["labels"], key=counts["labels"].__getitem__)
+    yield f"{label} {counts['labels'][label] / counts['kept']:.1%}"
+    text = counts["text"]
+    unknown = text["unknown"] / max(text["tokens"], 1)
+    yield f"{text['tokens']:,}" + (f" ({unknown:.1%} unknown)" if unknown else "")
+
+
+def _words(reason: str) -> str:
+    return reason.replace("_", " ")
