@@ -19,21 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phmctl.algebra.bilinear import Factors
+from phmctl.algebra.cost import DENSE, FACTORED, RANK, cheapest
 from phmctl.algebra.kronecker import materialise
 from phmctl.algebra.rank_product import blocks_of, rank_product
 
+__all__ = ["AUTO", "DENSE", "EXECUTIONS", "FACTORED", "RANK", "Execution", "apply_blocks", "apply_dense"]
+__all__ += ["apply_factored", "apply_rank", "choose"]
+
 Execution = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # (x, A, S, bias) -> y
 
-DENSE, FACTORED, RANK = "dense", "factored", "rank"
 AUTO = "auto"
 EXECUTIONS = (AUTO, DENSE, FACTORED, RANK)
-
-# `factored` wins while its temporary is at most so many times the size of H. Measured forward and backward on two CPU
-# threads, n = 2 to 16, d and k of 256 to 2048: it loses from 0.5 to 3 times.
-_TEMPORARY = 1.5
-# `rank`: what a multiplication of a block product and one of mixing cost, in multiplications of a dense product.
-_BLOCKS, _MIXING = 1.05, 2.5
-_FEWEST = 64  # tokens; with fewer, its many small products lose
 
 
 def apply_dense(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
@@ -85,8 +81,18 @@ def _mix_first(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.to(y.dtype)  # autocast: y is in the lower precision, the bias is not
 
 
-def choose(tokens: int, d: int, k: int, n: int, rank: int | None, *, trains: bool) -> str:
-    """Return the execution that costs least by a small model of this module.
+def choose(
+    tokens: int,
+    d: int,
+    k: int,
+    n: int,
+    rank: int | None,
+    *,
+    trains: bool,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> str:
+    """Return the execution that costs least by the model of :mod:`phmctl.algebra.cost`.
 
     Args:
         tokens: T.
@@ -95,12 +101,9 @@ def choose(tokens: int, d: int, k: int, n: int, rank: int | None, *, trains: boo
         n: the PHM hyperparameter.
         rank: R of the rule's factors, None where they are not known.
         trains: whether H, or the blocks, must be built at this use; otherwise they are kept.
+        device: the type of the device. Elsewhere than on a CPU nothing was measured: it is ``dense``.
+        dtype: computed in. Below four bytes it is ``dense``: H is rounded once, where the others round each step.
     """
-    if trains and 0 < tokens * min(d, k) <= _TEMPORARY * k * d / n:
-        return FACTORED
-    return RANK if rank is not None and tokens >= _FEWEST and _rank_share(d, k, n, rank) < 1 else DENSE
-
-
-def _rank_share(d: int, k: int, n: int, rank: int) -> float:
-    """Return the cost of a rank product as a share of the dense product's, for many tokens."""
-    return _BLOCKS * rank / n**2 + _MIXING * rank * (d + k) / (k * d)
+    if tokens == 0 or device != "cpu" or dtype.itemsize < 4:
+        return DENSE
+    return cheapest(tokens, d, k, n, rank, trains=trains)

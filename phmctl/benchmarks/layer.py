@@ -35,6 +35,7 @@ class LayerRow:
     execution: str
     parametrization: str
     dense: Spread  # seconds of one call of nn.Linear
+    dense_best: float  # seconds of nn.Linear's shortest sample
     phm: Spread  # seconds of one call of PHMLinear
     ratio: Spread  # phm to dense, within a round
     best_ratio: float  # phm to dense, of the shortest samples
@@ -112,6 +113,7 @@ def bench_layer(
                     execution=name,
                     parametrization=parametrization,
                     dense=timings["nn.Linear"].seconds,
+                    dense_best=timings["nn.Linear"].best,
                     phm=timings[name].seconds,
                     ratio=timings[name].ratio,
                     best_ratio=timings[name].best_ratio,

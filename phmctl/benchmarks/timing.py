@@ -42,7 +42,8 @@ class Timing:
     calls: int  # in each round
     seconds: Spread  # of one call
     ratio: Spread  # of one call to the baseline's in the same round; 1 for the baseline
-    best_ratio: float  # of the two shortest samples: nearest to a quiet machine where others are at work
+    best: float  # seconds of one call in the shortest sample: nearest to a quiet machine where others are at work
+    best_ratio: float  # of the two shortest samples
 
     def as_json(self) -> dict[str, Any]:
         """Return plain dictionaries and numbers."""
@@ -137,4 +138,4 @@ def _timing(name: str, samples: Mapping[str, list[float]], calls: int, baseline:
     own = samples[name]
     ratios = [mine / base for mine, base in zip(own, samples[baseline], strict=True)]
     best_ratio = min(own) / min(samples[baseline])
-    return Timing(name, len(own), calls, Spread.of(own), Spread.of(ratios), best_ratio)
+    return Timing(name, len(own), calls, Spread.of(own), Spread.of(ratios), min(own), best_ratio)

@@ -1,5 +1,6 @@
 """``phmctl bench``: speed as a ratio, measured in turns in one run."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -143,6 +144,80 @@ def bench_encoder(
     ]
     title = f"encoder classifier, {width} wide, {layers} layers, {batch} texts a step (median, quartiles)"
     print_table(title, ("model", "parameters", "ms a step", "steps/s", "speed / dense", "best"), cells)
+
+
+@bench.command("targets")
+def bench_targets(
+    execution: Annotated[str, typer.Option(help="auto, dense, factored or rank.")] = "auto",
+    output: Annotated[Path | None, typer.Option(help="Write all figures here too, as JSON.")] = None,
+    rounds: Rounds = 9,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+) -> None:
+    """A table in markdown: the layer against ``nn.Linear`` where it is to be faster; what misses its target is bold."""
+    from phmctl.benchmarks.targets import as_markdown
+    from phmctl.benchmarks.targets import bench_targets as measure
+    from phmctl.console import emit
+    from phmctl.devices import set_threads
+    from phmctl.files import write_json
+
+    set_threads(threads)
+    outcomes = measure(execution=execution, rounds=rounds)
+    document = [outcome.as_json() for outcome in outcomes]
+    if output is not None:
+        write_json(output, document)
+    if json:
+        emit_json(document)
+    else:
+        emit(as_markdown(outcomes))
+
+
+@bench.command("grid")
+def bench_grid(
+    fit: Annotated[bool, typer.Option("--fit", help="Print the constants that the figures ask for, too.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write all figures here too, as JSON.")] = None,
+    rounds: Rounds = 7,
+    threads: options.Threads = 0,
+    json: options.Json = False,
+) -> None:
+    """The three executions over shapes and numbers of tokens, and in how many cells auto is within 10 % of the best."""
+    from phmctl.benchmarks import grid
+    from phmctl.console import note
+    from phmctl.devices import set_threads
+    from phmctl.files import write_json
+
+    set_threads(threads)
+    cells = grid.measure(rounds=rounds)
+    constants = {
+        f"{name}, {'training' if trains else 'eval'}": found for (trains, name), found in grid.fit(cells).items()
+    }
+    document = {
+        "cells": [cell.as_json() for cell in cells],
+        "within_a_tenth": grid.share_within(cells),
+        "constants": {name: found._asdict() for name, found in constants.items()},
+    }
+    if output is not None:
+        write_json(output, document)
+    if json:
+        emit_json(document)
+        return
+    rows = [
+        (
+            f"{c.in_features} → {c.out_features}",
+            c.n,
+            c.tokens,
+            c.mode,
+            *(f"{c.seconds[name] / c.seconds['nn.Linear']:.2f}" for name in grid.NAMES),
+            c.auto,
+            f"{c.excess:+.0%}",
+        )
+        for c in cells
+    ]
+    print_table("ratios to nn.Linear", ("d → k", "n", "tokens", "mode", *grid.NAMES, "auto", "over the best"), rows)
+    note(f"auto is within 10 % of the best in {grid.share_within(cells):.1%} of {len(cells)} cells")
+    if fit:
+        columns = ("ns of", "product", "mixing", "weight", "build", "call")
+        print_table("constants", columns, [(name, *(f"{x:.3g}" for x in found)) for name, found in constants.items()])
 
 
 @bench.command("train")

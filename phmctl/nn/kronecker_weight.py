@@ -45,7 +45,7 @@ class _Kept(NamedTuple):
     def is_stale(self, state: tuple[int, ...]) -> bool:
         """Whether it must be built anew for sources in this state."""
         changed = self.state != state or self.built._version != self.version
-        return changed or self.precision != _precision(self.device_type)
+        return changed or self.precision != autocast_dtype(self.device_type)
 
 
 class KroneckerWeight(nn.Module):
@@ -160,9 +160,10 @@ class KroneckerWeight(nn.Module):
         if known is not None and rank in (None, known.rank):
             return known
         found = decompose(self.A, rank, seed=seed).factors
-        if "W" not in self._parameters:
-            self.remember(found)
-        return found
+        if "W" in self._parameters:
+            return found
+        self.remember(found)
+        return self._found[1] if self._found else found
 
     def remember(self, factors: Factors) -> None:
         """Take factors for those of the rule as it is now, which the caller knows them to be, until it changes."""
@@ -215,7 +216,7 @@ class KroneckerWeight(nn.Module):
             if sources[0].is_meta:
                 return self._make(name)
             device = sources[0].device.type
-            precision = _precision(device)
+            precision = autocast_dtype(device)
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
                 built = self._make(name).to(precision or sources[0].dtype)
             kept = _Kept(state, device, precision, built, built._version, tuple(part.detach() for part in sources))
@@ -223,7 +224,9 @@ class KroneckerWeight(nn.Module):
         return kept.built
 
     def _make(self, name: str) -> Tensor:
-        """Build H, (rows, columns), or the blocks T, (R, columns/n, rows/n)."""
+        """Build H, (rows, columns), the blocks T, (R, columns/n, rows/n), or A, (n, n, n), of factors."""
+        if name == "A":
+            return self.A
         if name == "H":
             return materialise(self.A, self.S)
         factors = self.factors
@@ -268,7 +271,7 @@ def _state(sources: tuple[Tensor, ...]) -> tuple[int, ...]:
     return (_steps, *(number for part in sources for number in (part.data_ptr(), part._version)))
 
 
-def _precision(device_type: str) -> torch.dtype | None:
+def autocast_dtype(device_type: str) -> torch.dtype | None:
     """Return the dtype that autocast computes in, None where it is off."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 

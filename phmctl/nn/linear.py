@@ -26,7 +26,7 @@ from phmctl.algebra.nearest import nearest_kronecker_sum
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, UserError, nearest
-from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.nn.kronecker_weight import KroneckerWeight, autocast_dtype
 
 RULE, FACTORS = "rule", "factors"
 PARAMETRIZATIONS = (RULE, FACTORS)
@@ -134,8 +134,16 @@ class PHMLinear(KroneckerWeight):
         if name == DENSE and not builds:
             return F.linear(x, self._keep("H"), self.bias)
         flat = x.reshape(-1, self.in_features)  # (T, d)
-        y = self._by_rank(flat, builds) if name == RANK else _APPLY[name](flat, self.A, self.S, self.bias)  # (T, k)
+        if name == RANK:
+            y = self._by_rank(flat, builds)  # (T, k)
+        else:
+            rule = self.A if builds or "W" not in self._parameters else self._keep("A")  # made of the factors once
+            y = _APPLY[name](flat, rule, self.S, self.bias)  # (T, k)
         return y.view(*x.shape[:-1], self.out_features)
+
+    def execution_for(self, tokens: int) -> str:
+        """Return the execution that a forward pass over so many tokens would take now."""
+        return self._chosen(tokens, self._builds())
 
     def _chosen(self, tokens: int, builds: bool) -> str:
         """Return the execution for so many tokens."""
@@ -144,7 +152,10 @@ class PHMLinear(KroneckerWeight):
         rank = self._rank(builds)
         if self.execution == RANK and (rank is not None or not builds):
             return RANK
-        return choose(tokens, self.in_features, self.out_features, self.n, rank, trains=builds)
+        device = self.S.device.type
+        dtype = autocast_dtype(device) or self.S.dtype
+        shape = self.in_features, self.out_features, self.n
+        return choose(tokens, *shape, rank, trains=builds, device=device, dtype=dtype)
 
     def _rank(self, builds: bool) -> int | None:
         """Return the rank that this layer could be applied with, None where its factors are not known.

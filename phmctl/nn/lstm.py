@@ -5,7 +5,8 @@ left out. Step t then works on the first sequences of the batch, those that have
 padding. All layers of a stack work on the packed rows.
 
 **Speed.** H of all maps is built once a forward, and stacked into one input weight and one recurrent weight of 4h rows.
-The input half of all gates is one product over all steps. What is left of a step is one product and six elementwise
+The input half of all gates is one product over all steps, or that of
+the maps' own execution where it is ``rank``. What is left of a step is one product and six elementwise
 operations in buffers that exist. Autograd would record each of these, and add up the weight's gradient step by step;
 :class:`_Recurrence` runs the loop and its backward pass itself, and takes the weights' gradients in one product each.
 """
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from phmctl.algebra.execution import RANK
 from phmctl.algebra.rules import LEARNED
 from phmctl.errors import DimensionError, UserError, nearest
 from phmctl.nn.build import LinearBuilder
@@ -177,10 +179,13 @@ class LSTMLayer(nn.Module):
         if state is None:
             zeros = data.new_zeros(steps[0].before.stop, self.hidden_size, dtype=dtype)  # (B, h)
             state = zeros, zeros
-        bias = _bias(self.from_input)
+        if _by_rank(self.from_input, len(data)):
+            data, weight, bias = torch.cat([linear(data) for linear in self.from_input.values()], dim=1), None, None
+        else:
+            weight, bias = _weight(self.from_input), _bias(self.from_input)
         h, c, output = _Recurrence.apply(  # type: ignore[no-untyped-call]
-            data.to(dtype),
-            _weight(self.from_input).to(dtype),  # (4h, d)
+            data.to(dtype),  # (N, d), or the input half of the gates (N, 4h)
+            None if weight is None else weight.to(dtype),  # (4h, d)
             None if bias is None else bias.to(dtype),  # (4h,)
             _weight(self.from_hidden).to(dtype),  # (4h, h)
             state[0].to(dtype),
@@ -220,6 +225,8 @@ def _steps(sizes: Sequence[int]) -> list[_Step]:
 class _Recurrence(torch.autograd.Function):
     """All steps of a layer as one operation; all floating-point arguments are of one dtype.
 
+    Where `input_weight` is None, `data` is the input half of the gates, which was made elsewhere.
+
     The cell is kept in float32 where that dtype is a shorter one: it is a sum over the steps.
     """
 
@@ -227,7 +234,7 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any,
         data: Tensor,
-        input_weight: Tensor,
+        input_weight: Tensor | None,
         bias: Tensor | None,
         weight: Tensor,
         h: Tensor,
@@ -235,7 +242,7 @@ class _Recurrence(torch.autograd.Function):
         steps: Sequence[_Step],
         cell: Cell,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        gates = F.linear(data, input_weight, bias)  # (N, 4h)
+        gates = data.clone() if input_weight is None else F.linear(data, input_weight, bias)  # (N, 4h)
         hidden = gates.new_empty(len(h) + len(gates), h.shape[1])  # (B + N, h): h_0, then h after each step
         cells = torch.empty_like(hidden, dtype=torch.promote_types(c.dtype, torch.float32))  # (B + N, h)
         hidden[: len(h)] = h
@@ -264,7 +271,7 @@ class _Recurrence(torch.autograd.Function):
                 _retreat(grads[step.rows], *kept, dh_now, dc[active], ctx.cell)
                 torch.mm(grads[step.rows], weight, out=dh_now)
             return (
-                grads @ input_weight if needs_data else None,
+                _of_data(grads, input_weight) if needs_data else None,
                 grads.t() @ data if needs_input_weight else None,
                 grads.sum(0) if needs_bias else None,
                 grads.t() @ _earlier(hidden, ctx.steps) if needs_weight else None,
@@ -353,6 +360,17 @@ def _weight(maps: nn.ModuleDict) -> Tensor:
     """Return H of all gates, (4h, d)."""
     weights = [linear.weight for linear in maps.values() if isinstance(linear, PHMLinear)]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def _of_data(grads: Tensor, input_weight: Tensor | None) -> Tensor:
+    """Return the gradient of `data` from that of the gates, (N, 4h)."""
+    return grads if input_weight is None else grads @ input_weight
+
+
+def _by_rank(maps: nn.ModuleDict, tokens: int) -> bool:
+    """Whether the maps of the input apply themselves to so many rows by block products, and H is not wanted."""
+    linears = [linear for linear in maps.values() if isinstance(linear, PHMLinear)]
+    return all(linear.n > 1 and linear.execution_for(tokens) == RANK for linear in linears)
 
 
 def _bias(maps: nn.ModuleDict) -> Tensor | None:

@@ -57,22 +57,26 @@ def test_gradients_of_an_input_that_is_not_contiguous(name: str, shape: tuple[in
 @pytest.mark.parametrize(
     ("tokens", "d", "k", "n", "rank", "expected"),
     [
-        (16, 512, 512, 4, None, "factored"),
-        (192, 512, 512, 4, 7, "factored"),
-        (193, 512, 512, 4, None, "dense"),
-        (193, 512, 512, 4, 7, "rank"),
-        (16, 512, 2048, 8, 24, "factored"),
-        (16, 2048, 512, 8, 24, "factored"),
-        (4096, 512, 2048, 8, None, "dense"),
+        (4096, 512, 2048, 8, None, "dense"),  # no factors
         (4096, 512, 2048, 8, 24, "rank"),
-        (4096, 16, 16, 4, 7, "dense"),
-        (0, 512, 512, 4, None, "dense"),
+        (4096, 2048, 512, 4, 7, "rank"),
+        (4096, 16, 16, 4, 16, "dense"),  # all mixing
+        (0, 512, 512, 4, 7, "dense"),
     ],
 )
-def test_choice_in_training(tokens: int, d: int, k: int, n: int, rank: int | None, expected: str) -> None:
-    assert choose(tokens, d, k, n, rank, trains=True) == expected
+@pytest.mark.parametrize("trains", [True, False])
+def test_choice(tokens: int, d: int, k: int, n: int, rank: int | None, expected: str, trains: bool) -> None:
+    assert choose(tokens, d, k, n, rank, trains=trains) == expected
 
 
-@pytest.mark.parametrize(("tokens", "rank", "expected"), [(4, 7, "dense"), (4096, None, "dense"), (4096, 7, "rank")])
-def test_choice_in_evaluation(tokens: int, rank: int | None, expected: str) -> None:
-    assert choose(tokens, 512, 512, 4, rank, trains=False) == expected
+def test_few_tokens_go_where_fewer_weights_are_read() -> None:
+    assert choose(1, 2048, 2048, 8, None, trains=True) == "factored"
+    assert choose(1, 2048, 2048, 8, 24, trains=False) in ("factored", "rank")
+
+
+def test_a_gpu_was_not_measured() -> None:
+    assert choose(4096, 512, 2048, 8, 24, trains=True, device="cuda") == "dense"
+
+
+def test_in_a_lower_precision_h_is_rounded_once() -> None:
+    assert choose(4096, 512, 2048, 8, 24, trains=True, dtype=torch.bfloat16) == "dense"
