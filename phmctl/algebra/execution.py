@@ -102,7 +102,7 @@ def choose(
         rank: R of the rule's factors, None where they are not known.
         trains: whether H, or the blocks, must be built at this use; otherwise they are kept.
         device: the type of the device. Elsewhere than on a CPU nothing was measured: it is ``dense``.
-        dtype: computed in. Below four bytes it is ``dense``: H is rounded once, where the others round each step.
+        dtype: computed in. Below four bytes nothing was measured either: it is ``dense``.
     """
     if tokens == 0 or device != "cpu" or dtype.itemsize < 4:
         return DENSE

@@ -153,7 +153,7 @@ class PHMLinear(KroneckerWeight):
         if self.execution == RANK and (rank is not None or not builds):
             return RANK
         device = self.S.device.type
-        dtype = autocast_dtype(device) or self.S.dtype
+        dtype = (autocast_dtype(device) if device == "cpu" else None) or self.S.dtype
         shape = self.in_features, self.out_features, self.n
         return choose(tokens, *shape, rank, trains=builds, device=device, dtype=dtype)
 

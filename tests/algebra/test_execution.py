@@ -78,5 +78,5 @@ def test_a_gpu_was_not_measured() -> None:
     assert choose(4096, 512, 2048, 8, 24, trains=True, device="cuda") == "dense"
 
 
-def test_in_a_lower_precision_h_is_rounded_once() -> None:
+def test_a_lower_precision_was_not_measured() -> None:
     assert choose(4096, 512, 2048, 8, 24, trains=True, dtype=torch.bfloat16) == "dense"
