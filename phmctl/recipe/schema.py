@@ -68,12 +68,12 @@ class LabelledSection(Section):
 
 
 class RuleDataSection(Section):
-    """Products of random vectors, made on the fly: what a PHM layer is to learn a rule from (Figure 2)."""
+    """Products of random numbers, made on the fly: what a PHM layer is to learn a rule from (Figure 2)."""
 
     product: Literal["rotation-3d", "hamilton", "octonion"]
-    samples: PositiveInt = 1000
+    samples: PositiveInt = 1000  # of training
     dims: PositiveInt = 1  # hypercomplex features in, and out
-    seed: NonNegativeInt = 1  # of the samples
+    seed: NonNegativeInt = 1  # of the true map and of the samples
 
     @property
     def components(self) -> int:

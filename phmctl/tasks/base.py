@@ -285,6 +285,9 @@ class TaskKind(ABC, Generic[R]):
         """Return a split of the run's own text as lines that its predictor takes. Raises RunError."""
         raise self.lacks("decode")
 
+    def conclude(self, run: Run, metrics: Iterable[Mapping[str, Any]]) -> None:
+        """Write into a run that was trained to its end what shows how it went; `metrics` are the entries of its log."""
+
     def tables(self, settings: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Return, by module name, the rows asked of each table whose size is a vocabulary's."""
         return {}

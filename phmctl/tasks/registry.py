@@ -14,6 +14,7 @@ from phmctl.tasks.base import TaskKind
 TASKS: dict[str, str] = {
     "translation": "phmctl.tasks.translation_kind:KIND",
     "classification": "phmctl.tasks.classification_kind:KIND",
+    "rule": "phmctl.tasks.rule_learning.kind:KIND",
 }
 
 

@@ -12,7 +12,7 @@ from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
 from phmctl.training.averaging import average_checkpoints, averaged_steps
-from phmctl.training.metrics_log import MetricsLog, summary_writer
+from phmctl.training.metrics_log import MetricsLog, read_metrics, summary_writer
 from phmctl.training.precision import has_bfloat16
 from phmctl.training.progress import ProgressLine
 from phmctl.training.resume import read_to_resume, run_to_resume, stands_at_its_end, take_over
@@ -87,8 +87,12 @@ def train(
 
     root = runs or runs_root()
     old = run_to_resume(root, recipe, run) if resume or run is not None else None
-    task = kind_of(recipe).open(recipe, data or data_root())
-    return train_task(task, recipe, root, old=old, checkpoint=checkpoint, quiet=quiet)
+    kind = kind_of(recipe)
+    task = kind.open(recipe, data or data_root())
+    result = train_task(task, recipe, root, old=old, checkpoint=checkpoint, quiet=quiet)
+    if result.exit_code == 0:
+        kind.conclude(result.run, read_metrics(result.run.metrics_path))
+    return result
 
 
 def train_task(

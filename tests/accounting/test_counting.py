@@ -89,7 +89,7 @@ def test_a_table_takes_no_settings_and_is_no_recipe():
         count_parameters("table1")
 
 
-def test_a_classifier_s_recipe_and_one_that_has_no_ledger(tmp_path):
+def test_recipes_of_other_tasks_are_counted_too(tmp_path):
     path = tmp_path / "mine.yaml"
     head = "name: mine\ntask: {task}\ndata:\n  {data}\nmodel:\n  kind: {kind}\ntraining:\n  steps: 1\n"
     path.write_text(head.format(task="classification", data="card: x\n  vocabulary: 50", kind="encoder"))
@@ -97,6 +97,7 @@ def test_a_classifier_s_recipe_and_one_that_has_no_ledger(tmp_path):
     assert dense.totals.embedding == phm.totals.embedding == 50 * 128
     assert dense.sizes == {"vocabulary": 50, "classes": 2}
     assert any("as the recipe asks" in text for text in phm.notes)
-    path.write_text(head.format(task="rule", data="product: hamilton", kind="rule"))
-    with pytest.raises(RecipeError, match="no task 'rule'"):
-        count_parameters(str(path))
+    path.write_text(head.format(task="rule", data="product: hamilton\n  dims: 2", kind="rule"))
+    dense, phm = count_parameters(str(path), ns=[1, 4]).ledgers
+    assert (dense.totals.parameters, phm.totals.components, phm.totals.rule) == (64, 16, 64)
+    assert dense.sizes == {"features": 8}

@@ -33,7 +33,9 @@ def draw_curve(path: Path, title: str, entries: Iterable[Mapping[str, Any]]) -> 
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        warn(f"no {path.name}: matplotlib is not installed; pip install matplotlib, then run phmctl eval on the run")
+        warn(
+            f"no {path.name}: matplotlib is not installed; pip install matplotlib, then train with --resume to draw it"
+        )
         return False
     figure = Figure(figsize=_INCHES, dpi=_DOTS, layout="constrained")  # no pyplot: nothing global, no window
     axes = figure.add_subplot(xlabel="step", ylabel="mean squared error", yscale="log", title=title)

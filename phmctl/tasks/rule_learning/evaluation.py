@@ -1,5 +1,6 @@
 """Judging what was learned: the map against the true one, and the rule against the true one up to its basis."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
 from phmctl.algebra.nearest import nearest_kronecker_sum
 from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.console import Table
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, nearest
 from phmctl.files import write_json
@@ -27,7 +29,7 @@ class RuleComparison:
     """The learned rule beside the true one.
 
     Attributes:
-        free: the group that H leaves free.
+        free: the group that H leaves free, GL(n) on the rule's first axis: A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S.
         relative_error: ‖P·A − A*‖ / ‖A*‖ with the P that makes it least.
         span_sine: sine of the largest angle between the spans of the A[i] and of the A*[i].
         components_error: ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None where P has no
@@ -42,6 +44,19 @@ class RuleComparison:
     components_error: float | None
     condition: float | None
     basis: list[list[float]]
+
+    def cells(self) -> list[tuple[str, str, str]]:
+        """Return a row of a table for each number."""
+        return [
+            ("rule", _number(self.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {self.free}"),
+            ("span of the A[i]", _number(self.span_sine), "sine of the largest angle to that of the A*[i]"),
+            ("components", _number(self.components_error), "‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P"),
+            (
+                "condition of P",
+                "–" if self.condition is None else f"{self.condition:.3g}",
+                "in the 2-norm; far above 100 the rule is hardly determined",
+            ),
+        ]
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,19 @@ class RuleEvaluation:
     def as_json(self) -> dict[str, Any]:
         """Return JSON values."""
         return asdict(self) | {"threshold": THRESHOLD}
+
+    def tables(self) -> Iterator[Table]:
+        """Yield what people are shown."""
+        rows = [
+            ("loss", _number(self.loss), f"mean squared error of {self.samples:,} examples it was not trained on"),
+            ("H", _number(self.map_error), "‖H − H*‖ / ‖H*‖"),
+        ]
+        if self.attainable_error is not None:
+            rows.append(("H, at best", _number(self.attainable_error), "of any rule of this n"))
+        rows += [("rule", "–", f"not compared: {self.rule_note}")] if self.rule is None else self.rule.cells()
+        rows.append(("learned", "yes" if self.learned else "no", f"relative errors below {THRESHOLD:g}"))
+        title = f"{self.run}, {self.split}: {self.product}, checkpoint {self.checkpoint}"
+        yield Table(title, ["", "value", "what it is"], rows, text=(2,))
 
 
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:
@@ -143,13 +171,17 @@ def compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
     alignment = align_rules(A, truth.A)
     n, invertible = len(A), alignment.condition < 1 / torch.finfo(A.dtype).eps
     return RuleComparison(
-        free=f"GL({n}) on the rule's first axis: A'[i] = Σⱼ P[i,j] A[j], S' = P⁻ᵀ S",
+        free=f"GL({n}) on the first axis",
         relative_error=alignment.relative_error,
         span_sine=alignment.span_sine,
         components_error=relative_error(change_basis(A, S, alignment.P)[1], truth.S) if invertible else None,
         condition=alignment.condition if invertible else None,
         basis=alignment.P.tolist(),
     )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1e}"
 
 
 def _why_not(recipe: RuleRecipe, truth: Truth) -> str | None:

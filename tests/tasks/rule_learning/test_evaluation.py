@@ -97,6 +97,20 @@ def test_another_algebra_is_not_recognised(tmp_path: Path) -> None:
     assert not found.learned
 
 
+def test_a_map_may_be_right_where_the_rule_is_not_yet(tmp_path: Path) -> None:
+    """A change of the rule along the component that matters least hardly shows in H."""
+    truth = RuleTask(rule_recipe("hamilton", "data.dims=2", "data.seed=1")).truth
+    left, singular, _ = torch.linalg.svd(truth.S.flatten(1), full_matrices=False)
+    size = 0.7e-3 * truth.H.norm() / singular[-1]
+    other = torch.nn.functional.normalize(truth.A.permute(2, 1, 0)[3], dim=(0, 1))
+    A = truth.A + size * left[:, -1].view(4, 1, 1) * other
+    found = planted(tmp_path, A, truth.S, "data.dims=2", "data.seed=1")
+    assert found.rule is not None
+    assert found.map_error == pytest.approx(0.7e-3, rel=1e-3)
+    assert found.rule.relative_error > THRESHOLD
+    assert not found.learned
+
+
 def test_a_rule_that_lost_a_dimension_has_no_basis(tmp_path: Path) -> None:
     truth = RuleTask(rule_recipe()).truth
     A = truth.A.clone()
