@@ -5,6 +5,7 @@ The manifest of the prepared data is the run's ``data.json``. Its ``copies`` are
 is compared there.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from phmctl.files import are_file_entries, damage, file_entry, write_atomic, wri
 from phmctl.runs import DATA, Run
 
 _COPIES = "copies"
-_ADVICE = "copy the run again"
+ADVICE = "copy the run again"
 
 
 def write_copies(run: Run, prepared: PreparedData) -> None:
@@ -31,9 +32,18 @@ def write_copies(run: Run, prepared: PreparedData) -> None:
             split = prepared.split(name)
             _write_lines(run.text_folder / f"{name}.source", split.source_text)
             _write_lines(run.text_folder / f"{name}.target", split.target_text)
+    record_copies(run, prepared.manifest)
+
+
+def record_copies(run: Run, manifest: Mapping[str, Any]) -> None:
+    """Write a new run's ``data.json``: the data's manifest, and the SHA-256 of all that lies in the run's folders.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
     paths = [path for folder in (run.tokenizer_folder, run.text_folder) for path in sorted(folder.glob("*"))]
     entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in paths]
-    write_json(run.folder / DATA, {**prepared.manifest, _COPIES: entries})
+    write_json(run.folder / DATA, {**manifest, _COPIES: entries})
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
@@ -47,11 +57,11 @@ def load_tokenizers(run: Run) -> TokenizerPair:
         RunError: one is missing or damaged.
     """
     for name in (JOINT_FILE, *SIDE_FILES):
-        _refuse_damage(run, run.tokenizer_folder / name)
+        refuse_damaged_copy(run, run.tokenizer_folder / name)
     try:
         return TokenizerPair.load(run.tokenizer_folder)
     except DataError as error:
-        raise RunError(f"{run.folder} is no complete run, {_ADVICE}: {error}") from error
+        raise RunError(f"{run.folder} is no complete run, {ADVICE}: {error}") from error
 
 
 def load_cleaning(run: Run) -> Cleaning:
@@ -63,7 +73,7 @@ def load_cleaning(run: Run) -> Cleaning:
     try:
         return Cleaning(**run.data()["settings"]["cleaning"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.folder / DATA} does not say how the text was cleaned; {_ADVICE}") from error
+        raise RunError(f"{run.folder / DATA} does not say how the text was cleaned; {ADVICE}") from error
 
 
 def read_text(run: Run, split: str, side: str) -> list[str]:
@@ -73,7 +83,7 @@ def read_text(run: Run, split: str, side: str) -> list[str]:
         RunError: the run has no such text (the message names the nearest split), or it is damaged.
     """
     path = run.text_folder / f"{split}.{side}"
-    _refuse_damage(run, path)
+    refuse_damaged_copy(run, path)
     try:
         return path.read_bytes().decode("utf-8").split("\n")[:-1]
     except FileNotFoundError as error:
@@ -83,17 +93,42 @@ def read_text(run: Run, split: str, side: str) -> list[str]:
             f"{path} is missing: the run has no {side} text of a split {split!r}{nearest(split, splits)}; it has {has}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} cannot be read ({error}); {_ADVICE}") from error
+        raise RunError(f"{path} cannot be read ({error}); {ADVICE}") from error
 
 
-def _refuse_damage(run: Run, path: Path) -> None:
+def refuse_damaged_copy(run: Run, path: Path) -> None:
+    """Refuse (RunError) a file of a run that is not what the run recorded of it."""
     wrong = damage(run.folder, _entries(run), str(path.relative_to(run.folder)))
     if wrong:
-        raise RunError(f"{path} {wrong}; {_ADVICE}")
+        raise RunError(f"{path} {wrong}; {ADVICE}")
 
 
 def _entries(run: Run) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
     if not are_file_entries(entries):
-        raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} is no list of files; {_ADVICE}")
+        raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} is no list of files; {ADVICE}")
     return entries
+
+
+def check_same_data(run: Run, folder: Path, manifest: Mapping[str, Any], same_tokenizers: Callable[[], bool]) -> None:
+    """Refuse to continue a run on data other than its own.
+
+    Args:
+        run: the run.
+        folder: the prepared data, for messages.
+        manifest: its manifest.
+        same_tokenizers: compares its tokenizers with the run's; asked if all else is equal.
+
+    Raises:
+        RunError: the corpus was prepared anew from other files or with other settings, or the run does not say what it
+            was trained on.
+    """
+    before = run.data()
+    changed = [key for key in ("settings", "sources", "token_types", "labels") if before.get(key) != manifest.get(key)]
+    if not changed and not same_tokenizers():
+        changed = ["tokenizers"]
+    if changed:
+        raise RunError(
+            f"{folder} is not what {run.folder} was trained on: {', '.join(changed)} differ "
+            f"(see {DATA} and manifest.json)\nprepare it as it was, or leave --resume out to start a new run"
+        )

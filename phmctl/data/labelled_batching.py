@@ -51,6 +51,11 @@ class LabelledBatch:
     indices: Tensor
 
     @property
+    def texts(self) -> tuple[Tensor, ...]:
+        """What a model reads: the tokens of each text."""
+        return (self.first,) if self.second is None else (self.first, self.second)
+
+    @property
     def target_tokens(self) -> int:
         """What the loss is divided by: the number of examples."""
         return len(self.indices)

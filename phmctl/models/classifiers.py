@@ -11,6 +11,11 @@ ClassifierSection = EncoderClassifierSection | PairClassifierSection
 Classifier = EncoderClassifier | PairClassifier
 
 
+def texts_of(settings: ClassifierSection) -> int:
+    """Return how many texts of an example the model reads."""
+    return 2 if isinstance(settings, PairClassifierSection) else 1
+
+
 def build_classifier(
     settings: ClassifierSection,
     vocabulary: int,

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.data.batching import Batch, collate, costs, plan_batches
-from phmctl.data.copies import load_tokenizers, write_copies
+from phmctl.data.copies import check_same_data, load_tokenizers, write_copies
 from phmctl.data.store import ParallelSplit, PreparedData
 from phmctl.decoding.translator import Translator
-from phmctl.errors import DataError, RunError
+from phmctl.errors import DataError
 from phmctl.metrics.text import bleu
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TranslationRecipe
-from phmctl.runs import DATA, Run
+from phmctl.runs import Run
 from phmctl.tasks.base import Autocast
 
 
@@ -99,15 +99,8 @@ class TranslationTask:
             RunError: the corpus was prepared anew from other files or with other settings, or the run does not say what
                 it was trained on.
         """
-        before, now = run.data(), self.prepared.manifest
-        changed = [key for key in ("settings", "sources", "token_types") if before.get(key) != now.get(key)]
-        if not changed and load_tokenizers(run) != self.prepared.tokenizers:
-            changed = ["tokenizers"]
-        if changed:
-            raise RunError(
-                f"{self.prepared.folder} is not what {run.folder} was trained on: {', '.join(changed)} differ "
-                f"(see {DATA} and manifest.json)\nprepare it as it was, or leave --resume out to start a new run"
-            )
+        prepared = self.prepared
+        check_same_data(run, prepared.folder, prepared.manifest, lambda: load_tokenizers(run) == prepared.tokenizers)
 
     def plan(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[np.ndarray]:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""

@@ -1,0 +1,1 @@
+"""Classification: labels for texts and for pairs of texts."""

@@ -1,0 +1,121 @@
+"""What a classifier's run keeps of its data: the tokenizer, and the examples of each split but train as JSON lines."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
+from phmctl.data.labelled import LabelledData, LabelledSplit
+from phmctl.data.labelled_catalog import LabelledCleaning
+from phmctl.data.tokenization import JOINT_FILE, Tokenizer
+from phmctl.errors import DataError, RunError, nearest
+from phmctl.files import write_atomic
+from phmctl.runs import DATA, Run
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of a split, as a run keeps them.
+
+    Attributes:
+        texts: the one or two texts of each, cleaned.
+        labels: what is right.
+        extras: other numbers of each, by name; -1 where they are not known.
+    """
+
+    texts: list[tuple[str, ...]]
+    labels: list[str]
+    extras: Mapping[str, list[int]]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def write_copies(run: Run, prepared: LabelledData) -> None:
+    """Write the tokenizer, the examples of the evaluation splits and the manifest into a new run.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    prepared.tokenizer.save(run.tokenizer_folder / JOINT_FILE)
+    for name in prepared.splits:
+        if name != "train":
+            write_atomic(run.text_folder / f"{name}.jsonl", _as_lines(prepared.split(name), prepared.labels))
+    record_copies(run, prepared.manifest)
+
+
+def _as_lines(split: LabelledSplit, labels: list[str]) -> str:
+    sides = [split.first_text] if split.second_text is None else [split.first_text, split.second_text]
+    rows = zip(zip(*sides, strict=True), split.labels.tolist(), strict=True)
+    extras = {name: values.tolist() for name, values in split.extras.items()}
+    return "".join(
+        json.dumps(
+            {"texts": texts, "label": labels[number], **{name: values[row] for name, values in extras.items()}},
+            ensure_ascii=False,
+        )
+        + "\n"
+        for row, (texts, number) in enumerate(rows)
+    )
+
+
+def read_examples(run: Run, split: str) -> Examples:
+    """Return the examples that a run keeps of a split.
+
+    Raises:
+        RunError: the run has no such split (the message names the nearest), or its file is damaged.
+    """
+    path = run.text_folder / f"{split}.jsonl"
+    if not path.is_file():
+        has = splits_of(run)
+        raise RunError(
+            f"{path} is missing: the run has no split {split!r}{nearest(split, has)}; it has {', '.join(has) or 'none'}"
+        )
+    refuse_damaged_copy(run, path)
+    try:
+        rows = [json.loads(line) for line in path.read_bytes().decode("utf-8").split("\n")[:-1]]
+        names = [key for key in rows[0] if key not in ("texts", "label")] if rows else []
+        return Examples(
+            [tuple(row["texts"]) for row in rows],
+            [row["label"] for row in rows],
+            {name: [row[name] for row in rows] for name in names},
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} cannot be read ({error!r}); {ADVICE}") from error
+
+
+def splits_of(run: Run) -> list[str]:
+    """Return the names of the splits that a run keeps."""
+    return sorted(path.stem for path in run.text_folder.glob("*.jsonl"))
+
+
+def load_tokenizer(run: Run) -> Tokenizer:
+    """Return the tokenizer that a run was trained with. Raises RunError if it is missing or damaged."""
+    path = run.tokenizer_folder / JOINT_FILE
+    refuse_damaged_copy(run, path)
+    try:
+        return Tokenizer.load(path)
+    except DataError as error:
+        raise RunError(f"{run.folder} is no complete run, {ADVICE}: {error}") from error
+
+
+def labels_of(run: Run) -> list[str]:
+    """Return the classes that a run tells apart, in the order of their numbers. Raises RunError if it does not say."""
+    labels = run.data().get("labels")
+    if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+        raise RunError(f"{run.folder / DATA} does not say which labels there are; {ADVICE}")
+    return labels
+
+
+def cleaning_of(run: Run) -> LabelledCleaning:
+    """Return what the text of a run went through before it was tokenized. Raises RunError if the run does not say."""
+    return LabelledCleaning(**_settings(run)["cleaning"])
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    try:
+        settings: dict[str, Any] = run.data()["settings"]
+        LabelledCleaning(**settings["cleaning"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{run.folder / DATA} does not say how the text was cleaned; {ADVICE}") from error
+    return settings

@@ -1,0 +1,223 @@
+"""Scoring a classifier's run: accuracy with its interval, F1 by class, confusions, two runs by McNemar's test."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from phmctl.console import Table, progress
+from phmctl.errors import RunError
+from phmctl.files import write_atomic, write_json
+from phmctl.metrics.classification import (
+    Accuracy,
+    ClassScore,
+    McNemar,
+    accuracy,
+    class_scores,
+    confusion,
+    mcnemar,
+)
+from phmctl.runs import Run
+from phmctl.tasks.classification.copies import Examples, labels_of, read_examples, splits_of
+from phmctl.tasks.classification.predictor import WINDOW, Prediction, TextClassifier, load_classifier
+
+
+@dataclass(frozen=True)
+class Group:
+    """Accuracy on the examples of which an extra, such as the number of attractors, has one value; None: not known."""
+
+    value: int | None
+    accuracy: Accuracy
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """What a classifier reaches on one split.
+
+    Attributes:
+        split: its name.
+        labels: the classes.
+        accuracy: the share of right answers, with its 95 % interval.
+        classes: precision, recall and F1 of each class.
+        confusion: how often each class (row) was taken for each (column).
+        groups: accuracy by the value of each extra.
+        compared: McNemar's test against the baseline, if there is one.
+    """
+
+    split: str
+    labels: list[str]
+    accuracy: Accuracy
+    classes: list[ClassScore]
+    confusion: list[list[int]]
+    groups: Mapping[str, list[Group]] = field(default_factory=dict)
+    compared: McNemar | None = None
+
+
+@dataclass(frozen=True)
+class ClassifierReport:
+    """What ``eval`` found of a classifier.
+
+    Attributes:
+        run: its name.
+        checkpoint: the name of the checkpoint's folder.
+        splits: the split that was asked for, then its others (``test_mismatched`` beside ``test``).
+        against: the baseline's name.
+    """
+
+    run: str
+    checkpoint: str
+    splits: list[SplitScores]
+    against: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+    def tables(self) -> Iterator[Table]:
+        """Yield what people are shown, for each split."""
+        for scores in self.splits:
+            yield from _tables(f"{self.run}, {scores.split}, checkpoint {self.checkpoint}", scores, self.against)
+
+
+def evaluate(
+    run: Run, split: str = "test", checkpoint: str = "best", *, against: Run | None = None, device: str = "auto"
+) -> ClassifierReport:
+    """Score a classifier on a split and on its others, and write scores and predictions into the run.
+
+    Args:
+        run: the system.
+        split: a split whose text lies in the run: ``valid``, or ``test``; those called ``test_…`` are scored with it.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both runs.
+        against: a baseline, compared by McNemar's exact test. Nothing is written into it.
+        device: where to compute.
+
+    Raises:
+        RunError: the split or the checkpoint is missing or damaged, or the baseline was tested on other examples.
+        OutputError: the run's folder cannot be written.
+    """
+    read_examples(run, split)  # first of all: is it there?
+    names = [split, *(name for name in splits_of(run) if name.startswith(f"{split}_"))]
+    system = load_classifier(run, checkpoint, device, cleaned=True)
+    baseline = None if against is None else load_classifier(against, checkpoint, device, cleaned=True)
+    results = []
+    for name in names:
+        examples = read_examples(run, name)
+        answers = _answer(system, examples, f"labelling {name} with {run.name}")
+        _write_predictions(run, _stem(name, checkpoint), examples, answers)
+        compared = None
+        if against is not None and baseline is not None:
+            _check_same(run, against, name, examples)
+            compared = _compare(_answer(baseline, examples, f"labelling {name} with {against.name}"), answers, examples)
+        results.append(_score(name, labels_of(run), examples, answers, compared))
+    report = ClassifierReport(
+        run.name, run.checkpoint(checkpoint).name, results, None if against is None else against.name
+    )
+    write_json(run.results_folder / f"{_stem(split, checkpoint)}.json", report.as_json())
+    return report
+
+
+def _answer(classifier: TextClassifier, examples: Examples, words: str) -> list[Prediction]:
+    answers: list[Prediction] = []
+    with progress(words, len(examples)) as advance:
+        for start in range(0, len(examples), 8 * WINDOW):
+            texts = examples.texts[start : start + 8 * WINDOW]
+            answers += classifier.label(texts)
+            advance(len(texts))
+    return answers
+
+
+def _check_same(run: Run, baseline: Run, split: str, examples: Examples) -> None:
+    other = read_examples(baseline, split)
+    if (other.texts, other.labels) != (examples.texts, examples.labels):
+        raise RunError(f"{baseline.folder} has other {split} examples than {run.folder}; their scores do not compare")
+
+
+def _compare(baseline: Sequence[Prediction], system: Sequence[Prediction], examples: Examples) -> McNemar:
+    return mcnemar([each.label for each in baseline], [each.label for each in system], examples.labels)
+
+
+def _score(
+    split: str, labels: list[str], examples: Examples, answers: Sequence[Prediction], compared: McNemar | None
+) -> SplitScores:
+    given = [answer.label for answer in answers]
+    return SplitScores(
+        split,
+        labels,
+        accuracy(given, examples.labels),
+        class_scores(given, examples.labels, labels),
+        confusion(given, examples.labels, labels),
+        {name: _groups(values, given, examples.labels) for name, values in examples.extras.items()},
+        compared,
+    )
+
+
+def _groups(values: Sequence[int], given: Sequence[str], truth: Sequence[str]) -> list[Group]:
+    """Return the accuracy for each value, ascending, the examples without one last."""
+    groups = []
+    for value in sorted(set(values), key=lambda value: (value < 0, value)):
+        rows = [row for row, other in enumerate(values) if other == value]
+        share = accuracy([given[row] for row in rows], [truth[row] for row in rows])
+        groups.append(Group(None if value < 0 else value, share))
+    return groups
+
+
+def _write_predictions(run: Run, stem: str, examples: Examples, answers: Sequence[Prediction]) -> None:
+    """Write a row an example: what is right, what was predicted and how sure, the extras, the texts."""
+    names = [*examples.extras]
+    sides = ("text",) if not examples.texts or len(examples.texts[0]) == 1 else ("first", "second")
+    rows = [("label", "predicted", "probability", *names, *sides)]
+    for row, answer in enumerate(answers):
+        extras = (str(examples.extras[name][row]) for name in names)
+        texts = (" ".join(text.split()) for text in examples.texts[row])
+        rows.append((examples.labels[row], answer.label, f"{answer.probability:.6f}", *extras, *texts))
+    write_atomic(run.results_folder / f"{stem}.predictions.tsv", "".join("\t".join(row) + "\n" for row in rows))
+
+
+def _stem(split: str, checkpoint: str) -> str:
+    return split if checkpoint == "best" else f"{split}.{checkpoint}"
+
+
+# ------------------------------------------------------------------------------------------------ for the screen
+
+
+def _tables(title: str, scores: SplitScores, against: str | None) -> Iterator[Table]:
+    whole = scores.accuracy
+    yield Table(
+        f"{title}: {whole.total:,} examples",
+        ["class", "examples", "precision", "recall", "F1"],
+        [
+            (one.label, f"{one.support:,}", *map(_percent, (one.precision, one.recall, one.f1)))
+            for one in scores.classes
+        ],
+    )
+    yield Table(
+        "accuracy (95 % interval)", ["examples", "right", "accuracy", "interval"], [_accuracy_cells("all", whole)[1:]]
+    )
+    for name, groups in scores.groups.items():
+        rows = [_accuracy_cells("unknown" if group.value is None else group.value, group.accuracy) for group in groups]
+        yield Table(f"accuracy by {name}", [name, "examples", "right", "accuracy", "interval"], rows)
+    rows_of_table = zip(scores.labels, scores.confusion, strict=True)
+    yield Table("is (row), taken for (column)", ["", *scores.labels], [(label, *row) for label, row in rows_of_table])
+    if scores.compared is not None:
+        yield _comparison(scores.compared, against)
+
+
+def _accuracy_cells(name: object, one: Accuracy) -> tuple[object, ...]:
+    return (
+        name,
+        f"{one.total:,}",
+        f"{one.right:,}",
+        _percent(one.value),
+        f"{_percent(one.lower)} – {_percent(one.upper)}",
+    )
+
+
+def _comparison(one: McNemar, against: str | None) -> Table:
+    return Table(
+        f"McNemar's exact test against {against}",
+        ["difference", "right only there", "right only here", "p"],
+        [(f"{100 * one.difference:+.2f}", one.only_baseline, one.only_system, f"{one.p_value:.4f}")],
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

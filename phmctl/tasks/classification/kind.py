@@ -1,0 +1,126 @@
+"""Classification, as the commands know it."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.data.labelled import LabelledData, labelled_sizes
+from phmctl.data.labelled_asked import LabelledOptions, prepare_labelled_named, show_labelled
+from phmctl.data.labelled_batching import lengths_of, real_token_share
+from phmctl.errors import DataError
+from phmctl.models.classifiers import Classifier, ClassifierSection, build_classifier, texts_of
+from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
+from phmctl.runs import Run
+from phmctl.tasks.base import Preparation, Sizes, TaskKind, Trial, option_name
+from phmctl.tasks.classification.copies import read_examples
+from phmctl.tasks.classification.evaluation import ClassifierReport, evaluate
+from phmctl.tasks.classification.predictor import TextClassifier, load_classifier
+from phmctl.tasks.classification.task import ClassificationTask
+
+TYPICAL_LENGTH = 32  # tokens of a text
+_CLASSES = 2  # counted where the data is not there to tell
+
+
+class ClassificationKind(TaskKind[ClassificationRecipe]):
+    """Labels for texts or pairs of texts: accuracy, one vocabulary."""
+
+    recipe = ClassificationRecipe
+    corpus_options = ("table",)
+
+    def prepare(self, asked: Preparation) -> LabelledData:
+        """Clean and tokenize labelled text."""
+        if asked.files:
+            files = ", ".join(map(option_name, asked.files))
+            raise DataError(f"{files} is for parallel text; {asked.name} is labelled text: give --table SPLIT=FILE")
+        common = {"root": asked.root, "source": asked.source, "workers": asked.workers, "force": asked.force}
+        options = LabelledOptions(**asked.options)
+        return prepare_labelled_named(asked.name, asked.recipe, asked.settings, options, **common)
+
+    def show_prepared(self, manifest: Mapping[str, Any]) -> None:
+        """Print what was read, kept and dropped, and how much of it has a word vector."""
+        show_labelled(manifest)
+
+    def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
+        """Bind a recipe to its prepared examples."""
+        return ClassificationTask(recipe, LabelledData.find(recipe.data, data))
+
+    def sizes(self, recipe: ClassificationRecipe, data: Path | None = None) -> Sizes:
+        """Return the ``vocabulary`` and the number of ``classes``."""
+        trained = None if data is None else labelled_sizes(recipe.data, data)
+        if trained is not None:
+            note = "vocabulary: {:,} token types and {:,} classes, as in the prepared data".format(*trained)
+            return Sizes({"vocabulary": trained[0], "classes": trained[1]}, note, trained=True)
+        asked = recipe.data.vocabulary
+        note = f"vocabulary: {asked:,}, as the recipe asks; a trained tokenizer may be smaller"
+        return Sizes({"vocabulary": asked, "classes": _CLASSES}, note)
+
+    def build(
+        self, settings: ClassifierSection, sizes: Mapping[str, int], device: torch.device | str | None = None
+    ) -> Classifier:
+        """Build the classifier, with a table that is trained."""
+        return build_classifier(settings, sizes["vocabulary"], sizes["classes"], device=device)
+
+    def trial(self, recipe: ClassificationRecipe) -> Trial:
+        """Return a batch of texts of one typical length."""
+        rows, length = recipe.training.batch_size, min(TYPICAL_LENGTH, recipe.data.max_tokens)
+        texts = texts_of(recipe.model)
+
+        def loss(model: nn.Module) -> Tensor:
+            ids = torch.ones(rows, length, dtype=torch.int64)  # (B, S)
+            labels = torch.zeros(rows, dtype=torch.int64)
+            return F.cross_entropy(model(*[ids] * texts).float(), labels)
+
+        return Trial(rows, length, loss, f"{'pairs of ' * (texts == 2)}texts of {length} tokens")
+
+    def evaluate(
+        self,
+        run: Run,
+        split: str = "test",
+        checkpoint: str = "best",
+        *,
+        against: Run | None = None,
+        device: str = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> ClassifierReport:
+        """Score labels by accuracy; compare two runs by McNemar's exact test."""
+        self.check_options(options, ())
+        return evaluate(run, split, checkpoint, against=against, device=device)
+
+    def predictor(
+        self,
+        run: Run,
+        checkpoint: str = "best",
+        device: str = "auto",
+        *,
+        options: Mapping[str, Any] | None = None,
+        own_text: bool = False,
+    ) -> TextClassifier:
+        """Load a run's model, ready to label lines."""
+        self.check_options(options, ())
+        return load_classifier(run, checkpoint, device, cleaned=own_text)
+
+    def split_lines(self, run: Run, split: str) -> list[str]:
+        """Return a split's texts, those of a pair with a tab between."""
+        return ["\t".join(" ".join(text.split()) for text in texts) for texts in read_examples(run, split).texts]
+
+    def notes(self, settings: ClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Yield what the numbers hang on."""
+        yield f"the map to the classes is counted for {sizes['classes']} of them"
+        if isinstance(settings, PairClassifierSection) and settings.embeddings != "trained":
+            yield "the embedding is trained where the data has no vectors, and ready and fixed where it has"
+
+    def tables(self, settings: ClassifierSection, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return the tokenizer's types, which the table may hold in more rows."""
+        return {"embedding": sizes["vocabulary"]}
+
+    def real_share(self, task: ClassificationTask) -> float:
+        """Return the share of real tokens in an epoch."""
+        split = task.prepared.split("train")
+        return real_token_share(task.plan(split, epoch=0, shuffle=True), lengths_of(split))
+
+
+KIND = ClassificationKind()

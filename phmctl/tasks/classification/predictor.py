@@ -1,0 +1,155 @@
+"""Labels for lines of text, with a trained classifier."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.data.labelled_batching import collate, encode_texts, lengths_of, plan
+from phmctl.data.labelled_catalog import LabelledCleaning
+from phmctl.data.tokenization import Tokenizer
+from phmctl.devices import pick_device
+from phmctl.errors import DataError
+from phmctl.models.classifiers import build_classifier, texts_of
+from phmctl.recipe.schema import ClassificationRecipe
+from phmctl.runs import Run
+from phmctl.tasks.classification.copies import cleaning_of, labels_of, load_tokenizer
+
+WINDOW = 1024  # lines that are sorted and labelled together
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model answers to one example.
+
+    Attributes:
+        label: the most probable class.
+        probability: its probability, 0 to 1.
+    """
+
+    label: str
+    probability: float
+
+
+class TextClassifier:
+    """A trained model with its tokenizer and labels.
+
+    Args:
+        model: maps the ids of each text, (B, S), to logits (B, classes).
+        tokenizer: of all texts.
+        labels: the classes.
+        cleaning: what a text goes through before it is tokenized.
+        texts: how many texts an example has.
+        max_tokens: of a text; more are cut off.
+        batch_size: examples that are labelled at a time.
+        device: where the model lies.
+    """
+
+    verb = "labelling"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        labels: Sequence[str],
+        cleaning: LabelledCleaning,
+        *,
+        texts: int,
+        max_tokens: int,
+        batch_size: int,
+        device: torch.device,
+    ) -> None:
+        self.model, self.tokenizer, self.labels, self.cleaning = model, tokenizer, labels, cleaning
+        self.texts, self.max_tokens, self.batch_size, self.device = texts, max_tokens, batch_size, device
+
+    @torch.inference_mode()
+    def probabilities(self, texts: Sequence[Sequence[str]]) -> Tensor:
+        """Return the probability of each class, (N, classes) float32 on the CPU, for the texts of N examples."""
+        result = torch.empty(len(texts), len(self.labels))
+        if not texts:
+            return result
+        encoded = encode_texts(texts, self.tokenizer, self.cleaning, self.max_tokens)
+        for rows in plan(lengths_of(encoded), self.batch_size, seed=0, epoch=0, shuffle=False):
+            batch = collate(encoded, rows).to(self.device)
+            result[torch.from_numpy(rows)] = self.model(*batch.texts).float().softmax(1).cpu()
+        return result
+
+    def label(self, texts: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Return the answer to each example."""
+        best, number = self.probabilities(texts).max(1) if texts else (torch.empty(0), torch.empty(0))
+        pairs = zip(number.int().tolist(), best.tolist(), strict=True)
+        return [Prediction(self.labels[index], probability) for index, probability in pairs]
+
+    def about(self) -> dict[str, Any]:
+        """Return the classes."""
+        return {"labels": list(self.labels)}
+
+    def predict(
+        self, lines: Iterable[str], *, window: int | None, advance: Callable[[int], None]
+    ) -> Iterator[Prediction | None]:
+        """Yield the answer to each line, None to an empty one; a pair's texts stand in one line with a tab between.
+
+        Raises:
+            DataError: a line has another number of texts.
+        """
+        numbered = enumerate(lines, start=1)
+        while chunk := list(islice(numbered, window or WINDOW)):
+            texts = [self._texts(line, number) for number, line in chunk]
+            answers = iter(self.label([each for each in texts if each]))
+            yield from (next(answers) if each else None for each in texts)
+            advance(len(chunk))
+
+    def lines(self, found: Iterable[Prediction | None]) -> Iterator[str]:
+        """Yield the label of each line, nothing for an empty one."""
+        return ("" if answer is None else answer.label for answer in found)
+
+    def as_json(self, found: Iterable[Prediction | None]) -> dict[str, Any]:
+        """Return ``predictions``, a label with its probability a line; null for an empty one."""
+        return {"predictions": [None if answer is None else asdict(answer) for answer in found]}
+
+    def _texts(self, line: str, number: int) -> tuple[str, ...]:
+        if not line.strip():
+            return ()
+        texts = tuple(line.split("\t"))
+        if len(texts) != self.texts:
+            wanted = "one text, without a tab" if self.texts == 1 else f"{self.texts} texts with a tab between"
+            raise DataError(f"line {number} has {len(texts)} texts; this classifier reads {wanted}")
+        return texts
+
+
+def load_classifier(
+    run: Run, checkpoint: str = "best", device: str = "auto", *, cleaned: bool = False
+) -> TextClassifier:
+    """Load a run's model, tokenizer and labels.
+
+    Args:
+        run: the run.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
+        cleaned: whether the texts will be the run's own, which are cleaned already.
+
+    Raises:
+        RunError: the run is no classifier's, or something of it is missing or damaged.
+    """
+    recipe = run.recipe_of(ClassificationRecipe)
+    tokenizer, labels, target = load_tokenizer(run), labels_of(run), pick_device(device)
+    cleaning = cleaning_of(run)
+    if cleaned:
+        cleaning = cleaning.model_copy(update={"entities": "keep"})
+    model = build_classifier(recipe.model, tokenizer.size, len(labels), device=target)
+    folder = run.checkpoint(checkpoint)
+    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
+    return TextClassifier(
+        model.eval(),
+        tokenizer,
+        labels,
+        cleaning,
+        texts=texts_of(recipe.model),
+        max_tokens=recipe.data.max_tokens,
+        batch_size=recipe.training.batch_size,
+        device=target,
+    )

@@ -1,0 +1,116 @@
+"""Classification: a label for a text or a pair of texts, trained by cross-entropy, chosen by accuracy."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.console import note
+from phmctl.data.copies import check_same_data
+from phmctl.data.labelled import LabelledData, LabelledSplit, coverage_of
+from phmctl.data.labelled_batching import Ints, LabelledBatch, collate, lengths_of, plan
+from phmctl.errors import DataError
+from phmctl.models.classifiers import Classifier, build_classifier, texts_of
+from phmctl.recipe.schema import ClassificationRecipe
+from phmctl.runs import Run
+from phmctl.tasks.base import Autocast
+from phmctl.tasks.classification.copies import load_tokenizer, write_copies
+
+
+class ClassificationTask:
+    """A recipe's model on prepared labelled text.
+
+    Args:
+        recipe: the experiment.
+        prepared: its data.
+
+    Raises:
+        DataError: a split is missing or damaged, or its examples are not what the model reads.
+    """
+
+    def __init__(self, recipe: ClassificationRecipe, prepared: LabelledData) -> None:
+        self.recipe = recipe
+        self.prepared = prepared
+        for name in prepared.splits:
+            prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed
+        if texts_of(recipe.model) != prepared.texts:
+            raise DataError(
+                f"model.kind {recipe.model.kind!r} reads {texts_of(recipe.model)} of an example's texts, and those of "
+                f"{prepared.folder} have {prepared.texts}: take 'encoder' for one text, 'lstm-pair' for two"
+            )
+
+    def build_model(self, device: torch.device | str | None = None) -> Classifier:
+        """Build the untrained model for the vocabulary and the labels, with the data's vectors if it has some."""
+        size, classes = self.prepared.tokenizer.size, len(self.prepared.labels)
+        return build_classifier(self.recipe.model, size, classes, self._vectors(), device)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[LabelledBatch]:
+        """Yield an epoch's training batches from the `start`-th."""
+        split = self.prepared.split("train")
+        for rows in self.plan(split, epoch=epoch, shuffle=True)[start:]:
+            yield collate(split, rows)
+
+    def loss(self, model: nn.Module, batch: LabelledBatch) -> tuple[Tensor, int]:
+        """Return the label-smoothed cross-entropy summed over the examples, and their number."""
+        smoothing = self.recipe.training.label_smoothing
+        logits = model(*batch.texts).float()  # (B, classes)
+        return F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=smoothing), batch.target_tokens
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module, autocast: Autocast = nullcontext) -> dict[str, float]:
+        """Return ``loss`` (mean nats an example, not smoothed) and ``accuracy`` (0 to 1) on valid."""
+        split = self.prepared.split("valid")
+        device = next(model.parameters()).device
+        loss, right = torch.zeros((), device=device), torch.zeros((), device=device)
+        for rows in self.plan(split, epoch=0, shuffle=False):
+            batch = collate(split, rows).to(device)
+            with autocast():
+                logits = model(*batch.texts).float()  # (B, classes)
+            loss += F.cross_entropy(logits, batch.labels, reduction="sum")
+            right += (logits.argmax(1) == batch.labels).sum()
+        return {"loss": loss.item() / len(split), "accuracy": right.item() / len(split)}
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """Return the accuracy."""
+        return metrics["accuracy"]
+
+    def check_data(self) -> None:
+        """Plan the validation and the first epoch, and say where the word vectors are from.
+
+        Raises:
+            DataError: a split is empty, or the recipe wants vectors that the data does not have.
+        """
+        command, folder = self.prepared.command, self.prepared.folder
+        for name in ("train", "valid"):
+            if not len(self.prepared.split(name)):
+                raise DataError(f"the {name} split in {folder} holds no example; run: {command} --force")
+        if not hasattr(self.recipe.model, "embeddings"):
+            return
+        if self.recipe.model.embeddings == "vectors" and self.prepared.vectors is None:
+            raise DataError(f"model.embeddings: vectors, but {folder} has none; run: {command} --vectors FILE --force")
+        frozen = self._vectors() is not None
+        note(
+            f"embeddings: {coverage_of(self.prepared.manifest)}, frozen"
+            if frozen
+            else "embeddings: trained, no vectors"
+        )
+
+    def check_run(self, run: Run) -> None:
+        """Refuse (RunError) to continue a run on data other than its own."""
+        prepared = self.prepared
+        check_same_data(run, prepared.folder, prepared.manifest, lambda: load_tokenizer(run) == prepared.tokenizer)
+
+    def furnish(self, run: Run) -> None:
+        """Write the tokenizer, the evaluation splits and the data's manifest into the run."""
+        write_copies(run, self.prepared)
+
+    def plan(self, split: LabelledSplit, *, epoch: int, shuffle: bool) -> list[Ints]:
+        """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
+        training = self.recipe.training
+        return plan(lengths_of(split), training.batch_size, seed=training.seed, epoch=epoch, shuffle=shuffle)
+
+    def _vectors(self) -> Tensor | None:
+        wanted = getattr(self.recipe.model, "embeddings", "trained") != "trained"
+        return self.prepared.vectors if wanted else None

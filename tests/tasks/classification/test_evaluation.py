@@ -1,0 +1,85 @@
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from phmctl.errors import RunError, UserError
+from phmctl.metrics.classification import mcnemar
+from phmctl.runs import Run
+from phmctl.tasks.classification.copies import read_examples
+from phmctl.tasks.classification.evaluation import evaluate
+from phmctl.tasks.classification.kind import KIND
+from phmctl.tasks.classification.predictor import load_classifier
+
+
+def rows_of(run: Run, name: str = "test") -> list[dict[str, str]]:
+    lines = (run.results_folder / f"{name}.predictions.tsv").read_text().splitlines()
+    titles = lines[0].split("\t")
+    return [dict(zip(titles, line.split("\t"), strict=True)) for line in lines[1:]]
+
+
+def test_scores_are_those_of_the_predictions(runs: dict[str, Run]) -> None:
+    run = runs["encoder"]
+    report = evaluate(run, device="cpu")
+    scores, rows = report.splits[0], rows_of(run)
+    right = [row["label"] == row["predicted"] for row in rows]
+    assert scores.accuracy.total == len(rows) == len(read_examples(run, "test")) > 50
+    assert scores.accuracy.value == pytest.approx(sum(right) / len(rows))
+    pairs = Counter((row["label"], row["predicted"]) for row in rows)
+    assert scores.confusion == [[pairs[truth, guess] for guess in scores.labels] for truth in scores.labels]
+    for group in scores.groups["distractors"]:
+        own = [good for row, good in zip(rows, right, strict=True) if int(row["distractors"]) == group.value]
+        assert (group.accuracy.right, group.accuracy.total) == (sum(own), len(own))
+    assert sum(group.accuracy.total for group in scores.groups["distractors"]) == len(rows)
+
+
+def test_predictions_are_the_models(runs: dict[str, Run]) -> None:
+    run = runs["lstm-pair"]
+    evaluate(run, device="cpu")
+    rows = rows_of(run)
+    answers = load_classifier(run, device="cpu").label([(row["first"], row["second"]) for row in rows])
+    assert [row["predicted"] for row in rows] == [answer.label for answer in answers]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(
+        [each.probability for each in answers], abs=1e-5
+    )
+
+
+def test_splits_that_belong_to_the_one_asked_for_are_scored_too(runs: dict[str, Run]) -> None:
+    report = evaluate(runs["encoder"], device="cpu")
+    assert [scores.split for scores in report.splits] == ["test", "test_other"]
+    assert report.splits[1].accuracy.total == 40
+    assert [scores.split for scores in evaluate(runs["encoder"], "valid", device="cpu").splits] == ["valid"]
+    written = json.loads((runs["encoder"].results_folder / "test.json").read_text())
+    assert written == json.loads(json.dumps(report.as_json()))
+
+
+def test_against_another_run(runs: dict[str, Run]) -> None:
+    system, baseline = runs["encoder"], runs["real"]
+    before = sorted(path.name for path in baseline.folder.rglob("*"))
+    report = evaluate(system, against=baseline, device="cpu")
+    assert sorted(path.name for path in baseline.folder.rglob("*")) == before
+    compared = report.splits[0].compared
+    rows = rows_of(system)
+    own = [each.label for each in load_classifier(baseline, device="cpu").label([(row["text"],) for row in rows])]
+    assert compared == mcnemar(own, [row["predicted"] for row in rows], [row["label"] for row in rows])
+    assert any("McNemar" in table.title for table in report.tables())
+
+
+def test_other_examples_do_not_compare(runs: dict[str, Run]) -> None:
+    with pytest.raises(RunError, match="has other test examples than"):
+        evaluate(runs["encoder"], against=runs["lstm-pair"], device="cpu")
+
+
+def test_what_is_not_there_is_named(runs: dict[str, Run], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"no split 'tset' \(did you mean 'test'\?\); it has test, test_other, valid"):
+        evaluate(runs["encoder"], "tset")
+    with pytest.raises(UserError, match="--beam: task 'classification' has no such option"):
+        KIND.evaluate(runs["encoder"], options={"beam": 3})
+    copy = tmp_path / "v001"
+    shutil.copytree(runs["encoder"].folder, copy)
+    path = copy / "text" / "test.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RunError, match=r"test\.jsonl .*; copy the run again"):
+        evaluate(Run.open(copy))

@@ -1,0 +1,146 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from phmctl.checkpoints import read_checkpoint
+from phmctl.data.labelled import LabelledData
+from phmctl.data.labelled_batching import collate
+from phmctl.data.labelled_catalog import Rows
+from phmctl.data.labelled_preparation import prepare_labelled
+from phmctl.errors import DataError, RunError
+from phmctl.recipe.schema import ClassificationRecipe
+from phmctl.runs import Run
+from phmctl.tasks.classification.task import ClassificationTask
+from phmctl.training.train import train, train_task
+
+from .conftest import pairs, prefixes, write_tables
+
+Small = Callable[..., ClassificationRecipe]
+
+
+def opened(recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
+    return ClassificationTask(recipe, LabelledData.find(recipe.data, data))
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("encoder", 250), ("lstm-pair", 300)])
+def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path, kind: str, steps: int) -> None:
+    rate = ["training.learning_rate=3e-3", "training.warmup=20", "training.validate_every=50", "model.dropout=0.0"]
+    recipe = small(kind, f"training.steps={steps}", *rate)
+    result = train(recipe, data=labelled_data, runs=tmp_path, quiet=True)
+    assert result.best_score is not None
+    assert result.best_score > 0.97
+
+
+def test_the_loss_is_the_cross_entropy_of_each_example_alone(small: Small, labelled_data: Path) -> None:
+    task = opened(small("encoder", "training.label_smoothing=0.1", "model.dropout=0.0"), labelled_data)
+    model = task.build_model("cpu").eval()
+    batch = next(task.batches(0))
+    loss, count = task.loss(model, batch)
+    split = task.prepared.split("train")
+    alone = [collate(split, [row]) for row in batch.indices.tolist()]
+    logits = torch.cat([model(one.first) for one in alone])
+    wanted = F.cross_entropy(logits, batch.labels, label_smoothing=0.1, reduction="none")
+    torch.testing.assert_close(loss, wanted.sum(), rtol=1e-5, atol=1e-5)
+    assert count == 32
+
+
+def test_validation_is_over_all_examples_without_smoothing(small: Small, labelled_data: Path) -> None:
+    task = opened(small("lstm-pair", "training.label_smoothing=0.3", "training.batch_size=7"), labelled_data)
+    model = task.build_model("cpu").eval()
+    batch = collate(task.prepared.split("valid"), range(60))
+    with torch.no_grad():
+        logits = model(*batch.texts)
+    metrics = task.validate(model)
+    assert metrics["loss"] == pytest.approx(F.cross_entropy(logits, batch.labels).item(), rel=1e-5)
+    assert metrics["accuracy"] == pytest.approx((logits.argmax(1) == batch.labels).float().mean().item())
+    assert task.score(metrics) == metrics["accuracy"]
+
+
+def test_batches_go_on_where_they_were(small: Small, labelled_data: Path) -> None:
+    task = opened(small(), labelled_data)
+    whole, rest = list(task.batches(2)), list(task.batches(2, start=5))
+    assert [batch.indices.tolist() for batch in whole[5:]] == [batch.indices.tolist() for batch in rest]
+    assert sorted(row for batch in whole for row in batch.indices.tolist()) == list(
+        range(len(task.prepared.split("train")))
+    )
+
+
+def test_a_resumed_run_equals_one_that_went_through(small: Small, labelled_data: Path, tmp_path: Path) -> None:
+    through = train(small("lstm-pair"), data=labelled_data, runs=tmp_path / "a", quiet=True).run
+    begun = train(small("lstm-pair", "training.steps=3"), data=labelled_data, runs=tmp_path / "b", quiet=True).run
+    train(small("lstm-pair"), data=labelled_data, runs=tmp_path / "b", run=begun.folder, quiet=True)
+    one, other = (read_checkpoint(run.checkpoint("last"), ("model",)).tensors["model"] for run in (through, begun))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_model_of_another_number_of_texts_is_refused(small: Small, labelled_data: Path) -> None:
+    recipe = small("encoder")
+    with pytest.raises(DataError, match=r"'encoder' reads 1 of an example's texts, and those of .* have 2"):
+        opened(recipe.model_copy(update={"data": small("lstm-pair").data}), labelled_data)
+
+
+# ----------------------------------------------------------------------------------------------------- vectors
+
+
+@pytest.fixture(scope="module")
+def with_vectors(tmp_path_factory: pytest.TempPathFactory, small: Small) -> Path:
+    """The pairs with vectors for half of the nouns."""
+    folder = tmp_path_factory.mktemp("glove")
+    words = ["cat", "dog", "key", "tree", "the"]
+    lines = [
+        f"{word} {' '.join(str((row + 1) * (column + 1) / 99) for column in range(16))}"
+        for row, word in enumerate(words)
+    ]
+    (folder / "vectors.txt").write_text("".join(f"{line}\n" for line in lines))
+    tables = write_tables(folder, "label\tone\ttwo", {"train": pairs(80, 1), "valid": pairs(20, 2)})
+    rows = Rows(texts=("one", "two"), label="label")
+    root = folder / "data"
+    prepare_labelled(
+        small("lstm-pair").data, root=root, tables=tables, rows=rows, quoting=False, vectors=folder / "vectors.txt"
+    )
+    return root
+
+
+def test_vectors_are_the_embedding_and_are_not_trained(
+    small: Small, with_vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = opened(small("lstm-pair"), with_vectors)
+    run = train_task(task, task.recipe, tmp_path).run
+    assert "16-dimensional vectors of vectors.txt" in capsys.readouterr().err
+    weights = read_checkpoint(run.checkpoint("last"), ("model",)).tensors["model"]
+    assert task.prepared.vectors is not None
+    assert torch.equal(weights["embedding.weight"], task.prepared.vectors)
+    more = small("lstm-pair", "training.steps=9")
+    train(more, data=with_vectors, run=run.folder, quiet=True)
+    after = read_checkpoint(run.checkpoint("last"), ("model",)).tensors["model"]
+    assert torch.equal(after["embedding.weight"], task.prepared.vectors)
+    assert not torch.equal(after["output.weight"], weights["output.weight"])
+
+
+def test_vectors_may_be_left_alone(small: Small, with_vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = opened(small("lstm-pair", "model.embeddings=trained"), with_vectors)
+    task.check_data()
+    assert "embeddings: trained" in capsys.readouterr().err
+    assert task.build_model("cpu").embedding.weight.requires_grad
+
+
+def test_vectors_that_are_wanted_must_be_there(small: Small, labelled_data: Path) -> None:
+    task = opened(small("lstm-pair", "model.embeddings=vectors"), labelled_data)
+    with pytest.raises(DataError, match=r"has none; run: phmctl prepare-data pairs .* --vectors FILE"):
+        task.check_data()
+
+
+# -------------------------------------------------------------------------------------------------------- runs
+
+
+def test_other_data_does_not_continue_a_run(small: Small, runs: dict[str, Run], tmp_path: Path) -> None:
+    recipe = small()
+    tables = write_tables(tmp_path, "label\ttext\tdistractors", {"train": prefixes(90, 8), "valid": prefixes(9, 9)})
+    rows = Rows(texts=("text",), label="label")
+    prepare_labelled(recipe.data, root=tmp_path, tables=tables, rows=rows, quoting=False)
+    with pytest.raises(RunError, match=r"is not what .* was trained on: .*sources"):
+        opened(recipe, tmp_path).check_run(runs["encoder"])
