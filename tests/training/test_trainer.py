@@ -246,7 +246,7 @@ def test_a_device_without_memory_left_names_the_settings(fit: Fit) -> None:
     assert str(caught.value).splitlines() == [
         "after step 10: the memory of cpu is too small (CUDA out of memory)",
         "lower training.batch_tokens (5000 now) and raise training.accumulate (3 now) by the same factor: "
-        "a step then sees as many tokens as before",
+        "a step then sees as much as before",
     ]
 
 
