@@ -106,4 +106,4 @@ def choose(
     """
     if tokens == 0 or device != "cpu" or dtype.itemsize < 4:
         return DENSE
-    return cheapest(tokens, d, k, n, rank, trains=trains)
+    return cheapest(tokens, d, k, n, rank, trains=trains, threads=torch.get_num_threads())

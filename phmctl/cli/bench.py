@@ -181,6 +181,7 @@ def bench_grid(
     json: options.Json = False,
 ) -> None:
     """The three executions over shapes and numbers of tokens, and in how many cells auto is within 10 % of the best."""
+    from phmctl.algebra.cost import Constants
     from phmctl.benchmarks import grid
     from phmctl.console import note
     from phmctl.devices import set_threads
@@ -216,7 +217,7 @@ def bench_grid(
     print_table("ratios to nn.Linear", ("d → k", "n", "tokens", "mode", *grid.NAMES, "auto", "over the best"), rows)
     note(f"auto is within 10 % of the best in {grid.share_within(cells):.1%} of {len(cells)} cells")
     if fit:
-        columns = ("ns of", "product", "mixing", "weight", "build", "call")
+        columns = ("ns of", *Constants._fields)
         print_table("constants", columns, [(name, *(f"{x:.3g}" for x in found)) for name, found in constants.items()])
 
 
