@@ -7,6 +7,7 @@ The constants were fitted to measurements by ``phmctl bench grid --fit``; only t
 machines that are faster or slower as a whole.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from phmctl.algebra.rank_product import TILE
@@ -80,6 +81,7 @@ def _work(product: float, mixing: float, weights: float, build: float, calls: in
     return Work(product, mixing, weights, max(0.0, weights - CACHED), build, calls)
 
 
+@lru_cache(maxsize=4096)  # asked at every use of a layer: a lookup costs a tenth of the sums
 def cheapest(tokens: int, d: int, k: int, n: int, rank: int | None, *, trains: bool, threads: int = 1) -> str:
     """Return the execution that costs least on so many threads of a CPU; ``rank`` only where R is known."""
     names = (DENSE, FACTORED) if rank is None else (DENSE, FACTORED, RANK)

@@ -97,7 +97,7 @@ class KroneckerWeight(nn.Module):
         self._rows = rows
         self._columns = columns
         self._owns_rule = rule is None
-        self._kept = {}
+        self.forget()
         _check_rule(rule, n, algebra)
         _check_rank(rank, n, algebra)
         if n == 1:

@@ -50,6 +50,7 @@ class PHMLinear(KroneckerWeight):
     """
 
     bias: nn.Parameter | None
+    _by_dense: set[tuple[int, str]]  # tokens and execution of evaluations for which H was chosen
 
     def __init__(
         self,
@@ -109,6 +110,11 @@ class PHMLinear(KroneckerWeight):
         self.register_parameter("bias", None if values is None else nn.Parameter(values))
         self.reset_parameters()
 
+    def forget(self) -> None:
+        """Drop what is kept for evaluation; the next use builds it again."""
+        super().forget()
+        self._by_dense = set()
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the parameters anew. A rule that was passed in is left as it is."""
@@ -130,8 +136,12 @@ class PHMLinear(KroneckerWeight):
         if self.n == 1:
             return F.linear(x, self.weight, self.bias)
         builds = self._builds()
-        name = self._chosen(x.numel() // self.in_features, builds)
+        use = (x.numel() // self.in_features, self.execution)
+        if not builds and use in self._by_dense:  # the choice costs as much as all else beyond nn.Linear's work
+            return F.linear(x, self._keep("H"), self.bias)
+        name = self._chosen(use[0], builds)
         if name == DENSE and not builds:
+            self._by_dense.add(use)
             return F.linear(x, self._keep("H"), self.bias)
         flat = x.reshape(-1, self.in_features)  # (T, d)
         if name == RANK:
@@ -152,8 +162,9 @@ class PHMLinear(KroneckerWeight):
         rank = self._rank(builds)
         if self.execution == RANK and (rank is not None or not builds):
             return RANK
-        device = self.S.device.type
-        dtype = (autocast_dtype(device) if device == "cpu" else None) or self.S.dtype
+        S = self.S
+        device = S.device.type
+        dtype = (autocast_dtype(device) if device == "cpu" else None) or S.dtype
         shape = self.in_features, self.out_features, self.n
         return choose(tokens, *shape, rank, trains=builds, device=device, dtype=dtype)
 

@@ -1,11 +1,21 @@
 """The cost model: what each execution does, and which one is cheapest."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from phmctl.algebra import cost
 from phmctl.algebra.cost import CACHED, ONE_THREAD, TWO_THREADS, Constants, Work, cheapest, work_of
 
 NAMES = ("dense", "factored", "rank")
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    """Choices are remembered; those by made-up constants must not be."""
+    cheapest.cache_clear()
+    yield
+    cheapest.cache_clear()
 
 
 def test_every_execution_has_constants_of_its_own() -> None:

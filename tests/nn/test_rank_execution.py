@@ -175,3 +175,16 @@ def test_writing_into_the_kept_weight_spoils_nothing() -> None:
     with torch.no_grad():
         layer.weight.zero_()
         torch.testing.assert_close(layer(x), by_definition(layer, x))
+
+
+def test_a_choice_of_dense_is_thought_over_when_factors_are_found() -> None:
+    """In evaluation it is remembered, for its own cost."""
+    layer, x = PHMLinear(1024, 1024, 4).eval(), torch.randn(2048, 1024)
+    with torch.no_grad():
+        before = layer(x)
+        assert set(layer._kept) == {"H"}
+        layer.decompose()
+        after = layer(x)
+    assert layer.execution_for(2048) == "rank"
+    assert set(layer._kept) == {"T"}
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
