@@ -7,7 +7,7 @@ import pytest
 
 from phmctl.accounting.ledger import ledger_for_recipe, ledger_for_settings
 from phmctl.accounting.published import published_tables
-from phmctl.data.labelled_preparation import choose_labelled_section
+from phmctl.data.labelled.preparation import choose_labelled_section
 from phmctl.data.preparation import choose_section
 from phmctl.models.classifiers import build_classifier
 from phmctl.models.transformer import build_transformer

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.data.catalog import Card, card_names
-from phmctl.data.labelled_catalog import LabelledCard, load_any_card
+from phmctl.data.labelled.catalog import LabelledCard, load_any_card
 
 
 @dataclass(frozen=True)

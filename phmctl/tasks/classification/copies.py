@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
-from phmctl.data.labelled import LabelledData, LabelledSplit
-from phmctl.data.labelled_catalog import LabelledCleaning
+from phmctl.data.labelled.catalog import LabelledCleaning
+from phmctl.data.labelled.store import LabelledData, LabelledSplit
 from phmctl.data.tokenization import JOINT_FILE, Tokenizer
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.files import write_atomic

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.checkpoints import load_model, read_checkpoint
-from phmctl.data.labelled_batching import collate, encode_texts, lengths_of, plan
-from phmctl.data.labelled_catalog import LabelledCleaning
+from phmctl.data.labelled.batching import collate, encode_texts, lengths_of, plan
+from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.tokenization import Tokenizer
 from phmctl.devices import pick_device
 from phmctl.errors import DataError

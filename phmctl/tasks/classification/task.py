@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from phmctl.console import note
 from phmctl.data.copies import check_same_data
-from phmctl.data.labelled import LabelledData, LabelledSplit, coverage_of
-from phmctl.data.labelled_batching import Ints, LabelledBatch, collate, lengths_of, plan
+from phmctl.data.labelled.batching import Ints, LabelledBatch, collate, lengths_of, plan
+from phmctl.data.labelled.store import LabelledData, LabelledSplit, coverage_of
 from phmctl.errors import DataError
 from phmctl.models.classifiers import Classifier, build_classifier, texts_of
 from phmctl.recipe.schema import ClassificationRecipe

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.labelled_catalog import Rows
-from phmctl.data.labelled_preparation import prepare_labelled
+from phmctl.data.labelled.catalog import Rows
+from phmctl.data.labelled.preparation import prepare_labelled
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run

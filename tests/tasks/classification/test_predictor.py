@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.labelled_batching import collate, encode_texts
+from phmctl.data.labelled.batching import collate, encode_texts
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.tasks.classification.kind import KIND

@@ -6,10 +6,10 @@ import torch
 from torch.nn import functional as F
 
 from phmctl.checkpoints import read_checkpoint
-from phmctl.data.labelled import LabelledData
-from phmctl.data.labelled_batching import collate
-from phmctl.data.labelled_catalog import Rows
-from phmctl.data.labelled_preparation import prepare_labelled
+from phmctl.data.labelled.batching import collate
+from phmctl.data.labelled.catalog import Rows
+from phmctl.data.labelled.preparation import prepare_labelled
+from phmctl.data.labelled.store import LabelledData
 from phmctl.errors import DataError, RunError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from phmctl.data.labelled import LabelledData, labelled_folder, labelled_sizes
-from phmctl.data.labelled_batching import collate, lengths_of, plan
-from phmctl.data.labelled_catalog import LabelledCleaning, Rows
-from phmctl.data.labelled_corpus import LabelledCorpus
-from phmctl.data.labelled_preparation import choose_labelled_section, prepare_corpus, prepare_labelled
-from phmctl.data.labelled_readers import Example
+from phmctl.data.labelled.batching import collate, lengths_of, plan
+from phmctl.data.labelled.catalog import LabelledCleaning, Rows
+from phmctl.data.labelled.corpus import LabelledCorpus
+from phmctl.data.labelled.preparation import choose_labelled_section, prepare_corpus, prepare_labelled
+from phmctl.data.labelled.readers import Example
+from phmctl.data.labelled.store import LabelledData, labelled_folder, labelled_sizes
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import LabelledSection
 
@@ -244,7 +244,7 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("phmctl.data.labelled_preparation.write_manifest", stop)
+    monkeypatch.setattr("phmctl.data.labelled.preparation.write_manifest", stop)
     with pytest.raises(KeyboardInterrupt):
         prepared(tmp_path)
     assert not [path for path in labelled_folder(SECTION, tmp_path).parent.iterdir() if path.is_dir()]

@@ -7,8 +7,8 @@ import datasets
 import pytest
 import yaml
 
-from phmctl.data.labelled_catalog import Rows, load_labelled_card
-from phmctl.data.labelled_corpus import corpus_of_tables, open_labelled_corpus
+from phmctl.data.labelled.catalog import Rows, load_labelled_card
+from phmctl.data.labelled.corpus import corpus_of_tables, open_labelled_corpus
 from phmctl.errors import DataError, DownloadError
 
 
@@ -246,7 +246,7 @@ def test_no_network_names_the_folder_option(tmp_path, monkeypatch):
         raise DownloadError("cannot fetch it")
 
     monkeypatch.setattr("phmctl.data.archives.download", refuse)
-    monkeypatch.setattr("phmctl.data.labelled_corpus.load_rows", refuse)
+    monkeypatch.setattr("phmctl.data.labelled.corpus.load_rows", refuse)
     with pytest.raises(DownloadError, match=r"cannot fetch 'snli': .*\nif you have the files: .* snli --source DIR"):
         open_labelled_corpus(load_labelled_card("snli"), None, tmp_path)
 

@@ -18,7 +18,11 @@ from phmctl.data import building
 from phmctl.data.building import build, chunks, current, memory_of
 from phmctl.data.catalog import card_names
 from phmctl.data.cleaning import clean_line
-from phmctl.data.labelled import (
+from phmctl.data.labelled.catalog import LabelledCard, LabelledCleaning, Rows, load_labelled_card
+from phmctl.data.labelled.cleaning import CleanExamples, HeldOutTexts
+from phmctl.data.labelled.corpus import LabelledCorpus, corpus_of_tables, open_labelled_corpus
+from phmctl.data.labelled.readers import UNKNOWN, Example, ExampleSource
+from phmctl.data.labelled.store import (
     TASK,
     VECTORS_FILE,
     LabelledData,
@@ -27,10 +31,6 @@ from phmctl.data.labelled import (
     labelled_command,
     labelled_folder,
 )
-from phmctl.data.labelled_catalog import LabelledCard, LabelledCleaning, Rows, load_labelled_card
-from phmctl.data.labelled_cleaning import CleanExamples, HeldOutTexts
-from phmctl.data.labelled_corpus import LabelledCorpus, corpus_of_tables, open_labelled_corpus
-from phmctl.data.labelled_readers import UNKNOWN, Example, ExampleSource
 from phmctl.data.manifest import read_manifest, write_manifest
 from phmctl.data.provenance import Sources
 from phmctl.data.special import SPECIAL_TOKENS, UNK
@@ -89,7 +89,7 @@ def prepare_labelled(
         root: the folder for raw and prepared data.
         source: a folder with the card's files; otherwise they are downloaded.
         tables: the user's own tables by split; excludes `source` and `extra`.
-        rows, quoting: how those are read (:func:`phmctl.data.labelled_corpus.corpus_of_tables`).
+        rows, quoting: how those are read (:func:`phmctl.data.labelled.corpus.corpus_of_tables`).
         extra: folders of the splits that a card borrows from others.
         vectors: word vectors in GloVe's text format. Without them, those of an earlier preparation stay.
         workers: threads of the tokenizer.

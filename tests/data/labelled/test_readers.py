@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from phmctl.data.labelled_catalog import Rows
-from phmctl.data.labelled_readers import TableRows, check_columns, missing_columns, number_of
+from phmctl.data.labelled.catalog import Rows
+from phmctl.data.labelled.readers import TableRows, check_columns, missing_columns, number_of
 from phmctl.errors import DataError
 
 PAIR = {"texts": ("premise", "hypothesis"), "label": "label"}

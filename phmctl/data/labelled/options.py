@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from phmctl.errors import DataError
 
 if TYPE_CHECKING:
-    from phmctl.data.labelled import LabelledData
-    from phmctl.data.labelled_catalog import Rows
+    from phmctl.data.labelled.catalog import Rows
+    from phmctl.data.labelled.store import LabelledData
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LabelledOptions:
         """
         from pydantic import ValidationError
 
-        from phmctl.data.labelled_catalog import Rows
+        from phmctl.data.labelled.catalog import Rows
 
         if not self.text and self.label is None:
             return None
@@ -65,9 +65,9 @@ def prepare_labelled_named(
         recipe: a recipe's name, for the settings.
         section: settings given by hand.
         options: the options for labelled text.
-        common: root, source, workers and force, as :func:`phmctl.data.labelled_preparation.prepare_labelled` has them.
+        common: root, source, workers and force, as :func:`phmctl.data.labelled.preparation.prepare_labelled` has them.
     """
-    from phmctl.data.labelled_preparation import choose_labelled_section, prepare_labelled
+    from phmctl.data.labelled.preparation import choose_labelled_section, prepare_labelled
 
     if "joint" in section:
         raise DataError(f"--joint and --separate are for translation; {name} is labelled text, with one vocabulary")
@@ -102,7 +102,7 @@ def _assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str,
 def show_labelled(manifest: Mapping[str, Any]) -> None:
     """Print what was read, kept and dropped, a line a split, and how much of the text has a word vector."""
     from phmctl.console import note, print_table
-    from phmctl.data.labelled import coverage_of
+    from phmctl.data.labelled.store import coverage_of
 
     splits = manifest["splits"]
     dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))

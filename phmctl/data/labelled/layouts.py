@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phmctl.data.labelled_catalog import LabelledCard, LabelledLayout
-from phmctl.data.labelled_readers import TableRows, check_columns, missing_columns
+from phmctl.data.labelled.catalog import LabelledCard, LabelledLayout
+from phmctl.data.labelled.readers import TableRows, check_columns, missing_columns
 from phmctl.data.layouts import file_in, folders_of
 from phmctl.errors import DataError
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from phmctl.data.arrow import Ragged
 from phmctl.data.cleaning import clean_line
-from phmctl.data.labelled_catalog import LabelledCleaning
-from phmctl.data.labelled_cleaning import cut
+from phmctl.data.labelled.catalog import LabelledCleaning
+from phmctl.data.labelled.cleaning import cut
 from phmctl.data.special import EOS, PAD
 from phmctl.data.tokenization import Tokenizer
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.data.arrow import Ragged
-from phmctl.data.labelled_batching import EncodedTexts, collate, encode_texts, lengths_of, plan, real_token_share
-from phmctl.data.labelled_catalog import LabelledCleaning
+from phmctl.data.labelled.batching import EncodedTexts, collate, encode_texts, lengths_of, plan, real_token_share
+from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.special import EOS, PAD
 from phmctl.data.tokenization import train_tokenizer
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
 from phmctl.data.cleaning import CUT, EMPTY_TEXT, HELD_OUT, OVER_LONG, UNLABELLED, Tally, clean_line, same_text
-from phmctl.data.labelled_catalog import LabelledCleaning
-from phmctl.data.labelled_readers import Example, ExampleSource, Labels, number_of
+from phmctl.data.labelled.catalog import LabelledCleaning
+from phmctl.data.labelled.readers import Example, ExampleSource, Labels, number_of
 
 
 class HeldOutTexts:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from phmctl.data.catalog import card_names, card_task
-from phmctl.data.labelled_catalog import LabelledCard, load_any_card, load_labelled_card
+from phmctl.data.labelled.catalog import LabelledCard, load_any_card, load_labelled_card
 from phmctl.errors import DataError
 
 LABELLED = [name for name in card_names() if card_task(name) == "classification"]

@@ -1,7 +1,7 @@
 """Readers of labelled text: rows of tables and JSON lines become examples.
 
 Whether quotes mean anything differs from source to source. With the wrong answer rows merge or fall apart, so a
-reader is told (:class:`~phmctl.data.labelled_catalog.Rows`), never guesses, and refuses a row of another width than
+reader is told (:class:`~phmctl.data.labelled.catalog.Rows`), never guesses, and refuses a row of another width than
 the header's.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from phmctl.data.labelled_catalog import Column, Rows
+from phmctl.data.labelled.catalog import Column, Rows
 from phmctl.data.readers import read_lines
 from phmctl.errors import DataError, nearest
 

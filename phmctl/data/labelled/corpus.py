@@ -12,7 +12,7 @@ from typing import Any
 from phmctl.data.catalog import Divide
 from phmctl.data.cleaning import same_text
 from phmctl.data.hub import field_of, load_rows
-from phmctl.data.labelled_catalog import (
+from phmctl.data.labelled.catalog import (
     SPLIT_NAME,
     ByText,
     LabelledCard,
@@ -21,8 +21,8 @@ from phmctl.data.labelled_catalog import (
     Shuffled,
     load_labelled_card,
 )
-from phmctl.data.labelled_layouts import LabelledMatch, find_labelled_files, find_split
-from phmctl.data.labelled_readers import Example, ExampleSource, TableRows, check_columns, named_label
+from phmctl.data.labelled.layouts import LabelledMatch, find_labelled_files, find_split
+from phmctl.data.labelled.readers import Example, ExampleSource, TableRows, check_columns, named_label
 from phmctl.data.readers import SourceFile
 from phmctl.errors import DataError, DownloadError, nearest
 

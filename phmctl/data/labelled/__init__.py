@@ -1,0 +1,1 @@
+"""Labelled text, beside parallel text: cards, readers, cleaning, preparation, batching."""
