@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.arrow import RowWriter, ragged, read_table
-from phmctl.data.manifest import read_manifest, refuse_damage
+from phmctl.data.arrow import RowWriter, ragged
+from phmctl.data.manifest import read_manifest
+from phmctl.data.prepared import UNKNOWN_COMMAND, MappedSplit, PreparedFolder
 from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
-from phmctl.errors import DataError, nearest
+from phmctl.errors import DataError
 from phmctl.recipe.schema import ParallelSection
 from phmctl.shipped import shipped_names
 
@@ -50,11 +51,19 @@ def corpus_name(card: str) -> str:
     return name
 
 
+def is_card(name: str) -> bool:
+    """Return whether a corpus' name stands for a card, shipped or a file; otherwise it is a name for one's own files.
+
+    Raises:
+        DataError: the name cannot be a folder's.
+    """
+    return name in shipped_names("cards") or name != corpus_name(name)
+
+
 def prepare_command(data: ParallelSection) -> str:
     """Return the command that prepares the data of these settings."""
     joint = "--joint" if data.joint else "--separate"
-    known = data.card in shipped_names("cards") or data.card != corpus_name(data.card)
-    files = "" if known else " --train SRC TGT --valid SRC TGT --test SRC TGT"
+    files = "" if is_card(data.card) else " --train SRC TGT --valid SRC TGT --test SRC TGT"
     return (
         f"phmctl prepare-data {data.card} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary} {joint} "
         f"--max-tokens {data.max_tokens}{files}"
@@ -71,25 +80,24 @@ def trained_vocabularies(data: ParallelSection, root: Path) -> tuple[int, int] |
     return None if manifest is None else (manifest["token_types"]["source"], manifest["token_types"]["target"])
 
 
-class ParallelSplit:
-    """One split of prepared data, mapped from its Arrow file.
+class ParallelSplit(MappedSplit):
+    """One split of prepared sentence pairs, mapped from its Arrow file.
 
     Args:
         path: the ``.arrow`` file.
+
+    Attributes:
+        source: the token ids of each pair's source side.
+        target: of its target side.
 
     Raises:
         DataError: the file is missing or damaged.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = path.stem
-        self._table = read_table(path)
+        super().__init__(path)
         self.source = ragged(self._table.column("source"))
         self.target = ragged(self._table.column("target"))
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     @cached_property
     def source_text(self) -> list[str]:
@@ -109,15 +117,9 @@ class ParallelSplit:
         """
         return self._text("target_text")
 
-    def _text(self, column: str) -> list[str]:
-        if column not in self._table.column_names:
-            raise DataError(f"{self.path.name} keeps no text, only tokens; text is kept of valid and test")
-        lines: list[str] = self._table.column(column).to_pylist()
-        return lines
 
-
-class PreparedData:
-    """A prepared corpus: splits, tokenizers and the manifest that says where they come from.
+class PreparedData(PreparedFolder[ParallelSection, ParallelSplit]):
+    """A prepared parallel corpus: splits, tokenizers and the manifest that says where they come from.
 
     Attributes:
         folder: where it lies.
@@ -126,57 +128,20 @@ class PreparedData:
         command: what prepares it.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], tokenizers: TokenizerPair, command: str) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.tokenizers = tokenizers
-        self.command = command
-        self._splits: dict[str, ParallelSplit] = {}
+    tokenizer_files = (JOINT_FILE, *SIDE_FILES)
+    place = staticmethod(prepared_folder)
+    command_of = staticmethod(prepare_command)
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], command: str) -> None:
+        super().__init__(folder, manifest, command)
+        self.tokenizers = TokenizerPair.load(folder)
+
+    def _mapped(self, path: Path) -> ParallelSplit:
+        return ParallelSplit(path)
 
     @classmethod
-    def open(cls, folder: Path, command: str | None = None) -> "PreparedData":
-        """Open a prepared folder.
-
-        Args:
-            folder: where it lies.
-            command: what prepares it, for messages; by default it is read from the folder's name.
-
-        Raises:
-            DataError: nothing is prepared there (the message names the command that does it), or it is damaged.
-        """
-        command = command or _command_for(folder)
-        manifest = read_manifest(folder)
-        if manifest is None:
-            raise DataError(f"{folder} holds no prepared data; run: {command}")
-        for name in (JOINT_FILE, *SIDE_FILES):
-            refuse_damage(folder, manifest, name, command)
-        return cls(folder, manifest, TokenizerPair.load(folder), command)
-
-    @classmethod
-    def find(cls, data: ParallelSection, root: Path) -> "PreparedData":
-        """Open the prepared data of a recipe's data section.
-
-        Raises:
-            DataError: it is not prepared (the message names the command that does it), or it is damaged.
-        """
-        folder = prepared_folder(data, root)
-        if read_manifest(folder) is None:
-            raise DataError(f"{data.card} is not prepared in {folder}; run: {prepare_command(data)}")
-        return cls.open(folder, prepare_command(data))
-
-    def split(self, name: str) -> ParallelSplit:
-        """Return the split ``train``, ``valid`` or ``test``. The first time, its file is read through to be checked.
-
-        Raises:
-            DataError: there is no such split, or its file is damaged.
-        """
-        known = self.manifest["splits"]
-        if name not in known:
-            raise DataError(f"no split {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-        if name not in self._splits:
-            refuse_damage(self.folder, self.manifest, f"{name}.arrow", self.command)
-            self._splits[name] = ParallelSplit(self.folder / f"{name}.arrow")
-        return self._splits[name]
+    def _command_for(cls, folder: Path) -> str:
+        return _command_for(folder)
 
 
 def _command_for(folder: Path) -> str:
@@ -184,7 +149,7 @@ def _command_for(folder: Path) -> str:
     kind, vocabulary, *rest = [*folder.name.split("-"), ""]
     joint, length = rest[:1] == ["joint"], rest[-2] if len(rest) > 1 else ""
     if kind not in ("bpe", "word") or not vocabulary.isdigit() or not length.isdigit():
-        return "phmctl prepare-data NAME"
+        return UNKNOWN_COMMAND
     section = ParallelSection(
         card=folder.parent.name,
         tokenizer="bpe" if kind == "bpe" else "word",

@@ -25,6 +25,7 @@ __all__ = [  # the sections of recipes/models.py are found here too
     "Algebra",
     "ClassificationRecipe",
     "ClassificationTraining",
+    "CorpusSection",
     "CountedTraining",
     "DecodingSection",
     "EncoderClassifierSection",
@@ -48,20 +49,24 @@ __all__ = [  # the sections of recipes/models.py are found here too
 # --------------------------------------------------------------------------------------------------------- data
 
 
-class ParallelSection(Section):
-    """Which corpus of sentence pairs in two languages, and how its text becomes tokens."""
+class CorpusSection(Section):
+    """Which corpus of text."""
 
     card: str  # the dataset card's id, or a name of the user's own corpus
+
+
+class ParallelSection(CorpusSection):
+    """Which corpus of sentence pairs in two languages, and how its text becomes tokens."""
+
     tokenizer: Literal["bpe", "word"] = "bpe"
     vocabulary: Annotated[int, Field(ge=8)] = 8000  # token types, special tokens included; a side, if not joint
     joint: bool = True  # one vocabulary for both sides
     max_tokens: PositiveInt = 256  # longest side kept in train, in tokens with the end of sentence
 
 
-class LabelledSection(Section):
+class LabelledSection(CorpusSection):
     """Which corpus of labelled texts or pairs of texts, and how its text becomes tokens."""
 
-    card: str  # the dataset card's id, or a name of the user's own corpus
     tokenizer: Literal["bpe", "word"] = "word"
     vocabulary: Annotated[int, Field(ge=8)] = 20_000  # token types, special tokens included
     max_tokens: PositiveInt = 128  # longest text kept in train

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from phmctl.data.arrow import Ragged, RowWriter, ragged, read_table
+from phmctl.data.arrow import Ragged, RowWriter, ragged
 from phmctl.data.manifest import read_manifest, refuse_damage
-from phmctl.data.store import corpus_name
+from phmctl.data.prepared import MappedSplit, PreparedFolder
+from phmctl.data.store import corpus_name, is_card
 from phmctl.data.tokenization import JOINT_FILE, Tokenizer
-from phmctl.errors import DataError, nearest
+from phmctl.errors import DataError
 from phmctl.recipe.schema import LabelledSection
-from phmctl.shipped import shipped_names
 
 TASK = "classification"
 VECTORS_FILE = "vectors.safetensors"
@@ -41,8 +41,7 @@ def labelled_folder(data: LabelledSection, root: Path) -> Path:
 
 def labelled_command(data: LabelledSection) -> str:
     """Return the command that prepares the data of these settings."""
-    known = data.card in shipped_names("cards") or data.card != corpus_name(data.card)
-    tables = "" if known else " --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
+    tables = "" if is_card(data.card) else " --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
     return (
         f"phmctl prepare-data {data.card} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary} "
         f"--max-tokens {data.max_tokens}{tables}"
@@ -59,7 +58,7 @@ def labelled_sizes(data: LabelledSection, root: Path) -> tuple[int, int] | None:
     return None if manifest is None else (manifest["token_types"]["text"], len(manifest["labels"]))
 
 
-class LabelledSplit:
+class LabelledSplit(MappedSplit):
     """One split of prepared labelled text, mapped from its Arrow file.
 
     Args:
@@ -77,17 +76,12 @@ class LabelledSplit:
     """
 
     def __init__(self, path: Path, extras: list[str]) -> None:
-        self.path = path
-        self.name = path.stem
-        self._table = read_table(path)
+        super().__init__(path)
         self.first: Ragged = ragged(self._table.column("first"))
         pair = "second" in self._table.column_names
         self.second: Ragged | None = ragged(self._table.column("second")) if pair else None
         self.labels: Ints = self._numbers("label")
         self.extras: dict[str, Ints] = {name: self._numbers(name) for name in extras}
-
-    def __len__(self) -> int:
-        return len(self.first)
 
     @cached_property
     def first_text(self) -> list[str]:
@@ -111,14 +105,8 @@ class LabelledSplit:
         numbers: Ints = self._table.column(column).to_numpy().astype(np.int64)
         return numbers
 
-    def _text(self, column: str) -> list[str]:
-        if column not in self._table.column_names:
-            raise DataError(f"{self.path.name} keeps no text, only tokens; text is kept of valid and test")
-        lines: list[str] = self._table.column(column).to_pylist()
-        return lines
 
-
-class LabelledData:
+class LabelledData(PreparedFolder[LabelledSection, LabelledSplit]):
     """A prepared labelled corpus.
 
     Attributes:
@@ -130,50 +118,15 @@ class LabelledData:
         command: what prepares it.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], tokenizer: Tokenizer, command: str) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.tokenizer = tokenizer
+    tokenizer_files = (JOINT_FILE,)
+    place = staticmethod(labelled_folder)
+    command_of = staticmethod(labelled_command)
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], command: str) -> None:
+        super().__init__(folder, manifest, command)
+        self.tokenizer = Tokenizer.load(folder / JOINT_FILE)
         self.labels: list[str] = list(manifest["labels"])
         self.texts: int = manifest["texts"]
-        self.command = command
-        self._splits: dict[str, LabelledSplit] = {}
-
-    @classmethod
-    def open(cls, folder: Path, command: str = "phmctl prepare-data NAME") -> "LabelledData":
-        """Open a prepared folder.
-
-        Args:
-            folder: where it lies.
-            command: what prepares it, for messages.
-
-        Raises:
-            DataError: nothing is prepared there (the message names the command that does it), or it is damaged.
-        """
-        manifest = read_manifest(folder)
-        if manifest is None:
-            raise DataError(f"{folder} holds no prepared data; run: {command}")
-        if manifest.get("task") != TASK or "labels" not in manifest or "texts" not in manifest:
-            raise DataError(f"{folder} holds no labelled text: it was prepared for another task")
-        refuse_damage(folder, manifest, JOINT_FILE, command)
-        return cls(folder, manifest, Tokenizer.load(folder / JOINT_FILE), command)
-
-    @classmethod
-    def find(cls, data: LabelledSection, root: Path) -> "LabelledData":
-        """Open the prepared data of a recipe's data section.
-
-        Raises:
-            DataError: it is not prepared (the message names the command that does it), or it is damaged.
-        """
-        folder = labelled_folder(data, root)
-        if read_manifest(folder) is None:
-            raise DataError(f"{data.card} is not prepared in {folder}; run: {labelled_command(data)}")
-        return cls.open(folder, labelled_command(data))
-
-    @property
-    def splits(self) -> list[str]:
-        """The names of the splits, ``train`` and ``valid`` first."""
-        return list(self.manifest["splits"])
 
     @cached_property
     def vectors(self) -> Tensor | None:
@@ -190,18 +143,13 @@ class LabelledData:
         vectors: Tensor = load_file(self.folder / VECTORS_FILE)["vectors"]
         return vectors
 
-    def split(self, name: str) -> LabelledSplit:
-        """Return a split by its name. The first time, its file is read through to be checked.
+    def _mapped(self, path: Path) -> LabelledSplit:
+        return LabelledSplit(path, self.manifest["extras"])
 
-        Raises:
-            DataError: there is no such split, or its file is damaged.
-        """
-        if name not in self.splits:
-            raise DataError(f"no split {name!r}{nearest(name, self.splits)}; there are {', '.join(self.splits)}")
-        if name not in self._splits:
-            refuse_damage(self.folder, self.manifest, f"{name}.arrow", self.command)
-            self._splits[name] = LabelledSplit(self.folder / f"{name}.arrow", self.manifest["extras"])
-        return self._splits[name]
+    @classmethod
+    def _check(cls, folder: Path, manifest: Mapping[str, Any]) -> None:
+        if manifest.get("task") != TASK or "labels" not in manifest or "texts" not in manifest:
+            raise DataError(f"{folder} holds no labelled text: it was prepared for another task")
 
 
 class LabelledWriter(RowWriter):
