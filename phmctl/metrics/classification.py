@@ -115,7 +115,10 @@ def mcnemar(baseline: Sequence[str], system: Sequence[str], references: Sequence
 def _sign_test(a: int, b: int) -> float:
     """Return the two-sided exact probability of a split at least as uneven as a : b, of a + b fair coins."""
     count, few = a + b, min(a, b)
-    tail = sum(math.comb(count, k) for k in range(few + 1))
+    term = tail = 1  # C(count, k), and their sum, from k = 0 on: whole numbers, so nothing is lost
+    for k in range(few):
+        term = term * (count - k) // (k + 1)
+        tail += term
     return min(1.0, 2 * tail / (1 << count))
 
 

@@ -70,21 +70,25 @@ class PairClassifier(nn.Module):
         self.mlp = nn.ModuleList(dense.linear(*pair) for pair in pairwise(widths))
         self.output = dense.linear(settings.hidden, classes)
 
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+    def forward(self, first: Tensor, second: Tensor, *, full: bool = False) -> Tensor:
         """Map two texts' ids, (B, S) and (B, S′) with PAD behind each text, to logits (B, classes).
 
-        A text without tokens is read as a vector of zeros.
+        A text without tokens is read as a vector of zeros. `full`: all texts are as long as the longest.
         """
         steps = max(first.shape[1], second.shape[1], 1)
         both = [F.pad(ids, (0, steps - ids.shape[1]), value=PAD) for ids in (first, second)]  # (B, S) each
-        u, v = self.encode(torch.cat(both)).chunk(2)  # (B, 2h) each; one time loop for both
+        u, v = self.encode(torch.cat(both), full=full).chunk(2)  # (B, 2h) each; one time loop for both
         return self.compare(u, v)
 
-    def encode(self, ids: Tensor) -> Tensor:
-        """Read texts (B, S) into vectors (B, 2h): the maximum and the mean of the states over time."""
+    def encode(self, ids: Tensor, *, full: bool = False) -> Tensor:
+        """Read texts (B, S) into vectors (B, 2h): the maximum and the mean of the states over time.
+
+        `full` says that no text is shorter than S: their lengths, which are values, are not asked for then.
+        """
         mask = ids != PAD  # (B, S)
         words = self._drop(self.embedding(ids))  # (B, S, e)
-        states, _ = self.lstm(words, mask.sum(1).clamp(min=1))  # (B, S, h); the LSTM takes a step at least
+        lengths = None if full else mask.sum(1).clamp(min=1)  # the LSTM takes a step at least
+        states, _ = self.lstm(words, lengths)  # (B, S, h)
         return torch.cat([max_pool(states, mask), mean_pool(states, mask)], dim=1)
 
     def compare(self, u: Tensor, v: Tensor) -> Tensor:

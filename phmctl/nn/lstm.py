@@ -119,7 +119,8 @@ class PHMLSTM(nn.Module):
         """
         self._check(x, state)
         packed = _pack(x, lengths)
-        steps = _steps(packed.batch_sizes.tolist())
+        # Without lengths no value of a tensor is asked for, so that a step can be traced.
+        steps = _steps([len(x)] * x.shape[1] if lengths is None else packed.batch_sizes.tolist())
         order = packed.sorted_indices
         data = packed.data  # (N, d)
         finals = []

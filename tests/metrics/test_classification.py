@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,3 +62,13 @@ def test_equal_classifiers_do_not_differ() -> None:
 def test_lengths_that_differ(predictions: list[str]) -> None:
     with pytest.raises(ValueError, match="predictions for 6"):
         accuracy(predictions, REFERENCES)
+
+
+def test_mcnemar_is_exact_where_many_items_differ() -> None:
+    """Against the normal approximation, and in no time: tens of thousands differ on large test sets."""
+    lost, won = 20_000, 20_400
+    references = ["a"] * (lost + won)
+    baseline = ["a"] * lost + ["b"] * won
+    found = mcnemar(baseline, ["b"] * lost + ["a"] * won, references)
+    z = (abs(won - lost) - 1) / math.sqrt(won + lost)
+    assert found.p_value == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)

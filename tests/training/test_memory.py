@@ -1,8 +1,10 @@
 """The memory that a dry run expects."""
 
+import pytest
 import torch
 
 from phmctl.models.transformer import build_transformer
+from phmctl.recipe.loading import load_recipe
 from phmctl.tasks.translation_kind import KIND, TYPICAL_LENGTH
 from phmctl.training.memory import _kept_bytes, expect_memory
 from tests.training.copying import copying_recipe
@@ -54,3 +56,12 @@ def test_bfloat16_keeps_less() -> None:
 def test_more_positions_want_more() -> None:
     small, large = (expect_memory(copying_recipe(batch_tokens=size)).activations for size in (512, 1024))
     assert 1.8 * small < large < 2.2 * small
+
+
+@pytest.mark.parametrize("name", ["table1-snli", "table5-agreement", "hamilton"])
+def test_other_tasks_are_traced_too(name: str) -> None:
+    recipe = load_recipe(name, ["training.batch_size=4"])
+    expected = expect_memory(recipe)
+    assert expected.sentences == 4
+    assert expected.activations > 0
+    assert expected.moments == 2 * expected.parameters

@@ -96,23 +96,28 @@ def evaluate(
     """
     read_examples(run, split)  # first of all: is it there?
     names = [split, *(name for name in splits_of(run) if name.startswith(f"{split}_"))]
-    system = load_classifier(run, checkpoint, device, cleaned=True)
-    baseline = None if against is None else load_classifier(against, checkpoint, device, cleaned=True)
-    results = []
-    for name in names:
-        examples = read_examples(run, name)
-        answers = _answer(system, examples, f"labelling {name} with {run.name}")
-        _write_predictions(run, _stem(name, checkpoint), examples, answers)
-        compared = None
-        if against is not None and baseline is not None:
-            _check_same(run, against, name, examples)
-            compared = _compare(_answer(baseline, examples, f"labelling {name} with {against.name}"), answers, examples)
-        results.append(_score(name, labels_of(run), examples, answers, compared))
-    report = ClassifierReport(
-        run.name, run.checkpoint(checkpoint).name, results, None if against is None else against.name
-    )
+    examples = {name: read_examples(run, name) for name in names}
+    if against is not None:
+        for name, own in examples.items():
+            _check_same(run, against, name, own)
+    answers = _answers(run, checkpoint, device, examples)
+    baseline = None if against is None else _answers(against, checkpoint, device, examples)
+    labels = labels_of(run)
+    results = [
+        _score(name, labels, own, answers[name], None if baseline is None else baseline[name])
+        for name, own in examples.items()
+    ]
+    report = ClassifierReport(run.name, run.checkpoint(checkpoint).name, results, against.name if against else None)
+    for name, own in examples.items():
+        _write_predictions(run, _stem(name, checkpoint), own, answers[name])
     write_json(run.results_folder / f"{_stem(split, checkpoint)}.json", report.as_json())
     return report
+
+
+def _answers(run: Run, checkpoint: str, device: str, examples: Mapping[str, Examples]) -> dict[str, list[Prediction]]:
+    """Return a run's answer to each example of each split."""
+    classifier = load_classifier(run, checkpoint, device, cleaned=True)
+    return {name: _answer(classifier, own, f"labelling {name} with {run.name}") for name, own in examples.items()}
 
 
 def _answer(classifier: TextClassifier, examples: Examples, words: str) -> list[Prediction]:
@@ -131,12 +136,12 @@ def _check_same(run: Run, baseline: Run, split: str, examples: Examples) -> None
         raise RunError(f"{baseline.folder} has other {split} examples than {run.folder}; their scores do not compare")
 
 
-def _compare(baseline: Sequence[Prediction], system: Sequence[Prediction], examples: Examples) -> McNemar:
-    return mcnemar([each.label for each in baseline], [each.label for each in system], examples.labels)
-
-
 def _score(
-    split: str, labels: list[str], examples: Examples, answers: Sequence[Prediction], compared: McNemar | None
+    split: str,
+    labels: list[str],
+    examples: Examples,
+    answers: Sequence[Prediction],
+    baseline: Sequence[Prediction] | None,
 ) -> SplitScores:
     given = [answer.label for answer in answers]
     return SplitScores(
@@ -146,7 +151,7 @@ def _score(
         class_scores(given, examples.labels, labels),
         confusion(given, examples.labels, labels),
         {name: _groups(values, given, examples.labels) for name, values in examples.extras.items()},
-        compared,
+        None if baseline is None else mcnemar([answer.label for answer in baseline], given, examples.labels),
     )
 
 

@@ -13,7 +13,7 @@ from phmctl.data.labelled.batching import Ints, LabelledBatch, collate, lengths_
 from phmctl.data.labelled.store import LabelledData, LabelledSplit, coverage_of
 from phmctl.errors import DataError
 from phmctl.models.classifiers import Classifier, build_classifier, texts_of
-from phmctl.recipe.schema import ClassificationRecipe
+from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.tasks.base import Autocast
 from phmctl.tasks.classification.copies import load_tokenizer, write_copies
@@ -80,22 +80,14 @@ class ClassificationTask:
         """Plan the validation and the first epoch, and say where the word vectors are from.
 
         Raises:
-            DataError: a split is empty, or the recipe wants vectors that the data does not have.
+            DataError: a split is empty, or the recipe wants other vectors than the data has.
         """
         command, folder = self.prepared.command, self.prepared.folder
         for name in ("train", "valid"):
             if not len(self.prepared.split(name)):
                 raise DataError(f"the {name} split in {folder} holds no example; run: {command} --force")
-        if not hasattr(self.recipe.model, "embeddings"):
-            return
-        if self.recipe.model.embeddings == "vectors" and self.prepared.vectors is None:
-            raise DataError(f"model.embeddings: vectors, but {folder} has none; run: {command} --vectors FILE --force")
-        frozen = self._vectors() is not None
-        note(
-            f"embeddings: {coverage_of(self.prepared.manifest)}, frozen"
-            if frozen
-            else "embeddings: trained, no vectors"
-        )
+        if isinstance(self.recipe.model, PairClassifierSection):
+            self._check_vectors(self.recipe.model)
 
     def check_run(self, run: Run) -> None:
         """Refuse (RunError) to continue a run on data other than its own."""
@@ -110,6 +102,20 @@ class ClassificationTask:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
         training = self.recipe.training
         return plan(lengths_of(split), training.batch_size, seed=training.seed, epoch=epoch, shuffle=shuffle)
+
+    def _check_vectors(self, settings: PairClassifierSection) -> None:
+        """Say what the embeddings are; refuse a recipe that wants others than the data has."""
+        prepared, manifest, vectors = self.prepared, self.prepared.manifest, self._vectors()
+        if vectors is None and settings.embeddings == "vectors":
+            command = f"{prepared.command} --vectors FILE --force"
+            raise DataError(f"model.embeddings: vectors, but {prepared.folder} has none; run: {command}")
+        if vectors is not None and vectors.shape[1] != settings.embedding_width:
+            raise DataError(
+                f"{prepared.folder} has vectors {vectors.shape[1]} wide ({manifest['vectors']['file']}), and "
+                f"model.embedding_width is {settings.embedding_width}: set model.embedding_width={vectors.shape[1]} or "
+                "model.embeddings=trained"
+            )
+        note("embeddings: trained, no vectors" if vectors is None else f"embeddings: {coverage_of(manifest)}, frozen")
 
     def _vectors(self) -> Tensor | None:
         wanted = getattr(self.recipe.model, "embeddings", "trained") != "trained"

@@ -72,6 +72,14 @@ def test_other_examples_do_not_compare(runs: dict[str, Run]) -> None:
         evaluate(runs["encoder"], against=runs["lstm-pair"], device="cpu")
 
 
+def test_a_refused_comparison_writes_nothing(runs: dict[str, Run], tmp_path: Path) -> None:
+    copy = tmp_path / "v001"
+    shutil.copytree(runs["encoder"].folder, copy, ignore=shutil.ignore_patterns("results"))
+    with pytest.raises(RunError, match="has other test examples than"):
+        evaluate(Run.open(copy), against=runs["lstm-pair"], device="cpu")
+    assert not (copy / "results").exists()
+
+
 def test_what_is_not_there_is_named(runs: dict[str, Run], tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no split 'tset' \(did you mean 'test'\?\); it has test, test_other, valid"):
         evaluate(runs["encoder"], "tset")

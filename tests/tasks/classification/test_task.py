@@ -134,6 +134,15 @@ def test_vectors_that_are_wanted_must_be_there(small: Small, labelled_data: Path
         task.check_data()
 
 
+def test_vectors_of_another_width_are_refused_before_a_run_is_made(
+    small: Small, with_vectors: Path, tmp_path: Path
+) -> None:
+    recipe = small("lstm-pair", "model.embedding_width=20")
+    with pytest.raises(DataError, match=r"vectors 16 wide \(vectors\.txt\), and model\.embedding_width is 20: set"):
+        train(recipe, data=with_vectors, runs=tmp_path / "runs", quiet=True)
+    assert not (tmp_path / "runs").exists()
+
+
 # -------------------------------------------------------------------------------------------------------- runs
 
 
