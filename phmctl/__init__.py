@@ -1,6 +1,6 @@
 """phmctl: sequence models whose linear layers are parameterized hypercomplex multiplications.
 
-The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` are drop-ins for
+The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
 ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``. They are imported on first use, so that ``import phmctl`` does not
 import torch.
 """
