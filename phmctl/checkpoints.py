@@ -107,7 +107,10 @@ def _save_tensors(path: Path, named: Mapping[str, "Tensor"]) -> None:
     from safetensors.torch import save_file
 
     try:
+        path.touch()
+        mode = path.stat().st_mode  # as the user's files are made; safetensors makes its own for the owner alone
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, path)
+        path.chmod(mode)
     except SafetensorError as error:  # its writer reports a full disk so
         raise OutputError(f"cannot write {path}: {error}; choose a folder that is writable and has space") from error
 

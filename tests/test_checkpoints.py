@@ -132,6 +132,12 @@ def _crash(*args: object) -> None:
     raise KeyboardInterrupt
 
 
+def test_every_file_is_made_as_the_users_others_are(folder: Path) -> None:
+    """Whoever may read the state may read the weights."""
+    (folder.parent / "other").touch()
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(folder.parent / "other").stat().st_mode}
+
+
 def test_writing_again_replaces(folder: Path) -> None:
     write_checkpoint(folder, {}, {"step": 11})
     assert read_checkpoint(folder, []).state == {"step": 11}

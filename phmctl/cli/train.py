@@ -54,7 +54,8 @@ def train(
     if json:
         emit_json(result.as_json())
     elif result.exit_code == 0:
-        note(f"{result.steps} steps in {result.seconds:.1f} s; the run is in:")
+        before = f" ({result.steps} in all)" if result.steps_now < result.steps else ""
+        note(f"{result.steps_now} steps in {result.seconds:.1f} s{before}; the run is in:")
         emit(f"{result.run.folder}\n")
     raise typer.Exit(result.exit_code)
 

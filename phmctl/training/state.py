@@ -32,10 +32,15 @@ class TrainingState:
         return cls(**{key: value for key, value in values.items() if key in known})
 
     def note_score(self, score: float) -> bool:
-        """Count a validation's score; return whether it is the best so far. NaN never is."""
+        """Count a validation's score; return whether it is the best so far. NaN never is.
+
+        Of equal ones the latest is the best (BLEU is 0 for long at the start), but it is no improvement.
+        """
         self.validated = self.step
-        if not math.isnan(score) and (self.best_score is None or score > self.best_score):
-            self.best_score, self.best_step, self.stale = score, self.step, 0
+        best = self.best_score
+        improved = not math.isnan(score) and (best is None or score > best)
+        self.stale = 0 if improved else self.stale + 1
+        if improved or score == best:
+            self.best_score, self.best_step = score, self.step
             return True
-        self.stale += 1
         return False

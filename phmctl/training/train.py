@@ -30,6 +30,7 @@ class TrainingResult:
     Attributes:
         run: its directory.
         steps: optimiser steps done in all.
+        steps_now: those of this process.
         seconds: of this process.
         best_score: the task's score of the best checkpoint, higher is better; None before the first validation.
         best_step: its step.
@@ -38,6 +39,7 @@ class TrainingResult:
 
     run: Run
     steps: int
+    steps_now: int
     seconds: float
     best_score: float | None
     best_step: int | None
@@ -48,6 +50,7 @@ class TrainingResult:
         return {
             "run": str(self.run.folder),
             "steps": self.steps,
+            "steps_now": self.steps_now,
             "seconds": round(self.seconds, 3),
             "best_score": self.best_score,
             "best_step": self.best_step,
@@ -133,13 +136,16 @@ def train_task(
         trainer = _build(task, Run(run.folder, recipe), device, found, quiet)
         if old is not None and not trainer.finished:
             take_over(old, recipe, environment, found)
+        begun = trainer.state.step
         if not trainer.finished or stands_at_its_end(run, recipe, found):
             _fit(trainer, stop)
         else:
             trainer.progress.say(_opening(trainer))
     state = trainer.state
     seconds = time.perf_counter() - began
-    return TrainingResult(trainer.run, state.step, seconds, state.best_score, state.best_step, stop.exit_code or 0)
+    return TrainingResult(
+        trainer.run, state.step, state.step - begun, seconds, state.best_score, state.best_step, stop.exit_code or 0
+    )
 
 
 def _environment(recipe: Recipe, device: torch.device) -> dict[str, Any]:

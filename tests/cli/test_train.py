@@ -70,7 +70,10 @@ def test_options_reach_the_recipe(data: Path, recipe: Path, tmp_path: Path) -> N
 def test_resume_and_run(data: Path, recipe: Path, tmp_path: Path) -> None:
     where = ["--data", data, "--runs", tmp_path / "runs"]
     first = _invoke(recipe, *where).stdout
-    assert _invoke(recipe, *where, "--steps", 6, "--resume").stdout == first
+    again = _invoke(recipe, *where, "--steps", 6, "--resume")
+    assert again.stdout == first
+    assert "2 steps in" in again.stderr
+    assert "(6 in all); the run is in:" in again.stderr
     _invoke(recipe, *where)
     named = _invoke(recipe, *where, "--steps", 8, "--run", first.strip(), "--json")
     assert json.loads(named.stdout)["run"] == first.strip()

@@ -20,7 +20,7 @@ def test_scores_are_counted() -> None:
     found = []
     for state.step, score in enumerate([1.0, 2.0, 2.0, math.nan, 3.0], start=1):
         found.append((state.note_score(score), state.best_step, state.stale))
-    assert found == [(True, 1, 0), (True, 2, 0), (False, 2, 1), (False, 2, 2), (True, 5, 0)]
+    assert found == [(True, 1, 0), (True, 2, 0), (True, 3, 1), (False, 3, 2), (True, 5, 0)]
 
 
 def test_a_nan_at_first_is_not_the_best() -> None:

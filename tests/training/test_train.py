@@ -64,5 +64,5 @@ def test_unprepared_data_names_the_command_and_leaves_no_run(tmp_path: Path) -> 
 
 def test_the_result_as_json(copying_data: Path, tmp_path: Path) -> None:
     result = _train(copying_recipe(steps=2), copying_data, tmp_path).as_json()
-    assert result.keys() == {"run", "steps", "seconds", "best_score", "best_step", "interrupted"}
+    assert result.keys() == {"run", "steps", "steps_now", "seconds", "best_score", "best_step", "interrupted"}
     assert (result["steps"], result["interrupted"]) == (2, False)

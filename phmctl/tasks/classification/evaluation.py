@@ -220,8 +220,12 @@ def _comparison(one: McNemar, against: str | None) -> Table:
     return Table(
         f"McNemar's exact test against {against}",
         ["difference", "right only there", "right only here", "p"],
-        [(f"{100 * one.difference:+.2f}", one.only_baseline, one.only_system, f"{one.p_value:.4f}")],
+        [(f"{100 * one.difference:+.2f} %", one.only_baseline, one.only_system, _p_value(one.p_value))],
     )
+
+
+def _p_value(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
 
 
 def _percent(share: float) -> str:

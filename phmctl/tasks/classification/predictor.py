@@ -117,7 +117,8 @@ class TextClassifier:
         texts = tuple(line.split("\t"))
         if len(texts) != self.texts:
             wanted = "one text, without a tab" if self.texts == 1 else f"{self.texts} texts with a tab between"
-            raise DataError(f"line {number} has {len(texts)} texts; this classifier reads {wanted}")
+            found = "1 text" if len(texts) == 1 else f"{len(texts)} texts"
+            raise DataError(f"line {number} has {found}; this classifier reads {wanted}")
         return texts
 
 

@@ -60,7 +60,7 @@ def test_a_pair_has_a_tab(runs: dict[str, Run]) -> None:
     (answer,) = classifier.predict(["see the cat\tthe cat is here"], window=None, advance=nothing)
     assert answer is not None
     assert answer.label in ("same", "other")
-    with pytest.raises(DataError, match="line 2 has 1 texts; this classifier reads 2 texts with a tab between"):
+    with pytest.raises(DataError, match="line 2 has 1 text; this classifier reads 2 texts with a tab between"):
         list(classifier.predict(["a\tb", "a"], window=None, advance=nothing))
 
 
