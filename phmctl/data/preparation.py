@@ -10,24 +10,28 @@ from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import note, progress, warn
-from phmctl.data import building
+from phmctl.console import note, progress
 from phmctl.data.building import build, chunks, current, memory_of
-from phmctl.data.catalog import SPLITS, Card, Cleaning, card_names, load_card
+from phmctl.data.catalog import SPLITS, Cleaning, load_card
 from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
 from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus
 from phmctl.data.manifest import write_manifest
 from phmctl.data.provenance import Sources
 from phmctl.data.readers import PairSource
-from phmctl.data.special import UNK
+from phmctl.data.steps import (
+    TokenCounts,
+    check_own_files,
+    choose,
+    files_of,
+    learning_period,
+    refuse_nothing,
+    warn_of_parts,
+)
 from phmctl.data.store import PreparedData, SplitWriter, corpus_name, prepared_folder
-from phmctl.data.tokenization import Tokenizer, TokenizerPair, train_pair
+from phmctl.data.tokenization import TokenizerPair, train_pair
 from phmctl.errors import DataError
-from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe
-
-_FEW = 0.5  # of the published pairs: with fewer, the source is hardly the whole corpus
 
 
 def prepare_named(
@@ -65,7 +69,7 @@ def prepare_named(
         corpus = open_corpus(card, source, root / "raw" / card.id)
         prepared = prepare(data, corpus, card.cleaning, root=root, workers=workers, force=force)
     _tell_of_division(prepared)
-    _warn_of_parts(prepared, card)
+    warn_of_parts(prepared.manifest, card.id, card.sizes, "pairs")
     return prepared
 
 
@@ -76,14 +80,6 @@ def _tell_of_division(prepared: PreparedData) -> None:
         parts = "; ".join(f"{split} is {pairs}" for split, pairs in held_out.items())
         name = prepared.manifest["corpus"]
         note(f"{name} as read has no {' and '.join(held_out)} of its own: {parts} of its pairs, train the others")
-
-
-def _warn_of_parts(prepared: PreparedData, card: Card) -> None:
-    """Say which splits have far fewer pairs than were published: a cut-off download, or a sample."""
-    for split, published in card.sizes.items():
-        read = prepared.manifest["splits"].get(split, {}).get("read", 0)
-        if read < _FEW * published:
-            warn(f"{split} of {card.id} has {read:,} pairs where {published:,} were published; is the source whole?")
 
 
 def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> ParallelSection:
@@ -98,15 +94,8 @@ def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> P
         RecipeError: there is no such recipe, or it is not valid.
         DataError: a value that was given cannot be, or the card is not valid.
     """
-    base = expect(load_recipe(recipe), TranslationRecipe).data if recipe is not None else _proposed(name)
-    return change(base.model_copy(update={"card": name}), given, DataError)
-
-
-def _proposed(name: str) -> ParallelSection:
-    """Return a card's own proposal; the schema's defaults for a name that is no card."""
-    if name in card_names() or name != corpus_name(name):
-        return ParallelSection(card=name, **load_card(name).defaults.model_dump())
-    return ParallelSection(card=name)
+    base = None if recipe is None else expect(load_recipe(recipe), TranslationRecipe).data
+    return choose(name, base, given, ParallelSection, lambda card: load_card(card).defaults)
 
 
 def prepare(
@@ -144,13 +133,8 @@ def _settings(data: ParallelSection, cleaning: Cleaning) -> dict[str, Any]:
 
 
 def _own_corpus(name: str, source: Path | None, files: Mapping[str, Sequence[Path]]) -> Corpus:
-    if name in card_names():
-        raise DataError(f"{name!r} is a card; give your files a name of their own, or point --source at the card's")
-    if source is not None:
-        raise DataError("--source is for a card's files; with --train, --valid and --test leave it out")
-    missing = [f"--{split}" for split in ("train", "valid") if split not in files]
-    if missing:
-        raise DataError(f"a corpus of your own files wants {' and '.join(missing)} too")
+    options = "--train, --valid and --test"
+    check_own_files(name, source, files, form="--{}", options=options, what="files")
     return corpus_from_files(corpus_name(name), files["train"], files["valid"], files.get("test"))
 
 
@@ -159,15 +143,13 @@ def _write(
 ) -> None:
     """Write everything of a prepared folder, its manifest last."""
     splits = _clean_splits(corpus, cleaning, data.max_tokens)
-    period = -(-_count(corpus.splits["train"]) // building.LEARNED) or 1
-    learned = f"one train pair in {period}" if period > 1 else ""
-    note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
+    period, learned = learning_period(_count(corpus.splits["train"]), "pair", data.vocabulary)
     tokenizers = train_pair(
         splits["train"].sample(period), data.tokenizer, data.vocabulary, joint=data.joint, lowercase=cleaning.lowercase
     )
     tokenizers.save(folder)
     counts = {name: _encode(folder / f"{name}.arrow", pairs, tokenizers) for name, pairs in splits.items()}
-    _refuse_nothing(counts["train"])
+    refuse_nothing(counts["train"], "pair")
     content = {
         **provenance,
         **({"learned_from": learned} if learned else {}),
@@ -198,7 +180,7 @@ def _refuse_empty(corpus: Corpus, split: str) -> None:
     """Refuse valid or test where not one pair has text on both sides; normally one pair is read."""
     if any(source.strip() and target.strip() for source, target in corpus.splits[split]):
         return
-    files = " and ".join(str(each.path) for each in corpus.files if each.split == split) or corpus.origin
+    files = files_of(corpus, split)
     advice = "; leave test out if there is none" if split == "test" else ""
     raise DataError(
         f"{split} of {corpus.name!r} has no pair with text on both sides ({files}); check the files{advice}"
@@ -208,41 +190,15 @@ def _refuse_empty(corpus: Corpus, split: str) -> None:
 def _encode(path: Path, pairs: CleanPairs, tokenizers: TokenizerPair) -> dict[str, Any]:
     """Tokenize a split, leave out of train what is too long, write the rest, and return its counts."""
     train = path.stem == "train"
-    sides = {"source": _Side(tokenizers.source), "target": _Side(tokenizers.target)}
+    sides = (tokenizers.source, tokenizers.target)
+    counts = {"source": TokenCounts(), "target": TokenCounts()}
     with SplitWriter(path, with_text=not train) as writer, progress(f"tokenizing {path.stem}", None) as advance:
         for chunk in chunks(pairs):
             columns = [*zip(*chunk, strict=True)]
-            encoded = [side.tokenizer.encode(texts) for side, texts in zip(sides.values(), columns, strict=True)]
+            encoded = [side.encode(texts) for side, texts in zip(sides, columns, strict=True)]
             rows = [row for row in zip(*encoded, *columns, strict=True) if pairs.fits(len(row[0]), len(row[1]))]
-            for index, side in enumerate(sides.values()):
-                side.count([row[index] for row in rows])
+            for index, count in enumerate(counts.values()):
+                count.add([row[index] for row in rows])
             writer.add(rows)
             advance(len(chunk))
-    return {**pairs.tally.as_dict(), **{name: side.as_dict() for name, side in sides.items()}}
-
-
-class _Side:
-    """A side's tokenizer, and the counts of what it made."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._tokens = self._unknown = self._longest = 0
-
-    def count(self, rows: Sequence[Sequence[int]]) -> None:
-        """Add rows of token ids to the counts."""
-        self._tokens += sum(map(len, rows))
-        self._longest = max(self._longest, max(map(len, rows), default=0))
-        self._unknown += sum(row.count(UNK) for row in rows)
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counts for the manifest; the end of sentence is not among them."""
-        return {"tokens": self._tokens, "unknown": self._unknown, "longest": self._longest}
-
-
-def _refuse_nothing(train: Mapping[str, Any]) -> None:
-    if train["kept"]:
-        return
-    dropped = ", ".join(f"{reason}: {number:,}" for reason, number in train["dropped"].items())
-    raise DataError(
-        f"no train pair is left of {train['read']:,} read ({dropped or 'nothing dropped'}); check the files"
-    )
+    return {**pairs.tally.as_dict(), **{side: count.as_dict() for side, count in counts.items()}}

@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
-from phmctl.data import building
 from phmctl.data.building import build, chunks, current, memory_of
-from phmctl.data.catalog import card_names
 from phmctl.data.cleaning import clean_line
-from phmctl.data.labelled.catalog import LabelledCard, LabelledCleaning, Rows, load_labelled_card
+from phmctl.data.labelled.catalog import LabelledCleaning, Rows, load_labelled_card
 from phmctl.data.labelled.cleaning import CleanExamples, HeldOutTexts
 from phmctl.data.labelled.corpus import LabelledCorpus, corpus_of_tables, open_labelled_corpus
 from phmctl.data.labelled.readers import UNKNOWN, Example, ExampleSource
@@ -33,17 +31,23 @@ from phmctl.data.labelled.store import (
 )
 from phmctl.data.manifest import read_manifest, write_manifest
 from phmctl.data.provenance import Sources
-from phmctl.data.special import SPECIAL_TOKENS, UNK
+from phmctl.data.special import SPECIAL_TOKENS
+from phmctl.data.steps import (
+    TokenCounts,
+    check_own_files,
+    choose,
+    files_of,
+    learning_period,
+    refuse_nothing,
+    warn_of_parts,
+)
 from phmctl.data.store import corpus_name
 from phmctl.data.tokenization import JOINT_FILE, Tokenizer, train_tokenizer
 from phmctl.data.vectors import read_vectors
 from phmctl.errors import DataError
 from phmctl.files import write_atomic
-from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
-
-_FEW = 0.5  # of the published rows: with fewer, the source is hardly the whole corpus
 
 
 def choose_labelled_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> LabelledSection:
@@ -58,15 +62,8 @@ def choose_labelled_section(name: str, recipe: str | None, given: Mapping[str, A
         RecipeError: there is no such recipe, it is not valid, or it is of another task.
         DataError: a value that was given cannot be, or the card is not valid.
     """
-    base = expect(load_recipe(recipe), ClassificationRecipe).data if recipe is not None else _proposed(name)
-    return change(base.model_copy(update={"card": name}), given, DataError)
-
-
-def _proposed(name: str) -> LabelledSection:
-    """Return a card's own proposal; the schema's defaults for a name that is no card."""
-    if name in card_names() or name != corpus_name(name):
-        return LabelledSection(card=name, **load_labelled_card(name).defaults.model_dump())
-    return LabelledSection(card=name)
+    base = None if recipe is None else expect(load_recipe(recipe), ClassificationRecipe).data
+    return choose(name, base, given, LabelledSection, lambda card: load_labelled_card(card).defaults)
 
 
 def prepare_labelled(
@@ -114,7 +111,8 @@ def prepare_labelled(
         corpus = open_labelled_corpus(card, source, root / "raw" / card.id, extra)
         prepared = prepare_corpus(data, corpus, card.cleaning, root=root, vectors=vectors, workers=workers, force=force)
     _tell_of_division(prepared.manifest)
-    _warn_of_parts(prepared.manifest, card)
+    sizes = {split: size for split, size in card.sizes.items() if split in prepared.splits}  # not everybody has all
+    warn_of_parts(prepared.manifest, card.id, sizes, "rows")
     return prepared
 
 
@@ -162,13 +160,7 @@ def _settings(data: LabelledSection, cleaning: LabelledCleaning, labels: Sequenc
 def _own_corpus(
     name: str, source: Path | None, tables: Mapping[str, Path], rows: Rows | None, quoting: bool | None
 ) -> LabelledCorpus:
-    if name in card_names():
-        raise DataError(f"{name!r} is a card; give your files a name of their own, or point --source at the card's")
-    if source is not None:
-        raise DataError("--source is for a card's files; with --table leave it out")
-    missing = [f"--table {split}=FILE" for split in ("train", "valid") if split not in tables]
-    if missing:
-        raise DataError(f"a corpus of your own tables wants {' and '.join(missing)} too")
+    check_own_files(name, source, tables, form="--table {}=FILE", options="--table", what="tables")
     if rows is None:
         raise DataError("a corpus of your own tables wants --text COLUMN (twice for pairs) and --label COLUMN")
     return corpus_of_tables(corpus_name(name), tables, rows, quoting=quoting)
@@ -196,14 +188,6 @@ def _tell_of_division(manifest: Mapping[str, Any]) -> None:
     if held_out:
         parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
         note(f"{manifest['corpus']} as read is divided here: {parts}")
-
-
-def _warn_of_parts(manifest: Mapping[str, Any], card: LabelledCard) -> None:
-    """Say which splits have far fewer rows than were published: a cut-off download, or a sample."""
-    for split, published in card.sizes.items():
-        read = manifest["splits"].get(split, {}).get("read", 0)
-        if split in manifest["splits"] and read < _FEW * published:
-            warn(f"{split} of {card.id} has {read:,} rows where {published:,} were published; is the source whole?")
 
 
 def _write(
@@ -267,15 +251,13 @@ def _clean_splits(
 
 
 def _empty(corpus: LabelledCorpus, split: str) -> DataError:
-    files = " and ".join(str(each.path) for each in corpus.files if each.split == split) or corpus.origin
+    files = files_of(corpus, split)
     return DataError(f"{split} of {corpus.name!r} is empty: no example with a label ({files}); check the files")
 
 
 def _learn(train: CleanExamples, data: LabelledSection, cleaning: LabelledCleaning) -> tuple[Tokenizer, str]:
     """Return the tokenizer, and in words which part of train it was learned from, if not all."""
-    period = -(-sum(1 for _ in train) // building.LEARNED) or 1
-    learned = f"one train example in {period}" if period > 1 else ""
-    note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
+    period, learned = learning_period(sum(1 for _ in train), "example", data.vocabulary)
     texts = (text for example in islice(train, 0, None, period) for text in example.texts)
     return train_tokenizer(texts, data.tokenizer, data.vocabulary, lowercase=cleaning.lowercase), learned
 
@@ -284,18 +266,14 @@ def _encode(
     writer: LabelledWriter, name: str, examples: CleanExamples, tokenizer: Tokenizer, extras: Sequence[str]
 ) -> dict[str, Any]:
     """Tokenize a split, write it, and return its counts."""
-    tokens = unknown = longest = 0
+    counts = TokenCounts()
     with writer, progress(f"tokenizing {name}", None) as advance:
         for chunk in chunks(examples):
             rows = list(_rows(chunk, examples, tokenizer, extras))
-            ids = [text for _, texts in rows for text in texts]
-            tokens += sum(map(len, ids))
-            unknown += sum(text.count(UNK) for text in ids)
-            longest = max(longest, *map(len, ids), 0)
+            counts.add([text for _, texts in rows for text in texts])
             writer.add([row for row, _ in rows])
             advance(len(chunk))
-    counts = {"tokens": tokens, "unknown": unknown, "longest": longest}
-    return {**examples.tally.as_dict(), "labels": dict(sorted(examples.classes.items())), "text": counts}
+    return {**examples.tally.as_dict(), "labels": dict(sorted(examples.classes.items())), "text": counts.as_dict()}
 
 
 def _rows(
@@ -313,9 +291,7 @@ def _rows(
 def _check_classes(corpus: LabelledCorpus, counts: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a class that train never shows; tell of those that a test set lacks."""
     train = counts["train"]
-    if not train["kept"]:
-        dropped = ", ".join(f"{reason}: {number:,}" for reason, number in train["dropped"].items())
-        raise DataError(f"no train example is left of {train['read']:,} read ({dropped}); check the files")
+    refuse_nothing(train, "example")
     for name, split in counts.items():
         unseen = [label for label in split["labels"] if label not in train["labels"]]
         if unseen:
