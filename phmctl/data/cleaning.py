@@ -7,7 +7,7 @@ that stand in valid or test, and, once tokenized, pairs that are too long or too
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,11 @@ class Tally:
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
+
+    def objection(self, reason: str, *, keep: bool) -> bool:
+        """Count an objection to a row, and return whether it stays all the same."""
+        (self.noted if keep else self.dropped)[reason] += 1
+        return keep
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts for the manifest."""
@@ -161,11 +166,14 @@ class CleanPairs:
 
     def _object(self, reason: str) -> bool:
         """Count an objection to a pair, and return whether it stays all the same."""
-        keeps_all = self._held_out is None
-        (self.tally.noted if keeps_all else self.tally.dropped)[reason] += 1
-        return keeps_all
+        return self.tally.objection(reason, keep=self._held_out is None)
 
 
 def same_text(line: str) -> str:
     """Return what two lines have in common that differ only in case, in Unicode form, or in white space."""
     return "".join(unicodedata.normalize("NFC", line).casefold().split())
+
+
+def same_texts(texts: Sequence[str]) -> bytes:
+    """Return what examples have in common whose texts are the same in the sense of :func:`same_text`, to digest it."""
+    return "\n".join(map(same_text, texts)).encode("utf-8")

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from phmctl.data.catalog import Card, Divide
 from phmctl.data.layouts import find_files, read_split
-from phmctl.data.readers import HoldOut, Pair, PairSource, ParallelFiles, SourceFile, TabSeparated
-from phmctl.errors import DataError, DownloadError
+from phmctl.data.readers import Pair, PairSource, ParallelFiles, SourceFile, TabSeparated
+from phmctl.data.sourcing import from_network, held_out_of_train
+from phmctl.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,8 @@ def divided(corpus: Corpus, divide: Divide) -> Corpus:
         corpus: the corpus; it has a train split.
         divide: which pairs are for valid and test. A split that the corpus has already stays as it is.
     """
-    places = {split: place for split, place in divide.places.items() if split not in corpus.splits}
-    if not places:
-        return corpus
-    whole, period = corpus.splits["train"], divide.period
-    splits = {**corpus.splits, "train": HoldOut(whole, period, held=False, places=tuple(places.values()))}
-    splits |= {split: HoldOut(whole, period, held=True, places=(place,)) for split, place in places.items()}
-    words: dict[str, str] = {
-        split: f"pairs {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
-    }
-    return replace(corpus, splits=splits, held_out=words)
+    made, words = held_out_of_train(corpus.splits, divide, "pairs")
+    return replace(corpus, splits={**corpus.splits, **made}, held_out=words) if made else corpus
 
 
 def _opened(card: Card, source: Path | None, cache: Path) -> Corpus:
@@ -84,7 +78,7 @@ def _opened(card: Card, source: Path | None, cache: Path) -> Corpus:
         return _from_folder(card, source, f"folder {source.resolve().name}")
     if card.built_in:
         return _generated(card)
-    return _from_network(card, cache)
+    return from_network(card, cache, partial(_from_folder, card), partial(_from_hub, card))
 
 
 def corpus_from_files(
@@ -156,34 +150,12 @@ def _generated(card: Card) -> Corpus:
     return Corpus(card.id, card.source_language, card.target_language, splits=generate(), origin="generated, seed 1")
 
 
-def _from_network(card: Card, cache: Path) -> Corpus:
-    """Ask the URLs and the hub in the card's order; the first that answers serves."""
-    ways = {"urls": _from_urls, "hub": _from_hub}
-    refused = []
-    for way in card.ways:
-        try:
-            return ways[way](card, cache)
-        except DownloadError as error:
-            refused.append(str(error).splitlines()[0])
-    reason = "; ".join(refused) or "the card names neither a hub nor URLs"
-    raise DownloadError(
-        f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
-    )
-
-
-def _from_urls(card: Card, cache: Path) -> Corpus:
-    from phmctl.data.archives import fetch_all
-
-    fetch_all(card.urls, cache)
-    return _from_folder(card, cache, "the card's URLs")
-
-
 def _from_hub(card: Card, cache: Path) -> Corpus:
     from phmctl.data.hub import load_splits
 
     if card.hub is None:
         raise DataError(f"card {card.id!r} names no hub")
-    loaded = load_splits(card.hub, cache / "hub")
+    loaded = load_splits(card.hub, cache)
     return Corpus(
         card.id,
         card.source_language,

@@ -38,13 +38,7 @@ class HubPairs:
     def __iter__(self) -> Iterator[Pair]:
         """Yield the pairs; raises :class:`DataError` with the row where a side is no text."""
         for number, row in enumerate(self.rows):
-            yield self._text(row, self.source, number), self._text(row, self.target, number)
-
-    def _text(self, row: Any, column: str, number: int) -> str:
-        value = field_of(row, column)
-        if not isinstance(value, str):
-            raise DataError(f"{self.name}, row {number}: column {column!r} holds {value!r}, not text")
-        return value.replace("\r\n", " ").replace("\n", " ")  # a sentence is a line everywhere else
+            yield text_of(row, self.source, self.name, number), text_of(row, self.target, self.name, number)
 
 
 @dataclass(frozen=True)
@@ -184,3 +178,11 @@ def field_of(row: Any, column: str) -> Any:
     for part in column.split("."):
         row = row.get(part) if isinstance(row, dict) else None
     return row
+
+
+def text_of(row: Any, column: str, name: str, number: int) -> str:
+    """Return a row's text, as one line; raises :class:`DataError` with the split's name and the row if none."""
+    value = field_of(row, column)
+    if not isinstance(value, str):
+        raise DataError(f"{name}, row {number}: column {column!r} holds {value!r}, not text")
+    return value.replace("\r\n", " ").replace("\n", " ")  # a sentence is a line everywhere else

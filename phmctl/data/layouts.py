@@ -1,7 +1,7 @@
 """Finding a card's files in a folder as people really have it."""
 
 import difflib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,9 +47,7 @@ def find_files(card: Card, folder: Path) -> Match:
     Raises:
         DataError: none; says which files the nearest layout lacks, and what lies there instead.
     """
-    if not folder.is_dir():
-        raise DataError(f"no folder {folder}: --source wants the folder with the files of {card.id!r}")
-    tree = _Tree(list(folders_of(folder)))
+    tree = _Tree(searched(folder, card.id))
     best: Match | None = None
     for layout in (*card.local, *generic_layouts(card)):
         for candidate in tree.folders[: 1 if layout.scattered else None]:
@@ -118,6 +116,17 @@ class _Tree:
         return self.files.get(name) or self.files.get(f"{name}.gz")
 
 
+def searched(folder: Path, card: str) -> list[Path]:
+    """Return where a card's files are looked for: in a folder and those below it (:func:`folders_of`).
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise DataError(f"no folder {folder}: --source wants the folder with the files of {card!r}")
+    return list(folders_of(folder))
+
+
 def folders_of(top: Path) -> Iterator[Path]:
     """Yield a folder and its subfolders, the shallow ones first, each level sorted."""
     level, given = [top], 0
@@ -164,13 +173,16 @@ def _incomplete(card: Card, folder: Path, best: Match | None) -> DataError:
     if best is None or not best.found:
         return DataError(f"{folder} holds no files of {card.id!r}\n{looked}")
     present = [split for split in SPLITS if split not in best.missing]
-    what = f"{' and '.join(present)} found, " if present else ""
     lacking = [name for names in best.missing.values() for name in names]
     described = ", ".join(f"{name}{_instead(best, name)}" for name in dict.fromkeys(lacking))
-    return DataError(
-        f"{best.folder} holds {card.id!r} ({best.layout.name}) in part: {what}{' and '.join(best.missing)} incomplete\n"
-        f"missing: {described}\n{looked}"
-    )
+    part = in_part(present, best.missing)
+    return DataError(f"{best.folder} holds {card.id!r} ({best.layout.name}) {part}\nmissing: {described}\n{looked}")
+
+
+def in_part(found: Iterable[str], missing: Iterable[str]) -> str:
+    """Say which splits were found, and which not wholly."""
+    there = " and ".join(found)
+    return f"in part: {f'{there} found, ' if there else ''}{' and '.join(missing)} incomplete"
 
 
 def _instead(match: Match, name: str) -> str:

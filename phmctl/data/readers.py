@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol, cast
+from typing import BinaryIO, Generic, Literal, Protocol, TypeVar, cast
 
 from phmctl.errors import DataError
 
 Pair = tuple[str, str]
+Row = TypeVar("Row")
 Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags", "sgm"]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -228,24 +229,24 @@ class TabSeparated:
 
 
 @dataclass(frozen=True)
-class HoldOut:
-    """Every `period`-th pair of another source, or all the others: a validation set taken out of a train set.
+class HoldOut(Generic[Row]):
+    """Every `period`-th row of another source, or all the others: a validation set taken out of a train set.
 
     Attributes:
-        pairs: the whole, numbered from 1.
-        period: how often a pair is held out.
+        rows: the whole, numbered from 1: pairs, or labelled examples.
+        period: how often a row is held out.
         held: yield those held out (True) or the rest (False).
-        places: which of every `period` pairs; the first is 1, and 0 or `period` the last.
+        places: which of every `period` rows; the first is 1, and 0 or `period` the last.
     """
 
-    pairs: PairSource
+    rows: Iterable[Row]  # that can be iterated again
     period: int
     held: bool
     places: tuple[int, ...] = (0,)
 
-    def __iter__(self) -> Iterator[Pair]:
-        """Yield one part of the pairs."""
+    def __iter__(self) -> Iterator[Row]:
+        """Yield one part of the rows."""
         places = {place % self.period for place in self.places}
-        for number, pair in enumerate(self.pairs, start=1):
+        for number, row in enumerate(self.rows, start=1):
             if (number % self.period in places) is self.held:
-                yield pair
+                yield row

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
-from phmctl.data.cleaning import CUT, EMPTY_TEXT, HELD_OUT, OVER_LONG, UNLABELLED, Tally, clean_line, same_text
+from phmctl.data.cleaning import CUT, EMPTY_TEXT, HELD_OUT, OVER_LONG, UNLABELLED, Tally, clean_line, same_texts
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.labelled.readers import Example, ExampleSource, Labels, number_of
 
@@ -29,7 +29,7 @@ class HeldOutTexts:
 
 
 def _digest(texts: Sequence[str]) -> bytes:
-    return blake2b("\n".join(map(same_text, texts)).encode("utf-8"), digest_size=12).digest()
+    return blake2b(same_texts(texts), digest_size=12).digest()
 
 
 class CleanExamples:
@@ -90,24 +90,19 @@ class CleanExamples:
             the tokens that are stored; None where the example is left out.
         """
         if max(map(len, tokens)) > self._max_tokens:
-            if self._held_out is not None:
-                self.tally.dropped[OVER_LONG] += 1
+            train = self._held_out is not None
+            if not self.tally.objection(OVER_LONG if train else CUT, keep=not train):
                 return None
-            self.tally.noted[CUT] += 1
         self.tally.kept += 1
         self.classes[str(example.label)] += 1
         return [cut(each, self._max_tokens, self._settings) for each in tokens]
 
     def _stays(self, example: Example) -> bool:
         if not all(text.strip() for text in example.texts):
-            return self._object(EMPTY_TEXT, self._held_out is None)
+            return self.tally.objection(EMPTY_TEXT, keep=self._held_out is None)
         if self._held_out is not None and example.texts in self._held_out:
-            return self._object(HELD_OUT, self._settings.duplicates == "keep")
+            return self.tally.objection(HELD_OUT, keep=self._settings.duplicates == "keep")
         return True
-
-    def _object(self, reason: str, keep: bool) -> bool:
-        (self.tally.noted if keep else self.tally.dropped)[reason] += 1
-        return keep
 
 
 def cut(tokens: Sequence[int], longest: int, settings: LabelledCleaning) -> Sequence[int]:

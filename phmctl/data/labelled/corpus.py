@@ -5,13 +5,13 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from phmctl.data.catalog import Divide
-from phmctl.data.cleaning import same_text
-from phmctl.data.hub import field_of, load_rows
+from phmctl.data.cleaning import same_texts
+from phmctl.data.hub import field_of, load_rows, text_of
 from phmctl.data.labelled.catalog import (
     SPLIT_NAME,
     ByText,
@@ -24,7 +24,8 @@ from phmctl.data.labelled.catalog import (
 from phmctl.data.labelled.layouts import LabelledMatch, find_labelled_files, find_split
 from phmctl.data.labelled.readers import Example, ExampleSource, TableRows, check_columns, named_label
 from phmctl.data.readers import SourceFile
-from phmctl.errors import DataError, DownloadError, nearest
+from phmctl.data.sourcing import from_network, held_out_of_train
+from phmctl.errors import DataError, nearest
 
 SIDE = "rows"  # what is read from a file, for the manifest
 
@@ -75,7 +76,11 @@ def open_labelled_corpus(
         DataError: the folder does not hold the files, or a file lacks a column.
         DownloadError: neither server nor hub gives them.
     """
-    corpus = _from_folder(card, source, f"folder {source.resolve().name}") if source else _from_network(card, cache)
+    read = partial(_from_folder, card)
+    if source:
+        corpus = read(source, f"folder {source.resolve().name}")
+    else:
+        corpus = from_network(card, cache, read, partial(_from_hub, card))
     if card.divide is not None:
         corpus = _divided(corpus, card.divide)
     return _with_borrowed(corpus, card, source, extra or {})
@@ -138,36 +143,10 @@ def _files(match: LabelledMatch) -> list[SourceFile]:
     return [SourceFile(path, split, SIDE) for split, paths in match.files.items() for path in paths]
 
 
-@dataclass(frozen=True)
-class _EveryNth:
-    """Every `period`-th example beginning with each of `places` (counted from 1), or all the others."""
-
-    examples: ExampleSource
-    period: int
-    places: tuple[int, ...]
-    held: bool
-
-    def __iter__(self) -> Iterator[Example]:
-        places = {place % self.period for place in self.places}
-        for number, example in enumerate(self.examples, start=1):
-            if (number % self.period in places) is self.held:
-                yield example
-
-
 def _divided(corpus: LabelledCorpus, divide: Divide) -> LabelledCorpus:
     """Hold the splits that the corpus lacks out of train: always the same rows."""
-    places = {split: place for split, place in divide.places.items() if split not in corpus.splits}
-    if not places:
-        return corpus
-    whole, period = corpus.splits["train"], divide.period
-    made: dict[str, ExampleSource] = {
-        "train": _EveryNth(whole, period, tuple(places.values()), held=False),
-        **{split: _EveryNth(whole, period, (place,), held=True) for split, place in places.items()},
-    }
-    words: dict[str, str] = {
-        split: f"rows {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
-    }
-    return replace(corpus, splits=_ordered({**corpus.splits, **made}), held_out=words)
+    made, words = held_out_of_train(corpus.splits, divide, "rows")
+    return replace(corpus, splits=_ordered({**corpus.splits, **made}), held_out=words) if made else corpus
 
 
 def _ordered(splits: Mapping[str, ExampleSource]) -> dict[str, ExampleSource]:
@@ -192,7 +171,7 @@ class _TextShare:
 
 def _share(texts: Sequence[str], of: int) -> int:
     """Return the share that texts fall in; those that differ only in case or white space fall in the same."""
-    digest = hashlib.sha256("\n".join(map(same_text, texts)).encode("utf-8")).digest()
+    digest = hashlib.sha256(same_texts(texts)).digest()
     return int.from_bytes(digest[:8], "big") % of
 
 
@@ -285,44 +264,16 @@ class HubExamples:
     def __iter__(self) -> Iterator[Example]:
         """Yield the examples; raises :class:`DataError` with the row where a text is none."""
         for number, row in enumerate(self.rows, start=1):
-            texts = tuple(self._text(row, column, number) for column in self.hub.texts)
+            texts = tuple(text_of(row, column, self.name, number) for column in self.hub.texts)
             label = named_label(str(field_of(row, self.hub.label)), self.hub)
             yield Example(texts, label, {}, (self.name, number))
-
-    def _text(self, row: Any, column: str, number: int) -> str:
-        value = field_of(row, column)
-        if not isinstance(value, str):
-            raise DataError(f"{self.name}, row {number}: column {column!r} holds {value!r}, not text")
-        return value.replace("\r\n", " ").replace("\n", " ")
-
-
-def _from_network(card: LabelledCard, cache: Path) -> LabelledCorpus:
-    """Ask the URLs and the hub in the card's order; the first that answers serves."""
-    ways = {"urls": _from_urls, "hub": _from_hub}
-    refused = []
-    for way in card.ways:
-        try:
-            return ways[way](card, cache)
-        except DownloadError as error:
-            refused.append(str(error).splitlines()[0])
-    reason = "; ".join(refused) or "the card names neither a hub nor URLs"
-    raise DownloadError(
-        f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
-    )
-
-
-def _from_urls(card: LabelledCard, cache: Path) -> LabelledCorpus:
-    from phmctl.data.archives import fetch_all
-
-    fetch_all(card.urls, cache)
-    return _from_folder(card, cache, "the card's URLs")
 
 
 def _from_hub(card: LabelledCard, cache: Path) -> LabelledCorpus:
     if card.hub is None:
         raise DataError(f"card {card.id!r} names no hub")
     hub = card.hub
-    loaded = load_rows(hub, hub.splits, (*hub.texts, hub.label), SIDE, cache / "hub")
+    loaded = load_rows(hub, hub.splits, (*hub.texts, hub.label), SIDE, cache)
     splits: dict[str, ExampleSource] = {
         split: HubExamples(rows, hub, f"{hub.id} ({hub.splits[split]})") for split, rows in loaded.rows.items()
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from phmctl.data.labelled.catalog import LabelledCard, LabelledLayout
 from phmctl.data.labelled.readers import TableRows, check_columns, missing_columns
-from phmctl.data.layouts import file_in, folders_of
+from phmctl.data.layouts import file_in, folders_of, in_part, searched
 from phmctl.errors import DataError
 
 
@@ -43,9 +43,7 @@ def find_labelled_files(card: LabelledCard, folder: Path) -> LabelledMatch:
     Raises:
         DataError: none; says which files the nearest layout lacks, or which columns a file lacks.
     """
-    if not folder.is_dir():
-        raise DataError(f"no folder {folder}: --source wants the folder with the files of {card.id!r}")
-    candidates = list(folders_of(folder))
+    candidates = searched(folder, card.id)
     best: LabelledMatch | None = None
     odd: tuple[LabelledMatch, Path] | None = None
     for layout in card.local:
@@ -91,7 +89,5 @@ def _incomplete(card: LabelledCard, folder: Path, best: LabelledMatch | None) ->
     if best is None or not best.files:
         return DataError(f"{folder} holds no files of {card.id!r}\nlooked there and below for: {known}")
     lacking = ", ".join(name for names in best.missing.values() for name in names)
-    return DataError(
-        f"{best.folder} holds {card.id!r} ({best.layout.name}) in part: {' and '.join(best.files)} found, "
-        f"{' and '.join(best.missing)} incomplete\nmissing: {lacking}\nlooked there and below for: {known}"
-    )
+    what = f"{best.folder} holds {card.id!r} ({best.layout.name}) {in_part(best.files, best.missing)}"
+    return DataError(f"{what}\nmissing: {lacking}\nlooked there and below for: {known}")
