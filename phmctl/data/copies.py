@@ -5,11 +5,11 @@ The manifest of the prepared data is the run's ``data.json``. Its ``copies`` are
 is compared there.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from phmctl.data.catalog import Cleaning
+from phmctl.data.catalog import Cleaning, TextCleaning
 from phmctl.data.store import PreparedData
 from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
@@ -18,6 +18,9 @@ from phmctl.runs import DATA, Run
 
 _COPIES = "copies"
 ADVICE = "copy the run again"
+
+T = TypeVar("T")
+CleaningT = TypeVar("CleaningT", bound=TextCleaning)
 
 
 def write_copies(run: Run, prepared: PreparedData) -> None:
@@ -41,7 +44,16 @@ def record_copies(run: Run, manifest: Mapping[str, Any]) -> None:
     Raises:
         OutputError: the folder cannot be written.
     """
-    paths = [path for folder in (run.tokenizer_folder, run.text_folder) for path in sorted(folder.glob("*"))]
+    folders = (run.tokenizer_folder, run.text_folder)
+    record_files(run, manifest, [path for folder in folders for path in sorted(folder.glob("*"))])
+
+
+def record_files(run: Run, manifest: Mapping[str, Any], paths: Iterable[Path]) -> None:
+    """Write a new run's ``data.json``: what its data is, and the SHA-256 of the files of the run that hold some of it.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
     entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in paths]
     write_json(run.folder / DATA, {**manifest, _COPIES: entries})
 
@@ -56,10 +68,24 @@ def load_tokenizers(run: Run) -> TokenizerPair:
     Raises:
         RunError: one is missing or damaged.
     """
-    for name in (JOINT_FILE, *SIDE_FILES):
+    return load_copy(run, (JOINT_FILE, *SIDE_FILES), TokenizerPair.load)
+
+
+def load_copy(run: Run, names: Iterable[str], load: Callable[[Path], T]) -> T:
+    """Return what `load` makes of a run's folder of tokenizers.
+
+    Args:
+        run: the run.
+        names: the files that are used, of which not all need be there.
+        load: gets the folder.
+
+    Raises:
+        RunError: a file is missing or damaged.
+    """
+    for name in names:
         refuse_damaged_copy(run, run.tokenizer_folder / name)
     try:
-        return TokenizerPair.load(run.tokenizer_folder)
+        return load(run.tokenizer_folder)
     except DataError as error:
         raise RunError(f"{run.folder} is no complete run, {ADVICE}: {error}") from error
 
@@ -70,8 +96,17 @@ def load_cleaning(run: Run) -> Cleaning:
     Raises:
         RunError: the run does not say.
     """
+    return cleaning_as(run, Cleaning)
+
+
+def cleaning_as(run: Run, kind: type[CleaningT]) -> CleaningT:
+    """Return what a run says of its text's cleaning, as the settings of one kind of text.
+
+    Raises:
+        RunError: the run does not say.
+    """
     try:
-        return Cleaning(**run.data()["settings"]["cleaning"])
+        return kind(**run.data()["settings"]["cleaning"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{run.folder / DATA} does not say how the text was cleaned; {ADVICE}") from error
 

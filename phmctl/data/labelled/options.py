@@ -1,6 +1,6 @@
-"""Preparing labelled text as the command line asks for it, and the table of what was prepared."""
+"""Preparing labelled text as the command line asks for it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,42 +97,3 @@ def _assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str,
             raise DataError(f"--{option} {name} is given twice")
         assigned[name] = Path(path)
     return assigned
-
-
-def show_labelled(manifest: Mapping[str, Any]) -> None:
-    """Print what was read, kept and dropped, a line a split, and how much of the text has a word vector."""
-    from phmctl.console import note, print_table
-    from phmctl.data.labelled.store import coverage_of
-
-    splits = manifest["splits"]
-    dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
-    noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
-    titles = ["split", "read", *(f"− {_words(reason)}" for reason in dropped), "kept"]
-    titles += [*(f"of it {_words(reason)}" for reason in noted), "commonest label", "tokens"]
-    print_table(_title(manifest), titles, [[name, *_cells(splits[name], dropped, noted)] for name in splits])
-    if coverage := coverage_of(manifest):
-        note(coverage)
-
-
-def _title(manifest: Mapping[str, Any]) -> str:
-    labels = manifest["labels"]
-    classes = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels"
-    texts = "pairs" if manifest["texts"] == 2 else "texts"
-    kind, size = manifest["settings"]["tokenizer"], manifest["token_types"]["text"]
-    return f"{manifest['corpus']}: {texts}; {classes}; {kind} vocabulary of {size:,}"
-
-
-def _cells(counts: Mapping[str, Any], dropped: Sequence[str], noted: Sequence[str]) -> Iterator[str]:
-    yield f"{counts['read']:,}"
-    yield from (f"{counts['dropped'].get(reason, 0):,}" for reason in dropped)
-    yield f"{counts['kept']:,}"
-    yield from (f"{counts['noted'].get(reason, 0):,}" for reason in noted)
-    label = max(counts["labels"], key=counts["labels"].__getitem__)
-    yield f"{label} {counts['labels'][label] / counts['kept']:.1%}"
-    text = counts["text"]
-    unknown = text["unknown"] / max(text["tokens"], 1)
-    yield f"{text['tokens']:,}" + (f" ({unknown:.1%} unknown)" if unknown else "")
-
-
-def _words(reason: str) -> str:
-    return reason.replace("_", " ")

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
+from phmctl.data.copies import ADVICE, cleaning_as, load_copy, record_copies, refuse_damaged_copy
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.labelled.store import LabelledData, LabelledSplit
 from phmctl.data.tokenization import JOINT_FILE, Tokenizer
-from phmctl.errors import DataError, RunError, nearest
+from phmctl.errors import RunError, nearest
 from phmctl.files import write_atomic
 from phmctl.runs import DATA, Run
 
@@ -91,12 +90,7 @@ def splits_of(run: Run) -> list[str]:
 
 def load_tokenizer(run: Run) -> Tokenizer:
     """Return the tokenizer that a run was trained with. Raises RunError if it is missing or damaged."""
-    path = run.tokenizer_folder / JOINT_FILE
-    refuse_damaged_copy(run, path)
-    try:
-        return Tokenizer.load(path)
-    except DataError as error:
-        raise RunError(f"{run.folder} is no complete run, {ADVICE}: {error}") from error
+    return load_copy(run, (JOINT_FILE,), lambda folder: Tokenizer.load(folder / JOINT_FILE))
 
 
 def labels_of(run: Run) -> list[str]:
@@ -109,13 +103,4 @@ def labels_of(run: Run) -> list[str]:
 
 def cleaning_of(run: Run) -> LabelledCleaning:
     """Return what the text of a run went through before it was tokenized. Raises RunError if the run does not say."""
-    return LabelledCleaning(**_settings(run)["cleaning"])
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    try:
-        settings: dict[str, Any] = run.data()["settings"]
-        LabelledCleaning(**settings["cleaning"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.folder / DATA} does not say how the text was cleaned; {ADVICE}") from error
-    return settings
+    return cleaning_as(run, LabelledCleaning)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.data.labelled.batching import lengths_of, real_token_share
-from phmctl.data.labelled.options import LabelledOptions, prepare_labelled_named, show_labelled
+from phmctl.data.labelled.options import LabelledOptions, prepare_labelled_named
 from phmctl.data.labelled.store import LabelledData, labelled_sizes
+from phmctl.data.labelled.summary import show_labelled
 from phmctl.errors import DataError
 from phmctl.models.classifiers import Classifier, ClassifierSection, build_classifier, texts_of
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
