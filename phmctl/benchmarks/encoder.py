@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.benchmarks.calls import check_positive, parameters_of
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.data.special import PAD
 from phmctl.devices import pick_device
@@ -90,7 +91,7 @@ def bench_encoder(
         DimensionError: n does not divide a dimension.
         UserError: no such device, or a number below one, or lengths that do not fit each other.
     """
-    _check(batch=batch, shortest=shortest, batches=batches, rounds=rounds)
+    check_positive(batch=batch, shortest=shortest, batches=batches, rounds=rounds)
     if longest < shortest:
         raise UserError(f"longest = {longest} must be at least shortest = {shortest}")
     where = pick_device(device)
@@ -100,12 +101,6 @@ def bench_encoder(
     with watched("training steps", len(models), rounds) as advance:
         timings = compare(steps, rounds=rounds, warmup=1, device=where, advance=advance)
     return [_row(models[name], timing, batches) for name, timing in timings.items()]
-
-
-def _check(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name} = {value} must be at least 1")
 
 
 def _texts(batch: int, vocabulary: int, shortest: int, longest: int, seed: int, device: torch.device) -> Batch:
@@ -174,7 +169,7 @@ def _row(model: nn.Module, timing: Timing, batches: int) -> EncoderRow:
     seconds, ratio = timing.seconds, timing.ratio
     return EncoderRow(
         candidate=timing.name,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=parameters_of(model),
         step_seconds=Spread(seconds.median / batches, seconds.lower / batches, seconds.upper / batches),
         steps_per_second=batches / seconds.median,
         speed=Spread(1 / ratio.median, 1 / ratio.upper, 1 / ratio.lower),

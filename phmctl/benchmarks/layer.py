@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from phmctl.algebra.execution import AUTO, RANK
 from phmctl.algebra.rules import LEARNED
+from phmctl.benchmarks.calls import check_known, check_positive, eval_call, parameters_of, training_call
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
-from phmctl.errors import UserError, nearest
+from phmctl.errors import UserError
 from phmctl.nn.linear import RULE, PHMLinear
 
 MODES = ("forward", "forward+backward", "eval")
@@ -117,8 +118,8 @@ def bench_layer(
                     phm=timings[name].seconds,
                     ratio=timings[name].ratio,
                     best_ratio=timings[name].best_ratio,
-                    dense_parameters=_parameters(dense),
-                    phm_parameters=_parameters(phm),
+                    dense_parameters=parameters_of(dense),
+                    phm_parameters=parameters_of(phm),
                 )
                 for name, phm in layers.items()
             ]
@@ -126,43 +127,19 @@ def bench_layer(
 
 
 def _check(tokens: Sequence[int], dtype: str, rounds: int, modes: Sequence[str]) -> None:
-    for kind, name, known in [("dtype", dtype, tuple(_DTYPES)), *(("mode", mode, MODES) for mode in modes)]:
-        if name not in known:
-            raise UserError(f"no {kind} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    check_known("dtype", dtype, tuple(_DTYPES))
+    for mode in modes:
+        check_known("mode", mode, MODES)
     if min(tokens, default=0) < 1:
         raise UserError(f"tokens = {', '.join(map(str, tokens)) or 'nothing'}; give numbers of at least 1")
-    if rounds < 1:
-        raise UserError(f"rounds = {rounds} must be at least 1")
-
-
-def _parameters(layer: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in layer.parameters())
+    check_positive(rounds=rounds)
 
 
 def _call(layer: nn.Module, x: Tensor, mode: str) -> Callable[[], object]:
     """Put the layer in the state of a mode, and return the call that the mode measures."""
     if mode == "eval":
-        return _eval_call(layer, x)
+        return eval_call(layer, layer, x)
+    if mode == "forward+backward":
+        return training_call(layer, layer, x)
     layer.train()
-    if mode == "forward":
-        return lambda: layer(x)
-    leaf = x.clone().requires_grad_()  # as in the middle of a model: the input wants a gradient too
-    gradient = torch.randn_like(layer(x))
-
-    def step() -> None:
-        layer.zero_grad(set_to_none=True)
-        leaf.grad = None
-        layer(leaf).backward(gradient)
-
-    return step
-
-
-def _eval_call(layer: nn.Module, x: Tensor) -> Callable[[], object]:
-    layer.eval()
-
-    def call() -> Tensor:
-        with torch.no_grad():
-            result: Tensor = layer(x)
-        return result
-
-    return call
+    return lambda: layer(x)

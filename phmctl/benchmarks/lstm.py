@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.benchmarks.calls import check_known, check_positive, eval_call, parameters_of, training_call
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
-from phmctl.errors import UserError, nearest
 from phmctl.nn.lstm import PHMLSTM, Gates
 
 MODES = ("forward+backward", "eval")
@@ -80,7 +80,9 @@ def bench_lstm(
         DimensionError: n does not divide a dimension.
         UserError: no such algebra, gates, device or mode, or a batch, steps or rounds below one.
     """
-    _check(modes, batch=batch, steps=steps, rounds=rounds)
+    for mode in modes:
+        check_known("mode", mode, MODES)
+    check_positive(batch=batch, steps=steps, rounds=rounds)
     device = str(pick_device(device))
     models: dict[str, nn.Module] = {
         "dense": PHMLSTM(d, h, 1, device=device),  # first: the ratios are to it
@@ -115,51 +117,18 @@ def bench_lstm(
                     phm_to_torch=phm.seconds.median / torch_lstm.seconds.median,
                     best_phm_to_dense=phm.best_ratio,
                     best_torch_to_dense=torch_lstm.best_ratio,
-                    dense_parameters=_parameters(models["dense"]),
-                    phm_parameters=_parameters(models["phm"]),
+                    dense_parameters=parameters_of(models["dense"]),
+                    phm_parameters=parameters_of(models["phm"]),
                 )
             )
     return rows
 
 
-def _check(modes: Sequence[str], **counts: int) -> None:
-    for mode in modes:
-        if mode not in MODES:
-            raise UserError(f"no mode {mode!r}{nearest(mode, MODES)}; there are {', '.join(MODES)}")
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name} = {value} must be at least 1")
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def _call(model: nn.Module, x: Tensor, mode: str) -> Callable[[], object]:
     """Return the call that a mode measures; it puts the model in the state of the mode."""
-    return _eval_call(model, x) if mode == "eval" else _training_call(model, x)
 
+    def outputs(x: Tensor) -> Tensor:
+        states: Tensor = model(x)[0]
+        return states
 
-def _training_call(model: nn.Module, x: Tensor) -> Callable[[], object]:
-    """Forward and backward, the input's gradient too, as behind trained embeddings or in a stack."""
-    model.train()
-    leaf = x.clone().requires_grad_()
-    gradient = torch.randn_like(model(x)[0])
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        leaf.grad = None
-        model(leaf)[0].backward(gradient)
-
-    return step
-
-
-def _eval_call(model: nn.Module, x: Tensor) -> Callable[[], object]:
-    model.eval()
-
-    def call() -> Tensor:
-        with torch.no_grad():
-            output: Tensor = model(x)[0]
-        return output
-
-    return call
+    return eval_call(model, outputs, x) if mode == "eval" else training_call(model, outputs, x)

@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
 
 Rounds = Annotated[int, typer.Option(min=1, help="Samples of each candidate.")]
+Output = Annotated[Path | None, typer.Option(help="Write all figures here too, as JSON.")]
+AnyDevice = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+AnyAlgebra = Annotated[str, typer.Option(help="phm or a fixed algebra.")]
+Ns = Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")]
 
 
 @bench.command("layer")
 def bench_layer(
     in_features: Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, the layer's input width.")] = 512,
     out_features: Annotated[int, typer.Option("-k", "--out-features", min=1, help="k, its output width.")] = 512,
-    n: Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")] = "4",
+    n: Ns = "4",
     tokens: Annotated[str, typer.Option(help="Numbers of input rows, separated by commas.")] = "16,512,4096",
-    algebra: Annotated[str, typer.Option(help="phm or a fixed algebra.")] = "phm",
+    algebra: AnyAlgebra = "phm",
     execution: Annotated[
         str, typer.Option(help="auto, dense, factored, rank, or several of them, separated by commas.")
     ] = "auto",
@@ -31,7 +35,7 @@ def bench_layer(
         str, typer.Option(help="How a learned rule is held: as A (rule), or as its factors; rank wants factors.")
     ] = "rule",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: AnyDevice = "auto",
     rounds: Rounds = 20,
     threads: options.Threads = 0,
     json: options.Json = False,
@@ -57,8 +61,7 @@ def bench_layer(
             parametrization=parametrization,
         )
     ]
-    if json:
-        emit_json([row.as_json() for row in rows])
+    if _shown([row.as_json() for row in rows], json=json):
         return
     cells = [
         (f"{r.n}", r.tokens, r.mode, r.execution, _milliseconds(r.dense), _milliseconds(r.phm), _ratio(r.ratio))
@@ -72,12 +75,12 @@ def bench_layer(
 def bench_lstm(
     in_features: Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, the input's width.")] = 300,
     hidden: Annotated[int, typer.Option("-k", "--hidden", min=1, help="The state's width.")] = 300,
-    n: Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")] = "5",
+    n: Ns = "5",
     batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 256,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each sequence.")] = 40,
-    algebra: Annotated[str, typer.Option(help="phm or a fixed algebra.")] = "phm",
+    algebra: AnyAlgebra = "phm",
     gates: Annotated[str, typer.Option(help="separate or fused.")] = "separate",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: AnyDevice = "auto",
     rounds: Rounds = 20,
     threads: options.Threads = 0,
     json: options.Json = False,
@@ -89,8 +92,7 @@ def bench_lstm(
     set_threads(threads)
     common = {"batch": batch, "steps": steps, "algebra": algebra, "gates": gates, "device": device, "rounds": rounds}
     rows = [row for each in _integers("--n", n) for row in measure(in_features, hidden, each, **common)]  # type: ignore[arg-type]
-    if json:
-        emit_json([row.as_json() for row in rows])
+    if _shown([row.as_json() for row in rows], json=json):
         return
     cells = [
         (
@@ -116,7 +118,7 @@ def bench_encoder(
     heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
     layers: Annotated[int, typer.Option(min=1, help="Encoder layers.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Texts a step, of 5 to 30 tokens.")] = 64,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: AnyDevice = "auto",
     rounds: Rounds = 10,
     threads: options.Threads = 0,
     json: options.Json = False,
@@ -128,8 +130,7 @@ def bench_encoder(
 
     set_threads(threads)
     rows = measure(section(n, algebra, width, heads, layers), batch=batch, device=device, rounds=rounds)
-    if json:
-        emit_json([row.as_json() for row in rows])
+    if _shown([row.as_json() for row in rows], json=json):
         return
     cells = [
         (
@@ -149,7 +150,7 @@ def bench_encoder(
 @bench.command("targets")
 def bench_targets(
     execution: Annotated[str, typer.Option(help="auto, dense, factored or rank.")] = "auto",
-    output: Annotated[Path | None, typer.Option(help="Write all figures here too, as JSON.")] = None,
+    output: Output = None,
     rounds: Rounds = 9,
     threads: options.Threads = 0,
     json: options.Json = False,
@@ -159,23 +160,18 @@ def bench_targets(
     from phmctl.benchmarks.targets import bench_targets as measure
     from phmctl.console import emit
     from phmctl.devices import set_threads
-    from phmctl.files import write_json
 
     set_threads(threads)
     outcomes = measure(execution=execution, rounds=rounds)
     document = [outcome.as_json() for outcome in outcomes]
-    if output is not None:
-        write_json(output, document)
-    if json:
-        emit_json(document)
-    else:
+    if not _shown(document, json=json, output=output):
         emit(as_markdown(outcomes))
 
 
 @bench.command("grid")
 def bench_grid(
     fit: Annotated[bool, typer.Option("--fit", help="Print the constants that the figures ask for, too.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Write all figures here too, as JSON.")] = None,
+    output: Output = None,
     rounds: Rounds = 7,
     threads: options.Threads = 0,
     json: options.Json = False,
@@ -185,7 +181,6 @@ def bench_grid(
     from phmctl.benchmarks import grid
     from phmctl.console import note
     from phmctl.devices import set_threads
-    from phmctl.files import write_json
 
     set_threads(threads)
     cells = grid.measure(rounds=rounds)
@@ -197,10 +192,7 @@ def bench_grid(
         "within_a_tenth": grid.share_within(cells),
         "constants": {name: found._asdict() for name, found in constants.items()},
     }
-    if output is not None:
-        write_json(output, document)
-    if json:
-        emit_json(document)
+    if _shown(document, json=json, output=output):
         return
     rows = [
         (
@@ -240,8 +232,7 @@ def bench_train(
     result = bench_training(
         _recipe(recipe, n, algebra, device, settings), data or data_root(), batches=batches, rounds=rounds
     )
-    if json:
-        emit_json(result.as_json())
+    if _shown(result.as_json(), json=json):
         return
     cells = [
         (
@@ -288,8 +279,7 @@ def bench_decode(
     result = bench_decoding(
         resolved, data or data_root(), split=split, sentences=sentences, uncached=uncached, rounds=rounds
     )
-    if json:
-        emit_json(result.as_json())
+    if _shown(result.as_json(), json=json):
         return
     cells = [
         (
@@ -310,6 +300,17 @@ def bench_decode(
     print_table(title, columns, cells)
     steps = [(f"{length}", _milliseconds(seconds)) for length, seconds in result.step_seconds.items()]
     print_table("a step at growing output lengths", ("length", "ms a step"), steps)
+
+
+def _shown(document: object, *, json: bool, output: Path | None = None) -> bool:
+    """Write the figures into a file, if one is named, and to stdout, if JSON is asked for; return whether it is."""
+    from phmctl.files import write_json
+
+    if output is not None:
+        write_json(output, document)
+    if json:
+        emit_json(document)
+    return json
 
 
 def _recipe(name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None) -> "Recipe":
