@@ -8,10 +8,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+
+# The same examples every time, so that a change is judged by itself. To look for new ones: PHMCTL_EXPLORE=1 make test.
+settings.register_profile("same", derandomize=True)
+if not os.environ.get("PHMCTL_EXPLORE"):
+    settings.load_profile("same")
 
 TINY = (
     "model.width=32",

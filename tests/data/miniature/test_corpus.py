@@ -180,7 +180,7 @@ def test_what_every_sentence_looks_like(seed):
                 assert 4 <= len(text.split()) <= 22
             assert german[-1] == english[-1]
             assert english.endswith("?") == german.endswith("?")
-            assert re.findall(r"\d+", german) == re.findall(r"\d+", english)
+            assert sorted(re.findall(r"\d+", german)) == sorted(re.findall(r"\d+", english))  # a date may come first
 
 
 @given(st.integers(min_value=0, max_value=10**9))
