@@ -197,9 +197,11 @@ def test_the_pair_classifiers_have_the_paper_s_setup(name):
     recipe = load_recipe(name)
     model, training = recipe.model, recipe.training
     assert (model.width, model.embedding_width, model.hidden) == (300, 300, 300)  # appendix B.1
-    assert (training.optimizer, training.learning_rate, training.batch_size) == ("adam", 4e-4, 256)
+    assert (training.optimizer, training.learning_rate) == ("adam", 4e-4)
     assert (model.gates, model.cell) == ("separate", "standard")
-    assert model.combination == ("full" if name.endswith("-full") else "concat")
+    if name.startswith("table1"):  # the other one says in comments where it differs
+        assert training.batch_size == 256
+        assert model.combination == ("full" if name.endswith("-full") else "concat")
 
 
 PAPERS = ["table1-snli", "table1-mnli", "table1-quora", "table1-dialogue-nli", "table1-scitail"]
