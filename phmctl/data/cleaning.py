@@ -7,7 +7,7 @@ that stand in valid or test, and, once tokenized, pairs that are too long or too
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,14 @@ from phmctl.data.readers import BLANKS, HoldOut, Pair, PairSource
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
 UNLABELLED, EMPTY_TEXT = "no_label", "empty_text"  # of labelled text
 REASONS = (UNLABELLED, EMPTY_TEXT, EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)
+_IN_WORDS = {
+    UNLABELLED: "without a label",
+    EMPTY_TEXT: "with an empty text",
+    EMPTY: "with an empty side",
+    HELD_OUT: "that are in valid or test too",
+    OVER_LONG: "that are too long",
+    LOPSIDED: "with sides of too unequal lengths",
+}
 CUT = "cut"  # a text of valid or test that is kept in part
 # What is counted but kept: a train pair of which one side alone stands in valid or test.
 SOURCE_HELD_OUT, TARGET_HELD_OUT = "source_in_valid_or_test", "target_in_valid_or_test"
@@ -65,6 +73,11 @@ class Tally:
             "dropped": {reason: self.dropped[reason] for reason in REASONS if self.dropped[reason]},
             "noted": {what: self.noted[what] for what in sorted(self.noted) if self.noted[what]},
         }
+
+
+def in_words(dropped: Mapping[str, int]) -> str:
+    """Return in words how many rows were dropped, and why."""
+    return ", ".join(f"{number:,} {_IN_WORDS[reason]}" for reason, number in dropped.items()) or "nothing dropped"
 
 
 def clean_line(line: str, settings: TextCleaning) -> str:

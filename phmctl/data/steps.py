@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from phmctl.console import note, warn
 from phmctl.data import building
 from phmctl.data.catalog import card_names
+from phmctl.data.cleaning import HELD_OUT, in_words
 from phmctl.data.provenance import Material
 from phmctl.data.special import UNK
 from phmctl.data.store import is_card
@@ -122,7 +123,6 @@ def refuse_nothing(train: Mapping[str, Any], row: str) -> None:
     """Refuse (DataError) a train split of which nothing was kept, given its counts and what a row is called."""
     if train["kept"]:
         return
-    dropped = ", ".join(f"{reason}: {number:,}" for reason, number in train["dropped"].items())
-    raise DataError(
-        f"no train {row} is left of {train['read']:,} read ({dropped or 'nothing dropped'}); check the files"
-    )
+    twice = 2 * train["dropped"].get(HELD_OUT, 0) > train["read"]
+    advice = "was the same file given for train and for another split?" if twice else "check the files"
+    raise DataError(f"no train {row} is left of {train['read']:,} read ({in_words(train['dropped'])}); {advice}")

@@ -276,7 +276,10 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({"train": [("", ""), ("a " * 99, "b")]}, "no train pair is left of 2 read \\(empty_side: 1, over_long: 1\\)"),
+        (
+            {"train": [("", ""), ("a " * 99, "b")]},
+            "left of 2 read \\(1 with an empty side, 1 that are too long\\); check",
+        ),
         ({"train": []}, "no train pair is left of 0 read"),
         ({"valid": []}, "valid of 'tiny' has no pair with text on both sides"),
         ({"valid": [("ein Hund", " "), ("", "a dog")]}, "valid of 'tiny' has no pair with text on both sides"),

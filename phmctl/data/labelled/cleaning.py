@@ -5,7 +5,7 @@ and test keep every example; of a text that is too long the first or the last to
 an empty text, those that are too long, and those whose text stands in valid or test, whatever their label.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
@@ -45,6 +45,7 @@ class CleanExamples:
     Attributes:
         tally: what was read, kept, dropped and noted.
         classes: the examples of each class, of those that stay.
+        lost: the reasons for which each class lost examples.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class CleanExamples:
         self._held_out = held_out
         self.tally = Tally()
         self.classes: Counter[str] = Counter()
+        self.lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def __iter__(self) -> Iterator[Example]:
         """Yield the examples that stay, their lengths not yet judged; raises :class:`DataError` for unknown labels."""
         self.tally = Tally()
         self.classes = Counter()
+        self.lost.clear()
         for example in self._examples:
             self.tally.read += 1
             if example.label is None:
@@ -91,7 +94,7 @@ class CleanExamples:
         """
         if max(map(len, tokens)) > self._max_tokens:
             train = self._held_out is not None
-            if not self.tally.objection(OVER_LONG if train else CUT, keep=not train):
+            if not self._object(example, OVER_LONG if train else CUT, keep=not train):
                 return None
         self.tally.kept += 1
         self.classes[str(example.label)] += 1
@@ -99,10 +102,16 @@ class CleanExamples:
 
     def _stays(self, example: Example) -> bool:
         if not all(text.strip() for text in example.texts):
-            return self.tally.objection(EMPTY_TEXT, keep=self._held_out is None)
+            return self._object(example, EMPTY_TEXT, keep=self._held_out is None)
         if self._held_out is not None and example.texts in self._held_out:
-            return self.tally.objection(HELD_OUT, keep=self._settings.duplicates == "keep")
+            return self._object(example, HELD_OUT, keep=self._settings.duplicates == "keep")
         return True
+
+    def _object(self, example: Example, reason: str, *, keep: bool) -> bool:
+        """Count an objection to an example, and return whether it stays all the same."""
+        if not keep:
+            self.lost[str(example.label)][reason] += 1
+        return self.tally.objection(reason, keep=keep)
 
 
 def cut(tokens: Sequence[int], longest: int, settings: LabelledCleaning) -> Sequence[int]:

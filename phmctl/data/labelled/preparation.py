@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
 from phmctl.data.building import build, chunks, current, memory_of
-from phmctl.data.cleaning import clean_line
+from phmctl.data.cleaning import clean_line, in_words
 from phmctl.data.labelled.catalog import LabelledCleaning, Rows, load_labelled_card
 from phmctl.data.labelled.cleaning import CleanExamples, HeldOutTexts
 from phmctl.data.labelled.corpus import LabelledCorpus, corpus_of_tables, open_labelled_corpus
@@ -210,6 +210,7 @@ def _write(
     }
     counts = {name: _encode(writers[name], name, splits[name], tokenizer, extras) for name in splits}
     _check_classes(corpus, counts)
+    _check_taught(corpus, labels, splits["train"])
     content = {
         **provenance,
         "task": TASK,
@@ -302,6 +303,20 @@ def _check_classes(corpus: LabelledCorpus, counts: Mapping[str, Mapping[str, Any
         absent = [label for label in train["labels"] if label not in split["labels"]]
         if absent:
             warn(f"{name} of {corpus.name} has no example of {', '.join(map(repr, absent))}, which train has")
+
+
+def _check_taught(corpus: LabelledCorpus, labels: Sequence[str], train: CleanExamples) -> None:
+    """Refuse a class of which train keeps no example: nothing trains its output. Of a card's own, only tell."""
+    for label in labels:
+        if label in train.classes:
+            continue
+        why = in_words(train.lost[label])
+        if not corpus.labels:
+            raise DataError(
+                f"train of {corpus.name!r} has no example of the label {label!r} left ({why}); "
+                "leave the label's rows out, or give others"
+            )
+        warn(f"train of {corpus.name} has no example of {label!r} ({why}): it is not learned")
 
 
 def _write_vectors(

@@ -93,8 +93,9 @@ class Naming(Protocol):
 
 
 def named_label(value: str, naming: Naming) -> str | None:
-    """Return the label that a file's word stands for; None for the words that stand for no label."""
-    return None if value in naming.unlabelled else naming.names.get(value, value)
+    """Return the label that a file's word stands for; None for the words that stand for no label, and for blanks."""
+    word = value.strip()
+    return None if not word or word in naming.unlabelled else naming.names.get(word, word)
 
 
 def number_of(example: Example, labels: Labels) -> int:

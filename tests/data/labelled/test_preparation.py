@@ -118,6 +118,23 @@ def test_label_sets_that_do_not_fit(tmp_path, capsys):
     assert "test of own has no example of 'yes', which train has" in capsys.readouterr().err
 
 
+def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
+    lost = [("", "perhaps"), ("", "perhaps"), ("seen in valid", "perhaps"), ("one two three four five six", "perhaps")]
+    why = "2 with an empty text, 1 that are in valid or test too, 1 that are too long"
+    with pytest.raises(DataError, match=f"'own' has no example of the label 'perhaps' left .{why}.; leave"):
+        prepared(tmp_path, corpus(train=TRAIN + lost, labels=()))
+    made = corpus(train=TRAIN + lost, labels=("yes", "no", "perhaps"))
+    assert prepared(tmp_path, made).labels == ["yes", "no", "perhaps"]
+    assert f"train of own has no example of 'perhaps' ({why})" in capsys.readouterr().err
+
+
+def test_the_same_rows_twice(tmp_path):
+    rows = [("a", "yes"), ("b", "no")]
+    match = r"of 2 read \(2 that are in valid or test too\); was the same file given for train and for another split\?"
+    with pytest.raises(DataError, match=match):
+        prepared(tmp_path, corpus(train=rows, valid=rows))
+
+
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 @pytest.mark.parametrize("rows", [[], [("text", None)]])
 def test_an_empty_split(tmp_path, split, rows):

@@ -69,6 +69,16 @@ def test_labels_are_renamed_and_none_is_none(tmp_path):
     assert [example.label for example in read(path, **rows)] == ["entailment", None, None, "other"]
 
 
+def test_a_blank_label_is_none_and_blanks_around_one_are_not_part_of_it(tmp_path):
+    path = put(tmp_path / "a.csv", "text,label", "a,", "b,  ", "c, yes", "d,yes ")
+    assert [example.label for example in read(path, format="csv", texts=("text",), label="label")] == [
+        None,
+        None,
+        "yes",
+        "yes",
+    ]
+
+
 def test_an_unknown_label_is_told_with_file_line_and_the_known(tmp_path):
     path = put(tmp_path / "a.tsv", "neutral\tx", "neutrl\ty")
     examples = read(path, header=False, texts=(1,), label=0)
