@@ -16,9 +16,10 @@ from phmctl.data.readers import BLANKS, HoldOut, Pair, PairSource
 
 # Why a train pair is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
-UNLABELLED, EMPTY_TEXT = "no_label", "empty_text"  # of labelled text
-REASONS = (UNLABELLED, EMPTY_TEXT, EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)
+ODD_ROW, UNLABELLED, EMPTY_TEXT = "odd_row", "no_label", "empty_text"  # of labelled text
+REASONS = (ODD_ROW, UNLABELLED, EMPTY_TEXT, EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)
 _IN_WORDS = {
+    ODD_ROW: "of another number of columns than the header's",
     UNLABELLED: "without a label",
     EMPTY_TEXT: "with an empty text",
     EMPTY: "with an empty side",

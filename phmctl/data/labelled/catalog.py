@@ -28,6 +28,7 @@ class Rows(Section):
     split: Column | None = None  # names the split of a row, where one file holds all
     names: dict[str, str] = Field(default_factory=dict)  # the files' words for the card's labels
     unlabelled: tuple[str, ...] = ()  # what stands for "no label": such rows are dropped, and counted
+    odd_rows: Literal["refuse", "drop"] = "refuse"  # rows of another width than the header's; dropped, they are counted
     header_has: tuple[str, ...] = ()  # columns that tell this layout from another with the same file names
 
     @model_validator(mode="after")
@@ -35,6 +36,8 @@ class Rows(Section):
         named = [column for column in self.columns if isinstance(column, str)]
         if self.format == "jsonl" and len(named) < len(self.columns):
             raise ValueError("columns of jsonl have names")
+        if self.odd_rows == "drop" and (self.format == "jsonl" or not self.header or self.split is not None):
+            raise ValueError("odd_rows: drop wants a table with a header, and files of one split each")
         if not self.header and self.format != "jsonl" and (named or self.header_has):
             raise ValueError("without a header columns are numbers, counted from 0")
         return self
@@ -112,6 +115,7 @@ class LabelledCard(CardBase):
 
     task: Literal["classification"]
     texts: Annotated[int, Field(ge=1, le=2)]
+    symmetric: bool = False  # the order of a pair's texts means nothing: swapped, they are the same example
     labels: tuple[str, ...] = ()  # the classes, in the order of their numbers; empty: those that train has, sorted
     sizes: dict[LabelledSplitName, int] = Field(default_factory=dict)  # published rows, those without a label included
     defaults: LabelledDefaults = LabelledDefaults()

@@ -9,27 +9,43 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
-from phmctl.data.cleaning import CUT, EMPTY_TEXT, HELD_OUT, OVER_LONG, UNLABELLED, Tally, clean_line, same_texts
+from phmctl.data.cleaning import (
+    CUT,
+    EMPTY_TEXT,
+    HELD_OUT,
+    ODD_ROW,
+    OVER_LONG,
+    UNLABELLED,
+    Tally,
+    clean_line,
+    same_text,
+    same_texts,
+)
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.labelled.readers import Example, ExampleSource, Labels, number_of
 
 
 class HeldOutTexts:
-    """The texts of valid and test, to find them again in train; as digests, since a test set may be large."""
+    """The texts of valid and test, to find them again in train; as digests, since a test set may be large.
 
-    def __init__(self) -> None:
+    Args:
+        symmetric: whether the order of a pair's texts means nothing, so that it is found again swapped.
+    """
+
+    def __init__(self, *, symmetric: bool = False) -> None:
+        self._symmetric = symmetric
         self._digests: set[bytes] = set()
 
     def add(self, texts: Sequence[str]) -> None:
         """Note the texts of an example."""
-        self._digests.add(_digest(texts))
+        self._digests.add(self._digest(texts))
 
     def __contains__(self, texts: Sequence[str]) -> bool:
-        return _digest(texts) in self._digests
+        return self._digest(texts) in self._digests
 
-
-def _digest(texts: Sequence[str]) -> bytes:
-    return blake2b(same_texts(texts), digest_size=12).digest()
+    def _digest(self, texts: Sequence[str]) -> bytes:
+        ordered = sorted(texts, key=same_text) if self._symmetric else texts
+        return blake2b(same_texts(ordered), digest_size=12).digest()
 
 
 class CleanExamples:
@@ -73,6 +89,9 @@ class CleanExamples:
         self.lost.clear()
         for example in self._examples:
             self.tally.read += 1
+            if not example.whole:
+                self.tally.dropped[ODD_ROW] += 1
+                continue
             if example.label is None:
                 self.tally.dropped[UNLABELLED] += 1
                 continue

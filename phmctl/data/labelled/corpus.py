@@ -39,6 +39,7 @@ class LabelledCorpus:
         texts: how many texts an example has, 1 or 2.
         labels: the classes in the order of their numbers; empty: those that train has.
         splits: the examples of ``train``, ``valid``, and as a rule ``test`` and others.
+        symmetric: whether a pair with its texts swapped is the same example.
         files, origin, held_out: as of :class:`phmctl.data.corpus.Corpus`.
     """
 
@@ -49,6 +50,7 @@ class LabelledCorpus:
     files: Sequence[SourceFile] = field(default_factory=list)
     origin: str = ""
     held_out: Mapping[str, str] = field(default_factory=dict)
+    symmetric: bool = False
 
     @property
     def sides(self) -> dict[str, Any]:
@@ -83,6 +85,7 @@ def open_labelled_corpus(
         corpus = from_network(card, cache, read, partial(_from_hub, card))
     if card.divide is not None:
         corpus = _divided(corpus, card.divide)
+    corpus = replace(corpus, symmetric=card.symmetric)
     return _with_borrowed(corpus, card, source, extra or {})
 
 

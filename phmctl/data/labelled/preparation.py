@@ -104,12 +104,15 @@ def prepare_labelled(
         )
     card = load_labelled_card(data.card)
     folder = labelled_folder(data, root)
+    more = {"symmetric": True} if card.symmetric else {}
     unchanged = source is None and not (extra or vectors or force)  # published text does not change: ask no network
-    if unchanged and current(folder, _settings(data, card.cleaning, card.labels), None):
+    if unchanged and current(folder, {**_settings(data, card.cleaning, card.labels), **more}, None):
         prepared = LabelledData.open(folder, labelled_command(data))
     else:
         corpus = open_labelled_corpus(card, source, root / "raw" / card.id, extra)
-        prepared = prepare_corpus(data, corpus, card.cleaning, root=root, vectors=vectors, workers=workers, force=force)
+        prepared = prepare_corpus(
+            data, corpus, card.cleaning, root=root, vectors=vectors, workers=workers, force=force, more=more
+        )
     _tell_of_division(prepared.manifest)
     sizes = {split: size for split, size in card.sizes.items() if split in prepared.splits}  # not everybody has all
     warn_of_parts(prepared.manifest, card.id, sizes, "rows")
@@ -236,7 +239,7 @@ def _clean_splits(
 ) -> dict[str, CleanExamples]:
     if [*corpus.splits][:2] != ["train", "valid"]:
         raise DataError(f"{corpus.name!r} has the splits {', '.join(corpus.splits)}; train and valid are needed")
-    held_out = HeldOutTexts()
+    held_out = HeldOutTexts(symmetric=corpus.symmetric)
     for name in corpus.splits:
         some = False
         for example in corpus.splits[name] if name != "train" else islice(corpus.splits[name], 1):

@@ -30,12 +30,14 @@ class Example(NamedTuple):
         label: its class by name; None where it has none.
         extras: whole numbers that come with it, :data:`UNKNOWN` where they are not known.
         place: the file and the line, or the row, for messages.
+        whole: False for what stands for a row that could not be read; it has neither texts nor a label.
     """
 
     texts: tuple[str, ...]
     label: str | None
     extras: Mapping[str, int]
     place: tuple[str, int]
+    whole: bool = True
 
     def named(self) -> str:
         """Return its place in words."""
@@ -71,8 +73,14 @@ class TableRows:
         for path, name in zip(self.paths, self.names or [path.name for path in self.paths], strict=True):
             of_file = {extra: values.get(name, UNKNOWN) for extra, values in self.rows.of_file.items()}
             for number, pick in _records(path, self.rows):
-                if self.part is None or self.rows.split is None or pick(self.rows.split) == self.part:
+                if pick is None:
+                    yield self._odd(of_file, (str(path), number))
+                elif self.part is None or self.rows.split is None or pick(self.rows.split) == self.part:
                     yield self._example(pick, of_file, (str(path), number))
+
+    def _odd(self, of_file: Mapping[str, int], place: tuple[str, int]) -> Example:
+        extras = {**of_file, **dict.fromkeys(self.rows.extras, UNKNOWN)}
+        return Example(("",) * len(self.rows.texts), None, extras, place, whole=False)
 
     def _example(self, pick: Callable[[Column], str], of_file: Mapping[str, int], place: tuple[str, int]) -> Example:
         texts = tuple(pick(column).replace("\r\n", " ").replace("\n", " ") for column in self.rows.texts)
@@ -139,13 +147,15 @@ def check_columns(path: Path, rows: Rows) -> None:
     """
     missing = missing_columns(path, rows)
     if missing:
-        present = columns_of(path, rows) or []
+        present = columns_of(path, rows)
+        if not present:
+            raise DataError(f"{path} is empty; is the download or the copy whole?")
         guess = nearest(missing[0], present)
         raise DataError(f"{path} has no column {', '.join(map(repr, missing))}{guess}; it has {', '.join(present)}")
 
 
-def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Callable[[Column], str]]]:
-    """Yield the line of each record, and what returns its columns."""
+def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Callable[[Column], str] | None]]:
+    """Yield the line of each record, and what returns its columns; None for an odd row that is to be dropped."""
     if rows.format == "jsonl":
         for number, record in _json_records(path):
             yield number, _by_key(path, number, record)
@@ -156,12 +166,13 @@ def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Callable[[Column], s
         check_columns(path, rows)
     places = {name: place for place, name in enumerate(header or [])}
     for number, row in cells:
-        if header is not None and len(row) != len(header):
+        odd = header is not None and len(row) != len(header)
+        if odd and rows.odd_rows == "refuse":
             raise DataError(
-                f"{path}, line {number}: {len(row)} columns, but the header names {len(header)}; "
+                f"{path}, line {number}: {len(row)} columns, but the header names {len(header or [])}; "
                 f"is quoting {'on' if rows.quoting else 'off'} right for this file?"
             )
-        yield number, _by_place(path, number, row, places)
+        yield number, None if odd else _by_place(path, number, row, places)
 
 
 def _by_place(path: Path, number: int, row: Sequence[str], places: Mapping[str, int]) -> Callable[[Column], str]:

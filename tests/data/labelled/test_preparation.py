@@ -1,6 +1,7 @@
 """Preparing labelled text: what is kept, dropped and counted, and that nothing is done twice."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from phmctl.data.labelled.corpus import LabelledCorpus
 from phmctl.data.labelled.preparation import choose_labelled_section, prepare_corpus, prepare_labelled
 from phmctl.data.labelled.readers import Example
 from phmctl.data.labelled.store import LabelledData, labelled_folder, labelled_sizes
+from phmctl.data.labelled.summary import show_labelled
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import LabelledSection
 
@@ -116,6 +118,36 @@ def test_label_sets_that_do_not_fit(tmp_path, capsys):
         prepared(tmp_path, made)
     prepared(tmp_path, corpus(test=[("a", "no")]))
     assert "test of own has no example of 'yes', which train has" in capsys.readouterr().err
+
+
+def test_a_swapped_pair_is_the_same_where_order_means_nothing(tmp_path):
+    train = [("a dog", "it barks", "yes"), ("a cat", "it sleeps", "no"), ("x", "y", "yes")]
+    held = [("It  barks", "a dog", "yes"), ("p", "q", "no")]
+    for symmetric, dropped in ((True, {"in_valid_or_test": 1}), (False, {})):
+        made = replace(corpus(train=train, valid=held, test=held, texts=2), symmetric=symmetric)
+        assert prepared(tmp_path / str(symmetric), made).manifest["splits"]["train"]["dropped"] == dropped
+
+
+def quora(folder, odd="3\t1\tcut short"):
+    """GLUE's tables of question pairs, with an odd row in train."""
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
+    rows = [f"{row}\t1\t2\tq {row}\tr {row}\t{row % 2}" for row in range(1, 90)]
+    folder.mkdir()
+    (folder / "train.tsv").write_text("\n".join([header, odd, *rows, "9\t1\t2\tother\tfirst\t1", ""]))
+    (folder / "dev.tsv").write_text("\n".join([header, "1\t1\t2\tfirst\tother\t1", "2\t1\t2\tx\ty\t0", ""]))
+    return folder
+
+
+def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
+    section = choose_labelled_section("quora", None, {})
+    data = prepare_labelled(section, root=tmp_path / "data", source=quora(tmp_path / "raw"))
+    train = data.manifest["splits"]["train"]
+    assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
+    capsys.readouterr()
+    show_labelled(data.manifest)
+    assert "− odd row" in capsys.readouterr().out
+    prepare_labelled(section, root=tmp_path / "data")
+    assert "is up to date" in capsys.readouterr().err
 
 
 def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):

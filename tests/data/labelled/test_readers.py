@@ -108,6 +108,23 @@ def test_a_row_with_too_few_or_many_fields(tmp_path, quoting):
         read(path, header=False, texts=(1,), label=0)
 
 
+def test_odd_rows_are_marked_where_they_are_to_be_dropped(tmp_path):
+    path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", "cut", "a\tb\tc\t1", "c\td\t1")
+    found = read(path, odd_rows="drop", **PAIR)
+    assert [(example.whole, example.label, example.place[1]) for example in found] == [
+        (True, "0", 2),
+        (False, None, 3),
+        (False, None, 4),
+        (True, "1", 5),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["tsv", "jsonl"])
+def test_an_empty_file(tmp_path, kind):
+    with pytest.raises(DataError, match=r"a.tsv is empty; is the download"):
+        check_columns(put(tmp_path / "a.tsv"), Rows(format=kind, **PAIR))
+
+
 def test_json_lines_and_a_json_array(tmp_path):
     records = [{"sentence1": "a\nb", "sentence2": "c", "label": "x"}, {"sentence1": "d", "sentence2": "e", "label": 1}]
     lines = put(tmp_path / "lines.jsonl", *map(json.dumps, records))
@@ -176,6 +193,8 @@ def test_a_file_name_tells_the_attractors(tmp_path):
         {"texts": ("a",), "label": 1, "header": False},
         {"texts": (0,), "label": "x", "format": "jsonl"},
         {"texts": (), "label": "x"},
+        {"texts": (0,), "label": 1, "header": False, "odd_rows": "drop"},
+        {"texts": ("a",), "label": "x", "split": "s", "odd_rows": "drop"},
     ],
 )
 def test_rows_that_cannot_be(rows):
