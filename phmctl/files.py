@@ -30,7 +30,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock that a file stands for; the file is made and stays. The end of the process gives the lock back.
 
     Args:
-        path: the lock's file; its folder is made.
+        path: the lock's file; its folder is made. Who holds the lock may remove both: who waits makes them anew.
         wait: wait while another holds it.
 
     Yields:
@@ -39,11 +39,23 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     Raises:
         OutputError: the file cannot be written.
     """
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a")
-    with handle:
-        yield _lock(handle.fileno(), path, wait=wait)
+    while True:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = path.open("a")
+        with handle:
+            held = _lock(handle.fileno(), path, wait=wait)
+            if not held or _is_open_as(handle.fileno(), path):
+                yield held
+                return
+
+
+def _is_open_as(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(descriptor: int, path: Path, *, wait: bool) -> bool:

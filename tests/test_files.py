@@ -104,6 +104,23 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         assert third
 
 
+def test_who_waits_for_a_lock_that_is_removed_makes_it_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new" / ".lock"
+    tried: list[int] = []
+
+    def lock(descriptor: int, operation: int) -> None:
+        if not tried:  # its holder removes it while we wait
+            path.unlink()
+            path.parent.rmdir()
+        tried.append(descriptor)
+
+    monkeypatch.setattr("phmctl.files.fcntl.flock", lock)
+    with locked(path) as held:
+        assert held
+        assert path.exists()
+    assert len(tried) == 2
+
+
 def test_an_error_under_the_lock_passes_and_gives_it_back(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with pytest.raises(FileNotFoundError), locked(path):  # not an OutputError about the lock

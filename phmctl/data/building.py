@@ -44,7 +44,8 @@ def build(
         OutputError: the folder cannot be written.
     """
     if force or not current(folder, settings, sources):
-        with locked(folder.with_name(f".{folder.name}.lock")):  # a second process waits, and then finds it done
+        lock = folder.with_name(f".{folder.name}.lock")
+        with locked(lock), _tidying(lock):  # a second process waits, and then finds it done
             if force or not current(folder, settings, sources, say=True):
                 with _replacing(folder) as temporary, _threads(workers):
                     write(temporary, {"settings": dict(settings), **sources.describe()})
@@ -88,6 +89,19 @@ def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     remaining = iter(rows)
     while chunk := list(islice(remaining, _CHUNK)):
         yield chunk
+
+
+@contextmanager
+def _tidying(lock: Path) -> Iterator[None]:
+    """Remove a lock's folder when the block fails and nothing else is in it. The lock is held, so it may go too."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if [*lock.parent.iterdir()] == [lock]:
+                lock.unlink()
+                lock.parent.rmdir()
+        raise
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from phmctl.data.special import PAD, SPECIAL_TOKENS
 from phmctl.errors import DataError
 
 Floats = npt.NDArray[np.float32]
-_NUMBER = re.compile(r"[-+]?[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?")
+_REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
+_INTEGER = re.compile(r"[-+]?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _parts(path: Path, number: int, line: str, width: int) -> tuple[str, str]:
         return word, numbers
     parts = line.rsplit(" ", width)  # a word with spaces, and the numbers
     word = parts[0] if len(parts) > width else ""
-    if not word or _NUMBER.fullmatch(word.rpartition(" ")[2]):
+    if not word or _ends_in_a_number(word, parts[1:]):
         raise DataError(
             f"{path}, line {number}: {line.count(' ')} numbers behind the word, but the first row has {width}; "
             "is the file whole, and of one width?"
@@ -103,8 +104,24 @@ def _parts(path: Path, number: int, line: str, width: int) -> tuple[str, str]:
     return word, " ".join(parts[1:])
 
 
+def _ends_in_a_number(word: str, numbers: Sequence[str]) -> bool:
+    """Return whether a word's last part is one number too many of its row.
+
+    A word may end in a whole number ("sept 11"), so that one is taken for a part of the vector only where at least half
+    of the vector is whole numbers too.
+    """
+    last = word.rpartition(" ")[2]
+    if _INTEGER.fullmatch(last):
+        return 2 * sum(1 for number in numbers if _INTEGER.fullmatch(number)) >= len(numbers)
+    return _REAL.fullmatch(last) is not None
+
+
 def _floats(path: Path, number: int, numbers: str) -> Floats:
     try:
-        return np.array(numbers.split(" "), np.float32)
+        with np.errstate(over="ignore"):  # told below
+            values = np.array(numbers.split(" "), np.float32)
     except ValueError as error:
         raise DataError(f"{path}, line {number}: not all fields behind the word are numbers ({error})") from error
+    if not np.isfinite(values).all():
+        raise DataError(f"{path}, line {number}: a number is infinite, or none (nan); are the vectors sound?")
+    return values

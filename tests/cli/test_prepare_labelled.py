@@ -78,6 +78,7 @@ def test_a_card_with_vectors(tmp_path):
         (["miniature", "--vectors", "v"], "--vectors is for labelled text; miniature is parallel text"),
         (["mine", "--table", "train"], "--table train: wants SPLIT=FILE"),
         (["mine", "--table", "train=a", "--table", "train=b"], "--table train is given twice"),
+        (["mine", "--table", "train=a", "--text", "a", "--label", "a"], "column 'a' is named twice"),
         (["mine", "--table", "train=a", "--text", "a"], "tables want --text COLUMN .* and --label COLUMN"),
         (
             ["mine", "--table", "train=a", "--text", "a", "--label", "0", "--no-header"],

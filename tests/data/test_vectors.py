@@ -44,7 +44,22 @@ def test_a_first_line_of_counts_is_passed_over(tmp_path):
     assert read_vectors(put(tmp_path / "v", "2 3", "dog 1 2 3"), WORDS).table.shape == (8, 3)
 
 
-@pytest.mark.parametrize("row", ["cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4"])
+def test_a_word_that_ends_in_a_whole_number(tmp_path):
+    path = put(tmp_path / "v", "dog 0.1 0.2", "sept 11 0.5 0.6", "11 0.7 0.8", "at 5 0.9 1e-3")
+    found = read_vectors(path, [*WORDS, " 11", " sept 11", " at 5"])
+    np.testing.assert_allclose(found.table[[8, 9, 10]], [[0.7, 0.8], [0.5, 0.6], [0.9, 1e-3]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-Infinity", "1e60"])
+def test_numbers_that_are_not_finite(tmp_path, number):
+    with pytest.raises(DataError, match=r"v, line 2: a number is infinite, or none \(nan\)"):
+        read_vectors(put(tmp_path / "v", "dog 0.1 0.2", f"cat {number} 0.1"), WORDS)
+
+
+WIDE = ["cat 1 2 3", "cat 1 2 0.3", "cat 1e-2 0.2 0.3", "cat -1E3 2e1 3e1", "cat 0.1 2 3"]
+
+
+@pytest.mark.parametrize("row", ["cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", *WIDE])
 def test_a_row_of_another_width(tmp_path, row):
     with pytest.raises(DataError, match=r"v, line 2: \d numbers behind the word, but the first row has 2"):
         read_vectors(put(tmp_path / "v", "dog 0.1 0.2", row), WORDS)

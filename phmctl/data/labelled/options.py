@@ -33,7 +33,7 @@ class LabelledOptions:
         """Return how the user's tables are read; None where no column is named.
 
         Raises:
-            DataError: a column is missing, or one that is no number where there is no header.
+            DataError: a column is missing or named twice, or one that is no number where there is no header.
         """
         from pydantic import ValidationError
 
@@ -43,6 +43,10 @@ class LabelledOptions:
             return None
         if not self.text or self.label is None or len(self.text) > 2:
             raise DataError("tables want --text COLUMN (once, or twice for pairs) and --label COLUMN")
+        named = [*self.text, self.label]
+        twice = next((column for column in named if named.count(column) > 1), None)
+        if twice is not None:
+            raise DataError(f"column {twice!r} is named twice; --text and --label want a column each")
         header = self.header is not False
         try:
             texts = tuple(_column(name, header) for name in self.text)

@@ -228,8 +228,18 @@ def _write(
 
 
 def _labels_of(train: ExampleSource) -> list[str]:
-    """Return the labels that occur in train, sorted; whole numbers by their value."""
-    found = {example.label for example in train if example.label is not None}
+    """Return the labels that occur in train, sorted; whole numbers by their value.
+
+    Raises:
+        DataError: one holds a tab or a line's end, which would break the rows of the predictions' table.
+    """
+    found: set[str] = set()
+    for example in train:
+        if example.label is None or example.label in found:
+            continue
+        if any(mark in example.label for mark in "\t\n\r"):
+            raise DataError(f"{example.named()}: the label {example.label!r} holds a tab or a line's end; replace it")
+        found.add(example.label)
     numeric = all(label.removeprefix("-").isdecimal() for label in found)
     return sorted(found, key=(lambda label: (int(label), label)) if numeric else None)
 

@@ -7,6 +7,7 @@ the header's.
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,10 +141,10 @@ def missing_columns(path: Path, rows: Rows) -> list[str]:
 
 
 def check_columns(path: Path, rows: Rows) -> None:
-    """Refuse a file that lacks a column.
+    """Refuse a file that lacks a column, or has one that is read twice.
 
     Raises:
-        DataError: names the missing columns and those that are there.
+        DataError: names the missing columns and those that are there, or the column that is not the only one.
     """
     missing = missing_columns(path, rows)
     if missing:
@@ -152,6 +153,10 @@ def check_columns(path: Path, rows: Rows) -> None:
             raise DataError(f"{path} is empty; is the download or the copy whole?")
         guess = nearest(missing[0], present)
         raise DataError(f"{path} has no column {', '.join(map(repr, missing))}{guess}; it has {', '.join(present)}")
+    counts: Counter[Column] = Counter(columns_of(path, rows) or [])
+    for column in rows.columns:
+        if counts[column] > 1:
+            raise DataError(f"{path} has {counts[column]} columns {column!r}; give each a name of its own")
 
 
 def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Callable[[Column], str] | None]]:

@@ -150,6 +150,12 @@ def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
     assert "is up to date" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("label", ["a\tb", "a\nb", "a\rb"])
+def test_a_label_that_would_break_a_table(tmp_path, label):
+    with pytest.raises(DataError, match=r"file.tsv, line 10: the label 'a\\.b' holds a tab or a line's end"):
+        prepared(tmp_path, corpus(train=[*TRAIN, ("x", label)], labels=()))
+
+
 def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
     lost = [("", "perhaps"), ("", "perhaps"), ("seen in valid", "perhaps"), ("one two three four five six", "perhaps")]
     why = "2 with an empty text, 1 that are in valid or test too, 1 that are too long"
@@ -296,7 +302,14 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("phmctl.data.labelled.preparation.write_manifest", stop)
     with pytest.raises(KeyboardInterrupt):
         prepared(tmp_path)
-    assert not [path for path in labelled_folder(SECTION, tmp_path).parent.iterdir() if path.is_dir()]
+    assert not labelled_folder(SECTION, tmp_path).parent.exists()
+
+
+def test_a_failure_leaves_what_was_prepared_before(tmp_path):
+    before = prepared(tmp_path).folder
+    with pytest.raises(DataError, match="no train example is left"):
+        prepared(tmp_path, corpus(train=[("", "yes")]), section=SECTION.model_copy(update={"vocabulary": 61}))
+    assert [path.name for path in before.parent.iterdir() if path.is_dir()] == [before.name]
 
 
 def test_sections(tmp_path):

@@ -125,6 +125,14 @@ def test_an_empty_file(tmp_path, kind):
         check_columns(put(tmp_path / "a.tsv"), Rows(format=kind, **PAIR))
 
 
+def test_a_column_that_stands_twice_in_the_header(tmp_path):
+    path = put(tmp_path / "a.tsv", "premise\tlabel\thypothesis\tlabel\tother\tother", "a\t0\tb\t1\tx\ty")
+    for attempt in (check_columns, lambda path, rows: list(TableRows([path], rows))):
+        with pytest.raises(DataError, match=r"a.tsv has 2 columns 'label'; give each a name"):
+            attempt(path, Rows(**PAIR))
+    assert read(path, texts=("premise",), label="hypothesis")[0].label == "b"  # what is not read may be twice
+
+
 def test_json_lines_and_a_json_array(tmp_path):
     records = [{"sentence1": "a\nb", "sentence2": "c", "label": "x"}, {"sentence1": "d", "sentence2": "e", "label": 1}]
     lines = put(tmp_path / "lines.jsonl", *map(json.dumps, records))
