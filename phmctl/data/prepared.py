@@ -69,8 +69,8 @@ class PreparedFolder(ABC, Generic[CorpusT, SplitT]):
 
     @staticmethod
     @abstractmethod
-    def command_of(data: CorpusT) -> str:
-        """Return the command that prepares the data of these settings."""
+    def command_of(data: CorpusT, root: Path) -> str:
+        """Return the command that prepares the data of these settings in a data folder."""
 
     @classmethod
     def open(cls, folder: Path, command: str | None = None) -> Self:
@@ -99,10 +99,10 @@ class PreparedFolder(ABC, Generic[CorpusT, SplitT]):
         Raises:
             DataError: it is not prepared (the message names the command that does it), or it is damaged.
         """
-        folder = cls.place(data, root)
+        folder, command = cls.place(data, root), cls.command_of(data, root)
         if read_manifest(folder) is None:
-            raise DataError(f"{data.card} is not prepared in {folder}; run: {cls.command_of(data)}")
-        return cls.open(folder, cls.command_of(data))
+            raise DataError(f"{data.card} is not prepared in {folder}; run: {command}")
+        return cls.open(folder, command)
 
     @property
     def splits(self) -> list[str]:

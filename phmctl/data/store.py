@@ -7,6 +7,7 @@ for valid and test the text itself. The manifest has each file's SHA-256, which 
 
 import os
 import re
+import shlex
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,18 @@ def is_card(name: str) -> bool:
     return name in shipped_names("cards") or name != corpus_name(name)
 
 
-def prepare_command(data: ParallelSection) -> str:
-    """Return the command that prepares the data of these settings."""
+def root_option(root: Path | None) -> str:
+    """Return the option that names a data folder, after a blank; nothing for None and for the default one."""
+    return "" if root is None or root == data_root() else f" --data {shlex.quote(str(root))}"
+
+
+def prepare_command(data: ParallelSection, root: Path | None = None) -> str:
+    """Return the command that prepares the data of these settings in a data folder, by default the default one."""
     joint = "--joint" if data.joint else "--separate"
     files = "" if is_card(data.card) else " --train SRC TGT --valid SRC TGT --test SRC TGT"
     return (
         f"phmctl prepare-data {data.card} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary} {joint} "
-        f"--max-tokens {data.max_tokens}{files}"
+        f"--max-tokens {data.max_tokens}{files}{root_option(root)}"
     )
 
 
@@ -157,7 +163,8 @@ def _command_for(folder: Path) -> str:
         joint=joint,
         max_tokens=max(int(length), 1),
     )
-    return prepare_command(section)
+    above = folder.parent.parent
+    return prepare_command(section, above.parent if above.name == "prepared" else None)
 
 
 class SplitWriter(RowWriter):

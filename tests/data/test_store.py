@@ -134,13 +134,24 @@ def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
         ),
     ],
 )
-def test_what_is_not_prepared_names_the_command(tmp_path, section, command):
+def test_what_is_not_prepared_names_the_command(tmp_path, monkeypatch, section, command):
+    monkeypatch.delenv("PHMCTL_DATA", raising=False)
     assert prepare_command(section) == command
     folder = prepared_folder(section, tmp_path)
     for find in (lambda: PreparedData.open(folder), lambda: PreparedData.find(section, tmp_path)):
         with pytest.raises(DataError) as caught:
             find()
+        assert str(caught.value).endswith(f"run: {command} --data {tmp_path}")
+        monkeypatch.setenv("PHMCTL_DATA", str(tmp_path))  # now it is the default, which needs no option
+        with pytest.raises(DataError) as caught:
+            find()
         assert str(caught.value).endswith(f"run: {command}")
+        monkeypatch.delenv("PHMCTL_DATA")
+
+
+def test_a_data_folder_with_a_blank_is_quoted(tmp_path):
+    command = prepare_command(ParallelSection(card="multi30k-de-en"), tmp_path / "my data")
+    assert command.endswith(f"--max-tokens 256 --data '{tmp_path}/my data'")
 
 
 def test_a_folder_of_another_name_names_the_command_in_general(tmp_path):

@@ -107,7 +107,7 @@ def prepare_labelled(
     more = {"symmetric": True} if card.symmetric else {}
     unchanged = source is None and not (extra or vectors or force)  # published text does not change: ask no network
     if unchanged and current(folder, {**_settings(data, card.cleaning, card.labels), **more}, None):
-        prepared = LabelledData.open(folder, labelled_command(data))
+        prepared = LabelledData.open(folder, labelled_command(data, root))
     else:
         corpus = open_labelled_corpus(card, source, root / "raw" / card.id, extra)
         prepared = prepare_corpus(
@@ -153,7 +153,7 @@ def prepare_corpus(
         _write(temporary, data, corpus, cleaning, vectors, provenance)
 
     build(folder, settings, sources, write, workers=workers, force=force)
-    return LabelledData.open(folder, labelled_command(data))
+    return LabelledData.open(folder, labelled_command(data, root))
 
 
 def _settings(data: LabelledSection, cleaning: LabelledCleaning, labels: Sequence[str]) -> dict[str, Any]:

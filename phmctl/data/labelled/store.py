@@ -17,7 +17,7 @@ from torch import Tensor
 from phmctl.data.arrow import Ragged, RowWriter, ragged
 from phmctl.data.manifest import read_manifest, refuse_damage
 from phmctl.data.prepared import MappedSplit, PreparedFolder
-from phmctl.data.store import corpus_name, is_card
+from phmctl.data.store import corpus_name, is_card, root_option
 from phmctl.data.tokenization import JOINT_FILE, Tokenizer
 from phmctl.errors import DataError
 from phmctl.recipe.schema import LabelledSection
@@ -39,12 +39,12 @@ def labelled_folder(data: LabelledSection, root: Path) -> Path:
     return root / "prepared" / corpus_name(data.card) / name
 
 
-def labelled_command(data: LabelledSection) -> str:
-    """Return the command that prepares the data of these settings."""
+def labelled_command(data: LabelledSection, root: Path | None = None) -> str:
+    """Return the command that prepares the data of these settings in a data folder, by default the default one."""
     tables = "" if is_card(data.card) else " --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
     return (
         f"phmctl prepare-data {data.card} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary} "
-        f"--max-tokens {data.max_tokens}{tables}"
+        f"--max-tokens {data.max_tokens}{tables}{root_option(root)}"
     )
 
 

@@ -281,7 +281,8 @@ def test_bpe(tmp_path):
 
 
 def test_finding(tmp_path):
-    with pytest.raises(DataError, match=r"own is not prepared .* --max-tokens 5 --table train=FILE"):
+    match = r"own is not prepared .* --max-tokens 5 --table train=FILE .* --label COLUMN"
+    with pytest.raises(DataError, match=rf"{match} --data {tmp_path}$"):
         LabelledData.find(SECTION, tmp_path)
     folder = prepared(tmp_path).folder
     found = LabelledData.find(SECTION, tmp_path)
