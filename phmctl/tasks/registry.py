@@ -12,7 +12,7 @@ from phmctl.tasks.base import TaskKind
 
 # A task's name in recipes and cards, and where its :class:`TaskKind` stands. Its recipe: ``recipe.schema.RECIPES``.
 TASKS: dict[str, str] = {
-    "translation": "phmctl.tasks.translation_kind:KIND",
+    "translation": "phmctl.tasks.translation.kind:KIND",
     "classification": "phmctl.tasks.classification.kind:KIND",
     "rule": "phmctl.tasks.rule_learning.kind:KIND",
 }

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from phmctl.cli.main import app
 from phmctl.errors import RunError
-from phmctl.evaluation.evaluate import evaluate
+from phmctl.evaluation.translation import evaluate
 from phmctl.runs import Run
 from tests.evaluation.runs import make_run
 

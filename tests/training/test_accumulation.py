@@ -11,7 +11,7 @@ from phmctl.data.batching import Batch, collate
 from phmctl.data.store import PreparedData
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.tasks.translation import TranslationTask
+from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.metrics_log import MetricsLog
 from phmctl.training.progress import ProgressLine
 from phmctl.training.trainer import Trainer

@@ -11,7 +11,7 @@ from phmctl.checkpoints import read_checkpoint
 from phmctl.data.store import PreparedData
 from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
-from phmctl.tasks.translation import TranslationTask
+from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.metrics_log import MetricsLog, read_metrics
 from phmctl.training.progress import ProgressLine
 from phmctl.training.signals import StopRequest

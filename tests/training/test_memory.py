@@ -5,7 +5,7 @@ import torch
 
 from phmctl.models.transformer import build_transformer
 from phmctl.recipe.loading import load_recipe
-from phmctl.tasks.translation_kind import KIND, TYPICAL_LENGTH
+from phmctl.tasks.translation.kind import KIND, TYPICAL_LENGTH
 from phmctl.training.memory import _kept_bytes, expect_memory
 from tests.training.copying import copying_recipe
 

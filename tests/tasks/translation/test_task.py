@@ -23,7 +23,7 @@ from phmctl.files import write_json
 from phmctl.nn.kept_factors import FILE
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.translation import TranslationTask
+from phmctl.tasks.translation.task import TranslationTask
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_entities_are_decoded_once_on_every_path(
 ) -> None:
     """``&amp;lt;`` stands for ``&lt;``: decoded again it would be another text."""
     from phmctl.cli.decode import decode
-    from phmctl.evaluation.evaluate import evaluate
+    from phmctl.evaluation.translation import evaluate
     from phmctl.training.train import train_task
 
     seen: list[str] = []
@@ -155,7 +155,7 @@ def test_entities_are_decoded_once_on_every_path(
 
 
 def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None:
-    from phmctl.evaluation.evaluate import evaluate
+    from phmctl.evaluation.translation import evaluate
 
     signatures = {score.name: score.signature for score in evaluate(entities_run, "test", "last").scores}
     assert "case:lc" in signatures["BLEU"]

@@ -17,14 +17,14 @@ from phmctl.decoding.output import as_json, best_lines, n_best_lines
 from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.translator import WINDOW, Translation, Translator
 from phmctl.errors import DataError, UserError
-from phmctl.evaluation.evaluate import Evaluation, evaluate
+from phmctl.evaluation.translation import Evaluation, evaluate
 from phmctl.models.bare import BareTransformer, bare_loss
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial, option_name
-from phmctl.tasks.translation import TranslationTask
+from phmctl.tasks.translation.task import TranslationTask
 
 TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution")

@@ -8,8 +8,8 @@ from phmctl.data.copies import read_text
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
-from phmctl.evaluation import evaluate as module
-from phmctl.evaluation.evaluate import decode_split, evaluate
+from phmctl.evaluation import translation as module
+from phmctl.evaluation.translation import decode_split, evaluate
 from phmctl.metrics.text import bleu, bleu_by_length
 from phmctl.runs import Run
 from tests.evaluation.runs import REFERENCES, SOURCES, make_run

@@ -1,0 +1,1 @@
+"""Translation and style transfer."""
