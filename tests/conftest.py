@@ -1,6 +1,11 @@
 """What the tests share: the miniature corpus, prepared once, and a run trained on it for a moment."""
 
 import os
+import signal
+
+# A shell that runs the tests in the background has told them to ignore Ctrl-C, which some of them are about.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two test processes on two cores: one thread each, before torch makes its pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
