@@ -40,7 +40,13 @@ class TrainingBatch(Protocol):
 
 
 class Task(Protocol):
-    """Binds data, model, loss and metric."""
+    """Binds data, model, loss and metric.
+
+    Attributes:
+        unit: what the loss is divided by, shortly: ``tok``, ``examples``.
+    """
+
+    unit: str
 
     def build_model(self, device: torch.device) -> nn.Module:
         """Build the untrained model."""

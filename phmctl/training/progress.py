@@ -15,14 +15,15 @@ class LogLine:
     """The figures of one log interval."""
 
     step: int
-    loss: float  # nats a target token
+    loss: float  # a mean over the items
     learning_rate: float
-    tokens_per_second: float  # target tokens, padding not counted
+    items_per_second: float  # what the loss is divided by: of translation target tokens, padding not counted
     seconds_left: float
+    unit: str = "tok"  # an item, shortly
 
     def __str__(self) -> str:
         return (
-            f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}  {self.tokens_per_second:,.0f} tok/s  "
+            f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}  {self.items_per_second:,.0f} {self.unit}/s  "
             f"{clock(self.seconds_left)} left"
         )
 

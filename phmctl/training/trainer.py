@@ -226,7 +226,7 @@ class Trainer:
         self.log.add("train", state.step, values)
         left = self._throughput.seconds_a_step * (self.settings.steps - state.step)
         rate = values["target_tokens_per_second"]
-        self.progress.log(LogLine(state.step, loss, values["learning_rate"], rate, left))
+        self.progress.log(LogLine(state.step, loss, values["learning_rate"], rate, left, self.task.unit))
         self._loss.zero_()
         state.window_target_tokens = 0
         self._throughput.restart()

@@ -66,6 +66,8 @@ class FakeModel(nn.Module):
 class FakeTask:
     """Batches depend on (epoch, position) alone. `poison` puts a NaN into the batch of that (epoch, position)."""
 
+    unit = "tok"
+
     def __init__(self, rows: int = 8, poison: tuple[int, int] | None = None) -> None:
         self.rows = rows
         self.poison = poison

@@ -85,3 +85,7 @@ def test_padding_is_no_token() -> None:
 
     assert real_tokens(Pairs()) == 9
     assert real_tokens(FakeTask.make(0, 6)) == 6
+
+
+def test_a_rate_is_of_the_tasks_own_items() -> None:
+    assert "12,346 examples/s" in str(LogLine(50, 2.5, 1e-3, 12_345.6, 3725.0, "examples"))

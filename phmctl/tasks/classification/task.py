@@ -30,6 +30,8 @@ class ClassificationTask:
         DataError: a split is missing or damaged, or its examples are not what the model reads.
     """
 
+    unit = "examples"
+
     def __init__(self, recipe: ClassificationRecipe, prepared: LabelledData) -> None:
         self.recipe = recipe
         self.prepared = prepared

@@ -43,6 +43,8 @@ class SampleBatch:
 class RuleTask:
     """A recipe's layer, and examples of the true map that it is to find."""
 
+    unit = "numbers"
+
     def __init__(self, recipe: RuleRecipe) -> None:
         self.recipe = recipe
         self.truth = draw_truth(recipe.data)

@@ -32,6 +32,8 @@ class TranslationTask:
         DataError: a split is missing or damaged.
     """
 
+    unit = "tok"
+
     def __init__(self, recipe: TranslationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
         self.prepared = prepared
