@@ -15,12 +15,12 @@ through them; ``rank`` is differentiable once.
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from phmctl.algebra.bilinear import Factors
 from phmctl.algebra.cost import DENSE, FACTORED, RANK, cheapest
 from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.products import linear
 from phmctl.algebra.rank_product import blocks_of, rank_product
 
 __all__ = ["AUTO", "DENSE", "EXECUTIONS", "FACTORED", "RANK", "Execution", "apply_blocks", "apply_dense"]
@@ -34,7 +34,7 @@ EXECUTIONS = (AUTO, DENSE, FACTORED, RANK)
 
 def apply_dense(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
     """Build H and apply it. (T, d) -> (T, k)."""
-    return F.linear(x, materialise(A, S), bias)
+    return linear(x, materialise(A, S), bias)
 
 
 def apply_factored(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
@@ -49,13 +49,13 @@ def apply_rank(x: Tensor, factors: Factors, S: Tensor, bias: Tensor | None, *, k
 
 
 def apply_blocks(x: Tensor, T: Tensor, factors: Factors, bias: Tensor | None, *, keep: bool = True) -> Tensor:
-    """Apply R block products whose blocks T (R, d/n, k/n) are made. (T, d) -> (T, k)."""
+    """Apply R block products whose blocks T (R, k/n, d/n) are made. (T, d) -> (T, k)."""
     U, V = factors.U, factors.V
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, T, U, V = (part.to(dtype) for part in (x, T, U, V))
-    y = rank_product(x, T, U, V, keep=keep)
-    return y if bias is None else y + bias.to(y.dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return rank_product(x, T, U, V, bias, keep=keep)
 
 
 def _mix_last(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:

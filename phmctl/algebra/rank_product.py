@@ -5,7 +5,8 @@ With ``A[i, a, b] = Σᵣ W[i, r] · U[a, r] · V[r, b]`` and the blocks ``Tᵣ 
     y_a = Σᵣ U[a, r] · Tᵣ (Σ_b V[r, b] · x_b)
 
 which takes R/n² of the multiplications of a k×d product, and mixing: T·n·R·(d + k)/n more for T tokens. Tokens are
-taken in tiles, so that what is mixed stays in cache until it is used.
+taken in tiles, so that what is mixed stays in cache until it is used. Nothing is transposed: a token's n parts become
+its R inputs where they lie, by a product of V with each token (R × n by n × d/n).
 """
 
 from typing import Any
@@ -14,81 +15,77 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from phmctl.algebra.products import block_products
+
 # Tokens of a tile, at most. Measured forward and backward on CPUs with 1 MiB of second-level cache a core, d and k of
-# 512 to 4096, n = 4 and 8: from 128 to 256 nothing changes by more than 5 %, below and above it gets slower.
-TILE = {"cpu": 128, "cuda": 1 << 16}
+# 512 to 4096, n = 4 and 8: from 256 to 512 little changes, below it the calls cost, above it memory does.
+TILE = {"cpu": 512, "cuda": 1 << 16}
 
 
 def blocks_of(W: Tensor, S: Tensor) -> Tensor:
-    """Return ``T[r] = (Σᵢ W[i, r] · S[i])ᵀ``. (n, R), (n, k/n, d/n) -> (R, d/n, k/n); differentiable."""
+    """Return ``T[r] = Σᵢ W[i, r] · S[i]``. (n, R), (n, k/n, d/n) -> (R, k/n, d/n); differentiable."""
     n, rows, columns = S.shape
     blocks = W.t() @ S.reshape(n, rows * columns)  # (R, s t)
-    return blocks.view(-1, rows, columns).transpose(1, 2)  # (R, t, s)
+    return blocks.view(-1, rows, columns)  # (R, s, t)
 
 
-def rank_product(x: Tensor, T: Tensor, U: Tensor, V: Tensor, *, keep: bool = True) -> Tensor:
+def rank_product(
+    x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None = None, *, keep: bool = True
+) -> Tensor:
     """Apply a rule of rank R to tokens.
 
     Args:
         x: (N, d).
-        T: (R, d/n, k/n), from :func:`blocks_of`.
+        T: (R, k/n, d/n), from :func:`blocks_of`.
         U: (n, R).
         V: (R, n).
+        bias: (k,), added to every token.
         keep: in training, keep the N·R·k/n outputs of the block products for the gradient of U. Otherwise they are
-            computed again in the backward pass: a third more work, and no memory but a tile's.
+            computed again in the backward pass: a third more block products, and no memory but a tile's.
 
     Returns:
-        (N, k), differentiable once in all four.
+        (N, k), differentiable once in all five.
     """
-    return _RankProduct.apply(x, T, U, V, keep)  # type: ignore[no-any-return, no-untyped-call]
+    return _RankProduct.apply(x, T, U, V, bias, keep)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _components(tile: Tensor, n: int) -> Tensor:
-    """Lay a tile's components out one after another. (m, n·c) -> (n, m·c)."""
-    return tile.view(len(tile), n, -1).transpose(0, 1).reshape(n, -1)
-
-
-def _put(out: Tensor, components: Tensor) -> None:
-    """Write components (n, m·c) as the tile (m, n·c) that they are: the inverse of :func:`_components`."""
-    n, m = len(components), len(out)
-    out.view(m, n, -1).copy_(components.view(n, m, -1).transpose(0, 1))
-
-
-def _mixed(tile: Tensor, V: Tensor) -> Tensor:
-    """Return a tile (m, d) mixed by V, (R, m, t): the inputs of the R block products."""
-    R, n = V.shape
-    return (V @ _components(tile, n)).view(R, len(tile), -1)
+def _mixed(M: Tensor, tile: Tensor, out: Tensor | None = None) -> Tensor:
+    """Mix the parts of each token by a matrix. (p, q), (m, q, c) -> (m, p, c)."""
+    return torch.bmm(M.expand(len(tile), -1, -1), tile, out=out)
 
 
 class _RankProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, keep: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, keep: bool) -> Tensor:
         x, T = x.contiguous(), T.contiguous()
-        n, R = U.shape
-        y = x.new_empty(len(x), n * T.shape[2])  # (N, k)
-        tile = TILE.get(x.device.type, TILE["cpu"])
-        keep = keep and U.requires_grad
+        n, (_, s, t) = len(U), T.shape
+        inputs = x.view(len(x), n, t)  # (N, b, t)
+        y = x.new_empty(len(x), n, s)  # (N, a, s)
+        ctx.tile = TILE.get(x.device.type, TILE["cpu"])
         outputs = []
-        for start in range(0, len(x), tile):
-            products = torch.bmm(_mixed(x[start : start + tile], V), T)  # (R, m, s)
-            _put(y[start : start + tile], U @ products.view(R, -1))
-            if keep:
+        for start in range(0, len(x), ctx.tile):
+            rows = slice(start, start + ctx.tile)
+            products = block_products(_mixed(V, inputs[rows]), T)  # (m, R, s)
+            _mixed(U, products, out=y[rows])
+            if bias is not None:
+                y[rows] += bias.view(n, -1)
+            if keep and U.requires_grad:
                 outputs.append(products)
         ctx.save_for_backward(x, T, U, V, *outputs)
-        ctx.tile = tile
-        return y
+        return y.view(len(x), n * s)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, T, U, V, *outputs = ctx.saved_tensors
-        wanted = dict(zip("xTUV", ctx.needs_input_grad, strict=False))
+        wanted = dict(zip(("x", "T", "U", "V", "bias"), ctx.needs_input_grad, strict=False))
         sums = _Gradients(x, T, U, V, wanted)
-        gradient = gradient.contiguous()
+        n, (_, s, t) = len(U), T.shape
+        inputs, gradients = x.view(len(x), n, t), gradient.reshape(len(x), n, s)  # (N, b, t), (N, a, s)
         for index, start in enumerate(range(0, len(x), ctx.tile)):
             rows = slice(start, start + ctx.tile)
-            sums.add(rows, x[rows], gradient[rows], outputs[index] if outputs else None)
-        return *sums.result(), None
+            sums.add(rows, inputs[rows], gradients[rows], outputs[index] if outputs else None)
+        return *sums.result(), gradient.sum(0) if wanted["bias"] else None, None
 
 
 class _Gradients:
@@ -96,27 +93,26 @@ class _Gradients:
 
     def __init__(self, x: Tensor, T: Tensor, U: Tensor, V: Tensor, wanted: dict[str, bool]) -> None:
         self.T, self.U, self.V, self.wanted = T, U, V, wanted
+        self.back = T.transpose(1, 2).contiguous()  # (R, t, s)
         self.dx = torch.empty_like(x) if wanted["x"] else None
         self.dT, self.dU, self.dV = (torch.zeros_like(part, dtype=_wide(part.dtype)) for part in (T, U, V))
 
     def add(self, rows: slice, x: Tensor, g: Tensor, products: Tensor | None) -> None:
-        """Add a tile: x (m, d), the gradient g (m, k) of its output, and its block products (R, m, s) if kept."""
-        (n, R), m = self.U.shape, len(x)
-        g = _components(g, n)  # (n, m·s)
-        mixed = _mixed(x, self.V)  # (R, m, t)
+        """Add a tile: x (m, n, t), the gradient g (m, n, s) of its output, its block products (m, R, s) if kept."""
+        mixed = _mixed(self.V, x)  # (m, R, t)
         if self.wanted["U"]:
-            products = torch.bmm(mixed, self.T) if products is None else products  # (R, m, s)
-            _accumulate(self.dU, g, products.view(R, -1).t())
-        g = (self.U.t() @ g).view(R, m, -1)  # (R, m, s)
+            products = block_products(mixed, self.T) if products is None else products  # (m, R, s)
+            self.dU += _summed(g, products)
+        g = _mixed(self.U.t(), g)  # (m, R, s)
         if self.wanted["T"]:
-            _accumulate(self.dT, mixed.transpose(1, 2), g)
+            _accumulate(self.dT, g.permute(1, 2, 0), mixed.transpose(0, 1))
         if not (self.wanted["x"] or self.wanted["V"]):
             return
-        back = torch.bmm(g, self.T.transpose(1, 2)).view(R, -1)  # (R, m·t)
+        back = block_products(g, self.back)  # (m, R, t)
         if self.wanted["V"]:
-            _accumulate(self.dV, back, _components(x, n).t())
+            self.dV += _summed(back, x)
         if self.dx is not None:
-            _put(self.dx[rows], self.V.t() @ back)
+            _mixed(self.V.t(), back, out=self.dx[rows].view_as(x))
 
     def result(self) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, T, U and V, None where none is wanted."""
@@ -124,14 +120,17 @@ class _Gradients:
         return self.dx, *(total.to(part.dtype) if self.wanted[name] else None for name, total, part in sums)
 
 
+def _summed(left: Tensor, right: Tensor) -> Tensor:
+    """Return the products of each token's parts with one another, summed. (m, p, c), (m, q, c) -> (p, q)."""
+    return torch.bmm(left, right.transpose(1, 2)).sum(0, dtype=_wide(left.dtype))
+
+
 def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a product of matrices, or of stacks of them, to a sum that may be wider than they are."""
-    if total.dtype != left.dtype:
-        total.add_(left @ right)
-    elif total.dim() == 3:
+    """Add products of matrices (R, s, m), (R, m, t) to a sum (R, s, t) that may be wider than they are."""
+    if total.dtype == left.dtype:
         total.baddbmm_(left, right)
     else:
-        total.addmm_(left, right)
+        total += torch.bmm(left, right)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

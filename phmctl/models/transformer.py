@@ -4,8 +4,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from phmctl.algebra.products import linear
 from phmctl.data.special import PAD
 from phmctl.models.layers import DecoderLayer, EncoderLayer, embed
 from phmctl.models.state import DecoderState, Memory
@@ -77,7 +77,7 @@ class Transformer(nn.Module):
         """Map hidden states (..., d) to logits (..., V)."""
         if self.generator is not None:
             return self.generator(hidden)  # type: ignore[no-any-return]
-        return F.linear(hidden, self.target_embedding.weight)
+        return linear(hidden, self.target_embedding.weight)
 
     def output_map(self) -> tuple[Tensor, Tensor | None]:
         """Return the generator's weight (V, d) and its bias (V,) or None."""

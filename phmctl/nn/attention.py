@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.algebra.products import linear
 from phmctl.nn.build import LinearBuilder
 
 Projections = Literal["fused", "separate", "packed"]
@@ -96,11 +97,11 @@ class MultiHeadAttention(nn.Module):
 
     def _packed_query(self, x: Tensor, weight: Tensor) -> Tensor:
         bias = self.query_key_value.bias
-        return self.split_heads(F.linear(x, weight[: self.inner], None if bias is None else bias[: self.inner]))
+        return self.split_heads(linear(x, weight[: self.inner], None if bias is None else bias[: self.inner]))
 
     def _packed_memory(self, memory: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         bias = self.query_key_value.bias
-        both = F.linear(memory, weight[self.inner :], None if bias is None else bias[self.inner :])  # (B, S, 2·inner)
+        both = linear(memory, weight[self.inner :], None if bias is None else bias[self.inner :])  # (B, S, 2·inner)
         key, value = both.chunk(2, dim=-1)
         return self.split_heads(key), self.split_heads(value)
 

@@ -38,7 +38,7 @@ class _Kept(NamedTuple):
     state: tuple[int, ...]  # address and version of each source; optimiser steps taken
     device_type: str
     precision: torch.dtype | None  # autocast's, None where it was off
-    built: Tensor  # H (rows, columns), or the blocks T (R, columns/n, rows/n)
+    built: Tensor  # H (rows, columns), or the blocks T (R, rows/n, columns/n)
     version: int  # of what was built: nobody has written into it since
     sources: tuple[Tensor, ...]  # held so that no later tensor is given the same address, and so the same state
 
@@ -224,7 +224,7 @@ class KroneckerWeight(nn.Module):
         return kept.built
 
     def _make(self, name: str) -> Tensor:
-        """Build H, (rows, columns), the blocks T, (R, columns/n, rows/n), or A, (n, n, n), of factors."""
+        """Build H, (rows, columns), the blocks T, (R, rows/n, columns/n), or A, (n, n, n), of factors."""
         if name == "A":
             return self.A
         if name == "H":
@@ -232,7 +232,7 @@ class KroneckerWeight(nn.Module):
         factors = self.factors
         if factors is None:
             raise RankError("the rule has no factors yet; call decompose() first")
-        return blocks_of(factors.W, self.S).contiguous()
+        return blocks_of(factors.W, self.S)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode and drop what is kept."""

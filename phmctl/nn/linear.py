@@ -4,7 +4,6 @@ import math
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phmctl.algebra.bilinear import KNOWN_RANKS, Factors
@@ -23,6 +22,7 @@ from phmctl.algebra.execution import (
 )
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.nearest import nearest_kronecker_sum
+from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, UserError, nearest
@@ -134,15 +134,15 @@ class PHMLinear(KroneckerWeight):
         if x.shape[-1] != self.in_features:
             raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {self.in_features}")
         if self.n == 1:
-            return F.linear(x, self.weight, self.bias)
+            return linear(x, self.weight, self.bias)
         builds = self._builds()
         use = (x.numel() // self.in_features, self.execution)
         if not builds and use in self._by_dense:  # the choice costs as much as all else beyond nn.Linear's work
-            return F.linear(x, self._keep("H"), self.bias)
+            return linear(x, self._keep("H"), self.bias)
         name = self._chosen(use[0], builds)
         if name == DENSE and not builds:
             self._by_dense.add(use)
-            return F.linear(x, self._keep("H"), self.bias)
+            return linear(x, self._keep("H"), self.bias)
         flat = x.reshape(-1, self.in_features)  # (T, d)
         if name == RANK:
             y = self._by_rank(flat, builds)  # (T, k)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from phmctl.algebra.products import linear
 
 # Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
 _SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
@@ -103,7 +104,7 @@ def _sliced(
     bias_grad = torch.zeros_like(bias, dtype=total.dtype) if with_gradients and bias is not None else None
     for start in range(0, tokens, rows):
         part = slice(start, start + rows)
-        logits = F.linear(hidden[part], weight).to(total.dtype)  # (rows, V)
+        logits = linear(hidden[part], weight).to(total.dtype)  # (rows, V)
         if bias is not None:
             logits += bias
         sums, wide_gradient = _loss_and_gradient(logits, targets[part], smoothing, ignore)
@@ -111,7 +112,7 @@ def _sliced(
         if hidden_grad is None or weight_grad is None:
             continue
         gradient = wide_gradient.to(hidden.dtype)
-        torch.mm(gradient, weight, out=hidden_grad[part])  # (rows, d)
+        hidden_grad[part] = linear(gradient, weight.t())  # (rows, d)
         if gradient.dtype == weight_grad.dtype:
             weight_grad.addmm_(gradient.t(), hidden[part])  # (V, d)
         else:

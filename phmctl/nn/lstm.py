@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from phmctl.algebra.execution import RANK
+from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
 from phmctl.errors import DimensionError, UserError, nearest
 from phmctl.nn.build import LinearBuilder
@@ -181,7 +181,7 @@ class LSTMLayer(nn.Module):
             zeros = data.new_zeros(steps[0].before.stop, self.hidden_size, dtype=dtype)  # (B, h)
             state = zeros, zeros
         if _by_rank(self.from_input, len(data)):
-            data, weight, bias = torch.cat([linear(data) for linear in self.from_input.values()], dim=1), None, None
+            data, weight, bias = torch.cat([layer(data) for layer in self.from_input.values()], dim=1), None, None
         else:
             weight, bias = _weight(self.from_input), _bias(self.from_input)
         h, c, output = _Recurrence.apply(  # type: ignore[no-untyped-call]
@@ -243,7 +243,7 @@ class _Recurrence(torch.autograd.Function):
         steps: Sequence[_Step],
         cell: Cell,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        gates = data.clone() if input_weight is None else F.linear(data, input_weight, bias)  # (N, 4h)
+        gates = data.clone() if input_weight is None else linear(data, input_weight, bias)  # (N, 4h)
         hidden = gates.new_empty(len(h) + len(gates), h.shape[1])  # (B + N, h): h_0, then h after each step
         cells = torch.empty_like(hidden, dtype=torch.promote_types(c.dtype, torch.float32))  # (B + N, h)
         hidden[: len(h)] = h
@@ -273,9 +273,9 @@ class _Recurrence(torch.autograd.Function):
                 torch.mm(grads[step.rows], weight, out=dh_now)
             return (
                 _of_data(grads, input_weight) if needs_data else None,
-                grads.t() @ data if needs_input_weight else None,
+                linear(grads.t(), data.t()) if needs_input_weight else None,
                 grads.sum(0) if needs_bias else None,
-                grads.t() @ _earlier(hidden, ctx.steps) if needs_weight else None,
+                linear(grads.t(), _earlier(hidden, ctx.steps).t()) if needs_weight else None,
                 dh,
                 dc.to(grad_c.dtype),
                 None,
@@ -359,24 +359,24 @@ def _maps(
 
 def _weight(maps: nn.ModuleDict) -> Tensor:
     """Return H of all gates, (4h, d)."""
-    weights = [linear.weight for linear in maps.values() if isinstance(linear, PHMLinear)]
+    weights = [layer.weight for layer in maps.values() if isinstance(layer, PHMLinear)]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def _of_data(grads: Tensor, input_weight: Tensor | None) -> Tensor:
     """Return the gradient of `data` from that of the gates, (N, 4h)."""
-    return grads if input_weight is None else grads @ input_weight
+    return grads if input_weight is None else linear(grads, input_weight.t())
 
 
 def _by_rank(maps: nn.ModuleDict, tokens: int) -> bool:
     """Whether the maps of the input apply themselves to so many rows by block products, and H is not wanted."""
-    linears = [linear for linear in maps.values() if isinstance(linear, PHMLinear)]
-    return all(linear.n > 1 and linear.execution_for(tokens) == RANK for linear in linears)
+    layers = [layer for layer in maps.values() if isinstance(layer, PHMLinear)]
+    return all(layer.n > 1 and layer.execution_for(tokens) == RANK for layer in layers)
 
 
 def _bias(maps: nn.ModuleDict) -> Tensor | None:
     """Return the bias of all gates, (4h,)."""
-    biases = [linear.bias for linear in maps.values() if isinstance(linear.bias, Tensor)]
+    biases = [layer.bias for layer in maps.values() if isinstance(layer.bias, Tensor)]
     return torch.cat(biases) if biases else None
 
 

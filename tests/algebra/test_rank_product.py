@@ -26,8 +26,8 @@ def draw(n: int, rank: int, rows: int, columns: int, tokens: int, seed: int = 0)
     )
 
 
-def apply(x: Tensor, S: Tensor, factors: Factors, *, keep: bool = True) -> Tensor:
-    return rank_product(x, blocks_of(factors.W, S), factors.U, factors.V, keep=keep)
+def apply(x: Tensor, S: Tensor, factors: Factors, bias: Tensor | None = None, *, keep: bool = True) -> Tensor:
+    return rank_product(x, blocks_of(factors.W, S), factors.U, factors.V, bias, keep=keep)
 
 
 @settings(max_examples=30, deadline=None)
@@ -43,23 +43,24 @@ def test_output_is_that_of_the_kronecker_sum(
     n: int, rank: int, rows: int, columns: int, tokens: int, tile: int
 ) -> None:
     x, S, factors = draw(n, rank, rows, columns, tokens)
+    bias = torch.randn(n * rows, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.TILE, "cpu", tile)
-        y = apply(x, S, factors)
-    torch.testing.assert_close(y, x @ materialise_reference(recompose(factors), S).t())
+        y = apply(x, S, factors, bias)
+    torch.testing.assert_close(y, x @ materialise_reference(recompose(factors), S).t() + bias)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("wanted", ["x", "S", "W", "U", "V", "xSWUV"])
+@pytest.mark.parametrize("wanted", ["x", "S", "W", "U", "V", "b", "xSWUVb"])
 def test_gradients(wanted: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.TILE, "cpu", 2)  # several tiles, the last one short
     x, S, factors = draw(3, 5, 2, 4, tokens=5)
-    parts = {"x": x, "S": S, "W": factors.W, "U": factors.U, "V": factors.V}
+    parts = {"x": x, "S": S, "W": factors.W, "U": factors.U, "V": factors.V, "b": torch.arange(6.0).double()}
     for name, part in parts.items():
         part.requires_grad_(name in wanted)
 
-    def function(x: Tensor, S: Tensor, W: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        return apply(x, S, Factors(W, U, V), keep=keep)
+    def function(x: Tensor, S: Tensor, W: Tensor, U: Tensor, V: Tensor, b: Tensor) -> Tensor:
+        return apply(x, S, Factors(W, U, V), b, keep=keep)
 
     assert torch.autograd.gradcheck(function, tuple(parts.values()))
 

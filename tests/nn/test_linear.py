@@ -237,13 +237,16 @@ def test_h_is_built_again_when_memory_is_reused() -> None:
     layer = PHMLinear(256, 256, 4).eval()
     x = torch.randn(3, 256)
     addresses = set()
-    for _ in range(10):
+    for _ in range(200):
         check(layer, x)
+        if layer.S.data_ptr() in addresses:
+            break
         addresses.add(layer.S.data_ptr())
         layer.S.data = torch.randn_like(layer.S)
         layer.S.data = torch.randn_like(layer.S)  # the allocator may well hand out the first address again
+    else:
+        pytest.skip("the allocator gave no address twice: there was nothing to test")
     check(layer, x)
-    assert len(addresses) < 10  # it does, sooner or later: what this test is about
 
 
 def test_a_deep_copy_keeps_its_own_h(x: torch.Tensor) -> None:

@@ -1,0 +1,151 @@
+"""The large products of a layer, by the faster of the two libraries that torch carries.
+
+On a CPU torch multiplies float32 matrices with MKL, and takes oneDNN for convolutions and for bfloat16. On an AMD
+processor with AVX-512, oneDNN took half of MKL's time for the same float32 product (docs/performance.md). So there,
+and only there, the products of 128 rows and more go to oneDNN: a plain product through the operator that torch's own
+compiler uses, R products of one batch as a convolution of width one in R groups. The function is the same to rounding.
+
+The environment variable ``PHMCTL_PRODUCTS`` decides instead of the processor's name: ``mkl`` or ``onednn``.
+"""
+
+import os
+import platform
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from phmctl.errors import UserError, nearest
+
+VARIABLE = "PHMCTL_PRODUCTS"
+MKL, ONEDNN = "mkl", "onednn"
+
+# From so many rows, and so many multiplications, oneDNN's start is paid for: measured for 8 to 4096 rows, d and k of 64
+# to 8000, on one thread and on two.
+_ROWS, _MULTIPLICATIONS = 128, 1 << 24
+_IMAGES = 16  # torch gives a convolution of width one to oneDNN on one thread from a batch of 16
+
+
+@lru_cache
+def library() -> str:
+    """Return which library takes the large float32 products of a CPU: ``mkl`` (torch's own choice) or ``onednn``.
+
+    Raises:
+        UserError: the environment variable names neither.
+    """
+    asked = os.environ.get(VARIABLE)
+    if asked is None:
+        return ONEDNN if _has_onednn() and _is_amd_with_avx512() else MKL
+    if asked not in (MKL, ONEDNN):
+        known = (MKL, ONEDNN)
+        raise UserError(f"{VARIABLE}={asked!r}: no such library{nearest(asked, known)}; there are {', '.join(known)}")
+    if asked == ONEDNN and not _has_onednn():
+        raise UserError(f"{VARIABLE}={asked}: this torch has no oneDNN; unset it")
+    return asked
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x Wᵀ + b``. (..., d), (k, d), (k,) -> (..., k); ``F.linear``, by the faster library."""
+    flat = x.reshape(-1, x.shape[-1])  # (T, d)
+    if not _pays(flat, *weight.shape):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        y: Tensor = _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+    else:
+        y = _onednn_linear(flat, weight, bias)
+    return y.view(*x.shape[:-1], len(weight))
+
+
+def block_products(x: Tensor, blocks: Tensor) -> Tensor:
+    """Multiply R matrices of a batch by a block each: ``y[:, r] = x[:, r] · blocks[r]ᵀ``. Not differentiable.
+
+    Args:
+        x: (m, R, t).
+        blocks: (R, s, t), contiguous.
+
+    Returns:
+        (m, R, s), not always contiguous.
+    """
+    R, s, t = blocks.shape
+    if not (len(x) % _IMAGES == 0 and _pays(x, R * s, t)):
+        return torch.bmm(x.transpose(0, 1), blocks.transpose(1, 2)).transpose(0, 1)
+    images = x.reshape(_IMAGES, -1, 1, R * t).permute(0, 3, 1, 2)  # (16, R t, m / 16, 1), channels innermost
+    y = F.conv2d(images, blocks.reshape(R * s, t, 1, 1), groups=R)  # (16, R s, m / 16, 1)
+    return y.permute(0, 2, 3, 1).reshape(-1, R, s)
+
+
+class _Linear(torch.autograd.Function):
+    """``x Wᵀ + b`` by oneDNN, whose operator has no gradient of its own. Its gradients are such products again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _onednn_linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            linear(gradient, weight.t()) if wants_x else None,  # (T, d)
+            linear(gradient.t(), x.t()) if wants_weight else None,  # (k, d)
+            gradient.sum(0) if wants_bias else None,  # (k,)
+        )
+
+
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _operator()(x, weight, bias, "none", [], "")
+
+
+def _operator() -> Callable[..., Tensor]:
+    return torch.ops.mkldnn._linear_pointwise.default
+
+
+def _pays(x: Tensor, *others: int) -> bool:
+    """Whether a product of x (m, ...) and a weight of these dimensions is one for oneDNN."""
+    rows, work = len(x), x.shape[0]
+    for length in others:
+        work *= length
+    return rows >= _ROWS and work >= _MULTIPLICATIONS and _is_plain(x) and library() == ONEDNN
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether this is float32 on a CPU, and nobody transforms or records what is done to it but autograd."""
+    return (
+        x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )
+
+
+@lru_cache
+def _has_onednn() -> bool:
+    """Whether torch carries oneDNN and an operator that gives the right product: its name is torch's own affair."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    x, weight, bias = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3), torch.arange(4.0)
+    try:
+        return torch.equal(_onednn_linear(x, weight, bias), F.linear(x, weight, bias))
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+
+
+def _is_amd_with_avx512() -> bool:
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512") and "AMD" in _processor()
+
+
+def _processor() -> str:
+    """Return what the system calls the maker of the processor: GenuineIntel, AuthenticAMD, ..."""
+    described = Path("/proc/cpuinfo")
+    if not described.exists():
+        return platform.processor()  # on Windows: "AMD64 Family 25 ..., AuthenticAMD"
+    lines = described.read_text(errors="replace").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
