@@ -8,6 +8,7 @@ compiler uses, R products of one batch as a convolution of width one in R groups
 The environment variable ``PHMCTL_PRODUCTS`` decides instead of the processor's name: ``mkl`` or ``onednn``.
 """
 
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -72,7 +73,7 @@ def block_products(x: Tensor, blocks: Tensor) -> Tensor:
         (m, R, s), not always contiguous.
     """
     R, s, t = blocks.shape
-    if not (len(x) % _IMAGES == 0 and _pays(x, R * s, t)):
+    if x.shape[0] % _IMAGES or not _pays(x, R * s, t):
         return torch.bmm(x.transpose(0, 1), blocks.transpose(1, 2)).transpose(0, 1)
     images = x.reshape(_IMAGES, -1, 1, R * t).permute(0, 3, 1, 2)  # (16, R t, m / 16, 1), channels innermost
     y = F.conv2d(images, blocks.reshape(R * s, t, 1, 1), groups=R)  # (16, R s, m / 16, 1)
@@ -108,10 +109,8 @@ def _operator() -> Callable[..., Tensor]:
 
 def _pays(x: Tensor, *others: int) -> bool:
     """Whether a product of x (m, ...) and a weight of these dimensions is one for oneDNN."""
-    rows, work = len(x), x.shape[0]
-    for length in others:
-        work *= length
-    return rows >= _ROWS and work >= _MULTIPLICATIONS and _is_plain(x) and library() == ONEDNN
+    rows = x.shape[0]
+    return rows >= _ROWS and rows * math.prod(others) >= _MULTIPLICATIONS and _is_plain(x) and library() == ONEDNN
 
 
 def _is_plain(x: Tensor) -> bool:

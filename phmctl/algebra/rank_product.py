@@ -46,33 +46,55 @@ def rank_product(
     Returns:
         (N, k), differentiable once in all five.
     """
+    if not torch.is_grad_enabled():
+        return _applied(x.contiguous(), T.contiguous(), U, V, bias, None)
     return _RankProduct.apply(x, T, U, V, bias, keep)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _applied(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, kept: list[Tensor] | None) -> Tensor:
+    """Return the output (N, k); put the outputs of the block products into `kept`, (m, R, k/n) a tile."""
+    N, n, (_, s, t) = (
+        x.shape[0],
+        U.shape[0],
+        T.shape,
+    )  # .shape: at few tokens a len() of a tensor costs as much as a call
+    inputs = x.view(N, n, t)  # (N, b, t)
+    y = x.new_empty(N, n, s)  # (N, a, s)
+    for rows in _tiles(x):
+        products = block_products(_mixed(V, inputs[rows]), T)  # (m, R, s)
+        if bias is None:
+            _mixed(U, products, out=y[rows])
+        else:
+            torch.baddbmm(bias.view(n, s), _each(U, products), products, out=y[rows])
+        if kept is not None:
+            kept.append(products)
+    return y.view(N, n * s)
+
+
+def _tiles(x: Tensor) -> list[slice]:
+    """Return the rows of each tile of tokens."""
+    tile = TILE.get(x.device.type, TILE["cpu"])
+    return [slice(start, start + tile) for start in range(0, x.shape[0], tile)]
+
+
+def _each(M: Tensor, tile: Tensor) -> Tensor:
+    """View a matrix as one for each token of a tile. (p, q), (m, ...) -> (m, p, q)."""
+    return M.expand(tile.shape[0], -1, -1)
 
 
 def _mixed(M: Tensor, tile: Tensor, out: Tensor | None = None) -> Tensor:
     """Mix the parts of each token by a matrix. (p, q), (m, q, c) -> (m, p, c)."""
-    return torch.bmm(M.expand(len(tile), -1, -1), tile, out=out)
+    return torch.bmm(_each(M, tile), tile, out=out)
 
 
 class _RankProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, keep: bool) -> Tensor:
         x, T = x.contiguous(), T.contiguous()
-        n, (_, s, t) = len(U), T.shape
-        inputs = x.view(len(x), n, t)  # (N, b, t)
-        y = x.new_empty(len(x), n, s)  # (N, a, s)
-        ctx.tile = TILE.get(x.device.type, TILE["cpu"])
-        outputs = []
-        for start in range(0, len(x), ctx.tile):
-            rows = slice(start, start + ctx.tile)
-            products = block_products(_mixed(V, inputs[rows]), T)  # (m, R, s)
-            _mixed(U, products, out=y[rows])
-            if bias is not None:
-                y[rows] += bias.view(n, -1)
-            if keep and U.requires_grad:
-                outputs.append(products)
-        ctx.save_for_backward(x, T, U, V, *outputs)
-        return y.view(len(x), n * s)
+        kept: list[Tensor] | None = [] if keep and U.requires_grad else None
+        y = _applied(x, T, U, V, bias, kept)
+        ctx.save_for_backward(x, T, U, V, *(kept or ()))
+        return y
 
     @staticmethod
     @once_differentiable
@@ -82,8 +104,7 @@ class _RankProduct(torch.autograd.Function):
         sums = _Gradients(x, T, U, V, wanted)
         n, (_, s, t) = len(U), T.shape
         inputs, gradients = x.view(len(x), n, t), gradient.reshape(len(x), n, s)  # (N, b, t), (N, a, s)
-        for index, start in enumerate(range(0, len(x), ctx.tile)):
-            rows = slice(start, start + ctx.tile)
+        for index, rows in enumerate(_tiles(x)):
             sums.add(rows, inputs[rows], gradients[rows], outputs[index] if outputs else None)
         return *sums.result(), gradient.sum(0) if wanted["bias"] else None, None
 
