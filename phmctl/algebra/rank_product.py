@@ -60,8 +60,10 @@ def _applied(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, ke
     )  # .shape: at few tokens a len() of a tensor costs as much as a call
     inputs = x.view(N, n, t)  # (N, b, t)
     y = x.new_empty(N, n, s)  # (N, a, s)
+    scratch = _scratch(x, T, t)
     for rows in _tiles(x):
-        products = block_products(_mixed(V, inputs[rows]), T)  # (m, R, s)
+        tile = inputs[rows]
+        products = block_products(_mixed(V, tile, out=scratch[: tile.shape[0]]), T)  # (m, R, s)
         if bias is None:
             _mixed(U, products, out=y[rows])
         else:
@@ -69,6 +71,11 @@ def _applied(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, ke
         if kept is not None:
             kept.append(products)
     return y.view(N, n * s)
+
+
+def _scratch(x: Tensor, T: Tensor, width: int) -> Tensor:
+    """Return memory (m, R, width) that every tile uses again: fresh memory costs more than what is written into it."""
+    return x.new_empty(min(TILE.get(x.device.type, TILE["cpu"]), x.shape[0]), T.shape[0], width)
 
 
 def _tiles(x: Tensor) -> list[slice]:
@@ -115,16 +122,17 @@ class _Gradients:
     def __init__(self, x: Tensor, T: Tensor, U: Tensor, V: Tensor, wanted: dict[str, bool]) -> None:
         self.T, self.U, self.V, self.wanted = T, U, V, wanted
         self.back = T.transpose(1, 2).contiguous()  # (R, t, s)
+        self.inputs, self.gradients = (_scratch(x, T, width) for width in (T.shape[2], T.shape[1]))
         self.dx = torch.empty_like(x) if wanted["x"] else None
         self.dT, self.dU, self.dV = (torch.zeros_like(part, dtype=_wide(part.dtype)) for part in (T, U, V))
 
     def add(self, rows: slice, x: Tensor, g: Tensor, products: Tensor | None) -> None:
         """Add a tile: x (m, n, t), the gradient g (m, n, s) of its output, its block products (m, R, s) if kept."""
-        mixed = _mixed(self.V, x)  # (m, R, t)
+        mixed = _mixed(self.V, x, out=self.inputs[: len(x)])  # (m, R, t)
         if self.wanted["U"]:
             products = block_products(mixed, self.T) if products is None else products  # (m, R, s)
             self.dU += _summed(g, products)
-        g = _mixed(self.U.t(), g)  # (m, R, s)
+        g = _mixed(self.U.t(), g, out=self.gradients[: len(x)])  # (m, R, s)
         if self.wanted["T"]:
             _accumulate(self.dT, g.permute(1, 2, 0), mixed.transpose(0, 1))
         if not (self.wanted["x"] or self.wanted["V"]):
