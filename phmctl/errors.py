@@ -17,7 +17,7 @@
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class PhmctlError(Exception):
@@ -80,3 +80,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return the clause `` (did you mean 'x'?)`` for the known name nearest to `word`, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Refuse (UserError) a name that is none of those known; names the nearest."""
+    if name not in known:
+        raise UserError(f"no {kind} {name!r}{nearest(name, known)}; there are {', '.join(known)}")

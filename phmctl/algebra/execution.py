@@ -20,7 +20,7 @@ from torch import Tensor
 from phmctl.algebra.bilinear import Factors
 from phmctl.algebra.cost import DENSE, FACTORED, RANK, cheapest
 from phmctl.algebra.kronecker import materialise
-from phmctl.algebra.products import linear
+from phmctl.algebra.products import MKL, library, linear
 from phmctl.algebra.rank_product import blocks_of, rank_product
 
 __all__ = ["AUTO", "DENSE", "EXECUTIONS", "FACTORED", "RANK", "Execution", "apply_blocks", "apply_dense"]
@@ -62,7 +62,7 @@ def _mix_last(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by every component, then mix by the rule. (T, d) -> (T, k)."""
     n, rows, columns = S.shape
     tokens = x.shape[0]
-    products = x.reshape(tokens * n, columns) @ S.reshape(n * rows, columns).t()  # (T b, i s)
+    products = linear(x.reshape(tokens * n, columns), S.reshape(n * rows, columns))  # (T b, i s)
     products = products.view(tokens, n * n, rows)  # (T, b i, s)
     rule = A.permute(1, 2, 0).reshape(1, n, n * n).expand(tokens, -1, -1)  # (T, a, b i)
     if bias is None:
@@ -77,7 +77,7 @@ def _mix_first(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None) -> Tensor:
     rule = A.transpose(0, 1).reshape(1, n * n, n).expand(tokens, -1, -1)  # (T, a i, b)
     mixed = torch.bmm(rule, x.reshape(tokens, n, columns))  # (T, a i, t)
     components = S.transpose(0, 1).reshape(rows, n * columns)  # (s, i t)
-    y = (mixed.view(tokens * n, n * columns) @ components.t()).view(tokens, n * rows)  # (T, a s)
+    y = linear(mixed.view(tokens * n, n * columns), components).view(tokens, n * rows)  # (T, a s)
     return y if bias is None else y + bias.to(y.dtype)  # autocast: y is in the lower precision, the bias is not
 
 
@@ -106,4 +106,5 @@ def choose(
     """
     if tokens == 0 or device != "cpu" or dtype.itemsize < 4:
         return DENSE
-    return cheapest(tokens, d, k, n, rank, trains=trains, threads=torch.get_num_threads())
+    faster = library() if dtype == torch.float32 else MKL
+    return cheapest(tokens, d, k, n, rank, trains=trains, threads=torch.get_num_threads(), library=faster)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phmctl.algebra.bilinear import QUICK, Factors, decompose, generic_rank, recompose
-from phmctl.errors import UserError, nearest
+from phmctl.errors import check_known
 
 _TINY = 1e-12
 
@@ -48,9 +48,7 @@ def dense_variance(scheme: str, fan_in: int, fan_out: int) -> float:
 
 
 def _scheme(scheme: str) -> tuple[Callable[[int, int], float], str]:
-    if scheme not in _SCHEMES:
-        known = ", ".join(SCHEMES)
-        raise UserError(f"no initialization {scheme!r}{nearest(scheme, SCHEMES)}; there are {known}")
+    check_known("initialization", scheme, SCHEMES)
     return _SCHEMES[scheme]
 
 

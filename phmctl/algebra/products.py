@@ -11,7 +11,8 @@ The environment variable ``PHMCTL_PRODUCTS`` decides instead of the processor's 
 import math
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from phmctl.errors import UserError, nearest
+from phmctl.errors import UserError, check_known
 
 VARIABLE = "PHMCTL_PRODUCTS"
-MKL, ONEDNN = "mkl", "onednn"
+MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")
+
+_taken: str | None = None  # by `taking`
 
 # From so many rows, and so many multiplications, oneDNN's start is paid for: measured for 8 to 4096 rows, d and k of 64
 # to 8000, on one thread and on two.
@@ -32,22 +35,49 @@ _ROWS, _MULTIPLICATIONS = 128, 1 << 24
 _IMAGES = 16  # torch gives a convolution of width one to oneDNN on one thread from a batch of 16
 
 
-@lru_cache
 def library() -> str:
     """Return which library takes the large float32 products of a CPU: ``mkl`` (torch's own choice) or ``onednn``.
 
     Raises:
         UserError: the environment variable names neither.
     """
+    return _taken or _library()
+
+
+@contextmanager
+def taking(name: str) -> Iterator[None]:
+    """Have a library take the large products, whatever the processor is.
+
+    Raises:
+        UserError: there is no such library.
+    """
+    global _taken  # noqa: PLW0603
+    before, _taken = _taken, _checked(name, "library")
+    try:
+        yield
+    finally:
+        _taken = before
+
+
+@lru_cache
+def _library() -> str:
+    """Return what the environment asks for, or else what is faster on this processor."""
     asked = os.environ.get(VARIABLE)
-    if asked is None:
-        return ONEDNN if _has_onednn() and _is_amd_with_avx512() else MKL
-    if asked not in (MKL, ONEDNN):
-        known = (MKL, ONEDNN)
-        raise UserError(f"{VARIABLE}={asked!r}: no such library{nearest(asked, known)}; there are {', '.join(known)}")
-    if asked == ONEDNN and not _has_onednn():
-        raise UserError(f"{VARIABLE}={asked}: this torch has no oneDNN; unset it")
-    return asked
+    if asked is not None:
+        return _checked(asked, f"library (by {VARIABLE})")
+    return ONEDNN if _has_onednn() and _is_amd_with_avx512() else MKL
+
+
+def _checked(name: str, kind: str) -> str:
+    check_known(kind, name, LIBRARIES)
+    if name == ONEDNN and not _has_onednn():
+        raise UserError(f"{kind} {name!r}: this torch has no oneDNN")
+    return name
+
+
+def is_large(rows: int, *others: int) -> bool:
+    """Whether a product of so many rows with a weight of these dimensions is one for oneDNN where that is faster."""
+    return rows >= _ROWS and rows * math.prod(others) >= _MULTIPLICATIONS
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -109,8 +139,7 @@ def _operator() -> Callable[..., Tensor]:
 
 def _pays(x: Tensor, *others: int) -> bool:
     """Whether a product of x (m, ...) and a weight of these dimensions is one for oneDNN."""
-    rows = x.shape[0]
-    return rows >= _ROWS and rows * math.prod(others) >= _MULTIPLICATIONS and _is_plain(x) and library() == ONEDNN
+    return is_large(x.shape[0], *others) and _is_plain(x) and library() == ONEDNN
 
 
 def _is_plain(x: Tensor) -> bool:

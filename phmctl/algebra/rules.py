@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.dimension import FIXED_DIMENSION
-from phmctl.errors import DimensionError, UserError, nearest
+from phmctl.errors import DimensionError, check_known
 
 LEARNED = "phm"
 ALGEBRAS = (*FIXED_DIMENSION, LEARNED)
@@ -23,8 +23,7 @@ def check_algebra(algebra: str, n: int) -> None:
         UserError: no algebra has this name; names the nearest.
         DimensionError: the algebra is a fixed one of another dimension.
     """
-    if algebra not in ALGEBRAS:
-        raise UserError(f"no algebra {algebra!r}{nearest(algebra, ALGEBRAS)}; there are {', '.join(ALGEBRAS)}")
+    check_known("algebra", algebra, ALGEBRAS)
     implied = FIXED_DIMENSION.get(algebra, n)
     if n != implied:
         raise DimensionError(f"algebra {algebra!r} has n = {implied}, not {n}; use n = {implied} or 'phm'")
@@ -72,9 +71,7 @@ def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch
     Raises:
         UserError: no fixed algebra has this name; names the nearest.
     """
-    if algebra not in FIXED_DIMENSION:
-        names = ", ".join(FIXED_DIMENSION)
-        raise UserError(f"no fixed algebra {algebra!r}{nearest(algebra, FIXED_DIMENSION)}; there are {names}")
+    check_known("fixed algebra", algebra, FIXED_DIMENSION)
     return torch.empty((), device=device, dtype=dtype).new_tensor(_fixed_table(algebra).tolist())
 
 

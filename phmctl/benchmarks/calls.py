@@ -1,11 +1,11 @@
 """What is measured of one module, in evaluation or with its backward pass, and checks of what is asked for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from phmctl.errors import UserError, nearest
+from phmctl.errors import UserError
 
 Forward = Callable[[Tensor], Tensor]  # from the input to the output that is measured
 
@@ -41,12 +41,6 @@ def eval_call(module: nn.Module, forward: Forward, x: Tensor) -> Callable[[], ob
 def parameters_of(module: nn.Module) -> int:
     """Return the number of a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def check_known(kind: str, name: str, known: Sequence[str]) -> None:
-    """Refuse (UserError) a name that is none of those known."""
-    if name not in known:
-        raise UserError(f"no {kind} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
 
 
 def check_positive(**counts: int) -> None:

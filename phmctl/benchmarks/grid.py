@@ -10,7 +10,8 @@ import torch
 from phmctl.algebra.cost import DENSE, FACTORED, RANK, Constants, work_of
 from phmctl.algebra.execution import choose
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.benchmarks.layer import bench_layer
+from phmctl.algebra.products import library, taking
+from phmctl.benchmarks.layer import LayerRow, bench_layer
 from phmctl.nn.linear import FACTORS
 
 SHAPES = ((256, 256), (512, 512), (512, 2048), (2048, 512), (1024, 4096), (2048, 2048))
@@ -30,6 +31,7 @@ class Cell:
     rank: int
     tokens: int
     mode: str
+    library: str  # that takes the large products
     seconds: dict[str, float]  # execution -> the shortest sample; ``nn.Linear`` among them
     auto: str  # what it takes
 
@@ -51,6 +53,7 @@ def measure(
     modes: Sequence[str] = MODES,
     rounds: int = 7,
     device: str = "cpu",
+    libraries: Sequence[str] = (),
 ) -> list[Cell]:
     """Measure every cell of a grid, the executions of a cell in turns.
 
@@ -61,19 +64,30 @@ def measure(
         modes: of :data:`~phmctl.benchmarks.layer.MODES`.
         rounds: samples of each execution in each cell.
         device: ``cpu`` or ``cuda``.
+        libraries: of :data:`~phmctl.algebra.products.LIBRARIES`, each over all cells; none: the one that this processor
+            takes.
     """
     cells = []
-    for (d, k), n in itertools.product(shapes, orders):
+    for name, (d, k), n in itertools.product(libraries or [library()], shapes, orders):
         rank = natural_rank(n)
-        rows = bench_layer(
-            d, k, n, tokens, device=device, rounds=rounds, modes=modes, executions=NAMES, parametrization=FACTORS
-        )
-        for (count, mode), group in itertools.groupby(rows, key=lambda row: (row.tokens, row.mode)):
-            found = list(group)
-            # The shortest samples: where others are at work, the nearest to a quiet machine.
-            seconds = {row.execution: row.best_ratio * row.dense_best for row in found}
-            auto = choose(count, d, k, n, rank, trains=mode != "eval", device=device)
-            cells.append(Cell(d, k, n, rank, count, mode, seconds | {"nn.Linear": found[0].dense_best}, auto))
+        with taking(name):
+            rows = bench_layer(
+                d, k, n, tokens, device=device, rounds=rounds, modes=modes, executions=NAMES, parametrization=FACTORS
+            )
+            cells += _cells(rows, rank, name, device)
+    return cells
+
+
+def _cells(rows: Sequence[LayerRow], rank: int, name: str, device: str) -> list[Cell]:
+    """Return the cells of one shape and n."""
+    cells = []
+    for (tokens, mode), group in itertools.groupby(rows, key=lambda row: (row.tokens, row.mode)):
+        found = list(group)
+        d, k, n = found[0].in_features, found[0].out_features, found[0].n
+        # The shortest samples: where others are at work, the nearest to a quiet machine.
+        seconds = {row.execution: row.best_ratio * row.dense_best for row in found}
+        auto = choose(tokens, d, k, n, rank, trains=mode != "eval", device=device)
+        cells.append(Cell(d, k, n, rank, tokens, mode, name, seconds | {"nn.Linear": found[0].dense_best}, auto))
     return cells
 
 
@@ -94,7 +108,8 @@ def fit(cells: Iterable[Cell]) -> dict[tuple[bool, str], Constants]:
 
 
 def _work(cell: Cell, name: str, trains: bool) -> Sequence[float]:
-    return work_of(name, cell.tokens, cell.in_features, cell.out_features, cell.n, cell.rank, trains=trains)
+    shape = cell.tokens, cell.in_features, cell.out_features, cell.n, cell.rank
+    return work_of(name, *shape, trains=trains, library=cell.library)
 
 
 def _fit(samples: Sequence[tuple[Sequence[float], float]]) -> Constants:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from phmctl.algebra.execution import AUTO, RANK
 from phmctl.algebra.rules import LEARNED
-from phmctl.benchmarks.calls import check_known, check_positive, eval_call, parameters_of, training_call
+from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, training_call
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
-from phmctl.errors import UserError
+from phmctl.errors import UserError, check_known
 from phmctl.nn.linear import RULE, PHMLinear
 
 MODES = ("forward", "forward+backward", "eval")

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.benchmarks.calls import check_known, check_positive, eval_call, parameters_of, training_call
+from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, training_call
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
+from phmctl.errors import check_known
 from phmctl.nn.lstm import PHMLSTM, Gates
 
 MODES = ("forward+backward", "eval")

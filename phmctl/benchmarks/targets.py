@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from phmctl.algebra.execution import AUTO
+from phmctl.algebra.products import library
 from phmctl.benchmarks.layer import bench_layer
 from phmctl.benchmarks.timing import Spread
 from phmctl.nn.linear import FACTORS
@@ -27,9 +28,10 @@ class Target:
 
 
 def _row(d: int, k: int, n: int, forward: float, many: float, few: float) -> list[Target]:
-    """Return the targets of a shape: forward at 4096 tokens, forward and backward at 4096 and 512; 16 tokens."""
+    """Return the targets of a shape: forward (evaluation, training) at 4096 tokens, with backward; 16 tokens."""
     smallest = 0.7 if d >= 1024 and n >= 8 else 1.0
     return [
+        Target(d, k, n, 4096, KEPT, forward),
         Target(d, k, n, 4096, FORWARD, forward),
         Target(d, k, n, 4096, BOTH, many),
         Target(d, k, n, 512, BOTH, few),
@@ -56,6 +58,7 @@ class Outcome:
     ratio: Spread
     dense: Spread  # seconds of nn.Linear
     threads: int
+    library: str  # of the large products
 
     @property
     def reached(self) -> bool:
@@ -87,7 +90,7 @@ def bench_targets(targets: Sequence[Target] = TARGETS, *, execution: str = AUTO,
             executions=[execution],
             parametrization=FACTORS,
         )
-        outcomes.append(Outcome(target, row.ratio, row.dense, torch.get_num_threads()))
+        outcomes.append(Outcome(target, row.ratio, row.dense, torch.get_num_threads(), library()))
     return outcomes
 
 

@@ -174,6 +174,9 @@ def bench_grid(
     output: Output = None,
     rounds: Rounds = 7,
     threads: options.Threads = 0,
+    library: Annotated[
+        list[str] | None, typer.Option(help="mkl or onednn, for the large products; repeatable. [default: the faster]")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """The three executions over shapes and numbers of tokens, and in how many cells auto is within 10 % of the best."""
@@ -183,7 +186,7 @@ def bench_grid(
     from phmctl.devices import set_threads
 
     set_threads(threads)
-    cells = grid.measure(rounds=rounds)
+    cells = grid.measure(rounds=rounds, libraries=library or ())
     constants = {
         f"{name}, {'training' if trains else 'eval'}": found for (trains, name), found in grid.fit(cells).items()
     }

@@ -22,6 +22,10 @@ def train(
     seed: options.Seed = None,
     device: options.Device = None,
     steps: options.Steps = None,
+    execution: Annotated[
+        str | None,
+        typer.Option(help="How the maps are applied: auto, dense, factored, rank (a learned rule: held as factors)."),
+    ] = None,
     settings: options.Settings = None,
     data: options.DataRoot = None,
     runs: options.RunsRoot = None,
@@ -43,7 +47,7 @@ def train(
 
     if checkpoint is not None and not resume and run is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
-    common = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps)
+    common = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution)
     resolved = load_recipe(recipe, [*common, *(settings or [])])
     if dry_run:
         _show(resolved, data, json)

@@ -28,6 +28,7 @@ class LinearBuilder:
         execution: how they are applied: ``auto``, ``dense``, ``factored`` or ``rank``.
         parametrization: how a learned rule is held: as A (``rule``) or as its ``factors``.
         rank: of the factors; None is that of a random rule.
+        keep_products: whether training by ``rank`` keeps the block products, or computes them again.
         device: where parameters are allocated; ``meta`` allocates nothing.
     """
 
@@ -41,6 +42,7 @@ class LinearBuilder:
         execution: str = AUTO,
         parametrization: str = RULE,
         rank: int | None = None,
+        keep_products: bool = True,
         device: torch.device | str | None = None,
     ) -> None:
         self.algebra = algebra
@@ -50,6 +52,7 @@ class LinearBuilder:
         self.execution = execution
         self.parametrization = parametrization
         self.rank = rank
+        self.keep_products = keep_products
         self.device = device
         self._shared: nn.Parameter | Factors | None = None
 
@@ -76,6 +79,7 @@ class LinearBuilder:
             execution=self.execution,
             parametrization=self.parametrization if learned else RULE,
             rank=self.rank if learned and self._shared is None else None,
+            keep_products=self.keep_products,
             device=self.device,
         )
         if self.rules != "separate" and learned and self._shared is None:
@@ -111,5 +115,6 @@ def builder_for(settings: LinearSection, device: torch.device | str | None = Non
         execution=settings.execution,
         parametrization=settings.parametrization,
         rank=settings.rank,
+        keep_products=settings.keep_products,
         device=device,
     )

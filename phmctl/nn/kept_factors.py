@@ -15,9 +15,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from phmctl.algebra.bilinear import Factors, decompose, recompose
-from phmctl.algebra.execution import AUTO, RANK
+from phmctl.algebra.execution import AUTO, EXECUTIONS, RANK
 from phmctl.console import progress
-from phmctl.errors import OutputError
+from phmctl.errors import OutputError, check_known
 from phmctl.files import write_atomic
 from phmctl.nn.linear import PHMLinear
 
@@ -39,8 +39,11 @@ def set_execution(model: nn.Module, execution: str | None, folder: Path | None =
         keep: write what ``rank`` has found into the folder. One that cannot be written is left as it is.
 
     Raises:
+        UserError: no such execution.
         RankError: a rule resists.
     """
+    if execution is not None:
+        check_known("execution", execution, EXECUTIONS)
     layers = [module for module in model.modules() if isinstance(module, PHMLinear)]
     for layer in layers:
         layer.execution = execution or layer.execution

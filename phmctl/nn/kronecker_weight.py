@@ -259,8 +259,15 @@ class KroneckerWeight(nn.Module):
         super()._load_from_state_dict(state, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or to pickle, without what is kept."""
-        return {**self.__dict__, "_kept": {}, "_found": None}
+        """Return the state to copy or to pickle: not what is kept, and of the factors found those that still hold."""
+        found = None if self.n == 1 or "W" in self._parameters or self.algebra != LEARNED else self.factors
+        return {**self.__dict__, "_kept": {}, "_found": None if found is None else ((), found)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state that was copied: factors that were found are those of the copy's rule."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._found is not None:
+            self._found = (_state(self._rule_sources()), self._found[1])
 
 
 def _empty_factors(n: int, rank: int, **factory: Any) -> Factors:

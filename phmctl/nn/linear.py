@@ -25,7 +25,7 @@ from phmctl.algebra.nearest import nearest_kronecker_sum
 from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
-from phmctl.errors import DimensionError, RankError, UserError, nearest
+from phmctl.errors import DimensionError, RankError, check_known
 from phmctl.nn.kronecker_weight import KroneckerWeight, autocast_dtype
 
 RULE, FACTORS = "rule", "factors"
@@ -66,6 +66,7 @@ class PHMLinear(KroneckerWeight):
         execution: str = AUTO,
         parametrization: str = RULE,
         rank: int | None = None,
+        keep_products: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -86,6 +87,8 @@ class PHMLinear(KroneckerWeight):
             execution: ``auto``, ``dense``, ``factored`` or ``rank``; the same function, to rounding.
             parametrization: hold a learned rule as A (``rule``) or as W, U and V (``factors``).
             rank: R of the factors, by default that of a random rule; a smaller one makes a more constrained rule.
+            keep_products: in training by ``rank``, keep what the gradient of U wants (R·k/n numbers a token), or
+                compute it again.
             device: of the parameters.
             dtype: of the parameters.
 
@@ -95,8 +98,8 @@ class PHMLinear(KroneckerWeight):
                 learned.
         """
         check_divides(n, in_features=in_features, out_features=out_features)
-        _check_name("execution", execution, EXECUTIONS)
-        _check_name("parametrization", parametrization, PARAMETRIZATIONS)
+        check_known("execution", execution, EXECUTIONS)
+        check_known("parametrization", parametrization, PARAMETRIZATIONS)
         if parametrization == FACTORS and rank is None and rule is None and n > 1:
             rank = natural_rank(n)
         super().__init__(out_features, in_features, n, algebra, rule, rank=rank, device=device, dtype=dtype)
@@ -105,7 +108,7 @@ class PHMLinear(KroneckerWeight):
         self.initialization = initialization
         self.splits = splits
         self.execution = execution
-        self.keep_products = True
+        self.keep_products = keep_products
         values = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if values is None else nn.Parameter(values))
         self.reset_parameters()
@@ -224,8 +227,3 @@ class PHMLinear(KroneckerWeight):
             f"in_features={self.in_features}, out_features={self.out_features}, n={self.n}, "
             f"bias={self.bias is not None}, algebra={self.algebra!r}"
         )
-
-
-def _check_name(kind: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise UserError(f"no {kind} {name!r}{nearest(name, known)}; there are {', '.join(known)}")

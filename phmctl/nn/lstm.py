@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from phmctl.algebra.execution import RANK
 from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
-from phmctl.errors import DimensionError, UserError, nearest
+from phmctl.errors import DimensionError, check_known
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear
 
@@ -87,8 +87,8 @@ class PHMLSTM(nn.Module):
             UserError: no such algebra, gates or cell.
         """
         super().__init__()
-        _check_choice("gates", gates, get_args(Gates))
-        _check_choice("cell", cell, get_args(Cell))
+        check_known("gates", gates, get_args(Gates))
+        check_known("cell", cell, get_args(Cell))
         if num_layers < 1:
             raise DimensionError(f"num_layers = {num_layers} must be at least 1")
         maker = LinearBuilder(algebra, n, bias=bias, device=device) if builder is None else builder
@@ -424,8 +424,3 @@ def _checked(lengths: Tensor, batch: int, longest: int) -> Tensor:
         value = int(values[wrong[0]])
         raise DimensionError(f"lengths[{wrong[0]}] = {value}; a length is at least 1 and at most T = {longest} steps")
     return values
-
-
-def _check_choice(key: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise UserError(f"no {key} {name!r}{nearest(name, known)}; there are {', '.join(known)}")

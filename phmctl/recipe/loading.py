@@ -16,7 +16,7 @@ from phmctl.shipped import shipped, shipped_names
 Kind = TypeVar("Kind", bound=Recipe)
 
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
-_COMMON |= {"device": "training.device", "steps": "training.steps"}
+_COMMON |= {"device": "training.device", "steps": "training.steps", "execution": "model.execution"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Override:
 
 
 def common_overrides(**options: object) -> list[Override]:
-    """Return the overrides that stand behind ``--n``, ``--algebra``, ``--seed``, ``--device`` and ``--steps``.
+    """Return the overrides behind ``--n``, ``--algebra``, ``--seed``, ``--device``, ``--steps`` and ``--execution``.
 
     Options that are None are left out. A learned n names the learned algebra (``--n 4`` is ``phm``; ``--n 1`` is
     ``real``), unless ``algebra`` is given too.

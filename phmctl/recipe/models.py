@@ -21,6 +21,7 @@ class LinearSection(Section):
     execution: Literal["auto", "dense", "factored", "rank"] = "auto"
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
     rank: PositiveInt | None = None  # R of the factors; by default that of a random rule
+    keep_products: bool = True  # of training by rank: false takes less memory, and a sixth more time
     bias: bool = True  # biases of the linear maps
 
     @model_validator(mode="after")
@@ -60,7 +61,14 @@ class LinearSection(Section):
     @property
     def dense_twin(self) -> Self:
         """The same model with every map dense."""
-        dense = {"algebra": "real", "n": 1, "execution": "auto", "parametrization": "rule", "rank": None}
+        dense = {
+            "algebra": "real",
+            "n": 1,
+            "execution": "auto",
+            "keep_products": True,
+            "parametrization": "rule",
+            "rank": None,
+        }
         return self.model_copy(update=dense)
 
     def _widths(self) -> dict[str, int]:

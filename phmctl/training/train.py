@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from phmctl.algebra.products import library
 from phmctl.checkpoints import AVERAGE, Checkpoint, load_model
 from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe
@@ -154,6 +155,7 @@ def _environment(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "products": library(),  # the library of a CPU's large products: two round differently
         "precision": "bfloat16" if bfloat16 else "float32",
     }
 

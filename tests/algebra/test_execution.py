@@ -7,6 +7,7 @@ from torch import Tensor
 from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.algebra.execution import apply_dense, apply_factored, apply_rank, choose
 from phmctl.algebra.kronecker import materialise_reference
+from phmctl.algebra.products import LIBRARIES
 
 EXECUTIONS = {"dense": apply_dense, "factored": apply_factored}
 names = pytest.mark.parametrize("name", list(EXECUTIONS))
@@ -58,14 +59,26 @@ def test_gradients_of_an_input_that_is_not_contiguous(name: str, shape: tuple[in
     ("tokens", "d", "k", "n", "rank", "expected"),
     [
         (4096, 512, 2048, 8, None, "dense"),  # no factors
-        (4096, 512, 2048, 8, 24, "rank"),
-        (4096, 2048, 512, 4, 7, "rank"),
+        (4096, 2048, 2048, 8, 24, "rank"),
+        (4096, 1024, 4096, 4, 7, "rank"),
         (4096, 16, 16, 4, 16, "dense"),  # all mixing
         (0, 512, 512, 4, 7, "dense"),
     ],
 )
 @pytest.mark.parametrize("trains", [True, False])
-def test_choice(tokens: int, d: int, k: int, n: int, rank: int | None, expected: str, trains: bool) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_choice(
+    tokens: int,
+    d: int,
+    k: int,
+    n: int,
+    rank: int | None,
+    expected: str,
+    trains: bool,
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("phmctl.algebra.execution.library", lambda: library)
     assert choose(tokens, d, k, n, rank, trains=trains) == expected
 
 

@@ -17,9 +17,9 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    library.cache_clear()
+    module._library.cache_clear()
     yield
-    library.cache_clear()
+    module._library.cache_clear()
 
 
 @pytest.fixture
@@ -139,6 +139,18 @@ def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "onedn")
     with pytest.raises(UserError, match="did you mean 'onednn'"):
         library()
+
+
+@pytest.mark.usefixtures("onednn")
+def test_a_library_for_a_while() -> None:
+    with module.taking(MKL):
+        assert library() == MKL
+        with module.taking(ONEDNN):
+            assert library() == ONEDNN
+        assert library() == MKL
+    assert library() == ONEDNN
+    with pytest.raises(UserError, match="did you mean 'mkl'"), module.taking("mlk"):
+        pass
 
 
 def test_a_torch_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:

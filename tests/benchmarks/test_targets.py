@@ -8,7 +8,7 @@ from phmctl.benchmarks.timing import Spread
 
 def outcome(tokens: int, mode: str, asked: float, ratio: float) -> Outcome:
     target = Target(16, 32, 4, tokens, mode, asked)
-    return Outcome(target, Spread(ratio, ratio - 0.1, ratio + 0.1), Spread(1, 1, 1), 2)
+    return Outcome(target, Spread(ratio, ratio - 0.1, ratio + 0.1), Spread(1, 1, 1), 2, "mkl")
 
 
 def test_a_miss_is_bold() -> None:
@@ -22,7 +22,7 @@ def test_a_miss_is_bold() -> None:
 
 def test_all_shapes_are_asked_the_same() -> None:
     shapes = {(one.in_features, one.out_features, one.n) for one in TARGETS}
-    assert (len(shapes), len(TARGETS)) == (6, 30)
+    assert (len(shapes), len(TARGETS)) == (6, 36)
 
 
 def test_measured() -> None:

@@ -59,11 +59,13 @@ def test_json_is_one_document(data: Path, recipe: Path, tmp_path: Path) -> None:
 
 def test_options_reach_the_recipe(data: Path, recipe: Path, tmp_path: Path) -> None:
     options = ["--algebra", "quaternion", "--seed", 9, "--steps", 2, "--device", "cpu", "--set", "training.clip=0.5"]
+    options += ["--execution", "rank", "--set", "model.keep_products=false"]
     folder = Path(_invoke(recipe, "--data", data, "--runs", tmp_path / "runs", *options).stdout.strip())
     environment = json.loads((folder / "environment.json").read_text())
     assert folder.parent.name == "quaternion"
     assert environment["seed"] == 9
     assert "clip: 0.5" in (folder / "recipe.yaml").read_text()
+    assert "execution: rank" in (folder / "recipe.yaml").read_text()
     assert [entry["step"] for entry in read_metrics(folder / "metrics.jsonl") if entry["event"] == "train"] == [2]
 
 

@@ -90,3 +90,9 @@ def test_meta_allocates_nothing() -> None:
 def test_n_that_does_not_divide() -> None:
     with pytest.raises(DimensionError, match="does not divide"):
         LinearBuilder("phm", 3).linear(8, 12)
+
+
+def test_what_is_asked_of_the_maps_reaches_them() -> None:
+    builder = LinearBuilder("phm", 4, execution="factored", parametrization="factors", rank=5, keep_products=False)
+    layer = builder.linear(8, 8)
+    assert (layer.execution, len(layer.V), layer.keep_products) == ("factored", 5, False)

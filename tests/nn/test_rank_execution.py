@@ -188,3 +188,25 @@ def test_a_choice_of_dense_is_thought_over_when_factors_are_found() -> None:
         after = layer(x)
     assert set(layer._kept) == {"T"}
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_copy_keeps_the_factors_that_were_found() -> None:
+    layer, x = PHMLinear(8, 8, 4, execution="rank").eval(), torch.randn(3, 8)
+    layer.decompose()
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        assert other(x).equal(layer(x))
+        assert other.factors is not None
+        assert all(mine is not own for mine, own in zip(other.factors, layer.factors, strict=True))
+        other.A.mul_(2)  # another rule: the factors found are not its own
+        with pytest.raises(RankError, match="call decompose"):
+            other(x)
+        assert layer(x).isfinite().all()
+
+
+def test_a_copy_of_a_changed_rule_has_no_factors() -> None:
+    layer = PHMLinear(8, 8, 4)
+    layer.decompose()
+    with torch.no_grad():
+        layer.A.mul_(2)
+    assert copy.deepcopy(layer).factors is None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from phmctl.console import Table, progress
@@ -79,7 +80,13 @@ class ClassifierReport:
 
 
 def evaluate(
-    run: Run, split: str = "test", checkpoint: str = "best", *, against: Run | None = None, device: str = "auto"
+    run: Run,
+    split: str = "test",
+    checkpoint: str = "best",
+    *,
+    against: Run | None = None,
+    device: str = "auto",
+    execution: str | None = None,
 ) -> ClassifierReport:
     """Score a classifier on a split and on its others, and write scores and predictions into the run.
 
@@ -89,8 +96,10 @@ def evaluate(
         checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both runs.
         against: a baseline, compared by McNemar's exact test. Nothing is written into it.
         device: where to compute.
+        execution: how the maps of both are applied, if not as their recipes say.
 
     Raises:
+        UserError: no such execution.
         RunError: the split or the checkpoint is missing or damaged, or the baseline was tested on other examples.
         OutputError: the run's folder cannot be written.
     """
@@ -100,8 +109,9 @@ def evaluate(
     if against is not None:
         for name, own in examples.items():
             _check_same(run, against, name, own)
-    answers = _answers(run, checkpoint, device, examples)
-    baseline = None if against is None else _answers(against, checkpoint, device, examples)
+    load = partial(load_classifier, checkpoint=checkpoint, device=device, cleaned=True, execution=execution)
+    answers = _answers(run.name, load(run), examples)
+    baseline = None if against is None else _answers(against.name, load(against, keep_factors=False), examples)
     labels = labels_of(run)
     results = [
         _score(name, labels, own, answers[name], None if baseline is None else baseline[name])
@@ -114,10 +124,9 @@ def evaluate(
     return report
 
 
-def _answers(run: Run, checkpoint: str, device: str, examples: Mapping[str, Examples]) -> dict[str, list[Prediction]]:
-    """Return a run's answer to each example of each split."""
-    classifier = load_classifier(run, checkpoint, device, cleaned=True)
-    return {name: _answer(classifier, own, f"labelling {name} with {run.name}") for name, own in examples.items()}
+def _answers(name: str, classifier: TextClassifier, examples: Mapping[str, Examples]) -> dict[str, list[Prediction]]:
+    """Return the answer of a run's classifier to each example of each split."""
+    return {split: _answer(classifier, own, f"labelling {split} with {name}") for split, own in examples.items()}
 
 
 def _answer(classifier: TextClassifier, examples: Examples, words: str) -> list[Prediction]:

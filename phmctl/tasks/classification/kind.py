@@ -23,6 +23,7 @@ from phmctl.tasks.classification.predictor import TextClassifier, load_classifie
 from phmctl.tasks.classification.task import ClassificationTask
 
 TYPICAL_LENGTH = 32  # tokens of a text
+_LOADING = ("execution",)  # options of loading a model
 _CLASSES = 2  # counted where the data is not there to tell
 
 
@@ -89,8 +90,8 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         options: Mapping[str, Any] | None = None,
     ) -> ClassifierReport:
         """Score labels by accuracy; compare two runs by McNemar's exact test."""
-        self.check_options(options, ())
-        return evaluate(run, split, checkpoint, against=against, device=device)
+        given = self.check_options(options, _LOADING)
+        return evaluate(run, split, checkpoint, against=against, device=device, **given)
 
     def predictor(
         self,
@@ -102,8 +103,8 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         own_text: bool = False,
     ) -> TextClassifier:
         """Load a run's model, ready to label lines."""
-        self.check_options(options, ())
-        return load_classifier(run, checkpoint, device, cleaned=own_text)
+        given = self.check_options(options, _LOADING)
+        return load_classifier(run, checkpoint, device, cleaned=own_text, **given)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
         """Return a split's texts, those of a pair with a tab between."""

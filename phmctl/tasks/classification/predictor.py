@@ -15,6 +15,7 @@ from phmctl.data.tokenization import Tokenizer
 from phmctl.devices import pick_device
 from phmctl.errors import DataError
 from phmctl.models.classifiers import build_classifier, texts_of
+from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.classification.copies import cleaning_of, labels_of, load_tokenizer
@@ -123,7 +124,13 @@ class TextClassifier:
 
 
 def load_classifier(
-    run: Run, checkpoint: str = "best", device: str = "auto", *, cleaned: bool = False
+    run: Run,
+    checkpoint: str = "best",
+    device: str = "auto",
+    *,
+    cleaned: bool = False,
+    execution: str | None = None,
+    keep_factors: bool = True,
 ) -> TextClassifier:
     """Load a run's model, tokenizer and labels.
 
@@ -132,8 +139,11 @@ def load_classifier(
         checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
         cleaned: whether the texts will be the run's own, which are cleaned already.
+        execution: how the maps are applied, if not as the recipe says.
+        keep_factors: where they are to be applied by rank, write the factors that are found into the run.
 
     Raises:
+        UserError: no such execution.
         RunError: the run is no classifier's, or something of it is missing or damaged.
     """
     recipe = run.recipe_of(ClassificationRecipe)
@@ -144,8 +154,9 @@ def load_classifier(
     model = build_classifier(recipe.model, tokenizer.size, len(labels), device=target)
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
+    set_execution(model.eval(), execution, folder, keep=keep_factors)
     return TextClassifier(
-        model.eval(),
+        model,
         tokenizer,
         labels,
         cleaning,

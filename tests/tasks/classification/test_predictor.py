@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,26 @@ def test_one_text_has_no_tab(runs: dict[str, Run]) -> None:
         list(classifier.predict(["a\tb"], window=None, advance=nothing))
 
 
+@pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
+def test_how_the_maps_are_applied_changes_no_answer(kind: str, runs: dict[str, Run], tmp_path: Path) -> None:
+    run = Run.open(shutil.copytree(runs[kind].folder, tmp_path / kind))
+    lines = ["w1 the cats near the dog", "w2 the tree"]
+    lines = [f"{line}\t{line}" for line in lines] if kind == "lstm-pair" else lines
+    answers = {
+        name: list(load_classifier(run, device="cpu", execution=name).predict(lines, window=None, advance=nothing))
+        for name in ("dense", "factored", "rank")
+    }
+    for name in ("factored", "rank"):
+        for mine, dense in zip(answers[name], answers["dense"], strict=True):
+            assert mine is not None
+            assert dense is not None
+            assert mine.label == dense.label
+            assert mine.probability == pytest.approx(dense.probability, rel=1e-4)
+    assert (run.checkpoint("best") / "factors.safetensors").is_file()
+    with pytest.raises(UserError, match="did you mean 'rank'"):
+        load_classifier(run, execution="rnak")
+
+
 def test_a_translators_run_labels_nothing_and_a_classifiers_translates_nothing(
     runs: dict[str, Run], tiny_run: Run
 ) -> None:
@@ -79,13 +100,11 @@ def test_a_translators_run_labels_nothing_and_a_classifiers_translates_nothing(
         load_classifier(tiny_run)
     with pytest.raises(RunError, match="translation"):
         load_translator(runs["encoder"])
-    with pytest.raises(UserError, match="--beam: task 'classification' has no such option; it has none of its own"):
+    with pytest.raises(UserError, match="--beam: task 'classification' has no such option; it has --execution"):
         KIND.predictor(runs["encoder"], options={"beam": 5})
 
 
 def test_a_damaged_tokenizer_is_named(runs: dict[str, Run], tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "v001"
     shutil.copytree(runs["encoder"].folder, copy)
     path = copy / "tokenizer" / "tokenizer.json"
