@@ -25,9 +25,8 @@ def stack(candidate: str, width: int, n: int, layers: int) -> nn.Sequential:
         if candidate == "nn.Linear":
             layer: nn.Module = nn.Linear(width, width)
         else:
-            phm = PHMLinear(width, width, n, parametrization="factors", execution=candidate.partition(",")[0])
-            phm.keep_products = candidate == "rank"
-            layer = phm
+            execution, _, rest = candidate.partition(",")
+            layer = PHMLinear(width, width, n, parametrization="factors", execution=execution, keep_products=not rest)
         parts += [layer, nn.ReLU()]
     return nn.Sequential(*parts)
 
