@@ -12,7 +12,7 @@ slower as a whole.
 from functools import lru_cache
 from typing import NamedTuple
 
-from phmctl.algebra.products import MKL, ONEDNN, is_large
+from phmctl.algebra.products import MKL, ONEDNN, are_large, is_large
 from phmctl.algebra.rank_product import TILE
 
 DENSE, FACTORED, RANK = "dense", "factored", "rank"
@@ -76,18 +76,17 @@ def work_of(
 ) -> Work:
     """Return what an execution does in one forward pass, for which the backward pass is in proportion."""
     products, mixing, weights, build, calls = float(tokens * d * k), 0.0, float(d * k), 0.0, 1
-    shape = (tokens, d, k)  # of a product: rows, and the dimensions of the weight
+    large = is_large(tokens, d, k, trains=trains)
     if execution == FACTORED:
         mixing, weights = float(tokens * n**2 * min(d, k)), weights / n
-        shape = (tokens * n, d, k // n)
     elif execution == RANK:
         R = rank or 0
         products, mixing, weights = products * R / n**2, float(tokens * R * (d + k)), weights * R / n**2
-        shape = (min(tokens, TILE["cpu"]), R * d // n, k // n)
+        large = are_large(min(tokens, TILE["cpu"]), R, d // n, k // n)
         calls = -(-tokens // TILE["cpu"])
     if trains and execution != FACTORED:
         build = n * weights
-    fast = products if library == ONEDNN and is_large(*shape) else 0.0
+    fast = products if library == ONEDNN and large else 0.0
     mixed = float(tokens) if execution != DENSE else 0.0
     return Work(products - fast, fast, mixing, mixed, weights, max(0.0, weights - CACHED), build, calls)
 

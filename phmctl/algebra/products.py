@@ -2,13 +2,12 @@
 
 On a CPU torch multiplies float32 matrices with MKL, and takes oneDNN for convolutions and for bfloat16. On an AMD
 processor with AVX-512, oneDNN took half of MKL's time for the same float32 product (docs/performance.md). So there,
-and only there, the products of 128 rows and more go to oneDNN: a plain product through the operator that torch's own
-compiler uses, R products of one batch as a convolution of width one in R groups. The function is the same to rounding.
+and only there, all but small products go to oneDNN: a plain product through the operator that torch's own compiler
+uses, R products of one batch as a convolution of width one in R groups. The function is the same to rounding.
 
 The environment variable ``PHMCTL_PRODUCTS`` decides instead of the processor's name: ``mkl`` or ``onednn``.
 """
 
-import math
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -29,9 +28,10 @@ MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")
 
 _taken: str | None = None  # by `taking`
 
-# From so many rows, and so many multiplications, oneDNN's start is paid for: measured for 8 to 4096 rows, d and k of 64
-# to 8000, on one thread and on two.
-_ROWS, _MULTIPLICATIONS = 128, 1 << 24
+# From so many multiplications oneDNN's start is paid for: measured for 1 to 4096 rows, d and k of 64 to 8000, on one
+# thread and on two. An autograd function of our own has to be paid for too; a convolution wants more, and more rows.
+_MULTIPLICATIONS, _TRAINED = 1 << 21, 1 << 23
+_CONVOLVED, _CONVOLVED_ROWS = 1 << 24, 128
 _IMAGES = 16  # torch gives a convolution of width one to oneDNN on one thread from a batch of 16
 
 
@@ -75,17 +75,23 @@ def _checked(name: str, kind: str) -> str:
     return name
 
 
-def is_large(rows: int, *others: int) -> bool:
-    """Whether a product of so many rows with a weight of these dimensions is one for oneDNN where that is faster."""
-    return rows >= _ROWS and rows * math.prod(others) >= _MULTIPLICATIONS
+def is_large(rows: int, d: int, k: int, *, trains: bool) -> bool:
+    """Whether a product of (rows, d) and (d, k) is one for oneDNN where that is the faster library."""
+    return rows * d * k >= (_TRAINED if trains else _MULTIPLICATIONS)
+
+
+def are_large(rows: int, R: int, d: int, k: int) -> bool:
+    """Whether R products of (rows, d) and (d, k) are for oneDNN where that is the faster library."""
+    return rows >= _CONVOLVED_ROWS and rows % _IMAGES == 0 and rows * R * d * k >= _CONVOLVED
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x Wᵀ + b``. (..., d), (k, d), (k,) -> (..., k); ``F.linear``, by the faster library."""
     flat = x.reshape(-1, x.shape[-1])  # (T, d)
-    if not _pays(flat, *weight.shape):
+    trains = torch.is_grad_enabled()
+    if not (is_large(flat.shape[0], *weight.shape, trains=trains) and _is_plain(x) and library() == ONEDNN):
         return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
+    if trains:
         y: Tensor = _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
     else:
         y = _onednn_linear(flat, weight, bias)
@@ -103,7 +109,7 @@ def block_products(x: Tensor, blocks: Tensor) -> Tensor:
         (m, R, s), not always contiguous.
     """
     R, s, t = blocks.shape
-    if x.shape[0] % _IMAGES or not _pays(x, R * s, t):
+    if not (are_large(x.shape[0], R, t, s) and _is_plain(x) and library() == ONEDNN):
         return torch.bmm(x.transpose(0, 1), blocks.transpose(1, 2)).transpose(0, 1)
     images = x.reshape(_IMAGES, -1, 1, R * t).permute(0, 3, 1, 2)  # (16, R t, m / 16, 1), channels innermost
     y = F.conv2d(images, blocks.reshape(R * s, t, 1, 1), groups=R)  # (16, R s, m / 16, 1)
@@ -137,11 +143,6 @@ def _operator() -> Callable[..., Tensor]:
     return torch.ops.mkldnn._linear_pointwise.default
 
 
-def _pays(x: Tensor, *others: int) -> bool:
-    """Whether a product of x (m, ...) and a weight of these dimensions is one for oneDNN."""
-    return is_large(x.shape[0], *others) and _is_plain(x) and library() == ONEDNN
-
-
 def _is_plain(x: Tensor) -> bool:
     """Whether this is float32 on a CPU, and nobody transforms or records what is done to it but autograd."""
     return (
@@ -149,9 +150,16 @@ def _is_plain(x: Tensor) -> bool:
         and x.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and not _is_transformed()
     )
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func or forward differentiation is at work, for which the operator has no rules."""
+    try:
+        return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    except AttributeError:  # torch calls them something else by now: take no chances
+        return True
 
 
 @lru_cache

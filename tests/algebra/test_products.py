@@ -28,8 +28,8 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     if not module._has_onednn():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setenv(VARIABLE, ONEDNN)
-    monkeypatch.setattr(module, "_ROWS", 1)
-    monkeypatch.setattr(module, "_MULTIPLICATIONS", 1)
+    for bound in ("_MULTIPLICATIONS", "_TRAINED", "_CONVOLVED", "_CONVOLVED_ROWS"):
+        monkeypatch.setattr(module, bound, 1)
 
 
 def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -87,7 +87,7 @@ def test_transforms_of_functions_see_a_plain_product(use: Callable[[Tensor, Tens
     x, weight = (part.detach() for part in drawn((3, 6, 5), (4, 5)))
     mine = use(x, weight)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_pays", lambda *_: False)
+        patch.setattr(module, "is_large", lambda *_, **__: False)
         assert mine.equal(use(x, weight))
 
 
