@@ -2,7 +2,8 @@
 
 RUNS are run directories of one recipe. Their variants (``phm-n4``, ``phm-n4-factors``, …) are set side by side: the
 picture has the validation loss over the steps, the mean of a variant's seeds as a line and their range as a band; the
-table has the number of seeds, the mean and the range of the end's loss and score, and the steps a second.
+table has the number of seeds, and the mean and the range of the training loss over the last tenth of the steps, of the
+lowest validation loss, and of the best validation score.
 """
 
 import argparse
@@ -10,23 +11,32 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Curve = Sequence[Mapping[str, Any]]  # validations, in order
 
 
-def read(folder: Path) -> Curve:
-    """Return the validations of a run, in order."""
+class Read(NamedTuple):
+    """What a run's metrics say."""
+
+    training_loss: float  # mean over the last tenth of the steps
+    curve: Curve
+
+
+def read(folder: Path) -> Read:
+    """Read a run's metrics."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     entries = [json.loads(line) for line in lines]
-    return [entry for entry in entries if entry["event"] == "validation"]
+    trained = [entry for entry in entries if entry["event"] == "train"]
+    late = [entry["loss"] for entry in trained if entry["step"] > 0.9 * trained[-1]["step"]]
+    return Read(statistics.fmean(late), [entry for entry in entries if entry["event"] == "validation"])
 
 
-def by_variant(folders: Sequence[Path]) -> dict[str, list[Curve]]:
+def by_variant(folders: Sequence[Path]) -> dict[str, list[Read]]:
     """Return the curves of each variant: a run lies in a folder of its variant's name."""
-    found: dict[str, list[Curve]] = defaultdict(list)
+    found: dict[str, list[Read]] = defaultdict(list)
     for folder in folders:
         found[folder.parent.name].append(read(folder))
     return dict(sorted(found.items()))
@@ -38,25 +48,26 @@ def spread(values: Sequence[float]) -> str:
     return f"{middle:.4f} ({min(values):.4f}–{max(values):.4f})" if len(values) > 1 else f"{middle:.4f}"
 
 
-def table(curves: Mapping[str, Sequence[Curve]], score: str) -> str:
-    """Return a table in markdown: the last validation of each variant."""
-    lines = [f"| variant | seeds | loss | {score} |", "|---|---|---|---|"]
-    for name, found in curves.items():
-        last = [curve[-1] for curve in found]
-        losses, scores = ([entry[key] for entry in last] for key in ("loss", score))
-        lines.append(f"| {name} | {len(found)} | {spread(losses)} | {spread(scores)} |")
+def table(runs: Mapping[str, Sequence[Read]], score: str, best: Callable[[Iterable[float]], float]) -> str:
+    """Return a table in markdown, a row a variant."""
+    lines = [f"| variant | seeds | training loss | lowest validation loss | best {score} |", "|---|---|---|---|---|"]
+    for name, found in runs.items():
+        losses = [min(entry["loss"] for entry in run.curve) for run in found]
+        scores = [best(entry[score] for entry in run.curve) for run in found]
+        cells = [spread(values) for values in ([run.training_loss for run in found], losses, scores)]
+        lines.append(f"| {name} | {len(found)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def draw(path: Path, curves: Mapping[str, Sequence[Curve]]) -> None:
+def draw(path: Path, runs: Mapping[str, Sequence[Read]]) -> None:
     """Draw the validation loss of each variant over the steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.5, 4.0), dpi=120, layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="validation loss")
-    for name, found in curves.items():
-        steps = [entry["step"] for entry in found[0]]
-        losses = [[curve[index]["loss"] for curve in found] for index in range(len(steps))]
+    for name, found in runs.items():
+        steps = [entry["step"] for entry in found[0].curve]
+        losses = [[run.curve[index]["loss"] for run in found] for index in range(len(steps))]
         (line,) = axes.plot(steps, [statistics.fmean(each) for each in losses], label=f"{name} ({len(found)})")
         axes.fill_between(steps, [*map(min, losses)], [*map(max, losses)], color=line.get_color(), alpha=0.15)
     axes.grid(visible=True, alpha=0.3)
@@ -71,10 +82,10 @@ def main() -> None:
     parser.add_argument("--score", default="accuracy", help="a key of the validations: accuracy, perplexity")
     parser.add_argument("--output", type=Path, help="the picture (PNG)")
     options = parser.parse_args()
-    curves = by_variant(options.runs)
-    sys.stdout.write(table(curves, options.score))
+    runs = by_variant(options.runs)
+    sys.stdout.write(table(runs, options.score, min if options.score == "perplexity" else max))
     if options.output:
-        draw(options.output, curves)
+        draw(options.output, runs)
 
 
 if __name__ == "__main__":

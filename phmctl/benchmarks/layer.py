@@ -61,6 +61,7 @@ def bench_layer(
     modes: Sequence[str] = MODES,
     executions: Sequence[str] = (AUTO,),
     parametrization: str = RULE,
+    rank: int | None = None,
 ) -> list[LayerRow]:
     """Measure a PHM layer beside the dense layer that it stands for.
 
@@ -75,7 +76,8 @@ def bench_layer(
         rounds: samples a measurement.
         modes: which of :data:`MODES`.
         executions: which of :data:`~phmctl.algebra.execution.EXECUTIONS`, in turns.
-        parametrization: of a learned rule, ``rule`` or ``factors``; ``rank`` wants factors.
+        parametrization: of a learned rule, ``rule`` or ``factors``; execution ``rank`` wants factors.
+        rank: R of the factors, by default that of a random rule.
 
     Returns:
         a row for each number of tokens, mode and execution.
@@ -90,7 +92,7 @@ def bench_layer(
     device = str(pick_device(device))
     factory: dict[str, Any] = {"device": device, "dtype": _DTYPES[dtype]}
     layers = {
-        name: PHMLinear(d, k, n, algebra=algebra, execution=name, parametrization=parametrization, **factory)
+        name: PHMLinear(d, k, n, algebra=algebra, execution=name, parametrization=parametrization, rank=rank, **factory)
         for name in executions
     }
     dense = nn.Linear(d, k, **factory)

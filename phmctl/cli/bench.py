@@ -34,6 +34,7 @@ def bench_layer(
     parametrization: Annotated[
         str, typer.Option(help="How a learned rule is held: as A (rule), or as its factors; rank wants factors.")
     ] = "rule",
+    rank: Annotated[int | None, typer.Option(min=1, help="R of the factors (default: that of a random rule).")] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: AnyDevice = "auto",
     rounds: Rounds = 20,
@@ -59,6 +60,7 @@ def bench_layer(
             rounds=rounds,
             executions=[name.strip() for name in execution.split(",")],
             parametrization=parametrization,
+            rank=rank,
         )
     ]
     if _shown([row.as_json() for row in rows], json=json):

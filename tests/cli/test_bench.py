@@ -115,3 +115,9 @@ def test_targets_are_written_where_they_are_asked_for(tmp_path: Path, monkeypatc
     assert text.count("**") == 2
     call("targets", "--rounds", 1, "--execution", "rank", "--output", tmp_path / "targets.json")
     assert [row["reached"] for row in json.loads((tmp_path / "targets.json").read_text())] == [True, False]
+
+
+def test_layer_of_a_rank_that_is_chosen() -> None:
+    arguments = ["layer", "-d", 16, "-k", 32, "--tokens", 4, "--rounds", 1, "--execution", "rank", "--json"]
+    (row, *_) = json.loads(call(*arguments, "--parametrization", "factors", "--rank", 3))
+    assert row["phm_parameters"] == 16 * 32 // 4 + 3 * 4 * 3 + 32
