@@ -10,6 +10,7 @@ import argparse
 import itertools
 import sys
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,12 @@ EXECUTIONS = ("dense", "factored", "rank")
 def inputs_of(model: nn.Module, use: object) -> dict[PHMLinear, Tensor]:
     """Return what each map is given first while something is done with the model."""
     seen: dict[PHMLinear, Tensor] = {}
+
+    def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:  # what a hook returns would be taken for the input
+        seen.setdefault(cast("PHMLinear", module), given[0].detach().clone())
+
     hooks = [
-        module.register_forward_pre_hook(lambda module, given: seen.setdefault(module, given[0].detach().clone()))
+        module.register_forward_pre_hook(note)
         for module in model.modules()
         if isinstance(module, PHMLinear) and module.n > 1
     ]
