@@ -1,10 +1,10 @@
-"""What an execution costs, by a model with eight constants for each: by it ``auto`` chooses.
+"""What an execution costs, by a model with nine constants for each: by it ``auto`` chooses.
 
-Seconds are ``product·p + fast·q + mixing·m + token·t + weight·w + far·f + build·b + call·c``, with p the
-multiplications of the products that MKL takes and q of those that oneDNN takes (:mod:`phmctl.algebra.products`), m
-those of mixing, t the tokens that are mixed, each by a product of its own, w the numbers of weights that are touched, f
-those of them that a cache does not hold, b the multiplications that build H or the blocks (none in evaluation, where
-they are kept), and c the calls of a product. The constants were fitted to
+Seconds are ``product·p + fast·q + mixing·m + token·t + weight·w + fast_weight·v + far·f + build·b + call·c``, with p
+the multiplications of the products that MKL takes and q of those that oneDNN takes (:mod:`phmctl.algebra.products`), m
+those of mixing, t the tokens that are mixed, each by a product of its own, w the numbers of weights that MKL touches
+and v that oneDNN does, f those of them that a cache does not hold, b the multiplications that build H or the blocks
+(none in evaluation, where they are kept), and c the calls of a product. The constants were fitted to
 measurements by ``phmctl bench grid --fit``; only their proportions count, so they hold on machines that are faster or
 slower as a whole.
 """
@@ -28,6 +28,7 @@ class Work(NamedTuple):
     mixing: float
     token: float
     weight: float
+    fast_weight: float
     far: float
     build: float
     call: float
@@ -41,6 +42,7 @@ class Constants(NamedTuple):
     mixing: float
     token: float
     weight: float
+    fast_weight: float
     far: float
     build: float
     call: float
@@ -54,20 +56,20 @@ class Constants(NamedTuple):
 # and with oneDNN), taken in float32 on an AMD EPYC virtual machine with AVX-512. Training: forward and backward.
 _Table = dict[tuple[bool, str], Constants]
 ONE_THREAD: _Table = {
-    (True, DENSE): Constants(0.0619, 0.0297, 0, 0, 0.942, 1.11, 0.135, 151000),
-    (True, FACTORED): Constants(0.0582, 0.0291, 0.218, 850, 1.3, 0, 0, 132000),
-    (True, RANK): Constants(0.0641, 0.0476, 0.234, 741, 2.65, 7.83, 0, 140000),
-    (False, DENSE): Constants(0.0206, 0.00893, 0, 0, 0.0385, 0.114, 0, 8180),
-    (False, FACTORED): Constants(0.0201, 0.00947, 0.035, 71, 0.147, 0, 0, 18400),
-    (False, RANK): Constants(0.0224, 0.0128, 0.0451, 87.4, 0.0669, 0.0704, 0, 28500),
+    (True, DENSE): Constants(0.067, 0.0318, 0, 0, 1.23, 1.65, 0.936, 0.126, 174000),
+    (True, FACTORED): Constants(0.0632, 0.0326, 0.237, 810, 1.51, 1.42, 0, 0, 147000),
+    (True, RANK): Constants(0.072, 0.0482, 0.267, 733, 2.96, 4.43, 7.04, 0, 163000),
+    (False, DENSE): Constants(0.0218, 0.0104, 0, 0, 0.0489, 0.0819, 0.128, 0, 8730),
+    (False, FACTORED): Constants(0.0218, 0.0103, 0.0385, 80.4, 0.16, 0.281, 0, 0, 20400),
+    (False, RANK): Constants(0.0245, 0.0113, 0.056, 63.9, 0.0815, 0.893, 0.163, 0, 30600),
 }
 TWO_THREADS: _Table = {
-    (True, DENSE): Constants(0.0336, 0.016, 0, 0, 1.33, 0, 0.153, 215000),
-    (True, FACTORED): Constants(0.0308, 0.0162, 0.204, 620, 1.16, 0, 0, 191000),
-    (True, RANK): Constants(0.0366, 0.0247, 0.166, 1170, 1.94, 3.87, 0.0615, 251000),
-    (False, DENSE): Constants(0.0121, 0.00488, 0, 0, 0.0468, 0.0988, 0, 8910),
-    (False, FACTORED): Constants(0.0113, 0.00536, 0.0241, 42.5, 0.183, 0, 0, 28800),
-    (False, RANK): Constants(0.0137, 0.0061, 0.0376, 312, 0.0401, 0.0497, 0, 42700),
+    (True, DENSE): Constants(0.0321, 0.0159, 0, 0, 1.29, 1.4, 0.322, 0.077, 253000),
+    (True, FACTORED): Constants(0.0297, 0.0162, 0.174, 728, 1.15, 1.11, 0, 0, 188000),
+    (True, RANK): Constants(0.0381, 0.022, 0.128, 1110, 2.03, 3.84, 4.14, 0, 263000),
+    (False, DENSE): Constants(0.0111, 0.00544, 0, 0, 0.0498, 0.0272, 0.0549, 0, 9670),
+    (False, FACTORED): Constants(0.0106, 0.00532, 0.0207, 70.8, 0.163, 0.159, 0, 0, 30200),
+    (False, RANK): Constants(0.0139, 0.0049, 0.0236, 234, 0.0384, 0.629, 0.0527, 0, 43100),
 }
 
 
@@ -86,9 +88,9 @@ def work_of(
         calls = -(-tokens // TILE["cpu"])
     if trains and execution != FACTORED:
         build = n * weights
-    fast = products if library == ONEDNN and large else 0.0
-    mixed = float(tokens) if execution != DENSE else 0.0
-    return Work(products - fast, fast, mixing, mixed, weights, max(0.0, weights - CACHED), build, calls)
+    fast, fast_weights = (products, weights) if library == ONEDNN and large else (0.0, 0.0)
+    mixed, far = float(tokens) if execution != DENSE else 0.0, max(0.0, weights - CACHED)
+    return Work(products - fast, fast, mixing, mixed, weights - fast_weights, fast_weights, far, build, calls)
 
 
 @lru_cache(maxsize=4096)  # asked at every use of a layer: a lookup costs a tenth of the sums

@@ -27,17 +27,18 @@ def test_every_execution_has_constants_of_its_own() -> None:
 
 
 def test_work() -> None:
-    assert work_of("dense", 10, 8, 12, 4, None, trains=True) == Work(960, 0, 0, 0, 96, 0, 4 * 96, 1)
+    assert work_of("dense", 10, 8, 12, 4, None, trains=True) == Work(960, 0, 0, 0, 96, 0, 0, 4 * 96, 1)
     assert work_of("dense", 10, 8, 12, 4, None, trains=False).build == 0
-    assert work_of("factored", 10, 8, 12, 4, None, trains=True) == Work(960, 0, 10 * 16 * 8, 10, 24, 0, 0, 1)
-    assert work_of("rank", 10, 8, 12, 4, 8, trains=True) == Work(480, 0, 10 * 8 * 20, 10, 48, 0, 4 * 48, 1)
+    assert work_of("factored", 10, 8, 12, 4, None, trains=True) == Work(960, 0, 10 * 16 * 8, 10, 24, 0, 0, 0, 1)
+    assert work_of("rank", 10, 8, 12, 4, 8, trains=True) == Work(480, 0, 10 * 8 * 20, 10, 48, 0, 0, 4 * 48, 1)
 
 
 @pytest.mark.parametrize("execution", NAMES)
 def test_large_products_are_those_of_the_faster_library(execution: str) -> None:
     few, many = (work_of(execution, tokens, 512, 512, 4, 7, trains=False, library=ONEDNN) for tokens in (1, 1024))
     assert few.fast == 0 < few.product
-    assert many.product == 0 < many.fast
+    assert many.product == many.weight == 0 < many.fast
+    assert few.fast_weight == 0 < many.fast_weight
     assert many.fast == work_of(execution, 1024, 512, 512, 4, 7, trains=False, library=MKL).product
 
 
@@ -48,12 +49,12 @@ def test_weights_beyond_the_cache_and_calls_are_counted() -> None:
 
 
 def test_seconds_add_up() -> None:
-    assert Constants(1, 2, 3, 4, 5, 6, 7, 8).seconds(Work(1, 10, 100, 1000, 0, 1, 0, 2)) == pytest.approx(4343e-9)
+    assert Constants(1, 2, 3, 4, 5, 6, 7, 8, 9).seconds(Work(1, 10, 100, 1000, 0, 1, 0, 2, 1)) == pytest.approx(4352e-9)
 
 
 def test_the_cheapest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = {"dense": 3.0, "factored": 2.0, "rank": 1.0}
-    constants = {(True, name): Constants(0, 0, 0, 0, 0, 0, 0, call) for name, call in calls.items()}
+    constants = {(True, name): Constants(0, 0, 0, 0, 0, 0, 0, 0, call) for name, call in calls.items()}
     monkeypatch.setattr(cost, "ONE_THREAD", constants)
     assert cheapest(1, 8, 8, 4, 7, trains=True) == "rank"
     assert cheapest(1, 8, 8, 4, None, trains=True) == "factored"
@@ -62,7 +63,7 @@ def test_the_cheapest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_threads_have_constants_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"dense": 1.0, "factored": 2.0}
     monkeypatch.setattr(
-        cost, "TWO_THREADS", {(True, name): Constants(0, 0, 0, 0, 0, 0, 0, c) for name, c in names.items()}
+        cost, "TWO_THREADS", {(True, name): Constants(0, 0, 0, 0, 0, 0, 0, 0, c) for name, c in names.items()}
     )
     for threads in (2, 16):
         assert cheapest(1, 8, 8, 4, None, trains=True, threads=threads) == "dense"
