@@ -53,7 +53,8 @@ class Constants(NamedTuple):
 
 
 # (trains, execution) -> constants. Fitted to 360 cells (n = 2, 4, 8; d and k of 256 to 4096; 1 to 1024 tokens; with MKL
-# and with oneDNN), taken in float32 on an AMD EPYC virtual machine with AVX-512. Training: forward and backward.
+# and with oneDNN), on two threads in evaluation with 4096 tokens too, taken in float32 on an AMD EPYC virtual machine
+# with AVX-512. Training: forward and backward.
 _Table = dict[tuple[bool, str], Constants]
 ONE_THREAD: _Table = {
     (True, DENSE): Constants(0.067, 0.0318, 0, 0, 1.23, 1.65, 0.936, 0.126, 174000),
@@ -67,9 +68,9 @@ TWO_THREADS: _Table = {
     (True, DENSE): Constants(0.0321, 0.0159, 0, 0, 1.29, 1.4, 0.322, 0.077, 253000),
     (True, FACTORED): Constants(0.0297, 0.0162, 0.174, 728, 1.15, 1.11, 0, 0, 188000),
     (True, RANK): Constants(0.0381, 0.022, 0.128, 1110, 2.03, 3.84, 4.14, 0, 263000),
-    (False, DENSE): Constants(0.0111, 0.00544, 0, 0, 0.0498, 0.0272, 0.0549, 0, 9670),
-    (False, FACTORED): Constants(0.0106, 0.00532, 0.0207, 70.8, 0.163, 0.159, 0, 0, 30200),
-    (False, RANK): Constants(0.0139, 0.0049, 0.0236, 234, 0.0384, 0.629, 0.0527, 0, 43100),
+    (False, DENSE): Constants(0.0108, 0.00525, 0, 0, 0.0504, 0.0298, 0.0516, 0, 9730),
+    (False, FACTORED): Constants(0.0108, 0.00547, 0.0244, 63, 0.163, 0.156, 0, 0, 29700),
+    (False, RANK): Constants(0.0138, 0.00585, 0.0267, 153, 0.0376, 0.348, 0.0546, 0, 43800),
 }
 
 
