@@ -66,8 +66,9 @@ def draw(path: Path, runs: Mapping[str, Sequence[Read]]) -> None:
     figure = Figure(figsize=(6.5, 4.0), dpi=120, layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="validation loss")
     for name, found in runs.items():
-        steps = [entry["step"] for entry in found[0].curve]
-        losses = [[run.curve[index]["loss"] for run in found] for index in range(len(steps))]
+        points = [{entry["step"]: entry["loss"] for entry in run.curve} for run in found]
+        steps = sorted(set.intersection(*(set(each) for each in points)))  # those that every run has
+        losses = [[each[step] for each in points] for step in steps]
         (line,) = axes.plot(steps, [statistics.fmean(each) for each in losses], label=f"{name} ({len(found)})")
         axes.fill_between(steps, [*map(min, losses)], [*map(max, losses)], color=line.get_color(), alpha=0.15)
     axes.grid(visible=True, alpha=0.3)
@@ -83,6 +84,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="the picture (PNG)")
     options = parser.parse_args()
     runs = by_variant(options.runs)
+    known = {key for found in runs.values() for run in found for entry in run.curve for key in entry}
+    if options.score not in known:
+        parser.error(f"no score {options.score!r} in these runs; there are {', '.join(sorted(known))}")
     sys.stdout.write(table(runs, options.score, min if options.score == "perplexity" else max))
     if options.output:
         draw(options.output, runs)

@@ -12,6 +12,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from phmctl.errors import UserError, check_known
 VARIABLE = "PHMCTL_PRODUCTS"
 MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")
 
-_taken: str | None = None  # by `taking`
+_taken: ContextVar[str | None] = ContextVar("taken", default=None)  # by `taking`
 
 # From so many multiplications oneDNN's start is paid for: measured for 1 to 4096 rows, d and k of 64 to 8000, on one
 # thread and on two. An autograd function of our own has to be paid for too; a convolution wants more, and more rows.
@@ -41,22 +42,25 @@ def library() -> str:
     Raises:
         UserError: the environment variable names neither.
     """
-    return _taken or _library()
+    if torch.compiler.is_compiling():
+        return MKL  # what a compiler sees is a plain product
+    return _taken.get() or _library()
 
 
 @contextmanager
 def taking(name: str) -> Iterator[None]:
-    """Have a library take the large products, whatever the processor is.
+    """Have a library take the large products, whatever the processor is: for measurements, in this thread.
+
+    A layer in evaluation that has chosen H for so many tokens stays by its choice.
 
     Raises:
         UserError: there is no such library.
     """
-    global _taken  # noqa: PLW0603
-    before, _taken = _taken, _checked(name, "library")
+    token = _taken.set(check_library(name))
     try:
         yield
     finally:
-        _taken = before
+        _taken.reset(token)
 
 
 @lru_cache
@@ -64,11 +68,16 @@ def _library() -> str:
     """Return what the environment asks for, or else what is faster on this processor."""
     asked = os.environ.get(VARIABLE)
     if asked is not None:
-        return _checked(asked, f"library (by {VARIABLE})")
+        return check_library(asked, f"library (by {VARIABLE})")
     return ONEDNN if _has_onednn() and _is_amd_with_avx512() else MKL
 
 
-def _checked(name: str, kind: str) -> str:
+def check_library(name: str, kind: str = "library") -> str:
+    """Return the name of a library that this torch has.
+
+    Raises:
+        UserError: there is none of this name, or torch was built without it.
+    """
     check_known(kind, name, LIBRARIES)
     if name == ONEDNN and not _has_onednn():
         raise UserError(f"{kind} {name!r}: this torch has no oneDNN")
@@ -87,15 +96,16 @@ def are_large(rows: int, R: int, d: int, k: int) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x Wᵀ + b``. (..., d), (k, d), (k,) -> (..., k); ``F.linear``, by the faster library."""
-    flat = x.reshape(-1, x.shape[-1])  # (T, d)
-    trains = torch.is_grad_enabled()
-    if not (is_large(flat.shape[0], *weight.shape, trains=trains) and _is_plain(x) and library() == ONEDNN):
+    k, d = weight.shape
+    trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    if not (is_large(x.numel() // max(d, 1), d, k, trains=trains) and _fits(x, weight, bias) and library() == ONEDNN):
         return F.linear(x, weight, bias)
+    flat = x.reshape(-1, d)  # (T, d)
     if trains:
         y: Tensor = _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
     else:
         y = _onednn_linear(flat, weight, bias)
-    return y.view(*x.shape[:-1], len(weight))
+    return y.view(*x.shape[:-1], k)
 
 
 def block_products(x: Tensor, blocks: Tensor) -> Tensor:
@@ -121,7 +131,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        wants_x, wants_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
         return _onednn_linear(x, weight, bias)
 
     @staticmethod
@@ -141,6 +152,13 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _operator() -> Callable[..., Tensor]:
     return torch.ops.mkldnn._linear_pointwise.default
+
+
+def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether shapes and types are those of a plain product; what is wrong with others, ``F.linear`` says better."""
+    k, d = weight.shape
+    plain_bias = bias is None or (bias.shape == (k,) and bias.dtype == x.dtype)
+    return x.shape[-1] == d and weight.dtype == x.dtype and plain_bias and _is_plain(x)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -167,7 +185,8 @@ def _has_onednn() -> bool:
     """Whether torch carries oneDNN and an operator that gives the right product: its name is torch's own affair."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    x, weight, bias = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3), torch.arange(4.0)
+    here: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are just now
+    x, weight, bias = torch.ones(2, 3, **here), torch.eye(4, 3, **here), torch.full((4,), 2, **here)
     try:
         return torch.equal(_onednn_linear(x, weight, bias), F.linear(x, weight, bias))
     except (AttributeError, RuntimeError, TypeError):

@@ -10,7 +10,7 @@ import torch
 from phmctl.algebra.cost import DENSE, FACTORED, RANK, Constants, work_of
 from phmctl.algebra.execution import choose
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.products import library, taking
+from phmctl.algebra.products import check_library, library, taking
 from phmctl.benchmarks.layer import LayerRow, bench_layer
 from phmctl.nn.linear import FACTORS
 
@@ -68,7 +68,8 @@ def measure(
             takes.
     """
     cells = []
-    for name, (d, k), n in itertools.product(libraries or [library()], shapes, orders):
+    names = [check_library(name) for name in libraries] or [library()]  # before anything is measured
+    for name, (d, k), n in itertools.product(names, shapes, orders):
         rank = natural_rank(n)
         with taking(name):
             rows = bench_layer(

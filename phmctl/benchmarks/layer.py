@@ -14,7 +14,7 @@ from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, tr
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
 from phmctl.errors import UserError, check_known
-from phmctl.nn.linear import RULE, PHMLinear
+from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 
 MODES = ("forward", "forward+backward", "eval")
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -87,6 +87,8 @@ def bench_layer(
         UserError: no such algebra, dtype, device or mode, or a number of tokens or rounds below one.
     """
     _check(tokens, dtype, rounds, modes)
+    if rank is not None and parametrization != FACTORS:
+        raise UserError(f"rank = {rank} is that of factors; add parametrization 'factors'")
     if RANK in executions and (algebra, parametrization) == (LEARNED, RULE):
         raise UserError("execution 'rank' wants the factors of a learned rule; add parametrization 'factors'")
     device = str(pick_device(device))

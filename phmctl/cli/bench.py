@@ -174,6 +174,7 @@ def bench_targets(
 def bench_grid(
     fit: Annotated[bool, typer.Option("--fit", help="Print the constants that the figures ask for, too.")] = False,
     output: Output = None,
+    tokens: Annotated[str, typer.Option(help="Numbers of input rows, separated by commas.")] = "1,16,64,256,1024",
     rounds: Rounds = 7,
     threads: options.Threads = 0,
     library: Annotated[
@@ -188,7 +189,7 @@ def bench_grid(
     from phmctl.devices import set_threads
 
     set_threads(threads)
-    cells = grid.measure(rounds=rounds, libraries=library or ())
+    cells = grid.measure(rounds=rounds, tokens=_integers("--tokens", tokens), libraries=library or ())
     constants = {
         f"{name}, {'training' if trains else 'eval'}": found for (trains, name), found in grid.fit(cells).items()
     }

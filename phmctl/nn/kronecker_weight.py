@@ -138,7 +138,7 @@ class KroneckerWeight(nn.Module):
             return None
         if "W" in self._parameters:
             return Factors(self.W, self.U, self.V)
-        if self._found is not None and self._found[0] == _state(self._rule_sources()):
+        if self._found is not None and self._found[0] == _state_or_none(self._rule_sources()):
             return self._found[1]
         if self.algebra != LEARNED and self.n <= QUICK:
             return Factors(*(part.to(self.S) for part in fixed_factors(self.algebra)))
@@ -207,9 +207,8 @@ class KroneckerWeight(nn.Module):
     def _keep(self, name: str) -> Tensor:
         """Return H or the blocks T as kept, in autocast's precision where that is on; build them where they are not."""
         sources = self._sources()
-        try:
-            state = _state(sources)
-        except RuntimeError:  # tensors without memory or version: torch.func, inference mode
+        state = _state_or_none(sources)
+        if state is None:
             return self._make(name)
         kept = self._kept.get(name)
         if kept is None or kept.is_stale(state):
@@ -260,14 +259,15 @@ class KroneckerWeight(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to copy or to pickle: not what is kept, and of the factors found those that still hold."""
-        found = None if self.n == 1 or "W" in self._parameters or self.algebra != LEARNED else self.factors
-        return {**self.__dict__, "_kept": {}, "_found": None if found is None else ((), found)}
+        holds = self._found is not None and self._found[0] == _state_or_none(self._rule_sources())
+        return {**self.__dict__, "_kept": {}, "_found": self._found if holds else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state that was copied: factors that were found are those of the copy's rule."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self._found is not None:
-            self._found = (_state(self._rule_sources()), self._found[1])
+            now = _state_or_none(self._rule_sources())
+            self._found = None if now is None else (now, self._found[1])
 
 
 def _empty_factors(n: int, rank: int, **factory: Any) -> Factors:
@@ -276,6 +276,14 @@ def _empty_factors(n: int, rank: int, **factory: Any) -> Factors:
 
 def _state(sources: tuple[Tensor, ...]) -> tuple[int, ...]:
     return (_steps, *(number for part in sources for number in (part.data_ptr(), part._version)))
+
+
+def _state_or_none(sources: tuple[Tensor, ...]) -> tuple[int, ...] | None:
+    """Return the state of tensors, None for those that have none: torch.func's, and those of inference mode."""
+    try:
+        return _state(sources)
+    except RuntimeError:
+        return None
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

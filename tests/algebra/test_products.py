@@ -175,3 +175,39 @@ def test_an_operator_that_torch_has_renamed_is_not_used(monkeypatch: pytest.Monk
 def test_the_processor_is_read_from_the_system() -> None:
     if Path("/proc/cpuinfo").exists() and "vendor_id" in Path("/proc/cpuinfo").read_text():
         assert module._processor() in Path("/proc/cpuinfo").read_text()
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize(
+    "shapes", [((3, 0), (4, 0), (4,)), ((0, 3), (4, 3), (4,)), ((3,), (4, 3), (4,)), ((2, 3), (4, 3), (1,))]
+)
+def test_odd_shapes_are_as_torch_has_them(shapes: tuple[tuple[int, ...], ...]) -> None:
+    parts = drawn(*shapes)
+    torch.testing.assert_close(linear(*parts), F.linear(*parts), **CLOSE)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_what_does_not_fit_is_refused_in_torch_s_words() -> None:
+    x, weight = drawn((2, 3), (4, 5))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        linear(x, weight)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_what_no_gradient_wants_may_change() -> None:
+    x, weight, bias = drawn((5, 3), (4, 3), (4,))
+    fixed, frozen = x.detach().clone(), weight.detach().clone()
+    y = linear(fixed, frozen, bias)
+    fixed.zero_(), frozen.zero_()
+    y.sum().backward()
+    assert bias.grad is not None
+    with torch.inference_mode(), torch.enable_grad():
+        assert linear(x, weight, bias).equal(linear(x, weight, bias))
+
+
+@pytest.mark.usefixtures("onednn")
+def test_a_compiler_sees_a_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    x, weight = drawn((5, 3), (4, 3))
+    assert library() == MKL
+    assert "_Linear" not in repr(linear(x, weight).grad_fn)

@@ -85,14 +85,12 @@ def test_encoder_refuses_what_does_not_fit() -> None:
 @pytest.fixture
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = grid.measure.__kwdefaults__
-    monkeypatch.setattr(
-        grid.measure, "__kwdefaults__", {**defaults, "shapes": [(8, 16)], "orders": [2, 4], "tokens": [1, 3]}
-    )
+    monkeypatch.setattr(grid.measure, "__kwdefaults__", {**defaults, "shapes": [(8, 16)], "orders": [2, 4]})
 
 
 @pytest.mark.usefixtures("small_grid")
 def test_grid_tells_how_good_the_choices_are() -> None:
-    found = json.loads(call("grid", "--rounds", 1, "--library", "mkl", "--json"))
+    found = json.loads(call("grid", "--rounds", 1, "--tokens", "1,3", "--library", "mkl", "--json"))
     assert len(found["cells"]) == 2 * 2 * 2
     assert {cell["library"] for cell in found["cells"]} == {"mkl"}
     within = [cell["excess"] <= 0.1 for cell in found["cells"]]
@@ -102,9 +100,9 @@ def test_grid_tells_how_good_the_choices_are() -> None:
 
 @pytest.mark.usefixtures("small_grid")
 def test_grid_prints_its_constants_where_they_are_asked_for() -> None:
-    assert "ns of" in call("grid", "--rounds", 1, "--fit")
+    assert "ns of" in call("grid", "--rounds", 1, "--tokens", 2, "--fit")
     with pytest.raises(UserError, match="did you mean 'mkl'"):
-        call("grid", "--library", "mkll")
+        call("grid", "--library", "mkl", "--library", "mkll")
 
 
 def test_targets_are_written_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,3 +119,8 @@ def test_layer_of_a_rank_that_is_chosen() -> None:
     arguments = ["layer", "-d", 16, "-k", 32, "--tokens", 4, "--rounds", 1, "--execution", "rank", "--json"]
     (row, *_) = json.loads(call(*arguments, "--parametrization", "factors", "--rank", 3))
     assert row["phm_parameters"] == 16 * 32 // 4 + 3 * 4 * 3 + 32
+
+
+def test_a_rank_wants_factors() -> None:
+    with pytest.raises(UserError, match="add parametrization 'factors'"):
+        call("layer", "-d", 16, "-k", 16, "--rank", 3)

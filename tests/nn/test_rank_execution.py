@@ -210,3 +210,10 @@ def test_a_copy_of_a_changed_rule_has_no_factors() -> None:
     with torch.no_grad():
         layer.A.mul_(2)
     assert copy.deepcopy(layer).factors is None
+
+
+def test_a_copy_in_inference_mode() -> None:
+    layer = PHMLinear(8, 8, 4).eval()
+    layer.decompose()
+    with torch.inference_mode():
+        copy.deepcopy(layer)(torch.randn(3, 8))
