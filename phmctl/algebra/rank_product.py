@@ -18,7 +18,8 @@ from torch.autograd.function import once_differentiable
 from phmctl.algebra.products import block_products
 
 # Tokens of a tile, at most. Measured forward and backward with 128 to 2048, d and k of 512 to 4096, n = 4 and 8, two
-# threads, either library: 1024 is within 2 % of the best, 512 costs up to 8 % more, 128 up to a third.
+# threads, either library: 1024 is the best or within 3 % of it (but for 512 → 512, where it was the best of one run and
+# an eighth behind in another); 512 costs up to a sixth more, 128 up to a third.
 TILE = {"cpu": 1024, "cuda": 1 << 16}
 
 
@@ -75,13 +76,16 @@ def _applied(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, ke
 
 def _scratch(x: Tensor, T: Tensor, width: int) -> Tensor:
     """Return memory (m, R, width) that every tile uses again: fresh memory costs more than what is written into it."""
-    return x.new_empty(min(TILE.get(x.device.type, TILE["cpu"]), x.shape[0]), T.shape[0], width)
+    return x.new_empty(min(_tile(x), x.shape[0]), T.shape[0], width)
 
 
 def _tiles(x: Tensor) -> list[slice]:
     """Return the rows of each tile of tokens."""
-    tile = TILE.get(x.device.type, TILE["cpu"])
-    return [slice(start, start + tile) for start in range(0, x.shape[0], tile)]
+    return [slice(start, start + _tile(x)) for start in range(0, x.shape[0], _tile(x))]
+
+
+def _tile(x: Tensor) -> int:
+    return TILE.get(x.device.type, TILE["cpu"])
 
 
 def _each(M: Tensor, tile: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class LinearSection(Section):
     execution: Literal["auto", "dense", "factored", "rank"] = "auto"
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
     rank: PositiveInt | None = None  # R of the factors; by default that of a random rule
-    keep_products: bool = True  # of training by rank: false takes less memory, and a sixth more time
+    keep_products: bool = True  # of training by rank: false takes less memory, and more time
     bias: bool = True  # biases of the linear maps
 
     @model_validator(mode="after")
