@@ -1,17 +1,18 @@
 """phmctl: sequence models whose linear layers are parameterized hypercomplex multiplications.
 
 The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
-``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``. They are imported on first use, so that ``import phmctl`` does not
-import torch.
+``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``, and :func:`to_dense` goes back. They are imported on first use,
+so that ``import phmctl`` does not import torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["PHMLSTM", "PHMEmbedding", "PHMLinear", "__version__"]
+__all__ = ["PHMLSTM", "PHMEmbedding", "PHMLinear", "__version__", "to_dense"]
 
 if TYPE_CHECKING:
+    from phmctl.nn.dense import to_dense
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
@@ -21,6 +22,7 @@ _HOMES = {
     "PHMEmbedding": "phmctl.nn.embedding",
     "PHMLSTM": "phmctl.nn.lstm",
     "PHMLinear": "phmctl.nn.linear",
+    "to_dense": "phmctl.nn.dense",
 }
 
 

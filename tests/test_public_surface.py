@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import phmctl
+from phmctl.nn.dense import to_dense
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM
@@ -15,6 +16,11 @@ from phmctl.nn.lstm import PHMLSTM
 def test_the_layers_stand_at_the_top(layer: type) -> None:
     assert getattr(phmctl, layer.__name__) is layer
     assert layer.__name__ in phmctl.__all__
+
+
+def test_the_way_back_stands_at_the_top() -> None:
+    assert phmctl.to_dense is to_dense
+    assert "to_dense" in phmctl.__all__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -88,6 +88,27 @@ class PHMEmbedding(KroneckerWeight):
         parts = F.embedding(inner, self.S.reshape(n * height, width))  # (T, i, t)
         return torch.bmm(rules.view(-1, n, n), parts).view(-1, n * width)  # (T, b t)
 
+    @torch.no_grad()
+    def to_dense(self, num_embeddings: int | None = None) -> nn.Embedding:
+        """Return an ``nn.Embedding`` with H as its table: the same lookup, to rounding, with parameters of its own.
+
+        The row of `padding_idx` is zero there, as its lookup is here.
+
+        Args:
+            num_embeddings: keep the first rows only, where a vocabulary was rounded up to a multiple of n.
+
+        Raises:
+            DimensionError: there are not so many rows.
+        """
+        rows = self.num_embeddings if num_embeddings is None else num_embeddings
+        if not 1 <= rows <= self.num_embeddings:
+            raise DimensionError(f"num_embeddings = {rows} is not of 1 to the {self.num_embeddings} rows of the table")
+        table = self.weight[:rows].clone()
+        padding = self.padding_idx if self.padding_idx is not None and self.padding_idx < rows else None
+        if padding is not None:
+            table[padding] = 0
+        return nn.Embedding(rows, self.embedding_dim, padding, _weight=table).train(self.training)
+
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

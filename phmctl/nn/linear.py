@@ -221,6 +221,16 @@ class PHMLinear(KroneckerWeight):
             layer.S.copy_(nearest.S)
         return layer, nearest.relative_error
 
+    @torch.no_grad()
+    def to_dense(self) -> nn.Linear:
+        """Return an ``nn.Linear`` with H as its weight: the same map, to rounding, with parameters of its own."""
+        dense = nn.Linear(self.in_features, self.out_features, self.bias is not None, "meta", self.weight.dtype)
+        dense = dense.to_empty(device=self.weight.device).train(self.training)  # no random numbers are drawn
+        dense.weight.copy_(self.weight)
+        if self.bias is not None:
+            dense.bias.copy_(self.bias)
+        return dense
+
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
         return (

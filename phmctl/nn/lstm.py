@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from phmctl.algebra.execution import RANK
 from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
-from phmctl.errors import DimensionError, check_known
+from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear
 
@@ -144,6 +144,34 @@ class PHMLSTM(nn.Module):
                 raise DimensionError(
                     f"state {name} has shape {tuple(value.shape)}, not (layers, batch, hidden) = {wanted}"
                 )
+
+    @torch.no_grad()
+    def to_dense(self) -> nn.LSTM:
+        """Return the ``nn.LSTM(batch_first=True)`` of the same function, to rounding, with parameters of its own.
+
+        Its gates stand in torch's order; b is its first bias, and the second is zero. It takes a ``PackedSequence``
+        where this layer takes lengths.
+
+        Raises:
+            UserError: the cell is ``as_printed``, which ``nn.LSTM`` does not have.
+        """
+        if self.cell != "standard":
+            raise UserError(
+                f"nn.LSTM has no cell {self.cell!r}, only 'standard'; phmctl.to_dense keeps it, with dense maps"
+            )
+        layers = [layer for layer in self.layers if isinstance(layer, LSTMLayer)]
+        weight, bias = _weight(layers[0].from_input), _bias(layers[0].from_input) is not None
+        sizes = self.input_size, self.hidden_size, self.num_layers
+        dense = nn.LSTM(*sizes, bias=bias, batch_first=True, device="meta", dtype=weight.dtype)
+        dense = dense.to_empty(device=weight.device).train(self.training)  # no random numbers are drawn
+        for index, layer in enumerate(layers):
+            parts = {"weight_ih": _weight(layer.from_input), "weight_hh": _weight(layer.from_hidden)}
+            b = _bias(layer.from_input)
+            if b is not None:
+                parts |= {"bias_ih": b, "bias_hh": torch.zeros_like(b)}
+            for name, part in parts.items():
+                getattr(dense, f"{name}_l{index}").copy_(_in_torchs_order(part))
+        return dense
 
     def extra_repr(self) -> str:
         """Return the arguments that the layers do not show, for ``repr``."""
@@ -357,9 +385,15 @@ def _maps(
     return nn.ModuleDict({gate: builder.linear(inputs, outputs, bias=bias) for gate in GATES})
 
 
+def _in_torchs_order(gates: Tensor) -> Tensor:
+    """Return rows of f, i, o, x′ in the order of ``nn.LSTM``: i, f, x′, o. (4h, ...) -> (4h, ...)."""
+    f, i, o, candidate = gates.chunk(4)
+    return torch.cat([i, f, candidate, o])
+
+
 def _weight(maps: nn.ModuleDict) -> Tensor:
     """Return H of all gates, (4h, d)."""
-    weights = [layer.weight for layer in maps.values() if isinstance(layer, PHMLinear)]
+    weights: list[Tensor] = [layer.weight for layer in maps.values()]  # type: ignore[misc]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
@@ -370,8 +404,8 @@ def _of_data(grads: Tensor, input_weight: Tensor | None) -> Tensor:
 
 def _by_rank(maps: nn.ModuleDict, tokens: int) -> bool:
     """Whether the maps of the input apply themselves to so many rows by block products, and H is not wanted."""
-    layers = [layer for layer in maps.values() if isinstance(layer, PHMLinear)]
-    return all(layer.n > 1 and layer.execution_for(tokens) == RANK for layer in layers)
+    layers = maps.values()
+    return all(isinstance(layer, PHMLinear) and layer.n > 1 and layer.execution_for(tokens) == RANK for layer in layers)
 
 
 def _bias(maps: nn.ModuleDict) -> Tensor | None:

@@ -1,0 +1,57 @@
+"""From a model of PHM maps back to torch's own layers, for whatever knows only those: quantisation, export, engines."""
+
+import copy
+from typing import cast
+
+from torch import nn
+
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.nn.linear import PHMLinear
+
+
+def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """Replace every PHM map of a model by the dense layer of the same function, to rounding.
+
+    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``. A ``PHMLSTM`` stays what its model
+    calls, with dense maps; ``PHMLSTM.to_dense`` makes an ``nn.LSTM`` of it. What was one thing stays one: a module that
+    stands in two places, a table that is the generator's weight too, a shared bias.
+
+    Args:
+        model: any module; it may be such a layer itself.
+        inplace: change `model` itself, where a copy would be too large. A root that is such a layer cannot be
+            replaced in place: use what is returned.
+
+    Returns:
+        the model, or its copy, in the same mode; ``nn.Linear`` for a ``PHMLinear``.
+    """
+    model = model if inplace else copy.deepcopy(model)
+    replaced: dict[int, nn.Module] = {}
+    weights: dict[tuple[int, ...], nn.Parameter] = {}
+    for module in list(model.modules()):
+        if isinstance(module, (PHMLinear, PHMEmbedding)):
+            replaced[id(module)] = _dense(module, weights)
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # not named_children(), which leaves out repetitions
+            if id(child) in replaced:
+                setattr(parent, name, replaced[id(child)])
+    return replaced.get(id(model), model)
+
+
+def _dense(module: PHMLinear | PHMEmbedding, weights: dict[tuple[int, ...], nn.Parameter]) -> nn.Module:
+    """Return a module's dense layer; maps made of the same tensors get the same weight."""
+    dense = module.to_dense()
+    sources = _sources(module)
+    if module.n == 1:
+        dense.weight = sources[0]
+    else:
+        dense.weight.requires_grad_(any(part.requires_grad for part in sources))
+        dense.weight = weights.setdefault(tuple(map(id, sources)), cast("nn.Parameter", dense.weight))
+    if isinstance(module, PHMLinear) and module.bias is not None:
+        dense.bias = module.bias
+    return dense
+
+
+def _sources(module: KroneckerWeight) -> list[nn.Parameter]:
+    """Return the parameters that a weight is made of."""
+    return [part for name, part in module.named_parameters(recurse=False) if name != "bias"]
