@@ -60,10 +60,10 @@ def main() -> None:
     run = Run.open(options.run)
     lines = kind_of(run.recipe).split_lines(run, options.split)
     translator = load_translator(run, cleaned=True, keep_factors=False)
-    maps = inputs_of(translator.model, lambda: translator.translate(lines[:64]))
+    maps = inputs_of(translator.engine.model, lambda: translator.translate(lines[:64]))
     found = {}
     for name in EXECUTIONS:
-        set_execution(translator.model, name, keep=False)
+        set_execution(translator.engine.model, name, keep=False)
         worst = max(error(layer, x) for layer, x in maps.items())
         found[name] = [best[0] for best in translator.translate(lines)]
         differ = [index for index, best in enumerate(found[name]) if best.text != found["dense"][index].text]

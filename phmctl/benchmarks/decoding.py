@@ -17,8 +17,10 @@ from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.benchmarks.uncached import Uncached
 from phmctl.data.special import EOS
 from phmctl.data.store import PreparedData
-from phmctl.decoding.beam import Hypothesis, Seq2Seq, beam_search
-from phmctl.decoding.translator import pad, plan
+from phmctl.decoding.beam import Seq2Seq, beam_search
+from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.torch_engine import pad
+from phmctl.decoding.translator import plan
 from phmctl.devices import pick_device, set_threads
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.nn.kept_factors import set_execution

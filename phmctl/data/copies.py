@@ -7,14 +7,16 @@ is compared there.
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from phmctl.data.catalog import Cleaning, TextCleaning
-from phmctl.data.store import PreparedData
 from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.files import are_file_entries, damage, file_entry, write_atomic, write_json
 from phmctl.runs import DATA, Run
+
+if TYPE_CHECKING:
+    from phmctl.data.store import PreparedData
 
 _COPIES = "copies"
 ADVICE = "copy the run again"
@@ -23,7 +25,7 @@ T = TypeVar("T")
 CleaningT = TypeVar("CleaningT", bound=TextCleaning)
 
 
-def write_copies(run: Run, prepared: PreparedData) -> None:
+def write_copies(run: Run, prepared: "PreparedData") -> None:
     """Write the tokenizers, the text of the evaluation splits and the manifest into a new run.
 
     Raises:

@@ -18,13 +18,13 @@ all of the model's ids none the less: scores are the model's, not renormalised.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from phmctl.data.special import BOS, EOS, PAD, UNK
+from phmctl.decoding.hypothesis import Hypothesis, length_penalty
 from phmctl.decoding.topk import log_softmax_topk
 from phmctl.errors import NonFiniteError
 
@@ -53,26 +53,6 @@ class Seq2Seq(Protocol):
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         """Return the logits (B, K, V) behind one more token (B, K) of each prefix."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """One finished output.
-
-    Attributes:
-        tokens: the ids, without beginning and end of sentence.
-        score: `log_prob` over the length penalty.
-        log_prob: natural logarithm of the probability of `tokens` and the end of the sentence.
-    """
-
-    tokens: list[int]
-    score: float
-    log_prob: float
-
-
-def length_penalty(length: Tensor | float, alpha: float) -> Any:
-    """Return ``((5 + length) / 6) ** alpha`` (Wu et al. 2016, eq. 14); `length` counts the end-of-sentence token."""
-    return ((5.0 + length) / 6.0) ** alpha
 
 
 @torch.no_grad()

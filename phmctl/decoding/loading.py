@@ -3,6 +3,7 @@
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.catalog import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
+from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.devices import pick_device
 from phmctl.models.transformer import build_transformer
@@ -44,10 +45,9 @@ def load_translator(
     settings = decoding or recipe.decoding
     set_execution(model, settings.execution, folder, keep=keep_factors)
     return Translator(
-        model,
+        TorchEngine(model, target),
         tokenizers,
         settings,
-        target,
         max_source_tokens=recipe.data.max_tokens,
         cleaning=Cleaning() if cleaned else load_cleaning(run),
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from phmctl.data.special import BOS, EOS, PAD
-from phmctl.decoding.beam import Hypothesis, length_penalty
+from phmctl.decoding.hypothesis import Hypothesis, length_penalty
 
 
 class Scorer(Protocol):

@@ -2,19 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from phmctl.console import warn
 from phmctl.data.catalog import Cleaning
 from phmctl.data.cleaning import clean_line
-from phmctl.data.special import EOS, PAD
+from phmctl.data.special import EOS
 from phmctl.data.tokenization import TokenizerPair
-from phmctl.decoding.beam import Hypothesis, beam_search
+from phmctl.decoding.engine import Engine
+from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.errors import DataError
 from phmctl.recipe.schema import DecodingSection
 
@@ -34,28 +30,26 @@ EMPTY = Translation("", 0.0, 0.0)
 
 
 class Translator:
-    """A model with its tokenizers, ready to translate lines.
+    """An engine with its tokenizers, ready to translate lines.
 
     Args:
-        model: a :class:`phmctl.decoding.beam.Seq2Seq` on `device`.
+        engine: searches batches of source ids.
         tokenizers: of both sides.
         settings: beam, length penalty, longest output, batch size.
-        device: where sentences are searched.
         max_source_tokens: longest source in tokens, its EOS counted; longer ones are cut. None is no limit.
         cleaning: what the training text went through before it was tokenised; a line goes through the same.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        engine: Engine,
         tokenizers: TokenizerPair,
         settings: DecodingSection,
-        device: torch.device,
         *,
         max_source_tokens: int | None = None,
         cleaning: Cleaning | None = None,
     ) -> None:
-        self.model, self.tokenizers, self.settings, self.device = model, tokenizers, settings, device
+        self.engine, self.tokenizers, self.settings = engine, tokenizers, settings
         self.max_source_tokens = max_source_tokens
         self.cleaning = cleaning or Cleaning()
 
@@ -83,7 +77,7 @@ class Translator:
         sources = self._encode(lines, strict=strict, first_line=first_line)
         results: list[list[Translation]] = [[EMPTY] for _ in lines]
         advance(sources.count([]))
-        with _evaluating(self.model):
+        with self.engine.ready():
             for rows in plan([len(source) for source in sources], self.settings.batch_tokens):
                 found = self.search([sources[row] for row in rows], n_best=n_best)
                 for row, hypotheses in zip(rows, found, strict=True):
@@ -108,17 +102,8 @@ class Translator:
 
     def search(self, sources: Sequence[Sequence[int]], *, n_best: int = 1) -> list[list[Hypothesis]]:
         """Search one batch of source ids, each closed by EOS."""
-        settings = self.settings
-        lengths = [int(settings.max_ratio * (len(source) - 1)) + settings.max_extra for source in sources]
-        return beam_search(
-            self.model,  # type: ignore[arg-type]  # nn.Module does not say what it has
-            pad(sources).to(self.device),
-            beam=settings.beam,
-            alpha=settings.alpha,
-            max_lengths=lengths,
-            allowed=self.tokenizers.target.size,
-            n_best=n_best,
-        )
+        allowed = self.tokenizers.target.size
+        return self.engine.search(sources, self.settings, allowed=allowed, n_best=n_best)
 
     def _encode(self, lines: Sequence[str], *, strict: bool, first_line: int) -> list[list[int]]:
         """Return the ids of each line, closed by EOS; an empty list for a line without tokens."""
@@ -158,23 +143,7 @@ def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     return batches
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return rows of ids as one tensor (B, S), PAD behind the shorter ones."""
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
-
-
 def _batched(lines: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
     rest = iter(lines)
     while some := tuple(itertools.islice(rest, size)):
         yield some
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode for a while."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from phmctl.data.tokenization import TokenizerPair, train_tokenizer
+from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.models.transformer import Transformer, build_transformer
 from phmctl.recipe.schema import DecodingSection, TransformerSection
@@ -39,9 +40,8 @@ class Kit:
 
     def translator(self, max_source_tokens: int | None = None, **settings: object) -> Translator:
         section = DecodingSection(**({"beam": 3, "max_extra": 4, "max_ratio": 1.0} | settings))
-        return Translator(
-            self.model, self.tokenizers, section, torch.device("cpu"), max_source_tokens=max_source_tokens
-        )
+        engine = TorchEngine(self.model, torch.device("cpu"))
+        return Translator(engine, self.tokenizers, section, max_source_tokens=max_source_tokens)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from phmctl.decoding.beam import _Search, beam_search
+from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
@@ -19,7 +20,9 @@ PHM = {"algebra": "phm", "n": 4}
 def test_the_text_is_that_of_the_cpu(kit: Kit, beam: int) -> None:
     settings = DecodingSection(beam=beam, max_extra=4, max_ratio=1.0)
     found = {
-        device: Translator(copy.deepcopy(kit.model).to(device), kit.tokenizers, settings, torch.device(device))
+        device: Translator(
+            TorchEngine(copy.deepcopy(kit.model).to(device), torch.device(device)), kit.tokenizers, settings
+        )
         for device in ("cpu", "cuda")
     }
     ours, theirs = (found[device].translate(TEXT[:6]) for device in ("cuda", "cpu"))

@@ -3,7 +3,7 @@ import torch
 
 from phmctl.decoding.beam import beam_search
 from phmctl.decoding.scoring import forced_scores
-from phmctl.decoding.translator import pad
+from phmctl.decoding.torch_engine import pad
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 from tests.decoding.fakes import FakeModel, sources
 

@@ -3,8 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.decoding.beam import Hypothesis
-from phmctl.decoding.translator import EMPTY, pad, plan
+from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.torch_engine import pad
+from phmctl.decoding.translator import EMPTY, plan
 from phmctl.errors import DataError
 from tests.decoding.conftest import TEXT, Kit
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from phmctl.data.batching import Batch, collate, costs, plan_batches
 from phmctl.data.copies import check_same_data, load_tokenizers, write_copies
 from phmctl.data.store import ParallelSplit, PreparedData
+from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError
 from phmctl.metrics.text import bleu
@@ -127,10 +128,9 @@ class TranslationTask:
     def _greedy_bleu(self, model: nn.Module, split: ParallelSplit) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
         translator = Translator(
-            model,
+            TorchEngine(model, next(model.parameters()).device),
             self.prepared.tokenizers,
             settings,
-            next(model.parameters()).device,
             max_source_tokens=self.recipe.data.max_tokens,  # as `decode` cuts them
         )
         hypotheses = [best[0].text for best in translator.translate(split.source_text)]

@@ -73,7 +73,8 @@ def test_a_moved_run_translates_with_nothing_else(tiny_run: Run, tmp_path: Path)
 
 def test_average_is_the_mean_of_the_last_checkpoints(tiny_run: Run) -> None:
     weights = [
-        load_translator(tiny_run, name, "cpu").model.state_dict() for name in ("step-000003", "step-000006", "average")
+        load_translator(tiny_run, name, "cpu").engine.model.state_dict()
+        for name in ("step-000003", "step-000006", "average")
     ]
     for name, average in weights[2].items():
         torch.testing.assert_close(average, (weights[0][name] + weights[1][name]) / 2)
