@@ -10,6 +10,7 @@
     │   ├── DataError          data that is missing, malformed or not prepared
     │   │   └── DownloadError  a hub or a server that does not give what a card names
     │   ├── RunError           a run directory or a checkpoint that cannot be used
+    │   ├── MissingExtraError  an optional library that is not installed
     │   └── OutputError        an output folder that cannot be written
     │       └── StdoutError    exit code 1: stdout that takes no more, as on a full disk
     ├── StoppedError           exit code 130: Ctrl-C
@@ -54,6 +55,10 @@ class DownloadError(DataError):
 
 class RunError(UserError):
     """A run directory or a checkpoint cannot be used."""
+
+
+class MissingExtraError(UserError):
+    """An optional library is not installed."""
 
 
 class OutputError(UserError):

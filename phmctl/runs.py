@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl import __version__
-from phmctl.checkpoints import AVERAGE, recover, saved_steps, step_name
+from phmctl.checkpoints import AVERAGE, MANIFEST, recover, saved_steps, step_name, verify_checkpoint
 from phmctl.console import note
 from phmctl.errors import RecipeError, RunError, nearest
-from phmctl.files import locked, read_json_object, sync_folder, write_atomic, write_json, writing
+from phmctl.files import locked, read_json_object, sha256, sync_folder, write_atomic, write_json, writing
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
@@ -43,6 +43,7 @@ Kind = TypeVar("Kind", bound="Recipe")
 RECIPE = "recipe.yaml"
 ENVIRONMENT = "environment.json"
 DATA = "data.json"
+EXPORT = "export.json"  # what tells an export's folder from a run's
 POINTERS = ("last", "best")
 _CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
@@ -53,6 +54,19 @@ _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "nu
 def runs_root() -> Path:
     """Return where runs are written: the environment's ``PHMCTL_RUNS``, or ``runs`` in the working folder."""
     return Path(os.environ.get("PHMCTL_RUNS") or "runs")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What tells the weights of one checkpoint from others.
+
+    Attributes:
+        name: the checkpoint's.
+        sha256: of the manifest that holds the SHA-256 of each of its files.
+    """
+
+    name: str
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -112,12 +126,17 @@ class Run:
             RunError: nothing is there (the message names the nearest run), or the run is not complete.
         """
         folder = _find(Path(path))
+        if (folder / EXPORT).is_file():
+            raise RunError(
+                f"{folder} is an export, not a run: decode, eval and serve take it; "
+                "training and exporting want the run that it came from"
+            )
         for name in (RECIPE, ENVIRONMENT):
             if not (folder / name).is_file():
                 raise RunError(
                     f"{folder} is no complete run: {name} is missing; copy the whole folder again, or train anew"
                 )
-        return cls(folder, _read_recipe(folder / RECIPE))
+        return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
     def latest(cls, root: Path, recipe: "Recipe") -> Self | None:
@@ -214,6 +233,21 @@ class Run:
             raise RunError(f"{pointer} {wrong}; use another: --checkpoint {' or '.join(names)}")
         return self.checkpoints_folder / target
 
+    def weights(self, name: str = "best") -> Weights:
+        """Return what tells a checkpoint's weights from others.
+
+        Raises:
+            RunError: there is no such checkpoint, or it is not complete.
+        """
+        folder = self.checkpoint(name)
+        if not (folder / MANIFEST).is_file():
+            verify_checkpoint(folder, ())  # says what is missing and which checkpoint to use instead
+        return Weights(folder.name, sha256(folder / MANIFEST))
+
+    def verify_weights(self, name: str = "best") -> None:
+        """Compare a checkpoint's weights with its manifest. Raises RunError."""
+        verify_checkpoint(self.checkpoint(name), ("model",))
+
     def point(self, name: str, step: int | None) -> None:
         """Let ``last`` or ``best`` name the checkpoint of a step; None removes it.
 
@@ -268,7 +302,7 @@ class Run:
         return read_json_object(self.folder / DATA, RunError, "copy the whole run again, or train anew")
 
 
-def _read_recipe(path: Path) -> "Recipe":
+def read_recipe(path: Path) -> "Recipe":
     """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant."""
     from phmctl.recipe.documents import read_document
     from phmctl.recipe.loading import validate_recipe

@@ -13,14 +13,26 @@ import phmctl
 PACKAGE = Path(phmctl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
-    {"errors", "dimension", "shipped", "files", "console", "devices", "recipe", "runs", "checkpoints"},
+    {
+        "errors",
+        "dimension",
+        "shipped",
+        "files",
+        "console",
+        "devices",
+        "recipe",
+        "runs",
+        "checkpoints",
+        "exports",
+        "extras",
+    },
     {"algebra", "metrics"},
     {"nn", "data"},
     {"models"},
     {"decoding"},
     {"evaluation"},
     {"tasks"},
-    {"training", "accounting", "benchmarks"},
+    {"training", "accounting", "benchmarks", "export"},
     {"cli"},
 )
 # Imports of a second and more, or that only some commands need.

@@ -16,11 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phmctl.checkpoints import MANIFEST, verify_checkpoint
 from phmctl.console import Table, note, progress, warn
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.errors import RunError
-from phmctl.files import sha256, sha256_text, write_atomic, write_json
+from phmctl.files import sha256_text, write_atomic, write_json
 from phmctl.metrics.text import (
     Comparison,
     LengthBin,
@@ -153,7 +152,7 @@ def evaluate(
     evaluation = Evaluation(
         run=run.name,
         split=split,
-        checkpoint=run.checkpoint(checkpoint).name,
+        checkpoint=run.weights(checkpoint).name,
         decoding=chosen,
         sentences=len(references),
         scores=all_scores(hypotheses, references, lowercase=lowercase),
@@ -199,7 +198,7 @@ def _decode(
     for path in kept_in:
         kept = _kept(path, origin)
         if kept is not None:
-            _warn_of_damage(run.checkpoint(checkpoint), path)
+            _warn_of_damage(run, checkpoint, path)
             return kept
     hypotheses = _translate(run, lines, checkpoint, decoding, device, len(kept_in) == 1)
     content = "".join(f"{line}\n" for line in hypotheses)
@@ -220,21 +219,18 @@ def _translate(
 
 def _origin(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> dict[str, Any]:
     """Return what determines the translations."""
-    folder = run.checkpoint(checkpoint)
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        verify_checkpoint(folder, ())  # says what is missing and which checkpoint to use instead
+    weights = run.weights(checkpoint)
     return {
-        "checkpoint": folder.name,
-        "checkpoint_sha256": sha256(manifest),
+        "checkpoint": weights.name,
+        "checkpoint_sha256": weights.sha256,
         "source_sha256": sha256_text(f"{line}\n" for line in lines),
         "decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True),
     }
 
 
-def _warn_of_damage(folder: Path, kept: Path) -> None:
+def _warn_of_damage(run: Run, checkpoint: str, kept: Path) -> None:
     try:
-        verify_checkpoint(folder, ("model",))
+        run.verify_weights(checkpoint)
     except RunError as error:
         warn(f"the translations kept in {kept} are scored, but their checkpoint cannot be loaded: {error}")
 

@@ -117,7 +117,7 @@ def evaluate(
         _score(name, labels, own, answers[name], None if baseline is None else baseline[name])
         for name, own in examples.items()
     ]
-    report = ClassifierReport(run.name, run.checkpoint(checkpoint).name, results, against.name if against else None)
+    report = ClassifierReport(run.name, run.weights(checkpoint).name, results, against.name if against else None)
     for name, own in examples.items():
         _write_predictions(run, _stem(name, checkpoint), own, answers[name])
     write_json(run.results_folder / f"{_stem(split, checkpoint)}.json", report.as_json())

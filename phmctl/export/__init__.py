@@ -1,0 +1,1 @@
+"""Trained runs in the forms that other programs read."""

@@ -1,0 +1,140 @@
+"""Exports: a trained model in the form of another engine, in a folder that reads like a run.
+
+::
+
+    DIR/
+        export.json        format number, what it is, the run and checkpoint it came from, its files with their SHA-256
+        README.md          the model card
+        recipe.yaml        the resolved recipe, data.json and tokenizer/ and text/: as in a run
+        …                  the weights in the engine's form
+        results/           what eval writes
+
+``decode``, ``eval`` and :func:`phmctl.load` take an export where they take a run. Nothing here imports torch.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from phmctl.errors import RunError
+from phmctl.files import are_file_entries, damaged_files, read_json_object, sha256_text
+from phmctl.runs import EXPORT as MANIFEST
+from phmctl.runs import RECIPE, Run, Weights, read_recipe
+
+FORMAT = 1  # of the folder; a higher one is a later version's
+
+CTRANSLATE2, ONNX, SAFETENSORS, TORCH, HUGGINGFACE = FORMATS = (
+    "ctranslate2",
+    "onnx",
+    "safetensors",
+    "torch",
+    "huggingface",
+)
+_ADVICE = "copy the export again, or make it anew with: phmctl export"
+_WANTED = ("to", "run", "checkpoint", "checkpoint_sha256", "files")
+
+
+@dataclass(frozen=True)
+class Export(Run):
+    """One export's folder, its recipe and its manifest."""
+
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Open an export by its folder; the files are verified when they are used (:meth:`verify`).
+
+        Raises:
+            RunError: it is not complete, is damaged, or of a later version's format.
+        """
+        folder = Path(path)
+        manifest = _read_manifest(folder / MANIFEST)
+        wrong = damaged_files(folder, [entry for entry in manifest["files"] if entry["name"] == RECIPE])
+        if wrong:
+            raise RunError(f"{folder / RECIPE} is missing or damaged; {_ADVICE}")
+        return cls(folder, read_recipe(folder / RECIPE), manifest)
+
+    @property
+    def to(self) -> str:
+        """The format, one of :data:`FORMATS`."""
+        return str(self.manifest["to"])
+
+    @property
+    def name(self) -> str:
+        """The run's name and the format: ``multi30k-de-en/phm-n4/v001@ctranslate2-int8``."""
+        quantize = self.manifest.get("quantize")
+        return f"{self.manifest['run']}@{self.to}{f'-{quantize}' if quantize else ''}"
+
+    def verify(self) -> None:
+        """Compare the files that answering wants with the manifest, in size and SHA-256.
+
+        Raises:
+            RunError: one is missing or damaged.
+        """
+        aside = ("text/", "README.md")  # not wanted to answer; what is read of the text is verified when it is read
+        wanted = [entry for entry in self.manifest["files"] if not entry["name"].startswith(aside)]
+        wrong = damaged_files(self.folder, wanted)
+        if wrong:
+            path = self.folder / wrong[0]
+            state = "is damaged: its SHA-256 is not the one recorded" if path.is_file() else "is missing"
+            raise RunError(f"{path} {state}; {_ADVICE}")
+
+    def checkpoint(self, name: str = "best") -> Path:
+        """Return the export's folder, which holds the weights of one checkpoint.
+
+        Raises:
+            RunError: another checkpoint is asked for by its name.
+        """
+        own = self.manifest["checkpoint"]
+        if name not in ("best", own):
+            raise RunError(
+                f"{self.folder} holds {own} of {self.manifest['run']} and no checkpoint {name!r}; "
+                "leave --checkpoint out, or export that one from the run"
+            )
+        return self.folder
+
+    def weights(self, name: str = "best") -> Weights:
+        """Return what tells the export's weights from others."""
+        self.checkpoint(name)
+        made = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
+        return Weights(f"{self.manifest['checkpoint']} ({self.to})", _digest(made))
+
+    def verify_weights(self, name: str = "best") -> None:
+        """Compare the weights with the manifest. Raises RunError."""
+        self.checkpoint(name)
+        self.verify()
+
+
+def open_model(path: Path | str) -> Run:
+    """Open what can answer: a run, or an export of one.
+
+    Raises:
+        RunError: there is neither, or it is not complete.
+    """
+    return Export.open(path) if (Path(path) / MANIFEST).is_file() else Run.open(path)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = read_json_object(path, RunError, _ADVICE)
+    number = manifest.get("format")
+    if not isinstance(number, int):
+        raise RunError(f"{path} is damaged: it has no format number; {_ADVICE}")
+    if number > FORMAT:
+        raise RunError(
+            f"{path.parent} is an export of format {number}, made by phmctl {manifest.get('phmctl', 'of a later version')}; "
+            f"this version reads up to {FORMAT}: upgrade phmctl, or export the run again with this version"
+        )
+    if manifest.get("to") not in FORMATS or not all(name in manifest for name in _WANTED):
+        _refuse(path)
+    if not are_file_entries(manifest["files"]):
+        _refuse(path)
+    return manifest
+
+
+def _refuse(path: Path) -> NoReturn:
+    raise RunError(f"{path} is damaged: it does not describe an export; {_ADVICE}")
+
+
+def _digest(value: object) -> str:
+    return sha256_text([json.dumps(value)])

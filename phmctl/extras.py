@@ -1,0 +1,29 @@
+"""Optional libraries: each comes with an extra of this package, and is imported where it is wanted."""
+
+import importlib
+from typing import Any
+
+from phmctl.errors import MissingExtraError
+
+
+def require(module: str, extra: str) -> Any:
+    """Import an optional library.
+
+    Args:
+        module: what to import, ``onnxruntime``.
+        extra: the extra of phmctl that brings it.
+
+    Raises:
+        MissingExtraError: it is not installed; the message is the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing(module, extra) from error
+
+
+def missing(module: str, extra: str) -> MissingExtraError:
+    """Return the error that says how to install an optional library."""
+    return MissingExtraError(
+        f"{module.split('.', maxsplit=1)[0]} is not installed; install it with: pip install 'phmctl[{extra}]'"
+    )

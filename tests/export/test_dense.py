@@ -1,0 +1,120 @@
+"""The dense twin, run by plain torch code, computes what the model computes."""
+
+import pytest
+import torch
+
+from phmctl.export.dense import dense_form, phm_form
+from phmctl.export.plain import MODELS
+from phmctl.models.classifiers import build_classifier
+from phmctl.models.transformer import build_transformer
+from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
+
+SMALL = {"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 2, "decoder_layers": 2}
+PHM4 = {"algebra": "phm", "n": 4}
+TRANSFORMERS = {
+    "real": {},
+    "phm": PHM4,
+    "factors": PHM4 | {"parametrization": "factors"},
+    "shared-rule": PHM4 | {"rules": "model"},
+    "quaternion-separate": {"algebra": "quaternion", "projections": "separate"},
+    "packed": PHM4 | {"projections": "packed"},
+    "post-norm": PHM4 | {"norm": "post"},
+    "no-final-norm": {"norm": "post", "final_norm": False},
+    "phm-tables": PHM4 | {"embeddings": "phm"},
+    "phm-generator": PHM4
+    | {"embeddings": "phm", "generator": "phm", "generator_bias": True, "share_embeddings": False},
+    "dense-generator": {"generator": "dense", "generator_bias": True},
+    "own-tables-tied": {"share_embeddings": False},
+    "no-bias": PHM4 | {"bias": False},
+    "upsized": PHM4 | {"upsize": 2},
+    "octonion": {"algebra": "octonion"},
+}
+CLASSIFIERS = {
+    "encoder-last": EncoderClassifierSection(kind="encoder", width=32, feed_forward=64, heads=4, **PHM4),
+    "encoder-mean": EncoderClassifierSection(kind="encoder", width=32, feed_forward=64, heads=4, pooling="mean"),
+    "pair": PairClassifierSection(kind="lstm-pair", width=20, embedding_width=12, hidden=8, **PHM4),
+    "pair-fused": PairClassifierSection(
+        kind="lstm-pair", width=20, embedding_width=12, hidden=8, gates="fused", combination="full", **PHM4
+    ),
+    "pair-printed": PairClassifierSection(
+        kind="lstm-pair", width=20, embedding_width=12, hidden=8, cell="as_printed", bias=False
+    ),
+}
+
+
+def scattered(model):
+    """Move every parameter away from where it begins: norms from one, biases from zero."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def transformer(settings, source=42, target=42):
+    torch.manual_seed(1)
+    return scattered(build_transformer(TransformerSection(**(SMALL | settings)), source, target))
+
+
+def ids(rows, length, vocabulary, seed=1):
+    """Random ids with padding behind all rows but the first."""
+    found = torch.randint(4, vocabulary, (rows, length), generator=torch.Generator().manual_seed(seed))
+    for row in range(1, rows):
+        found[row, length - row :] = 0
+    return found
+
+
+def rebuilt(form):
+    model = MODELS[form.config["kind"]](form.config)
+    model.load_state_dict(form.whole())
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+@torch.no_grad()
+def test_a_transformers_logits_are_those_of_its_plain_twin(name):
+    settings = TRANSFORMERS[name]
+    sizes = (42, 42) if settings.get("share_embeddings", True) else (42, 39)
+    model = transformer(settings, *sizes)
+    plain = rebuilt(dense_form(model, {"source": sizes[0], "target": sizes[1]}))
+    source, target = ids(3, 9, sizes[0]), ids(3, 6, sizes[1], seed=2)
+    ours = model.logits(model(source, target))[..., : sizes[1]]
+    torch.testing.assert_close(plain(source, target), ours, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_that_only_n_wanted_are_cut_off():
+    model = transformer(TRANSFORMERS["phm-tables"])
+    assert len(model.source_embedding.weight) == 44
+    assert dense_form(model, {"source": 42, "target": 42}).tensors["source_embedding.weight"].shape == (42, 32)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+@torch.no_grad()
+def test_a_classifiers_logits_are_those_of_its_plain_twin(name):
+    settings = CLASSIFIERS[name]
+    torch.manual_seed(1)
+    model = scattered(build_classifier(settings, 42, 3))
+    plain = rebuilt(dense_form(model, {"vocabulary": 42}))
+    texts = [ids(3, 7, 42)] if settings.kind == "encoder" else [ids(3, 7, 42), ids(3, 5, 42, seed=2)]
+    texts[0][2] = 0  # a text without tokens
+    torch.testing.assert_close(plain(*texts), model(*texts), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["phm", "factors", "shared-rule", "quaternion-separate", "phm-generator"])
+def test_the_phm_form_has_A_and_S_of_each_map(name):
+    model = transformer(TRANSFORMERS[name])
+    described, tensors = phm_form(model)
+    for key, one in described["maps"].items():
+        H = sum(torch.kron(a, s) for a, s in zip(tensors[f"{key}.A"], tensors[f"{key}.S"], strict=True))
+        torch.testing.assert_close(H, model.get_submodule(key).weight, rtol=1e-4, atol=1e-5)
+        assert list(H.shape) == one["shape"]
+    rest = {key for key in tensors if key.rsplit(".", 1)[-1] not in "AS"}
+    assert all(key.rsplit(".", 1)[-1] in ("weight", "bias") for key in rest)
+    assert len(described["maps"]) > 10
+
+
+def test_the_model_itself_is_left_as_it_is():
+    model = transformer(TRANSFORMERS["phm"]).train()
+    dense_form(model, {"source": 42, "target": 42})
+    assert model.training
+    assert next(model.parameters()).dtype == torch.float32
