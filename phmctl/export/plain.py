@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """View (B, T, inner) as (B, heads, T, inner / heads)."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
