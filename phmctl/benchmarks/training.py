@@ -4,7 +4,6 @@ A step is what the trainer does for one: the batch's loss, the backward pass, th
 see the same batches. Ratios are of tokens per second: above 1 is faster than the baseline.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,7 +74,7 @@ def bench_training(
     set_threads(recipe.training.threads)
     kind, training = kind_of(recipe), recipe.training
     task = kind.open(recipe, data)
-    sample = [batch.to(device) for batch in itertools.islice(task.batches(0), batches)]
+    sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
     candidates = _candidates(kind, recipe, task, data, device)
     steps = {name: _stepper(rival, training, sample, device) for name, rival in candidates.items()}
     with watched("training steps", len(steps), rounds) as advance:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from phmctl.data.arrow import Ragged
+from phmctl.data.order import RandomNumbers
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.errors import DataError
 
@@ -95,12 +96,10 @@ def plan_batches(
     target = np.asarray(target_lengths, np.int64)
     cost = costs(source, target)
     _refuse_too_long(cost, batch_tokens)
-    generator = np.random.default_rng((seed, epoch)) if shuffle else None
-    order = _by_length(source, target, generator)
+    numbers = RandomNumbers(seed, epoch) if shuffle else None
+    order = _by_length(source, target, numbers)
     plan = _cut(order, cost[order], batch_tokens)
-    if generator is not None:
-        generator.shuffle(plan)
-    return plan
+    return plan if numbers is None else numbers.shuffled(plan)
 
 
 def real_token_share(plan: Sequence[Ints], source_lengths: npt.ArrayLike, target_lengths: npt.ArrayLike) -> float:
@@ -142,7 +141,7 @@ def _refuse_too_long(cost: Ints, batch_tokens: int) -> None:
         )
 
 
-def _by_length(source: Ints, target: Ints, generator: np.random.Generator | None) -> Ints:
+def _by_length(source: Ints, target: Ints, numbers: RandomNumbers | None) -> Ints:
     """Return the rows sorted by cost, and within one by source minus target length, up and down in turns.
 
     The difference keeps rows with a longer source apart from those with a longer target; the turns keep it close where
@@ -150,10 +149,10 @@ def _by_length(source: Ints, target: Ints, generator: np.random.Generator | None
     go, and which rows count as one token dearer.
     """
     rows, dearer, flip = np.arange(len(source)), np.zeros(len(source), np.int64), 0
-    if generator is not None:
-        rows = generator.permutation(len(source))
-        dearer = (generator.random(len(rows)) < _DEARER).astype(np.int64)
-        flip = int(generator.integers(2))
+    if numbers is not None:
+        rows = numbers.permutation(len(source))
+        dearer = numbers.chosen(len(rows), _DEARER).astype(np.int64)
+        flip = int(numbers.chosen(1, 0.5)[0])
     major = costs(source, target)[rows] + dearer
     minor = (source - target)[rows]
     turns = np.where((major + flip) % 2 == 0, minor, -minor)

@@ -7,6 +7,7 @@ from phmctl.data.special import PAD
 from phmctl.models.layers import EncoderLayer, embed
 from phmctl.nn.build import LinearBuilder, builder_for
 from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.loss import label_loss
 from phmctl.nn.pooling import POOLINGS
 from phmctl.nn.positions import SinusoidalPositions
 from phmctl.recipe.schema import EncoderClassifierSection
@@ -49,9 +50,13 @@ class EncoderClassifier(nn.Module):
         self.encoder_norm = nn.LayerNorm(settings.width, device=device) if settings.final_norm else nn.Identity()
         self.output = dense.linear(settings.width, classes)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map a text's ids (B, S), PAD behind each text, to logits (B, classes)."""
-        return self.output(self.encode(tokens))  # type: ignore[no-any-return]
+    def forward(self, tokens: Tensor, *, labels: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Map a text's ids (B, S), PAD behind each text, to logits (B, classes).
+
+        With `labels` (B,), return the label-smoothed cross-entropy summed over the examples instead.
+        """
+        logits = self.output(self.encode(tokens))  # (B, classes)
+        return logits if labels is None else label_loss(logits, labels, smoothing)
 
     def encode(self, tokens: Tensor) -> Tensor:
         """Read texts (B, S) into vectors (B, d). A text without tokens gives zeros."""

@@ -10,6 +10,7 @@ from phmctl.data.special import PAD
 from phmctl.errors import DimensionError
 from phmctl.nn.build import LinearBuilder, builder_for
 from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.loss import label_loss
 from phmctl.nn.lstm import PHMLSTM
 from phmctl.nn.pooling import max_pool, mean_pool
 from phmctl.recipe.schema import PairClassifierSection
@@ -70,15 +71,25 @@ class PairClassifier(nn.Module):
         self.mlp = nn.ModuleList(dense.linear(*pair) for pair in pairwise(widths))
         self.output = dense.linear(settings.hidden, classes)
 
-    def forward(self, first: Tensor, second: Tensor, *, full: bool = False) -> Tensor:
+    def forward(
+        self,
+        first: Tensor,
+        second: Tensor,
+        *,
+        full: bool = False,
+        labels: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         """Map two texts' ids, (B, S) and (B, S′) with PAD behind each text, to logits (B, classes).
 
         A text without tokens is read as a vector of zeros. `full`: all texts are as long as the longest.
+        With `labels` (B,), return the label-smoothed cross-entropy summed over the examples instead.
         """
         steps = max(first.shape[1], second.shape[1], 1)
         both = [F.pad(ids, (0, steps - ids.shape[1]), value=PAD) for ids in (first, second)]  # (B, S) each
         u, v = self.encode(torch.cat(both), full=full).chunk(2)  # (B, 2h) each; one time loop for both
-        return self.compare(u, v)
+        logits = self.compare(u, v)
+        return logits if labels is None else label_loss(logits, labels, smoothing)
 
     def encode(self, ids: Tensor, *, full: bool = False) -> Tensor:
         """Read texts (B, S) into vectors (B, 2h): the maximum and the mean of the states over time.

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from phmctl.nn.build import builder_for
 from phmctl.recipe.schema import RuleModelSection
@@ -23,7 +24,7 @@ class RuleModel(nn.Module):
         super().__init__()
         self.product = builder_for(settings, device).linear(features, features)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the products. (B, d) -> (B, d)."""
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return the products. (B, d) -> (B, d). With targets (B, d), return their summed squared error instead."""
         y: Tensor = self.product(x)
-        return y
+        return y if targets is None else F.mse_loss(y, targets, reduction="sum")

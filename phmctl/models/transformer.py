@@ -12,6 +12,7 @@ from phmctl.models.state import DecoderState, Memory
 from phmctl.nn.build import LinearBuilder, builder_for
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
+from phmctl.nn.loss import vocabulary_loss
 from phmctl.nn.positions import SinusoidalPositions
 from phmctl.recipe.schema import TransformerSection
 
@@ -54,9 +55,19 @@ class Transformer(nn.Module):
         self.decoder_norm = nn.LayerNorm(width, device=device) if settings.final_norm else nn.Identity()
         self.generator = _generator(settings, builder, target_vocabulary)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Map source ids (B, S) and decoder input ids (B, T), which begin with BOS, to hidden states (B, T, d)."""
-        return self.decode(self.encode(source), target)
+    def forward(
+        self, source: Tensor, target: Tensor, labels: Tensor | None = None, smoothing: float = 0.0
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Map source ids (B, S) and decoder input ids (B, T), which begin with BOS, to hidden states (B, T, d).
+
+        With `labels` (B, T), PAD where none is, return the two sums of :func:`phmctl.nn.loss.vocabulary_loss` instead:
+        wrappers such as ``DistributedDataParallel`` see only what is computed in here.
+        """
+        hidden = self.decode(self.encode(source), target)  # (B, T, d)
+        if labels is None:
+            return hidden
+        weight, bias = self.output_map()
+        return vocabulary_loss(hidden, weight, bias, labels, smoothing=smoothing, ignore=PAD)
 
     def encode(self, source: Tensor) -> Memory:
         """Encode source ids (B, S)."""

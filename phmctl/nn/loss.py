@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from phmctl.algebra.products import linear
 
@@ -46,6 +47,12 @@ def vocabulary_loss(
         flat, weight, bias, targets.reshape(-1), smoothing, ignore
     )
     return loss, likelihood
+
+
+def label_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the label-smoothed cross-entropy of (N, classes) logits summed over N labels, in float32 or wider."""
+    wide = logits.float() if logits.dtype.itemsize < 4 else logits
+    return F.cross_entropy(wide, labels, reduction="sum", label_smoothing=smoothing)
 
 
 class _VocabularyLoss(torch.autograd.Function):

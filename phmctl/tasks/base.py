@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +22,9 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 
 R = TypeVar("R", bound=Recipe)
+P = TypeVar("P")
+
+Rows = npt.NDArray[np.int64]  # numbers of a split's rows
 
 USUAL_COMMANDS = ("prepare-data", "train", "eval", "decode", "count-params", "bench train")
 
@@ -39,8 +44,63 @@ class TrainingBatch(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a micro-batch is, known from its rows without building it.
+
+    Attributes:
+        items: how many the loss sums over, the batch's ``target_tokens``.
+        tokens: real tokens of all sides, padding not counted; for speeds.
+    """
+
+    items: int
+    tokens: int
+
+
+class Share(Protocol):
+    """One process's part of work that several do together. Each process calls the same methods in the same order."""
+
+    def mine(self, parts: Sequence[P]) -> Iterator[P]:
+        """Yield this process's parts of what all of them have to do; each part comes to exactly one process.
+
+        Raises:
+            PhmctlError: the work is given up between two parts: the trainer was asked to stop.
+        """
+        ...
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes; float64 keeps sums of float32 the same for any division."""
+        ...
+
+    def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
+        """Return what all processes found together, under the keys that they gave it."""
+        ...
+
+
+class Alone:
+    """The share of a process that has all to do itself."""
+
+    def mine(self, parts: Sequence[P]) -> Iterator[P]:
+        """Yield all parts."""
+        return iter(parts)
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Return the tensor."""
+        return sums
+
+    def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
+        """Return what was found."""
+        return dict(found)
+
+
+ALONE = Alone()
+
+
 class Task(Protocol):
     """Binds data, model, loss and metric.
+
+    An epoch is planned as rows of micro-batches, which every process works out for itself without talking; a process
+    builds (:meth:`collate`) only those that it trains on.
 
     Attributes:
         unit: what the loss is divided by, shortly: ``tok``, ``examples``.
@@ -52,16 +112,24 @@ class Task(Protocol):
         """Build the untrained model."""
         ...
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield an epoch's training batches from the `start`-th; the same for the same epoch and seed."""
+    def plan(self, epoch: int) -> Sequence[Rows]:
+        """Return the rows of each micro-batch of an epoch; the same for the same epoch and seed."""
+        ...
+
+    def cost(self, rows: Rows) -> Cost:
+        """Return what a micro-batch of these training rows sums over and holds."""
+        ...
+
+    def collate(self, rows: Rows) -> Any:
+        """Build the micro-batch of some training rows, in this order."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        """Return the loss summed over the batch's items, and their number."""
+        """Return the loss summed over the batch's items, by one call of the model, and their number."""
         ...
 
-    def validate(self, model: nn.Module, autocast: Autocast) -> dict[str, float]:
-        """Return the validation metrics, ``loss`` (a mean) among them."""
+    def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
+        """Return the validation metrics, ``loss`` (a mean) among them; the same on each process that has a share."""
         ...
 
     def score(self, metrics: Mapping[str, float]) -> float:

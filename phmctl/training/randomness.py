@@ -1,24 +1,22 @@
-"""The state of the random generators that training draws from, as tensors."""
+"""Dropout's random numbers: a function of (seed, step, micro-batch), so no checkpoint holds a generator's state.
 
-from collections.abc import Mapping
+A resumed step, a step that is run again and the same step on another number of processes all draw the same.
+"""
 
 import torch
-from torch import Tensor
+
+from phmctl.data.order import mixed
+
+_DROPOUT = 0x64726F70  # keeps these numbers apart from those of the order of batches, which have the seed in common
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the generators' states as uint8 tensors on the host: ``cpu``, and ``cuda`` where `device` is one.
+def seed_dropout(seed: int, step: int, micro_batch: int, piece: int = 0) -> None:
+    """Seed the generators of all devices for the forward pass of one micro-batch. Waits for no device.
 
-    Reading CUDA's state does not wait for the device.
+    Args:
+        seed: the run's.
+        step: counted from 1.
+        micro_batch: of the step, counted from 0.
+        piece: of a micro-batch that several processes divide, counted from 0.
     """
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Put back what :func:`random_state` gave; a CUDA state is skipped on the CPU, and the other way round."""
-    torch.set_rng_state(state["cpu"].cpu())
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    torch.manual_seed(mixed(_DROPOUT, seed, step, micro_batch, piece))

@@ -63,7 +63,7 @@ def read_to_resume(run: Run, name: str = "last") -> Checkpoint | None:
     folder = run.checkpoint(name)
     if step_of(folder.name) is None:
         raise RunError(f"{folder} has weights only; resume from last, best or a step")
-    return read_checkpoint(folder, ["model", "optimizer", "random"])
+    return read_checkpoint(folder, ["model", "optimizer"])  # earlier versions wrote `random` too
 
 
 def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:

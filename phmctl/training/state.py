@@ -4,6 +4,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from phmctl.data.order import ORDER
+
 
 @dataclass
 class TrainingState:
@@ -20,6 +22,7 @@ class TrainingState:
     # since the newest log line
     window_loss: float = 0.0  # summed
     window_target_tokens: int = 0
+    order: int = ORDER  # which way to order batches `position` counts in
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; floats keep every bit."""
@@ -29,7 +32,7 @@ class TrainingState:
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Return the state that :meth:`as_json` described; keys of later versions are ignored."""
         known = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in values.items() if key in known})
+        return cls(**{"order": 0} | {key: value for key, value in values.items() if key in known})
 
     def note_score(self, score: float) -> bool:
         """Count a validation's score; return whether it is the best so far. NaN never is.

@@ -3,19 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch
-
-from phmctl.data.special import PAD
-
-
-def real_tokens(batch: Any) -> int:
-    """Return the tokens of both sides of a batch on the host, padding not counted; the target's if it has one side."""
-    source = getattr(batch, "source", None)
-    if not isinstance(source, torch.Tensor):
-        return int(batch.target_tokens)
-    return int(batch.target_tokens) + int(torch.count_nonzero(source != PAD))
 
 
 class Throughput:

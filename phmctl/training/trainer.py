@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.checkpoints import Checkpoint, load_model, model_tensors, prune, saved_steps, step_name, write_checkpoint
+from phmctl.console import warn
+from phmctl.data.order import ORDER
 from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
+from phmctl.tasks.base import ALONE
 from phmctl.training.metrics_log import MetricsLog
 from phmctl.training.nonfinite import Guard, trace
 from phmctl.training.optimiser import (
@@ -27,15 +30,15 @@ from phmctl.training.optimiser import (
 )
 from phmctl.training.precision import build_autocast
 from phmctl.training.progress import LogLine, ProgressLine
-from phmctl.training.randomness import random_state, set_random_state
+from phmctl.training.randomness import seed_dropout
 from phmctl.training.schedule import build_schedule
 from phmctl.training.signals import StopRequest
 from phmctl.training.state import TrainingState
 from phmctl.training.stream import BatchStream
-from phmctl.training.throughput import Throughput, real_tokens
+from phmctl.training.throughput import Throughput
 
 if TYPE_CHECKING:
-    from phmctl.tasks.base import Task, TrainingBatch
+    from phmctl.tasks.base import Cost, Rows, Task, TrainingBatch
 
 
 @dataclass
@@ -45,7 +48,6 @@ class _Step:
     step: int
     epoch: int
     position: int
-    random: dict[str, Tensor]
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Trainer:
         self._begin()
 
     def restore(self, checkpoint: Checkpoint, where: Run) -> None:
-        """Continue from a checkpoint that :meth:`save` wrote: weights, moments, generators and counters.
+        """Continue from a checkpoint that :meth:`save` wrote: weights, moments and counters.
 
         Raises:
             RunError: it does not fit the model.
@@ -91,7 +93,12 @@ class Trainer:
         load_model(self.model, checkpoint.tensors["model"], folder)
         load_optimiser(self.optimiser, self.model, checkpoint.tensors["optimizer"])
         self.state = TrainingState.from_json(checkpoint.state)
-        set_random_state(checkpoint.tensors["random"], self.device)
+        if self.state.order != ORDER:
+            self.state.order = ORDER
+            warn(
+                f"{where.folder} was begun by another version of phmctl, whose batches came in another order; the rest "
+                f"of epoch {self.state.epoch} may repeat some rows and leave others out"
+            )
         self._resumed = True
         self._unsaved = False
         self._begin()
@@ -169,10 +176,11 @@ class Trainer:
 
     def _step(self) -> None:
         """Do one optimiser step over `accumulate` batches."""
-        self._replayable.append(self._here())
-        batches = self._stream.take(self.settings.accumulate)
         step = self.state.step + 1
-        loss = self._gradients(batches)
+        self._replayable.append(_Step(step, self._stream.epoch, self._stream.position))
+        plan = self._stream.take(self.settings.accumulate)
+        costs = [self.task.cost(rows) for rows in plan]
+        loss = self._gradients(step, plan, sum(cost.items for cost in costs))
         self._norm = self._clip()
         self._guard.note(step, loss, self._norm)
         if self.device.type == "cpu":
@@ -181,32 +189,36 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self._loss += loss
-        self._count(step, batches)
+        self._count(step, costs)
 
-    def _gradients(self, batches: Sequence["TrainingBatch"]) -> Tensor:
-        """Add up the gradient of the mean loss over all target tokens of the step; return the summed loss."""
-        tokens = sum(batch.target_tokens for batch in batches)
+    def _gradients(self, step: int, plan: Sequence["Rows"], items: int) -> Tensor:
+        """Add up the gradient of the mean loss over all items of the step; return the summed loss."""
         total = torch.zeros((), device=self.device)
-        for batch in batches:
-            with self._autocast():
-                loss, _ = self.task.loss(self.model, batch.to(self.device))
-            (loss / tokens).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+        for number, rows in enumerate(plan):
+            seed_dropout(self.settings.seed, step, number)
+            total += self._backward(self.task.collate(rows), items)
         return total
+
+    def _backward(self, batch: "TrainingBatch", items: int) -> Tensor:
+        """Add the gradient of a micro-batch's summed loss, divided by the step's items; return the summed loss."""
+        with self._autocast():
+            loss, _ = self.task.loss(self.model, batch.to(self.device))
+        (loss / items).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _clip(self) -> Tensor:
         """Scale the gradients down to the norm allowed; return the norm before, on the device."""
         return torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip or math.inf)
 
-    def _count(self, step: int, batches: Sequence["TrainingBatch"]) -> None:
+    def _count(self, step: int, costs: Sequence["Cost"]) -> None:
         state = self.state
-        targets = sum(batch.target_tokens for batch in batches)
+        targets = sum(cost.items for cost in costs)
         self._unsaved = True
         state.step = step
         state.epoch, state.position = self._stream.epoch, self._stream.position
         state.target_tokens += targets
         state.window_target_tokens += targets
-        self._throughput.count(targets, sum(real_tokens(batch) for batch in batches))
+        self._throughput.count(targets, sum(cost.tokens for cost in costs))
 
     # ------------------------------------------------------------------------------------- log, validate, save
 
@@ -260,7 +272,7 @@ class Trainer:
         """Return the validation metrics of the model as it is."""
         self.model.eval()
         try:
-            return self.task.validate(self.model, self._autocast)
+            return self.task.validate(self.model, self._autocast, ALONE)
         finally:
             self.model.train()
 
@@ -280,7 +292,6 @@ class Trainer:
             tensors = {
                 "model": model_tensors(self.model),
                 "optimizer": optimiser_tensors(self.optimiser, self.model),
-                "random": random_state(self.device),
             }
             write_checkpoint(self.run.checkpoints_folder / step_name(state.step), tensors, state.as_json())
             self.run.point("last", state.step)
@@ -307,9 +318,6 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------- NaN, infinity
 
-    def _here(self) -> _Step:
-        return _Step(self.state.step + 1, self._stream.epoch, self._stream.position, random_state(self.device))
-
     def _check(self) -> None:
         """Look whether a step since the last look was not finite. Waits for the device.
 
@@ -330,8 +338,7 @@ class Trainer:
         )
 
     def _run_again(self, begun: _Step) -> Tensor:
-        """Run a step's forward and backward pass from the same batches and random state."""
+        """Run a step's forward and backward pass again."""
         self.optimiser.zero_grad(set_to_none=True)
-        set_random_state(begun.random, self.device)
-        batches = BatchStream(self.task, begun.epoch, begun.position).take(self.settings.accumulate)
-        return self._gradients(batches)
+        plan = BatchStream(self.task, begun.epoch, begun.position).take(self.settings.accumulate)
+        return self._gradients(begun.step, plan, sum(self.task.cost(rows).items for rows in plan))

@@ -1,15 +1,17 @@
 """A task small enough to train in a blink: which of four classes a noisy vector belongs to."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe, TranslationTraining
+from phmctl.tasks.base import ALONE, Cost, Rows, Share
 
 BATCHES_PER_EPOCH = 7
 
@@ -64,7 +66,10 @@ class FakeModel(nn.Module):
 
 
 class FakeTask:
-    """Batches depend on (epoch, position) alone. `poison` puts a NaN into the batch of that (epoch, position)."""
+    """Batches depend on (epoch, position) alone. `poison` puts a NaN into the batch of that (epoch, position).
+
+    Row 100·(1000·epoch + position) + i is the i-th of a batch.
+    """
 
     unit = "tok"
 
@@ -76,12 +81,19 @@ class FakeTask:
     def build_model(self, device: torch.device) -> nn.Module:
         return FakeModel().to(device)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[FakeBatch]:
-        for position in range(start, BATCHES_PER_EPOCH):
-            batch = self.make(1000 * epoch + position, self.rows + position % 3)
-            if self.poison == (epoch, position):
-                batch.inputs[0, 0] = float("nan")
-            yield batch
+    def plan(self, epoch: int) -> list[Rows]:
+        positions = range(BATCHES_PER_EPOCH)
+        return [100 * (1000 * epoch + position) + np.arange(self.rows + position % 3) for position in positions]
+
+    def cost(self, rows: Rows) -> Cost:
+        return Cost(len(rows), len(rows))
+
+    def collate(self, rows: Rows) -> FakeBatch:
+        batch, places = int(rows[0]) // 100, rows % 100
+        whole = self.make(batch, self.rows + 2)
+        if self.poison == divmod(batch, 1000):
+            whole.inputs[0, 0] = float("nan")
+        return FakeBatch(whole.inputs[places], whole.labels[places], len(rows))
 
     @staticmethod
     def make(seed: int, rows: int) -> FakeBatch:
@@ -94,7 +106,7 @@ class FakeTask:
         return F.cross_entropy(model(batch.inputs), batch.labels, reduction="sum"), batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Any = nullcontext) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Any = nullcontext, share: Share = ALONE) -> dict[str, float]:
         self.validations += 1
         batch = self.make(999_999, 64)
         return {"loss": F.cross_entropy(model(batch.inputs), batch.labels).item()}

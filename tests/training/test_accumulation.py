@@ -40,7 +40,9 @@ def trainer(request: pytest.FixtureRequest, tiny_recipe: Recipe, miniature_data:
 def gradient(trainer: Trainer, batches: list[Batch]) -> torch.Tensor:
     """Return the step's gradient of all parameters as one vector."""
     trainer.optimiser.zero_grad()
-    trainer._gradients(batches)
+    tokens = sum(batch.target_tokens for batch in batches)
+    for batch in batches:
+        trainer._backward(batch, tokens)
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
 

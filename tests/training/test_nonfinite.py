@@ -115,6 +115,7 @@ def test_trace_names_the_loss() -> None:
 
 def test_trace_names_the_gradient() -> None:
     model = _Deep()
+    model.b[0].bias.data.fill_(9.0)  # the rectifier lets everything through
 
     def replay() -> torch.Tensor:
         hidden = model.b(model.a(torch.ones(1, 2)))

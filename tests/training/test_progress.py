@@ -1,12 +1,10 @@
 """What a person sees, and how fast it goes."""
 
 import pytest
-import torch
 from rich.console import Console
 
 from phmctl.training.progress import LogLine, ProgressLine, clock
-from phmctl.training.throughput import Throughput, real_tokens
-from tests.training.fake import FakeTask
+from phmctl.training.throughput import Throughput
 
 LINE = LogLine(50, 2.5, 1e-3, 12_345.6, 3725.0)
 
@@ -76,15 +74,6 @@ def test_rates_leave_out_what_was_paused(monkeypatch: pytest.MonkeyPatch) -> Non
         "seconds_per_step": 1.5,
         "seconds": 16.0,
     }
-
-
-def test_padding_is_no_token() -> None:
-    class Pairs:
-        source = torch.tensor([[5, 6, 3], [7, 3, 0]])
-        target_tokens = 4
-
-    assert real_tokens(Pairs()) == 9
-    assert real_tokens(FakeTask.make(0, 6)) == 6
 
 
 def test_a_rate_is_of_the_tasks_own_items() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import MANIFEST, saved_steps, step_name
+from phmctl.checkpoints import MANIFEST, read_checkpoint, saved_steps, step_name, write_checkpoint
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.training.averaging import averaged_steps
@@ -313,3 +313,17 @@ def test_an_average_cannot_be_resumed(fit: Fit) -> None:
 
 def test_stop_request_outside_training_is_untouched() -> None:
     assert StopRequest().exit_code is None
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    """It holds generators' states, which nobody needs any more, and counts its position in NumPy's order."""
+    run = fit(steps=20).run
+    folder = run.checkpoint("last")
+    found = read_checkpoint(folder, ["model", "optimizer"])
+    older = {key: value for key, value in found.state.items() if key != "order"}
+    write_checkpoint(folder, found.tensors | {"random": {"cpu": torch.get_rng_state()}}, older)
+    assert fit(old=run, steps=25).steps == 25
+    assert "whose batches came in another order; the rest of epoch 2 may repeat" in capsys.readouterr().err
+    assert read_checkpoint(run.checkpoint("last"), []).state["order"] == 1
+    fit(old=run, steps=30)
+    assert "order" not in capsys.readouterr().err

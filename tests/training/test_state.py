@@ -12,7 +12,7 @@ def test_json_keeps_everything() -> None:
 
 
 def test_keys_of_later_versions_are_ignored() -> None:
-    assert TrainingState.from_json({"step": 4, "novelty": 1}) == TrainingState(step=4)
+    assert TrainingState.from_json({"step": 4, "order": 1, "novelty": 1}) == TrainingState(step=4)
 
 
 def test_scores_are_counted() -> None:

@@ -8,8 +8,8 @@ from phmctl.training.stream import BatchStream
 from tests.training.fake import BATCHES_PER_EPOCH, FakeTask
 
 
-def _sizes(stream: BatchStream, count: int) -> list[list[float]]:
-    return [batch.inputs.flatten().tolist() for batch in stream.take(count)]
+def _sizes(stream: BatchStream, count: int) -> list[list[int]]:
+    return [rows.tolist() for rows in stream.take(count)]
 
 
 @given(before=st.integers(0, 20), after=st.integers(1, 10))

@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,9 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
 def _gradients(trainer: Trainer, batches: list[FakeBatch]) -> torch.Tensor:
     trainer.model.eval()  # without dropout
     trainer.optimiser.zero_grad()
-    trainer._gradients(batches)
+    tokens = sum(batch.target_tokens for batch in batches)
+    for batch in batches:
+        trainer._backward(batch, tokens)
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
 
@@ -82,7 +83,7 @@ def test_the_logged_loss_is_the_mean_of_the_interval(fit: Fit) -> None:
     result = fit(task, steps=5, learning_rate=1e-30)
     torch.manual_seed(1)
     model = _without_dropout(torch.device("cpu"))
-    batches = list(islice(task.batches(0), 5))
+    batches = [task.collate(rows) for rows in task.plan(0)[:5]]
     total = sum(task.loss(model, batch)[0].item() for batch in batches)
     entry = read_metrics(result.run.metrics_path)[0]
     assert entry["loss"] == pytest.approx(total / sum(batch.target_tokens for batch in batches), rel=1e-6)
@@ -194,9 +195,9 @@ def test_validation_sees_no_dropout_and_training_does(fit: Fit) -> None:
             modes.append(("train", model.training))
             return super().loss(model, batch)
 
-        def validate(self, model, autocast):
+        def validate(self, model, *rest):
             modes.append(("validate", model.training))
-            return super().validate(model, autocast)
+            return super().validate(model, *rest)
 
     fit(Watching(), steps=3, validate_every=1)
     assert modes == [("train", True), ("validate", False)] * 3
@@ -204,7 +205,7 @@ def test_validation_sees_no_dropout_and_training_does(fit: Fit) -> None:
 
 def test_an_empty_training_split_is_an_error(fit: Fit) -> None:
     task = FakeTask()
-    task.batches = lambda epoch, start=0: iter(())  # type: ignore[method-assign]
+    task.plan = lambda epoch: []  # type: ignore[method-assign]
     with pytest.raises(DataError, match="holds no sentence"):
         fit(task)
 

@@ -13,6 +13,7 @@ from phmctl.data.arrow import Ragged
 from phmctl.data.cleaning import clean_line
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.labelled.cleaning import cut
+from phmctl.data.order import RandomNumbers
 from phmctl.data.special import EOS, PAD
 from phmctl.data.tokenization import Tokenizer
 
@@ -96,12 +97,11 @@ def plan(lengths: Sequence[Ints], batch_size: int, *, seed: int, epoch: int, shu
     total = np.sum(np.stack([np.asarray(side, np.int64) for side in lengths]), axis=0)  # (N,)
     if not shuffle:
         return _cut(np.argsort(total, kind="stable"), batch_size)
-    generator = np.random.default_rng((seed, epoch))
-    rows = generator.permutation(len(total))
+    numbers = RandomNumbers(seed, epoch)
+    rows = numbers.permutation(len(total))
     pools = (rows[start : start + _POOL * batch_size] for start in range(0, len(rows), _POOL * batch_size))
     batches = [batch for pool in pools for batch in _cut(pool[np.argsort(total[pool], kind="stable")], batch_size)]
-    generator.shuffle(batches)
-    return batches
+    return numbers.shuffled(batches)
 
 
 def real_token_share(batches: Sequence[Ints], lengths: Sequence[Ints]) -> float:

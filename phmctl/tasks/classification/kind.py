@@ -123,7 +123,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
     def real_share(self, task: ClassificationTask) -> float:
         """Return the share of real tokens in an epoch."""
         split = task.prepared.split("train")
-        return real_token_share(task.plan(split, epoch=0, shuffle=True), lengths_of(split))
+        return real_token_share(task.plan(0), lengths_of(split))
 
 
 KIND = ClassificationKind()

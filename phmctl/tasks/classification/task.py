@@ -1,21 +1,21 @@
 """Classification: a label for a text or a pair of texts, trained by cross-entropy, chosen by accuracy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from phmctl.console import note
 from phmctl.data.copies import check_same_data
-from phmctl.data.labelled.batching import Ints, LabelledBatch, collate, lengths_of, plan
+from phmctl.data.labelled.batching import LabelledBatch, collate, lengths_of, plan
 from phmctl.data.labelled.store import LabelledData, LabelledSplit, coverage_of
 from phmctl.errors import DataError
 from phmctl.models.classifiers import Classifier, build_classifier, texts_of
+from phmctl.nn.loss import label_loss
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
-from phmctl.tasks.base import Autocast
+from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
 from phmctl.tasks.classification.copies import load_tokenizer, write_copies
 
 
@@ -48,31 +48,37 @@ class ClassificationTask:
         size, classes = self.prepared.tokenizer.size, len(self.prepared.labels)
         return build_classifier(self.recipe.model, size, classes, self._vectors(), device)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[LabelledBatch]:
-        """Yield an epoch's training batches from the `start`-th."""
-        split = self.prepared.split("train")
-        for rows in self.plan(split, epoch=epoch, shuffle=True)[start:]:
-            yield collate(split, rows)
+    def plan(self, epoch: int) -> list[Rows]:
+        """Return the rows of each micro-batch of an epoch."""
+        return self.planned(self.prepared.split("train"), epoch=epoch, shuffle=True)
+
+    def cost(self, rows: Rows) -> Cost:
+        """Count the examples."""
+        return Cost(len(rows), len(rows))
+
+    def collate(self, rows: Rows) -> LabelledBatch:
+        """Build the micro-batch of some training examples."""
+        return collate(self.prepared.split("train"), rows)
 
     def loss(self, model: nn.Module, batch: LabelledBatch) -> tuple[Tensor, int]:
         """Return the label-smoothed cross-entropy summed over the examples, and their number."""
         smoothing = self.recipe.training.label_smoothing
-        logits = model(*batch.texts).float()  # (B, classes)
-        return F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=smoothing), batch.target_tokens
+        return model(*batch.texts, labels=batch.labels, smoothing=smoothing), batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast = nullcontext) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
         """Return ``loss`` (mean nats an example, not smoothed) and ``accuracy`` (0 to 1) on valid."""
         split = self.prepared.split("valid")
         device = next(model.parameters()).device
-        loss, right = torch.zeros((), device=device), torch.zeros((), device=device)
-        for rows in self.plan(split, epoch=0, shuffle=False):
+        sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, right answers
+        for rows in share.mine(self.planned(split, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
             with autocast():
-                logits = model(*batch.texts).float()  # (B, classes)
-            loss += F.cross_entropy(logits, batch.labels, reduction="sum")
-            right += (logits.argmax(1) == batch.labels).sum()
-        return {"loss": loss.item() / len(split), "accuracy": right.item() / len(split)}
+                logits = model(*batch.texts)  # (B, classes)
+            sums[0] += label_loss(logits, batch.labels)
+            sums[1] += (logits.argmax(1) == batch.labels).sum()
+        nats, right = share.total(sums).tolist()
+        return {"loss": nats / len(split), "accuracy": right / len(split)}
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """Return the accuracy."""
@@ -100,7 +106,7 @@ class ClassificationTask:
         """Write the tokenizer, the evaluation splits and the data's manifest into the run."""
         write_copies(run, self.prepared)
 
-    def plan(self, split: LabelledSplit, *, epoch: int, shuffle: bool) -> list[Ints]:
+    def planned(self, split: LabelledSplit, *, epoch: int, shuffle: bool) -> list[Rows]:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
         training = self.recipe.training
         return plan(lengths_of(split), training.batch_size, seed=training.seed, epoch=epoch, shuffle=shuffle)

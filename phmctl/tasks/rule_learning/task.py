@@ -1,19 +1,19 @@
 """Learning a rule as a task for the trainer: examples made on the fly, mean squared error."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.data.order import RandomNumbers
 from phmctl.errors import RunError
 from phmctl.models.rule import RuleModel
 from phmctl.recipe.schema import RuleRecipe
 from phmctl.runs import Run
-from phmctl.tasks.base import Autocast
+from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
 from phmctl.tasks.rule_learning.copies import TRUTH, read_truth, write_truth
 from phmctl.tasks.rule_learning.truth import EVALUATION_SAMPLES, Samples, Truth, draw_samples, draw_truth
 
@@ -55,22 +55,33 @@ class RuleTask:
         """Build the untrained layer."""
         return build_model(self.recipe, device)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[SampleBatch]:
-        """Yield an epoch's batches from the `start`-th, in an order that the seed and the epoch give."""
+    def plan(self, epoch: int) -> list[Rows]:
+        """Return the rows of each batch of an epoch, in an order that the seed and the epoch give."""
         settings = self.recipe.training
         count, size = len(self._train.inputs), settings.batch_size
-        order = torch.from_numpy(np.random.default_rng((settings.seed, epoch)).permutation(count))  # (N,)
-        for begin in range(start * size, count, size):
-            rows = order[begin : begin + size]  # (B,)
-            yield SampleBatch(self._train.inputs[rows], self._train.targets[rows])
+        order = RandomNumbers(settings.seed, epoch).permutation(count)  # (N,)
+        return [order[begin : begin + size] for begin in range(0, count, size)]
+
+    def cost(self, rows: Rows) -> Cost:
+        """Count the numbers of the targets."""
+        numbers = len(rows) * self._train.targets.shape[1]
+        return Cost(numbers, numbers)
+
+    def collate(self, rows: Rows) -> SampleBatch:
+        """Take some training examples."""
+        chosen = torch.from_numpy(rows)  # (B,)
+        return SampleBatch(self._train.inputs[chosen], self._train.targets[chosen])
 
     def loss(self, model: nn.Module, batch: SampleBatch) -> tuple[Tensor, int]:
         """Return the squared error summed over all numbers of the targets, and how many these are."""
-        return F.mse_loss(model(batch.inputs), batch.targets, reduction="sum"), batch.target_tokens
+        return model(batch.inputs, batch.targets), batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast = nullcontext) -> dict[str, float]:
-        """Return ``loss``, the mean squared error of a number, and ``map_error``, that of H relative to the true H."""
+    def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
+        """Return ``loss``, the mean squared error of a number, and ``map_error``, that of H relative to the true H.
+
+        One product does it all, so each process does it itself.
+        """
         with autocast():
             loss = mean_squared_error(model, self._valid)
         return {"loss": loss, "map_error": relative_error(materialised(model), self.truth.H)}

@@ -157,8 +157,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     def real_share(self, task: TranslationTask) -> float:
         """Return the share of real tokens in an epoch, both sides."""
         split = task.prepared.split("train")
-        plan = task.plan(split, epoch=0, shuffle=True)
-        return real_token_share(plan, split.source.lengths, split.target.lengths)
+        return real_token_share(task.plan(0), split.source.lengths, split.target.lengths)
 
 
 class TranslationPredictor:

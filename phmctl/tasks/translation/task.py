@@ -1,10 +1,9 @@
 """Translation and style transfer: sequence to sequence, scored by cross-entropy and BLEU."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,10 +15,11 @@ from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError
 from phmctl.metrics.text import bleu
 from phmctl.models.transformer import Transformer, build_transformer
-from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.base import Autocast
+from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
+
+_LINES = 256  # of the validation text, translated in one go between two looks for a wish to stop
 
 
 class TranslationTask:
@@ -46,34 +46,43 @@ class TranslationTask:
         sizes = self.prepared.tokenizers
         return build_transformer(self.recipe.model, sizes.source.size, sizes.target.size, device)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield an epoch's training batches from the `start`-th."""
+    def plan(self, epoch: int) -> list[Rows]:
+        """Return the rows of each micro-batch of an epoch."""
+        return self.planned(self.prepared.split("train"), epoch=epoch, shuffle=True)
+
+    def cost(self, rows: Rows) -> Cost:
+        """Count target tokens and tokens of both sides, ends of sentences included."""
         split = self.prepared.split("train")
-        for rows in self.plan(split, epoch=epoch, shuffle=True)[start:]:
-            yield collate(split, rows)
+        source, target = (int(side.lengths[rows].sum()) + len(rows) for side in (split.source, split.target))
+        return Cost(target, source + target)
+
+    def collate(self, rows: Rows) -> Batch:
+        """Build the micro-batch of some training pairs."""
+        return collate(self.prepared.split("train"), rows)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Return the label-smoothed cross-entropy summed over the target tokens, and their number."""
-        loss, _ = self._losses(model, batch, self.recipe.training.label_smoothing)
+        loss, _ = _losses(model, batch, self.recipe.training.label_smoothing)
         return loss, batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast = nullcontext) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
         """Return ``loss`` (mean nats a token, not smoothed), ``perplexity`` and, if asked for, greedy ``bleu``."""
         device = next(model.parameters()).device
         split = self.prepared.split("valid")
-        total, tokens = torch.zeros((), device=device), 0
-        for rows in self.plan(split, epoch=0, shuffle=False):
+        sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, tokens
+        for rows in share.mine(self.planned(split, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
             with autocast():
-                _, likelihood = self._losses(model, batch, 0.0)
-            total += likelihood
-            tokens += batch.target_tokens
-        loss = total.item() / tokens
+                _, likelihood = _losses(model, batch, 0.0)
+            sums[0] += likelihood
+            sums[1] += batch.target_tokens
+        nats, tokens = share.total(sums).tolist()
+        loss = nats / tokens
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         if self.recipe.training.validate_bleu:
             with autocast():
-                metrics["bleu"] = self._greedy_bleu(model, split)
+                metrics["bleu"] = self._greedy_bleu(model, split, share)
         return metrics
 
     def score(self, metrics: Mapping[str, float]) -> float:
@@ -91,7 +100,7 @@ class TranslationTask:
             DataError: a split is empty, or a row is longer than a batch.
         """
         for name, shuffle in (("valid", False), ("train", True)):
-            if not self.plan(self.prepared.split(name), epoch=0, shuffle=shuffle):
+            if not self.planned(self.prepared.split(name), epoch=0, shuffle=shuffle):
                 folder, command = self.prepared.folder, self.prepared.command
                 raise DataError(f"the {name} split in {folder} holds no sentence; run: {command} --force")
 
@@ -105,7 +114,7 @@ class TranslationTask:
         prepared = self.prepared
         check_same_data(run, prepared.folder, prepared.manifest, lambda: load_tokenizers(run) == prepared.tokenizers)
 
-    def plan(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[np.ndarray]:
+    def planned(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[Rows]:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
         training = self.recipe.training
         lengths = split.source.lengths, split.target.lengths
@@ -120,12 +129,7 @@ class TranslationTask:
             shuffle=shuffle,
         )
 
-    def _losses(self, model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
-        hidden = model(batch.source, batch.target[:, :-1])  # (B, T, d)
-        weight, bias = model.output_map()  # type: ignore[operator]
-        return vocabulary_loss(hidden, weight, bias, batch.target[:, 1:], smoothing=smoothing)
-
-    def _greedy_bleu(self, model: nn.Module, split: ParallelSplit) -> float:
+    def _greedy_bleu(self, model: nn.Module, split: ParallelSplit, share: Share = ALONE) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
         translator = Translator(
             TorchEngine(model, next(model.parameters()).device),
@@ -133,6 +137,16 @@ class TranslationTask:
             settings,
             max_source_tokens=self.recipe.data.max_tokens,  # as `decode` cuts them
         )
-        hypotheses = [best[0].text for best in translator.translate(split.source_text)]
+        lines, found = split.source_text, {}
+        for start in share.mine(range(0, len(lines), _LINES)):
+            some = translator.translate(lines[start : start + _LINES], first_line=start + 1)
+            found[start] = [best[0].text for best in some]
+        hypotheses = [text for _, texts in sorted(share.merge(found).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
         return bleu(hypotheses, split.target_text, lowercase=lowercase).value
+
+
+def _losses(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return the smoothed loss and the likelihood, both summed, by one call of the model."""
+    losses: tuple[Tensor, Tensor] = model(batch.source, batch.target[:, :-1], batch.target[:, 1:], smoothing)
+    return losses

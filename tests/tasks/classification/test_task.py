@@ -37,7 +37,7 @@ def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path, kind: str,
 def test_the_loss_is_the_cross_entropy_of_each_example_alone(small: Small, labelled_data: Path) -> None:
     task = opened(small("encoder", "training.label_smoothing=0.1", "model.dropout=0.0"), labelled_data)
     model = task.build_model("cpu").eval()
-    batch = next(task.batches(0))
+    batch = task.collate(task.plan(0)[0])
     loss, count = task.loss(model, batch)
     split = task.prepared.split("train")
     alone = [collate(split, [row]) for row in batch.indices.tolist()]
@@ -59,13 +59,12 @@ def test_validation_is_over_all_examples_without_smoothing(small: Small, labelle
     assert task.score(metrics) == metrics["accuracy"]
 
 
-def test_batches_go_on_where_they_were(small: Small, labelled_data: Path) -> None:
+def test_the_plan_of_an_epoch_has_every_example_once(small: Small, labelled_data: Path) -> None:
     task = opened(small(), labelled_data)
-    whole, rest = list(task.batches(2)), list(task.batches(2, start=5))
-    assert [batch.indices.tolist() for batch in whole[5:]] == [batch.indices.tolist() for batch in rest]
-    assert sorted(row for batch in whole for row in batch.indices.tolist()) == list(
-        range(len(task.prepared.split("train")))
-    )
+    plan = task.plan(2)
+    assert [rows.tolist() for rows in plan] == [rows.tolist() for rows in task.plan(2)]
+    assert [task.cost(rows).items for rows in plan] == [task.collate(rows).target_tokens for rows in plan]
+    assert sorted(row for rows in plan for row in rows.tolist()) == list(range(len(task.prepared.split("train"))))
 
 
 def test_a_resumed_run_equals_one_that_went_through(small: Small, labelled_data: Path, tmp_path: Path) -> None:

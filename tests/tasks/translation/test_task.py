@@ -34,7 +34,7 @@ def task(tiny_recipe: TranslationRecipe, miniature_data: Path) -> TranslationTas
 def test_loss_is_the_summed_cross_entropy_of_the_target(task: TranslationTask) -> None:
     torch.manual_seed(0)
     model = task.build_model().eval()
-    batch = next(task.batches(0))
+    batch = task.collate(task.plan(0)[0])
     loss, tokens = task.loss(model, batch)
     logits = model.logits(model(batch.source, batch.target[:, :-1]))
     targets = batch.target[:, 1:]
@@ -56,10 +56,18 @@ def test_validation_is_the_mean_over_all_tokens_whatever_the_batches(task: Trans
     assert task.score(metrics) == pytest.approx(metrics.get("bleu", -metrics["loss"]))
 
 
-def test_batches_of_an_epoch_are_the_same_from_any_start(task: TranslationTask) -> None:
-    whole = [batch.indices.tolist() for batch in task.batches(3)]
-    assert [batch.indices.tolist() for batch in task.batches(3, start=5)] == whole[5:]
-    assert [batch.indices.tolist() for batch in task.batches(4)] != whole
+def test_the_plan_of_an_epoch_is_its_own_and_has_every_row_once(task: TranslationTask) -> None:
+    whole = [rows.tolist() for rows in task.plan(3)]
+    assert [rows.tolist() for rows in task.plan(3)] == whole != [rows.tolist() for rows in task.plan(4)]
+    assert sorted(row for rows in whole for row in rows) == list(range(len(task.prepared.split("train"))))
+
+
+def test_the_cost_is_what_the_batch_holds(task: TranslationTask) -> None:
+    for rows in task.plan(0)[:3]:
+        batch, cost = task.collate(rows), task.cost(rows)
+        assert batch.indices.tolist() == rows.tolist()
+        assert cost.items == batch.target_tokens == int((batch.target[:, 1:] != PAD).sum())
+        assert cost.tokens == cost.items + int((batch.source != PAD).sum())
 
 
 def test_a_moved_run_translates_with_nothing_else(tiny_run: Run, tmp_path: Path) -> None:
