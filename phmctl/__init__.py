@@ -1,17 +1,30 @@
 """phmctl: sequence models whose linear layers are parameterized hypercomplex multiplications.
 
 The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
-``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``, and :func:`to_dense` goes back. They are imported on first use,
-so that ``import phmctl`` does not import torch.
+``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``, and :func:`to_dense` goes back; :func:`load` makes a :class:`Model`
+of a run, to ask from a program. They are imported on first use, so that ``import phmctl`` does not import torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["PHMLSTM", "PHMEmbedding", "PHMLinear", "__version__", "to_dense"]
+__all__ = [
+    "PHMLSTM",
+    "Classified",
+    "Model",
+    "PHMEmbedding",
+    "PHMLinear",
+    "Translation",
+    "__version__",
+    "load",
+    "to_dense",
+]
 
 if TYPE_CHECKING:
+    from phmctl.decoding.translator import Translation
+    from phmctl.inference.loading import load
+    from phmctl.inference.model import Classified, Model
     from phmctl.nn.dense import to_dense
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
@@ -19,9 +32,13 @@ if TYPE_CHECKING:
 
 
 _HOMES = {
+    "Classified": "phmctl.inference.model",
+    "Model": "phmctl.inference.model",
     "PHMEmbedding": "phmctl.nn.embedding",
     "PHMLSTM": "phmctl.nn.lstm",
     "PHMLinear": "phmctl.nn.linear",
+    "Translation": "phmctl.decoding.translator",
+    "load": "phmctl.inference.loading",
     "to_dense": "phmctl.nn.dense",
 }
 

@@ -27,6 +27,7 @@ from phmctl.errors import OutputError, RunError
 from phmctl.files import read_json_object, sha256, sync_file, sync_folder, write_atomic, writing
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 MANIFEST = "manifest.json"
@@ -232,13 +233,17 @@ def model_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
     return {name: tensors[name].detach() for name in unique.values()}
 
 
-def load_model(model: "nn.Module", tensors: Mapping[str, "Tensor"], where: Path) -> None:
+def load_model(
+    model: "nn.Module", tensors: Mapping[str, "Tensor"], where: Path, device: "torch.device | None" = None
+) -> None:
     """Copy tensors that :func:`model_tensors` gave into a model of the same shape.
 
     Args:
         model: built from the same recipe.
         tensors: by name; a shared one once.
         where: the checkpoint's folder, for the message.
+        device: for a model that was built on ``meta``, so that nothing was drawn for its start: where it shall lie. The
+            tensors become its parameters, if they lie there already.
 
     Raises:
         RunError: a name or a shape differs from the model's.
@@ -247,7 +252,17 @@ def load_model(model: "nn.Module", tensors: Mapping[str, "Tensor"], where: Path)
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in own.items()}
     _compare({name: own[name] for name in first.values()}, tensors, where)
-    model.load_state_dict({name: tensors[source] for name, source in names.items()})
+    if device is not None:
+        model.to_empty(device=device)  # what no checkpoint holds, fixed rules and positions, is made anew
+        tensors = {name: _parameter(tensor.to(device)) for name, tensor in tensors.items()}
+    model.load_state_dict({name: tensors[source] for name, source in names.items()}, assign=device is not None)
+
+
+def _parameter(tensor: "Tensor") -> "Tensor":
+    """Return a parameter: one that two modules share remains one only if they are given the same object."""
+    from torch import nn
+
+    return nn.Parameter(tensor)
 
 
 def _compare(own: Mapping[str, "Tensor"], tensors: Mapping[str, "Tensor"], where: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _CLOSED_PIPE = 141  # as a shell reports SIGPIPE
 _REDRAW = 0.1  # seconds between two drawings of a bar, at least
 
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
 
 def people() -> "Console":
     """Return a console on stderr. Text is shown as it is: ``[x]`` and ``:x:`` are no markup."""
@@ -26,8 +29,20 @@ def people() -> "Console":
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep notes, warnings and progress from stderr, in this thread: whoever calls the library has no terminal."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
 def note(message: str) -> None:
     """Print one line for people on stderr."""
+    if _silent.get():
+        return
     sys.stderr.write(message + "\n")
     sys.stderr.flush()
 
@@ -128,8 +143,8 @@ def progress(description: str, total: int | None, *, plain: bool = True) -> Iter
     Yields:
         a function ``advance(amount)``.
     """
-    console = people()
-    if not console.is_terminal:
+    console = None if _silent.get() else people()
+    if console is None or not console.is_terminal:
         if plain:
             note(f"{description} ...")
         yield lambda amount: None

@@ -32,7 +32,7 @@ FLOORS = (
     {"decoding"},
     {"evaluation"},
     {"tasks"},
-    {"training", "accounting", "benchmarks", "export"},
+    {"training", "accounting", "benchmarks", "export", "inference"},
     {"cli"},
 )
 # Imports of a second and more, or that only some commands need.

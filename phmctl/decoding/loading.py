@@ -38,9 +38,9 @@ def load_translator(
     tokenizers = load_tokenizers(run)
     target = pick_device(device)
     recipe = run.recipe_of(TranslationRecipe)
-    model = build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, target)
+    model = build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, "meta")
     folder = run.checkpoint(checkpoint)
-    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
+    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
     model.eval()
     settings = decoding or recipe.decoding
     set_execution(model, settings.execution, folder, keep=keep_factors)

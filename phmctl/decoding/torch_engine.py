@@ -29,13 +29,15 @@ class TorchEngine:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Put the model in evaluation mode for a while."""
-        training = self.model.training
+        """Put the model in evaluation mode for a while. One that is in it is left as it is: others may use it now."""
+        if not self.model.training:
+            yield
+            return
         self.model.eval()
         try:
             yield
         finally:
-            self.model.train(training)
+            self.model.train()
 
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1

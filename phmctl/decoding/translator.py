@@ -2,7 +2,9 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 from phmctl.console import warn
 from phmctl.data.catalog import Cleaning
@@ -19,11 +21,19 @@ WINDOW = 1024  # lines of a stream that are sorted and translated together
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """One translation of a line: its text, its length-normalised score and its log-probability."""
+    """One translation of a line.
+
+    Attributes:
+        text: what the line was translated to.
+        score: the log-probability over the length penalty of Wu et al. (2016), eq. 14; the beam is ranked by it.
+        log_prob: natural logarithm of the probability that the model gives the text and its end.
+        cut: whether the line was longer than the model knows, so that only its beginning was translated.
+    """
 
     text: str
     score: float
     log_prob: float
+    cut: bool = False
 
 
 EMPTY = Translation("", 0.0, 0.0)
@@ -74,14 +84,14 @@ class Translator:
         Raises:
             DataError: a line is too long and `strict` is set.
         """
-        sources = self._encode(lines, strict=strict, first_line=first_line)
+        sources, cut = self.encode(lines, strict=strict, first_line=first_line)
         results: list[list[Translation]] = [[EMPTY] for _ in lines]
         advance(sources.count([]))
         with self.engine.ready():
             for rows in plan([len(source) for source in sources], self.settings.batch_tokens):
                 found = self.search([sources[row] for row in rows], n_best=n_best)
                 for row, hypotheses in zip(rows, found, strict=True):
-                    results[row] = [self._detokenise(hypothesis) for hypothesis in hypotheses]
+                    results[row] = [self._detokenise(hypothesis, row in cut) for hypothesis in hypotheses]
                 advance(len(rows))
         return results
 
@@ -105,25 +115,49 @@ class Translator:
         allowed = self.tokenizers.target.size
         return self.engine.search(sources, self.settings, allowed=allowed, n_best=n_best)
 
-    def _encode(self, lines: Sequence[str], *, strict: bool, first_line: int) -> list[list[int]]:
-        """Return the ids of each line, closed by EOS; an empty list for a line without tokens."""
-        texts = [clean_line(line, self.cleaning) if line.strip() else "" for line in lines]
-        encoded = self.tokenizers.source.encode(texts)
-        limit = self.max_source_tokens
+    def with_settings(self, settings: DecodingSection) -> Self:
+        """Return a translator by the same engine that searches by other settings."""
+        other = copy(self)
+        other.settings = settings
+        return other
+
+    def encode(self, lines: Sequence[str], *, strict: bool, first_line: int = 1) -> tuple[list[list[int]], set[int]]:
+        """Return the ids of each line, closed by EOS, and the places of those that were cut; see :meth:`translate`.
+
+        A line without tokens gives an empty list.
+
+        Raises:
+            DataError: a line is too long and `strict` is set.
+        """
+        encoded = self.tokenizers.source.encode(self._clean(lines))
+        limit, cut = self.max_source_tokens, set()
         for number, ids in enumerate(encoded, start=first_line):
             if limit is not None and len(ids) >= limit:
                 message = f"line {number} has {len(ids) + 1} tokens, more than the {limit} of the training data"
                 if strict:
-                    raise DataError(f"{message}; split it, or leave --strict out to translate its beginning")
+                    raise DataError(f"{message}; split it, or leave strict out to translate its beginning")
                 warn(f"{message}; translating its beginning")
                 del ids[limit - 1 :]
-        return [[*ids, EOS] if ids else [] for ids in encoded]
+                cut.add(number - first_line)
+        return [[*ids, EOS] if ids else [] for ids in encoded], cut
 
-    def _detokenise(self, hypothesis: Hypothesis) -> Translation:
+    def lengths(self, lines: Sequence[str]) -> list[int]:
+        """Return the tokens of each line, EOS counted, as `max_source_tokens` limits them; 0 without a token."""
+        encoded = self.tokenizers.source.encode(self._clean(lines))
+        return [len(ids) + 1 if ids else 0 for ids in encoded]
+
+    def encode_targets(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of given outputs, without BOS and EOS."""
+        return self.tokenizers.target.encode(self._clean(lines))
+
+    def _clean(self, lines: Sequence[str]) -> list[str]:
+        return [clean_line(line, self.cleaning) if line.strip() else "" for line in lines]
+
+    def _detokenise(self, hypothesis: Hypothesis, cut: bool = False) -> Translation:
         text = self.tokenizers.target.decode(hypothesis.tokens)
         # A byte-level vocabulary can spell a line break; one line in is one line out.
         text = text.replace("\r", " ").replace("\n", " ")
-        return Translation(text, hypothesis.score, hypothesis.log_prob)
+        return Translation(text, hypothesis.score, hypothesis.log_prob, cut)
 
 
 def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

@@ -50,6 +50,11 @@ class EncoderClassifier(nn.Module):
         self.encoder_norm = nn.LayerNorm(settings.width, device=device) if settings.final_norm else nn.Identity()
         self.output = dense.linear(settings.width, classes)
 
+    @property
+    def encoded_width(self) -> int:
+        """Width of what :meth:`encode` returns."""
+        return self.settings.width
+
     def forward(self, tokens: Tensor, *, labels: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         """Map a text's ids (B, S), PAD behind each text, to logits (B, classes).
 

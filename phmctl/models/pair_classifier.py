@@ -66,10 +66,14 @@ class PairClassifier(nn.Module):
         self.lstm = PHMLSTM(
             settings.embedding_width, settings.width, gates=settings.gates, cell=settings.cell, builder=builder
         )
-        pooled = 2 * settings.width
-        widths = [_PARTS[settings.combination] * pooled, settings.hidden, settings.hidden]
+        widths = [_PARTS[settings.combination] * self.encoded_width, settings.hidden, settings.hidden]
         self.mlp = nn.ModuleList(dense.linear(*pair) for pair in pairwise(widths))
         self.output = dense.linear(settings.hidden, classes)
+
+    @property
+    def encoded_width(self) -> int:
+        """Width of what :meth:`encode` returns."""
+        return 2 * self.settings.width
 
     def forward(
         self,

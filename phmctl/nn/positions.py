@@ -37,10 +37,10 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, length: int, start: int = 0) -> Tensor:
         """Return rows `start` to `start + length` of the table, (length, d)."""
-        stop = start + length
-        if stop > self.table.shape[0]:
-            self.table = sinusoids(2 * stop, self.width).to(self.table)
-        return self.table[start:stop]
+        stop, table = start + length, self.table
+        if stop > table.shape[0]:
+            self.table = table = sinusoids(2 * stop, self.width).to(table)  # another thread may set a shorter one
+        return table[start:stop]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -6,15 +6,16 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.data.cleaning import clean_line
 from phmctl.data.labelled.batching import collate, encode_texts, lengths_of, plan
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.tokenization import Tokenizer
 from phmctl.devices import pick_device
 from phmctl.errors import DataError
-from phmctl.models.classifiers import build_classifier, texts_of
+from phmctl.models.classifiers import Classifier, build_classifier, texts_of
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
@@ -54,7 +55,7 @@ class TextClassifier:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Classifier,
         tokenizer: Tokenizer,
         labels: Sequence[str],
         cleaning: LabelledCleaning,
@@ -84,6 +85,22 @@ class TextClassifier:
         best, number = self.probabilities(texts).max(1) if texts else (torch.empty(0), torch.empty(0))
         pairs = zip(number.int().tolist(), best.tolist(), strict=True)
         return [Prediction(self.labels[index], probability) for index, probability in pairs]
+
+    def lengths(self, texts: Sequence[Sequence[str]]) -> list[int]:
+        """Return of each example the tokens of its longest text, before it is cut."""
+        columns = zip(*texts, strict=True)
+        counts = [self.tokenizer.encode([clean_line(text, self.cleaning) for text in column]) for column in columns]
+        return [max(map(len, sides)) for sides in zip(*counts, strict=True)]
+
+    @torch.inference_mode()
+    def vectors(self, texts: Sequence[str]) -> Tensor:
+        """Return what the model reads each text into, (N, d) float32 on the CPU; zeros for a text without tokens."""
+        encoded = encode_texts([(text,) for text in texts], self.tokenizer, self.cleaning, self.max_tokens)
+        result = torch.zeros(len(texts), self.model.encoded_width)
+        for rows in plan(lengths_of(encoded), self.batch_size, seed=0, epoch=0, shuffle=False):
+            batch = collate(encoded, rows).to(self.device)
+            result[torch.from_numpy(rows)] = self.model.encode(batch.first).float().cpu()
+        return result.masked_fill_(torch.from_numpy(encoded.first.lengths == 0)[:, None], 0.0)
 
     def about(self) -> dict[str, Any]:
         """Return the classes."""
@@ -151,9 +168,9 @@ def load_classifier(
     cleaning = cleaning_of(run)
     if cleaned:
         cleaning = cleaning.model_copy(update={"entities": "keep"})
-    model = build_classifier(recipe.model, tokenizer.size, len(labels), device=target)
+    model = build_classifier(recipe.model, tokenizer.size, len(labels), device="meta")
     folder = run.checkpoint(checkpoint)
-    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
+    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
     set_execution(model.eval(), execution, folder, keep=keep_factors)
     return TextClassifier(
         model,

@@ -1,0 +1,191 @@
+"""What a program gets of a trained model: texts in, objects out. Nothing is printed, and nothing global is changed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from phmctl.console import silence
+from phmctl.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from phmctl.decoding.translator import Translation
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Self = TypeVar("Self", bound="Model")
+Texts = Sequence[str | Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """What a classifier answers to one example.
+
+    Attributes:
+        label: the most probable class.
+        probabilities: that of each class, 0 to 1, in the order of the model's labels; they sum to 1.
+        cut: whether a text was longer than the model knows, so that only a part of it was read.
+    """
+
+    label: str
+    probabilities: Mapping[str, float]
+    cut: bool = False
+
+
+class Model:
+    """A trained model, ready to answer; :func:`phmctl.load` makes one.
+
+    It may be used by many threads at once: nothing that an answer depends on changes after loading. A method that the
+    task does not have is a :class:`~phmctl.errors.UserError` that names those it has.
+
+    Attributes:
+        name: ``<recipe>/<variant>/<version>`` of the run that it comes from.
+        task: ``translation`` or ``classification``.
+    """
+
+    answers: ClassVar[Sequence[str]] = ()  # the methods that this task has
+
+    def __init__(self, name: str, task: str, about: Mapping[str, Any]) -> None:
+        self.name, self.task = name, task
+        self._about = dict(about)
+
+    def __repr__(self) -> str:
+        return f"<phmctl model {self.name}: {', '.join(self.answers)}>"
+
+    def about(self) -> dict[str, Any]:
+        """Return what the model is, as JSON values: name, task, folder, checkpoint, engine, device, settings.
+
+        Of a translator ``decoding`` has the settings of the search; of a classifier ``labels`` its classes and
+        ``texts`` how many texts an example has. ``methods`` names what can be asked of it, ``vectors`` says what
+        :meth:`encode` returns.
+        """
+        return {"name": self.name, "task": self.task, "methods": list(self.answers), **self._about}
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest text that the model knows, as :meth:`lengths` counts; None is no limit."""
+        raise self._lacks("max_tokens")
+
+    def lengths(self, texts: Texts) -> list[int]:
+        """Return the tokens of each text as the model counts them, of a pair those of the longer one.
+
+        A translator counts the end of sentence too; a text without a token has 0.
+
+        Raises:
+            UserError: the texts are not of the kind that the model reads.
+            DataError: a text is no Unicode text.
+        """
+        raise self._lacks("lengths")
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None = None,
+        alpha: float | None = None,
+        n_best: int = 1,
+        strict: bool = False,
+    ) -> "list[list[Translation]]":
+        """Translate texts by beam search.
+
+        Args:
+            texts: N texts, each one line; they are cleaned as the training text was. A single string is refused, for it
+                is itself a sequence of texts of one character.
+            beam: live prefixes a sentence; 1 is greedy. The recipe's where None.
+            alpha: exponent of the length penalty. The recipe's where None.
+            n_best: translations wanted a text, at most `beam`.
+            strict: refuse a text that is longer than the model knows; otherwise its beginning is translated, and
+                ``cut`` of the translations says so.
+
+        Returns:
+            N lists of at most `n_best` translations, best first. A text without a token has one empty translation.
+
+        Raises:
+            UserError: this is no translator, `texts` is no list of strings, or `n_best` is larger than the beam.
+            RecipeError: `beam` or `alpha` is out of range.
+            DataError: a text is too long and `strict` is set, or it is no Unicode text.
+        """
+        raise self._lacks("translate")
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+        """Return the log-probability that the model gives each target as the translation of its source.
+
+        It is the sum over the target's tokens and its end, in natural logarithms (forced decoding): what
+        ``log_prob`` is of a translation that the model finds itself. An empty source has one translation, the empty
+        one: its score is 0, that of any other text −∞.
+
+        Args:
+            sources: N texts.
+            targets: N texts. A word that the target's vocabulary does not have is scored as the unknown word.
+
+        Raises:
+            UserError: this is no translator, its engine gives no scores, or the lists are not of one length.
+            DataError: a source is longer than the model knows.
+        """
+        raise self._lacks("score")
+
+    def classify(self, texts: Texts, *, strict: bool = False) -> list[Classified]:
+        """Return the label of each text, or of each pair of texts.
+
+        Args:
+            texts: N texts, or N pairs where the classifier reads pairs: ``[("one", "two"), …]``.
+            strict: refuse a text that is longer than the model knows; otherwise a part of it is read, and ``cut`` says
+                so.
+
+        Raises:
+            UserError: this is no classifier, or it reads pairs where texts are given, or the other way round.
+            DataError: a text is too long and `strict` is set, or it is no Unicode text.
+        """
+        raise self._lacks("classify")
+
+    def encode(self, texts: Sequence[str]) -> "Tensor":
+        """Return a vector for each text, (N, d) float32 on the CPU.
+
+        Of a translator it is the mean of the encoder's states over all positions, the end of sentence among them; of
+        an encoder classifier the vector that the label is read from (the recipe's ``pooling``); of a pair classifier
+        the maximum and the mean over time of the LSTM's states, side by side. A text without a token gives zeros.
+        The beginning of a text that is longer than the model knows is encoded (of a classifier: what its card keeps).
+
+        Raises:
+            UserError: the model's engine gives no states.
+            DataError: a text is no Unicode text.
+        """
+        raise self._lacks("encode")
+
+    def _lacks(self, method: str) -> UserError:
+        has = ", ".join(self.answers) or "none of them"
+        return UserError(f"{method}: {self.name}, a model of task {self.task!r}, does not have it; it has {has}")
+
+
+def silent(method: Callable[Concatenate[Self, P], T]) -> Callable[Concatenate[Self, P], T]:
+    """Keep a method from printing."""
+
+    @wraps(method)
+    def wrapped(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with silence():
+            return method(self, *args, **kwargs)
+
+    return wrapped
+
+
+def check_texts(texts: Texts, name: str = "texts") -> list[str]:
+    """Return texts as a list.
+
+    Raises:
+        UserError: they are one string, or something is none.
+        DataError: a text has half of a character in it, which UTF-8 cannot spell.
+    """
+    if isinstance(texts, str):
+        raise UserError(f"{name}: want a list of texts, not one string; write [text]")
+    found = []
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise UserError(f"{name}: text {number} is of type {type(text).__name__}, not str")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{name}: text {number} has a lone surrogate at position {error.start + 1}") from error
+        found.append(text)
+    return found

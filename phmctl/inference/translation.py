@@ -1,0 +1,64 @@
+"""Translators for programs, by any engine. Nothing here imports torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.settings import change_decoding
+from phmctl.decoding.translator import Translation, Translator
+from phmctl.errors import UserError
+from phmctl.inference.model import Model, Texts, check_texts, silent
+from phmctl.runs import Run
+
+
+class TranslationModel(Model):
+    """A translator for programs.
+
+    Args:
+        translator: does the work.
+        name: the run's.
+        about: further entries of :meth:`about`.
+    """
+
+    answers: ClassVar[Sequence[str]] = ("translate",)
+
+    def __init__(self, translator: Translator, name: str, about: Mapping[str, Any]) -> None:
+        engine = {"engine": translator.engine.name, "decoding": translator.settings.model_dump()}
+        super().__init__(name, "translation", {**engine, **about})
+        self._translator = translator
+
+    @silent
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None = None,
+        alpha: float | None = None,
+        n_best: int = 1,
+        strict: bool = False,
+    ) -> list[list[Translation]]:
+        """Translate texts by beam search."""
+        settings = change_decoding(self._translator.settings, beam=beam, alpha=alpha)
+        if not 1 <= n_best <= settings.beam:
+            raise UserError(f"n_best = {n_best} must be between 1 and beam = {settings.beam}")
+        translator = self._translator.with_settings(settings)
+        return translator.translate(check_texts(texts), n_best=n_best, strict=strict)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest text that the model knows, in tokens with the end of sentence."""
+        return self._translator.max_source_tokens
+
+    @silent
+    def lengths(self, texts: Texts) -> list[int]:
+        """Return the tokens of each text."""
+        return self._translator.lengths(check_texts(texts))
+
+
+def load_run(run: Run, checkpoint: str, device: str) -> TranslationModel:
+    """Load a run's translator; see :func:`phmctl.inference.loading.load`."""
+    from phmctl.inference.torch_translation import TorchTranslationModel
+
+    translator = load_translator(run, checkpoint, device, keep_factors=False)
+    about = {"folder": str(run.folder), "checkpoint": run.checkpoint(checkpoint).name}
+    return TorchTranslationModel(translator, run.name, about)

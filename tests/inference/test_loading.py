@@ -1,0 +1,144 @@
+import json
+import logging
+import random
+import shutil
+import signal
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import phmctl
+from phmctl.errors import RecipeError, RunError, UserError
+from phmctl.inference.model import Model
+from phmctl.runs import Run
+from tests.decoding.conftest import TEXT
+
+
+def test_a_copied_folder_loads(run: Run, translator: Model, tmp_path: Path) -> None:
+    copy = shutil.copytree(run.folder, tmp_path / "elsewhere")
+    model = phmctl.load(str(copy), device="cpu")
+    assert model.translate(TEXT[:2]) == translator.translate(TEXT[:2])
+    assert repr(translator) == "<phmctl model tiny/real/v001: translate, score, encode>"
+
+
+def test_about_is_json(translator: Model, run: Run) -> None:
+    about = json.loads(json.dumps(translator.about()))
+    assert about["name"] == translator.name == "tiny/real/v001"
+    assert about["task"] == translator.task == "translation"
+    assert about["methods"] == ["translate", "score", "encode"]
+    assert (about["folder"], about["checkpoint"]) == (str(run.folder), "step-000002")
+    assert (about["engine"], about["device"]) == ("torch", "cpu")
+    assert about["decoding"]["beam"] == 3
+    about["methods"].clear()
+    assert translator.about()["methods"]
+
+
+def test_the_checkpoint_is_chosen(run: Run, translator: Model) -> None:
+    last = phmctl.load(run.folder, checkpoint="last", device="cpu")
+    assert last.about()["checkpoint"] == "step-000001"
+    assert last.translate(TEXT[:3]) != translator.translate(TEXT[:3])
+
+
+def state_of_the_process() -> list[object]:
+    """What a library has no business to change."""
+    return [
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [str(each) for each in np.random.get_state()],
+        torch.get_num_threads(),
+        torch.get_num_interop_threads(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        list(warnings.filters),
+        [signal.getsignal(each) for each in signal.valid_signals()],
+        logging.getLogger().handlers[:],
+        logging.getLogger().level,
+        sorted(map(str, logging.getLogger("phmctl").handlers)),
+        threading.active_count(),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["translator", "encoder", "lstm-pair"])
+def test_nothing_global_is_changed_and_nothing_printed_or_written(
+    run: Run, runs: dict[str, Run], kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = run.folder if kind == "translator" else runs[kind].folder
+    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    before = state_of_the_process()
+    model = phmctl.load(folder, device="cpu")
+    if kind == "translator":
+        model.translate([TEXT[2] * 3])  # which is cut
+        model.score(TEXT[:2], TEXT[:2])
+    else:
+        model.classify([("a", "b")] if kind == "lstm-pair" else ["a " * 500])
+    model.encode(["a"])
+    assert state_of_the_process() == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_newer_version_without_a_checkpoint_is_passed_over_without_a_word(
+    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run.folder, tmp_path / "real" / "v001")
+    shutil.copytree(run.folder, tmp_path / "real" / "v002")
+    shutil.rmtree(tmp_path / "real" / "v002" / "checkpoints")
+    assert phmctl.load(tmp_path / "real", device="cpu").name.endswith("v001")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_rank_is_found_without_a_word_and_not_written(
+    tiny_run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(tiny_run.folder, tmp_path / "copy")
+    path = folder / "recipe.yaml"
+    path.write_text(path.read_text().replace("execution: null", "execution: rank"))
+    model = phmctl.load(folder, device="cpu")
+    assert model.about()["decoding"]["execution"] == "rank"
+    assert model.translate(["Sophie wandert."]) == phmctl.load(folder, device="cpu").translate(["Sophie wandert."])
+    assert not list(folder.rglob("factors.safetensors"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_without_checkpoint(run: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(run.folder, tmp_path / "copy")
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(RunError, match="has no checkpoint yet; train it further with"):
+        phmctl.load(copy)
+
+
+def test_a_damaged_run(run: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(run.folder, tmp_path / "copy")
+    path = copy / "checkpoints" / "step-000002" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged: its SHA-256"):
+        phmctl.load(copy)
+    (copy / "tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(RunError, match=r"tokenizer\.json"):
+        phmctl.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"checkpoint": "lest"}, RunError, "did you mean 'last'"),
+        ({"device": "tpu"}, RecipeError, "device 'tpu' is not known"),
+        ({"engine": "tensorflow"}, UserError, "engine 'tensorflow'"),
+        ({"threads": 2}, UserError, r"call torch\.set_num_threads"),
+    ],
+)
+def test_wrong_arguments(run: Run, arguments: dict[str, object], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        phmctl.load(run.folder, **arguments)
+
+
+def test_no_run_at_all(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no run at"):
+        phmctl.load(tmp_path / "nothing")

@@ -1,0 +1,127 @@
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from phmctl.decoding.loading import load_translator
+from phmctl.errors import DataError, RecipeError, UserError
+from phmctl.inference.model import Model
+from phmctl.runs import Run
+from tests.decoding.conftest import TEXT
+
+TEXTS = [*TEXT[:2], "Zwei Kinder spielen .", "", TEXT[3]]
+
+
+def test_translations_are_those_of_the_command(translator: Model, run: Run) -> None:
+    found = translator.translate(TEXTS, n_best=2)
+    assert found == load_translator(run, "best", "cpu").translate(TEXTS, n_best=2)
+    assert [len(each) for each in found] == [2, 2, 2, 1, 2]
+    assert all(best.score >= other.score for best, other in (each for each in found if len(each) == 2))
+    assert found[3][0].text == ""
+
+
+def test_beam_and_alpha_are_of_one_call(translator: Model, run: Run) -> None:
+    before = translator.translate(TEXTS)
+    greedy = translator.translate(TEXTS, beam=1, alpha=0.0)
+    settings = run.recipe.decoding.model_copy(update={"beam": 1, "alpha": 0.0})
+    assert greedy == load_translator(run, "best", "cpu", settings).translate(TEXTS)
+    assert all(best.score == pytest.approx(best.log_prob) for [best] in greedy)
+    assert greedy != before
+    assert translator.translate(TEXTS) == before
+
+
+def test_scores_are_what_the_search_finds(translator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = translator._translator
+    sources = kept.encode(TEXTS, strict=True)[0]
+    found = [best for [best] in kept.search([ids for ids in sources if ids])]
+    # A random model's tokens are not those that its text is split into again: its own are put in for them.
+    monkeypatch.setattr(type(kept), "encode_targets", lambda self, lines: [best.tokens for best in found])
+    scores = translator.score([text for text in TEXTS if text], ["x"] * len(found))
+    assert scores == pytest.approx([best.log_prob for best in found], abs=1e-4)
+
+
+def test_a_score_is_the_sum_of_the_steps(translator: Model) -> None:
+    kept = translator._translator
+    [source], [target] = kept.encode(TEXTS[:1], strict=True)[0], kept.encode_targets(TEXTS[4:])
+    with torch.no_grad():
+        total, prefix = 0.0, [2]
+        for token in [*target, 3]:
+            hidden = kept.engine.model(torch.tensor([source]), torch.tensor([prefix]))[:, -1]
+            total += torch.log_softmax(kept.engine.model.logits(hidden), -1)[0, token].item()
+            prefix.append(token)
+    # Alone, in a batch, and beside others of other lengths.
+    assert translator.score(TEXTS[:1], TEXTS[4:]) == pytest.approx([total], rel=1e-5)
+    assert translator.score(TEXTS, [TEXTS[4]] * 5)[0] == pytest.approx(total, rel=1e-5)
+
+
+def test_an_empty_source_has_one_translation(translator: Model) -> None:
+    assert translator.score(["", "  ", "A"], ["", "x", ""])[:2] == [0.0, -math.inf]
+
+
+def test_vectors_are_the_mean_of_the_states(translator: Model) -> None:
+    found = translator.encode(TEXTS)
+    kept = translator._translator
+    for row, ids in enumerate(kept.encode(TEXTS, strict=True)[0]):
+        with torch.no_grad():
+            wanted = kept.engine.model.encode(torch.tensor([ids])).states[0].mean(0) if ids else torch.zeros(32)
+        torch.testing.assert_close(found[row], wanted, rtol=1e-4, atol=1e-5)
+    assert found.dtype == torch.float32
+    assert translator.encode([]).shape == (0, 32)
+
+
+def test_a_text_longer_than_the_model_knows(translator: Model) -> None:
+    long = TEXT[2] * 3
+    [[cut], [whole]] = translator.translate([long, TEXT[0]])
+    assert (cut.cut, whole.cut) == (True, False)
+    with pytest.raises(DataError, match="line 2 has"):
+        translator.translate([TEXT[0], long], strict=True)
+    with pytest.raises(DataError, match="line 2 has"):
+        translator.score([TEXT[0], long], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda model: model.translate("Ein Mann"), UserError, r"one string; write \[text\]"),
+        (lambda model: model.translate(["a", 1]), UserError, "text 2 is of type int"),
+        (lambda model: model.translate(["a", "\ud800"]), DataError, "text 2 has a lone surrogate at position 1"),
+        (lambda model: model.translate(["a"], n_best=9), UserError, "n_best = 9 must be between 1 and beam = 3"),
+        (lambda model: model.translate(["a"], n_best=0), UserError, "n_best = 0"),
+        (lambda model: model.translate(["a"], beam=0), RecipeError, "beam 0"),
+        (lambda model: model.score(["a"], []), UserError, "1 sources and 0 targets"),
+        (lambda model: model.score("a", "b"), UserError, "sources: want a list"),
+        (lambda model: model.encode("a"), UserError, "want a list"),
+        (lambda model: model.classify(["a"]), UserError, "classify: .* it has translate, score, encode"),
+    ],
+)
+def test_wrong_calls_are_told(translator: Model, call, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(translator)
+
+
+def test_nothing_of_nothing(translator: Model) -> None:
+    assert translator.translate([]) == []
+    assert translator.score([], []) == []
+
+
+def test_threads_at_once_get_equal_answers(translator: Model) -> None:
+    wanted = translator.translate(TEXTS, n_best=2), translator.score(TEXTS, TEXTS), translator.encode(TEXTS)
+
+    def ask(number: int) -> bool:
+        if number % 3 == 0:
+            return translator.translate(TEXTS, n_best=2) == wanted[0]
+        if number % 3 == 1:
+            return translator.score(TEXTS, TEXTS) == wanted[1]
+        return torch.equal(translator.encode(TEXTS), wanted[2])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(48)))
+
+
+def test_lengths_are_those_that_the_limit_counts(translator: Model) -> None:
+    assert translator.max_tokens == 20
+    found = translator.lengths([*TEXTS, TEXT[2]])
+    assert found[:-1] == [len(ids) for ids in translator._translator.encode(TEXTS, strict=True)[0]]
+    assert found[3] == 0
+    assert found[-1] > 20
