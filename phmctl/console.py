@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from phmctl.errors import StdoutError
 if TYPE_CHECKING:
     from rich.console import Console
 
+# C0 but for tab and line feed, DEL and C1; what turns the direction of writing; halves of surrogate pairs
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _CLOSED_PIPE = 141  # as a shell reports SIGPIPE
 _REDRAW = 0.1  # seconds between two drawings of a bar, at least
 
@@ -39,11 +42,19 @@ def silence() -> Iterator[None]:
         _silent.reset(token)
 
 
+def printable(text: str) -> str:
+    """Return text as a terminal may have it: what would move its cursor or hide other text is written as an escape.
+
+    File names, cards, tensors' names and servers' answers are others' words. Tabs and line ends stay.
+    """
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def note(message: str) -> None:
     """Print one line for people on stderr."""
     if _silent.get():
         return
-    sys.stderr.write(message + "\n")
+    sys.stderr.write(printable(message) + "\n")
     sys.stderr.flush()
 
 
@@ -62,7 +73,7 @@ def emit(text: str) -> None:
     try:
         sys.stdout.flush()
         if hasattr(sys.stdout, "buffer"):
-            sys.stdout.buffer.write(text.encode())
+            sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
         else:  # a notebook's
             sys.stdout.write(text)
         sys.stdout.flush()
@@ -118,11 +129,11 @@ def print_table(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=printable(title), title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index in (0, *text) else "right", overflow="fold")
+        table.add_column(printable(column), justify="left" if index in (0, *text) else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(printable(str(cell)) for cell in row))
     terminal, shown = Console().is_terminal, io.StringIO()
     width = None if terminal else 160
     Console(file=shown, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False).print(table)
@@ -144,6 +155,7 @@ def progress(description: str, total: int | None, *, plain: bool = True) -> Iter
         a function ``advance(amount)``.
     """
     console = None if _silent.get() else people()
+    description = printable(description)
     if console is None or not console.is_terminal:
         if plain:
             note(f"{description} ...")

@@ -19,6 +19,9 @@
 
 import difflib
 from collections.abc import Collection, Iterable
+from itertools import islice
+
+_LONGEST_NAME, _NAMES = 100, 1000  # of names that are compared: their characters, and how many
 
 
 class PhmctlError(Exception):
@@ -83,7 +86,10 @@ class NonFiniteError(PhmctlError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the clause `` (did you mean 'x'?)`` for the known name nearest to `word`, or an empty string."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    if len(word) > _LONGEST_NAME:  # nobody mistyped that, and looking takes the square of its length
+        return ""
+    short = (name for name in known if len(name) <= _LONGEST_NAME)
+    matches = difflib.get_close_matches(word, islice(short, _NAMES), n=1, cutoff=0.5)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

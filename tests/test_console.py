@@ -111,3 +111,25 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys
     assert captured.out == ""
     assert "reading [x]" in captured.err
     assert "2/3" in captured.err
+
+
+HOSTILE = "a\x1b[31mb\rc\x9bd\u202ee\udc80f\x7fg"
+TAMED = r"a\x1b[31mb\rc\x9bd\u202ee\udc80f\x7fg"
+
+
+def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    note(f"{HOSTILE}\n\tß→你😀")
+    warn(HOSTILE)
+    with progress(HOSTILE, None):
+        pass
+    captured = capsys.readouterr()
+    assert captured.err == f"{TAMED}\n\tß→你😀\nwarning: {TAMED}\n{TAMED} ...\n"
+    print_table(HOSTILE, (HOSTILE,), [(HOSTILE,)])
+    captured = capsys.readouterr()
+    assert captured.out.count(TAMED) == 3
+    assert not set(captured.out) & set("\x1b\r\x9b\u202e\udc80\x7f")
+
+
+def test_json_has_what_utf8_has_not(capsys: pytest.CaptureFixture[str]) -> None:
+    emit_json({"file": "a\udc80"})
+    assert json.loads(capsys.readouterr().out) == {"file": "a\udc80"}

@@ -18,10 +18,11 @@ from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.prepare_data import prepare_data
 from phmctl.cli.train import train
-from phmctl.console import stdout_refused
+from phmctl.console import note, stdout_refused
 from phmctl.errors import PhmctlError, StoppedError
 
 _DEBUG = "PHMCTL_DEBUG"
+_LONGEST = 4000  # characters of a line of an error: it may quote a file
 
 
 class _Commands(TyperGroup):
@@ -97,5 +98,6 @@ def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get(_DEBUG):
         traceback.print_exc()
     else:
-        sys.stderr.write(f"error: {message}\n")
+        lines = (f"{line[:_LONGEST]}..." if len(line) > _LONGEST else line for line in message.split("\n"))
+        note("error: " + "\n".join(lines))
     sys.exit(code)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from phmctl.data.readers import Format
 from phmctl.errors import DataError, nearest
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.sections import PositiveInt, Section
+from phmctl.recipe.sections import PositiveInt, Section, Vocabulary
 from phmctl.shipped import shipped, shipped_names
 
 SplitName = Literal["train", "valid", "test"]
@@ -126,7 +126,7 @@ class Defaults(Section):
     """What `prepare-data` takes for the recipe's data section where nothing else is said."""
 
     tokenizer: Literal["bpe", "word"] = "bpe"
-    vocabulary: Annotated[int, Field(ge=8)] = 8000
+    vocabulary: Vocabulary = 8000
     joint: bool = True
     max_tokens: PositiveInt = 256
 

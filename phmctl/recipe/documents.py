@@ -13,25 +13,86 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from phmctl.errors import UserError
-from phmctl.recipe.problems import KeyPath, describe
+from phmctl.recipe.problems import TOLD, KeyPath, describe
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
+_LARGEST = 1 << 18  # characters of a document
+_NODES = 10_000  # keys and values, with aliases written out
+_DEPTH = 32
+_DIGITS = 18  # of a whole number: what 64 bits always hold
+# What a value without quotes may be besides text: YAML 1.2's core schema, without its octal and hexadecimal numbers.
+# YAML 1.1, PyYAML's own, also reads 1:30 as 90, 010 as 8, yes and no as truth values and 2001-01-01 as a date.
+_PLAIN = {
+    "null": (r"~|null|Null|NULL|", ["", *"~nN"]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": (r"<<", "<"),
+}
+
+
+class _Refusal(yaml.MarkedYAMLError):
+    """Well-formed YAML that no recipe or card needs."""
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with the floats of YAML 1.2 (``1e-4`` is a number) and lists as the schemas' tuples."""
+    """PyYAML's safe loader with the values of YAML 1.2, lists as the schemas' tuples, and limits.
+
+    A file of some hundred bytes can stand for one of gigabytes (aliases of aliases), or be nested deeper than Python's
+    stack. It is refused at the node that is too much, so that reading takes time in proportion to the file.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+        self._sizes: dict[yaml.Node, int] = {}  # of the nodes that are complete, aliases written out
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node. Raises :class:`_Refusal` for a tag, too many nodes, or too deep a nesting."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._nodes
+        alias = isinstance(event, yaml.AliasEvent)
+        if not alias and event.tag is not None:
+            raise _Refusal(problem=f"tag {event.tag!r} is not read; write plain values", problem_mark=event.start_mark)
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise _Refusal(problem=f"nested more than {_DEPTH} deep", problem_mark=event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:  # never: an event stands before each call
+            return None
+        if alias and node not in self._sizes:
+            raise _Refusal(problem=f"*{event.anchor} stands in itself", problem_mark=event.start_mark)
+        self._nodes += self._sizes[node] if alias else 1
+        self._sizes.setdefault(node, self._nodes - before)
+        if self._nodes > _NODES:
+            raise _Refusal(problem=f"more than {_NODES:,} keys and values", problem_mark=event.start_mark)
+        return node
 
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
         """Return a YAML list as a tuple."""
         return tuple(self.construct_sequence(node, deep=True))
 
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        """Return a whole number of up to 18 digits. Raises :class:`_Refusal` for a longer one."""
+        text = str(node.value).replace("_", "")
+        if len(text.lstrip("+-")) > _DIGITS:
+            problem = f"a whole number of {len(text):,} digits; the longest has {_DIGITS}"
+            raise _Refusal(problem=problem, problem_mark=node.start_mark)
+        return int(text)
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+
+_Loader.yaml_implicit_resolvers = {}  # not PyYAML's
+for _name, (_pattern, _first) in _PLAIN.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.construct_tuple)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
 
 @dataclass
@@ -54,12 +115,14 @@ class Document:
 
     def validate(self, schema: type[Model], refusal: type[UserError]) -> Model:
         """Return the content as `schema`, or raise `refusal` with all problems, a line each."""
+        problems, model = self.problems, None
         try:
             model = schema.model_validate(self.content)
         except ValidationError as error:
-            raise refusal("\n".join([*self.problems, *describe(error, schema, self.place)])) from error
-        if self.problems:
-            raise refusal("\n".join(self.problems))
+            problems = [*problems, *describe(error, schema, self.place)]
+        if model is None or problems:
+            more = ["... and more"] if len(problems) > TOLD else []
+            raise refusal("\n".join([*problems[:TOLD], *more]))
         return model
 
     def place(self, path: KeyPath, message: str) -> str:
@@ -111,8 +174,10 @@ def read_document(path: Path, refusal: type[UserError]) -> Document:
 def parse_document(text: str, where: str, refusal: type[UserError]) -> Document:
     """Parse YAML text; `where` names it in messages. See :func:`read_document`."""
     try:
-        node = yaml.compose(text, Loader=_Loader)
-        content = yaml.load(text, Loader=_Loader)
+        node, content = _compose(text)
+    except _Refusal as error:
+        place = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
+        raise refusal(f"{place}: {error.problem}") from error
     except yaml.YAMLError as error:
         raise refusal(f"{where} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
@@ -129,7 +194,19 @@ def parse_document(text: str, where: str, refusal: type[UserError]) -> Document:
 
 def parse_value(text: str) -> Any:
     """Return one YAML value; raises ``yaml.YAMLError``."""
-    return yaml.load(text, Loader=_Loader)
+    return _compose(text)[1]
+
+
+def _compose(text: str) -> tuple[yaml.Node | None, Any]:
+    """Return the nodes of a YAML text, and its value; raises ``yaml.YAMLError``."""
+    if len(text) > _LARGEST:
+        raise _Refusal(problem=f"more than {_LARGEST:,} characters")
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return node, None if node is None else loader.construct_document(node)
+    except (TypeError, ValueError) as error:  # a key that is a list of mappings; an escape beyond Unicode
+        raise yaml.YAMLError(str(error)) from error
 
 
 def _key_lines(node: yaml.Node | None, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:

@@ -143,7 +143,8 @@ def _parse_override(text: str) -> Override:
     try:
         return Override(key.strip(), parse_value(value), f"--set {text}")
     except yaml.YAMLError as error:
-        raise RecipeError(f"--set {text}: the value is not YAML") from error
+        problem = getattr(error, "problem", None) or error
+        raise RecipeError(f"--set {text}: the value is not YAML as it is read here: {problem}") from error
 
 
 def _set(document: Document, override: Override) -> None:

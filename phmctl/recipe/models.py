@@ -1,11 +1,11 @@
 """The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from phmctl.dimension import FIXED_DIMENSION, check_divides
-from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Probability, Section
+from phmctl.recipe.sections import Layers, Probability, Section, Width
 
 Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"]
 
@@ -15,12 +15,12 @@ class LinearSection(Section):
 
     kind: str
     algebra: Algebra = "real"
-    n: PositiveInt = 1  # a fixed algebra sets its own in place of 1; phm wants 2 or more
+    n: Annotated[int, Field(ge=1, le=1024)] = 1  # a fixed algebra sets its own in place of 1; phm wants 2 or more
     rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
     # how H is applied: by a cost model, built, never built, or by as many block products as the rule's rank
     execution: Literal["auto", "dense", "factored", "rank"] = "auto"
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
-    rank: PositiveInt | None = None  # R of the factors; by default that of a random rule
+    rank: Width | None = None  # R of the factors; by default that of a random rule
     keep_products: bool = True  # of training by rank: false takes less memory, and more time
     bias: bool = True  # biases of the linear maps
 
@@ -79,10 +79,10 @@ class LinearSection(Section):
 class StackSection(LinearSection):
     """What models of Transformer layers share."""
 
-    width: PositiveInt = 512  # d, the residual width
-    feed_forward: PositiveInt = 2048  # inner width of the feed-forward, before `upsize`
-    heads: PositiveInt = 8
-    upsize: PositiveInt = 1  # 2 doubles the inner widths (attention, feed-forward): the † rows of Table 2
+    width: Width = 512  # d, the residual width
+    feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`
+    heads: Width = 8
+    upsize: Layers = 1  # 2 doubles the inner widths (attention, feed-forward): the † rows of Table 2
     # fused: QKV one map, cross-attention Q and fused KV (§4.2); separate: one map each of Q, K, V;
     # packed: one in-projection of 3d rows in cross-attention too (CENG501)
     projections: Literal["fused", "separate", "packed"] = "fused"
@@ -113,8 +113,8 @@ class TransformerSection(StackSection):
     """The encoder-decoder Transformer."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: NonNegativeInt = 6
-    decoder_layers: PositiveInt = 6
+    encoder_layers: Annotated[int, Field(ge=0, le=1000)] = 6
+    decoder_layers: Layers = 6
     embeddings: Literal["dense", "phm"] = "dense"
     generator: Literal["dense", "phm", "tied"] = "tied"  # tied: the target embedding's weight
     generator_bias: bool = False
@@ -131,10 +131,10 @@ class EncoderClassifierSection(StackSection):
     """A Transformer encoder over one text, pooled over time (Table 5)."""
 
     kind: Literal["encoder"]
-    width: PositiveInt = 128
-    feed_forward: PositiveInt = 512
-    heads: PositiveInt = 4
-    layers: PositiveInt = 2
+    width: Width = 128
+    feed_forward: Width = 512
+    heads: Width = 4
+    layers: Layers = 2
     projections: Literal["fused", "separate"] = "fused"
     pooling: Literal["last", "mean"] = "last"  # the last real position's state, or the mean over the real positions
 
@@ -143,12 +143,12 @@ class PairClassifierSection(LinearSection):
     """One LSTM over both texts, max and mean pooling over time, a two-layer perceptron (Table 1)."""
 
     kind: Literal["lstm-pair"]
-    width: PositiveInt = 300  # of the LSTM's state
-    embedding_width: PositiveInt = 300
+    width: Width = 300  # of the LSTM's state
+    embedding_width: Width = 300
     gates: Literal["separate", "fused"] = "separate"  # a PHM map a gate and input, or one an input for all four gates
     cell: Literal["standard", "as_printed"] = "standard"  # as_printed: no σ on o, no tanh on c
     combination: Literal["concat", "full"] = "concat"  # [u; v], or [u; v; |u−v|; u∗v]
-    hidden: PositiveInt = 300  # inner width of the perceptron, which is dense in every variant
+    hidden: Width = 300  # inner width of the perceptron, which is dense in every variant
     embeddings: Literal["auto", "vectors", "trained"] = "auto"  # auto: frozen vectors if the data has them
     dropout: Probability = 0.1
 

@@ -12,6 +12,7 @@ from phmctl.errors import nearest
 KeyPath = tuple[str, ...]
 Place = Callable[[KeyPath, str], str]
 
+TOLD = 100  # problems of one document that are told, at most
 _KEY_ITSELF = "[key]"  # pydantic's mark for a mapping's key, where its value is not at fault
 
 
@@ -25,7 +26,7 @@ def describe(error: ValidationError, schema: type[BaseModel], place: Place) -> l
             given what the schema says about its keys.
     """
     lines = []
-    for problem in error.errors():
+    for problem in error.errors()[: TOLD + 1]:  # each looks through all keys for its place
         path, section = _locate(problem, schema)
         message = _message(problem, path, section, schema)
         place_named = place(path, message if problem["type"] == "value_error" else "")
@@ -64,6 +65,8 @@ def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type
 
 
 def _suggest(problem: Any) -> str:
+    if problem["type"] == "bool_type":
+        return "; YAML's words are true and false"
     if problem["type"] != "literal_error" or not isinstance(problem["input"], str):
         return ""
     return nearest(problem["input"], _quoted(problem["ctx"]["expected"]))

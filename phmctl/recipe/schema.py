@@ -18,7 +18,17 @@ from phmctl.recipe.models import (
     StackSection,
     TransformerSection,
 )
-from phmctl.recipe.sections import NonNegative, NonNegativeInt, Positive, PositiveInt, Probability, Section
+from phmctl.recipe.sections import (
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Probability,
+    Section,
+    Seed,
+    Vocabulary,
+    Width,
+)
 
 __all__ = [  # the sections of recipes/models.py are found here too
     "RECIPES",
@@ -59,7 +69,7 @@ class ParallelSection(CorpusSection):
     """Which corpus of sentence pairs in two languages, and how its text becomes tokens."""
 
     tokenizer: Literal["bpe", "word"] = "bpe"
-    vocabulary: Annotated[int, Field(ge=8)] = 8000  # token types, special tokens included; a side, if not joint
+    vocabulary: Vocabulary = 8000  # token types, special tokens included; a side, if not joint
     joint: bool = True  # one vocabulary for both sides
     max_tokens: PositiveInt = 256  # longest side kept in train, in tokens with the end of sentence
 
@@ -68,7 +78,7 @@ class LabelledSection(CorpusSection):
     """Which corpus of labelled texts or pairs of texts, and how its text becomes tokens."""
 
     tokenizer: Literal["bpe", "word"] = "word"
-    vocabulary: Annotated[int, Field(ge=8)] = 20_000  # token types, special tokens included
+    vocabulary: Vocabulary = 20_000  # token types, special tokens included
     max_tokens: PositiveInt = 128  # longest text kept in train
 
 
@@ -77,8 +87,8 @@ class RuleDataSection(Section):
 
     product: Literal["rotation-3d", "hamilton", "octonion"]
     samples: PositiveInt = 1000  # of training
-    dims: PositiveInt = 1  # hypercomplex features in, and out
-    seed: NonNegativeInt = 1  # of the true map and of the samples
+    dims: Width = 1  # hypercomplex features in, and out
+    seed: Seed = 1  # of the true map and of the samples
 
     @property
     def components(self) -> int:
@@ -106,7 +116,7 @@ class TrainingSection(Section):
     warmup: NonNegativeInt = 4000  # steps
     clip: NonNegative = 0.0  # global gradient norm; 0 is off
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, float32 master weights
-    seed: NonNegativeInt = 1
+    seed: Seed = 1
     log_every: PositiveInt = 50  # steps
     validate_every: PositiveInt = 500  # steps
     save_every: PositiveInt = 500  # steps

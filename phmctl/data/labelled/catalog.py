@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from phmctl.data.catalog import Card, CardBase, FileNames, HubPlace, TextCleaning, card_task, find_card, load_card
 from phmctl.errors import DataError
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Section
+from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Section, Seed, Vocabulary
 
 SPLIT_NAME = r"train|(?:valid|test)(?:_[a-z0-9_]+)?"
 LabelledSplitName = Annotated[str, Field(pattern=f"^(?:{SPLIT_NAME})$")]
@@ -60,7 +60,7 @@ class ByText(Section):
 class Shuffled(Section):
     """Tensor2Tensor's division of the agreement data: Python's shuffle, the first for train, the next for valid."""
 
-    seed: NonNegativeInt
+    seed: Seed
     train: Annotated[float, Field(gt=0, lt=1)]
     valid: Annotated[float, Field(gt=0, lt=1)]
     test_where_equal: tuple[str, str] | None = None  # two extras; test keeps the examples where they are the same
@@ -106,7 +106,7 @@ class LabelledDefaults(Section):
     """What `prepare-data` takes for the recipe's data section where nothing else is said."""
 
     tokenizer: Literal["bpe", "word"] = "word"
-    vocabulary: Annotated[int, Field(ge=8)] = 20000
+    vocabulary: Vocabulary = 20000
     max_tokens: PositiveInt = 128
 
 

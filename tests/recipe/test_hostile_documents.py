@@ -1,0 +1,134 @@
+"""YAML that nobody means well with: refused in a line, in time that grows with the file and no faster."""
+
+import time
+
+import pytest
+
+from phmctl.errors import RecipeError, nearest
+from phmctl.recipe.documents import parse_document, parse_value
+from phmctl.recipe.loading import parse_recipe
+from phmctl.shipped import shipped
+
+MINIATURE = (shipped("recipes") / "miniature.yaml").read_text(encoding="utf-8")
+
+
+def refusal(text: str, *overrides: str) -> str:
+    begun = time.monotonic()
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, where="r.yaml", overrides=overrides)
+    assert time.monotonic() - begun < 5
+    return str(caught.value)
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("levels", [6, 60])
+def test_aliases_of_aliases_are_refused_where_they_are_too_many(levels: int) -> None:
+    assert refusal(bomb(levels)) == "r.yaml:5: more than 10,000 keys and values"
+
+
+def test_aliases_that_are_few_are_read() -> None:
+    document = parse_document("a: &a {b: 1}\nc: {<<: *a, d: 2}\ne: *a", "r.yaml", RecipeError)
+    assert document.content == {"a": {"b": 1}, "c": {"b": 1, "d": 2}, "e": {"b": 1}}
+
+
+@pytest.mark.parametrize("text", ["&a [*a]", "a: &a {b: *a}", "a: &a\n  b: [1, *a]"])
+def test_a_value_that_stands_in_itself_is_refused(text: str) -> None:
+    assert "*a stands in itself" in refusal(text)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 400 + "]" * 400, "{a: " * 400 + "1" + "}" * 400])
+def test_deep_nesting_is_refused(text: str) -> None:
+    assert refusal(text) == "r.yaml:1: nested more than 32 deep"
+
+
+def test_a_long_file_is_refused_unread() -> None:
+    assert refusal("#" * 300_000) == "r.yaml: more than 262,144 characters"
+
+
+def test_a_file_of_unknown_keys_is_refused() -> None:
+    assert refusal("".join(f"k{n}: 1\n" for n in range(20_000))) == "r.yaml:5001: more than 10,000 keys and values"
+    problems = refusal("".join(f"k{n}: 1\n" for n in range(4_000))).split("\n")
+    assert (len(problems), problems[-1]) == (101, "... and more")
+
+
+@pytest.mark.parametrize("tag", ["!!int abc", "!!python/name:os.system x", "!!set {a}", "!x 1", "! 1"])
+def test_tags_are_refused(tag: str) -> None:
+    assert "write plain values" in refusal(f"training: {{steps: {tag}}}")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("1:30", "1:30"),
+        ("010", "010"),
+        ("0x10", "0x10"),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("2001-13-45", "2001-13-45"),
+        ("2001-01-01", "2001-01-01"),
+        ("1:30.5", "1:30.5"),
+        ("1_000", 1000),
+        ("-5", -5),
+        ("+5", 5),
+        ("0", 0),
+        ("1e-4", 1e-4),
+        ("1.5e3", 1500.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("-.inf", float("-inf")),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("=", "="),
+    ],
+)
+def test_values_are_those_of_yaml_1_2(written: str, meant: object) -> None:
+    value = parse_value(written)
+    assert (value, type(value)) == (meant, type(meant))
+
+
+def test_keys_that_yaml_1_1_takes_for_truth_values_are_names() -> None:
+    assert parse_document("no: a\non: b\ny: c", "r", RecipeError).content == {"no": "a", "on": "b", "y": "c"}
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("training.steps=1:30", "training.steps should be a valid integer, not '1:30'"),
+        ("training.steps=2001-13-45", "training.steps should be a valid integer, not '2001-13-45'"),
+        ("training.tensorboard=yes", "not 'yes'; YAML's words are true and false"),
+        ("model.width=" + "1" + "0" * 17, "model.width should be less than or equal to 1048576"),
+        ("training.steps=1000000001", "training.steps should be less than or equal to 1000000000"),
+        ("model.encoder_layers=1001", "model.encoder_layers should be less than or equal to 1000"),
+        ("model.n=1025", "model.n should be less than or equal to 1024"),
+    ],
+)
+def test_values_that_no_model_can_have_are_refused(override: str, problem: str) -> None:
+    assert problem in refusal(MINIATURE, override)
+
+
+@pytest.mark.parametrize("digits", [19, 40, 5000])
+def test_long_whole_numbers_are_refused(digits: int) -> None:
+    text = MINIATURE.replace("training:", f"training:\n  seed: {'7' * digits}")
+    assert f"a whole number of {digits:,} digits; the longest has 18" in refusal(text)
+    with pytest.raises(RecipeError, match=f"a whole number of {digits:,} digits"):
+        parse_recipe(MINIATURE, where="r.yaml", overrides=[f"training.seed={'7' * digits}"])
+
+
+@pytest.mark.parametrize("text", ['a: "\\U00110000"', "? [{a: b}]\n: c", '"\\ud800": 1', "? {a: b}\n: c", "\x1b: 1"])
+def test_what_yaml_lets_through_and_python_does_not_is_refused(text: str) -> None:
+    assert refusal(text).startswith("r.yaml")
+
+
+def test_the_nearest_name_is_looked_for_among_names_only() -> None:
+    begun = time.monotonic()
+    assert nearest("x" * 1_000_000, ["x" * 999_999]) == ""
+    assert nearest("widht", ["x" * 1_000_000, "width"]) == " (did you mean 'width'?)"
+    assert time.monotonic() - begun < 2
