@@ -29,6 +29,7 @@ FLOORS = (
     {"algebra", "metrics"},
     {"nn", "data"},
     {"models"},
+    {"assembly"},
     {"decoding"},
     {"evaluation"},
     {"tasks"},
@@ -77,6 +78,12 @@ def test_imports_run_downwards(path):
     rooms = {name.split(".")[1] for name in imports(parse(path)) if name.startswith("phmctl.")}
     upwards = {name for name in rooms if (level := floor(name)) is not None and level > own}
     assert upwards == set()
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room(path) in {"models", "nn", "algebra"}], ids=name_of)
+def test_layers_and_models_take_plain_arguments(path):
+    """Recipes are read by the assembly, above them."""
+    assert not [name for name in imports(parse(path)) if name.startswith("phmctl.recipe")]
 
 
 def test_rooms_of_one_floor_do_not_import_each_other_in_a_circle():

@@ -7,10 +7,9 @@ import pytest
 
 from phmctl.accounting.ledger import ledger_for_recipe, ledger_for_settings
 from phmctl.accounting.published import published_tables
+from phmctl.assembly import build_classifier, build_transformer
 from phmctl.data.labelled.preparation import choose_labelled_section
 from phmctl.data.preparation import choose_section
-from phmctl.models.classifiers import build_classifier
-from phmctl.models.transformer import build_transformer
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.shipped import shipped, shipped_names

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from phmctl.models.classifiers import ClassifierSection
+from phmctl.assembly import ClassifierSection
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.schema import LinearSection, Recipe, StackSection, TransformerSection

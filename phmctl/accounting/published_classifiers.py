@@ -14,7 +14,7 @@ from typing import Any
 
 from phmctl.accounting.figures import Candidate, PublishedRow, PublishedTable
 from phmctl.accounting.ledger import Ledger, Row, rows_of
-from phmctl.models.encoder_classifier import EncoderClassifier
+from phmctl.assembly import Classifier, build_classifier
 from phmctl.nn.lstm import PHMLSTM
 from phmctl.recipe.schema import EncoderClassifierSection
 
@@ -136,9 +136,9 @@ def _quaternion_encoder_row(label: str, figure: str) -> PublishedRow:
     return PublishedRow(label, figure, candidates)
 
 
-def _encoder(settings: dict[str, Any]) -> EncoderClassifier:
+def _encoder(settings: dict[str, Any]) -> Classifier:
     section = EncoderClassifierSection(kind="encoder", **settings)
-    return EncoderClassifier(section, _ANY_VOCABULARY, 2, device="meta")
+    return build_classifier(section, _ANY_VOCABULARY, 2, device="meta")
 
 
 def _encoder_rows(rows: Sequence[Row]) -> list[Row]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phmctl.assembly import build_transformer
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.benchmarks.uncached import Uncached
 from phmctl.data.special import EOS
@@ -22,7 +23,7 @@ from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import plan
 from phmctl.devices import pick_device, set_threads
-from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 

@@ -15,14 +15,12 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.assembly import build_classifier
 from phmctl.benchmarks.calls import check_positive, parameters_of
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.data.special import PAD
 from phmctl.devices import pick_device
 from phmctl.errors import UserError
-from phmctl.models.encoder_classifier import EncoderClassifier
-from phmctl.models.layers import embed
-from phmctl.nn.pooling import POOLINGS
 from phmctl.recipe.schema import EncoderClassifierSection
 
 CLASSES = 2
@@ -118,17 +116,16 @@ def _models(settings: EncoderClassifierSection, vocabulary: int, device: torch.d
     if settings.algebra == "real":
         del sections[settings.variant]
     models: dict[str, nn.Module] = {
-        name: EncoderClassifier(section, vocabulary, CLASSES, device) for name, section in sections.items()
+        name: build_classifier(section, vocabulary, CLASSES, device=device) for name, section in sections.items()
     }
-    models["nn.TransformerEncoder"] = TorchClassifier(settings, vocabulary).to(device)
+    models["nn.TransformerEncoder"] = torch_classifier(settings, vocabulary).to(device)
     return models
 
 
-class TorchClassifier(EncoderClassifier):
-    """The dense classifier with ``nn.TransformerEncoder`` in the place of our layers."""
+class TorchEncoder(nn.TransformerEncoder):
+    """``nn.TransformerEncoder`` of a section's shape, called as our stack of layers is."""
 
-    def __init__(self, settings: EncoderClassifierSection, vocabulary: int) -> None:
-        super().__init__(settings.dense_twin, vocabulary, CLASSES)
+    def __init__(self, settings: EncoderClassifierSection) -> None:
         layer = nn.TransformerEncoderLayer(
             settings.width,
             settings.heads,
@@ -139,14 +136,18 @@ class TorchClassifier(EncoderClassifier):
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a fast path of inference only
-            self.encoder = nn.TransformerEncoder(layer, settings.layers)  # type: ignore[assignment]
+            super().__init__(layer, settings.layers)
 
-    def encode(self, tokens: Tensor) -> Tensor:
-        """Read texts (B, S) into vectors (B, d)."""
-        dropout = self.settings.dropout if self.training else 0.0
-        x = embed(self.embedding, self.positions, tokens, dropout)  # (B, S, d)
-        x = self.encoder(x, src_key_padding_mask=tokens == PAD)  # (B, S, d)
-        return POOLINGS[self.settings.pooling](self.encoder_norm(x), tokens != PAD)
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        """Map states (B, S, d) to (B, S, d); mask (B, 1, 1, S) is true where a position may be seen."""
+        return super().forward(x, src_key_padding_mask=~mask[:, 0, 0])
+
+
+def torch_classifier(settings: EncoderClassifierSection, vocabulary: int) -> nn.Module:
+    """Return the dense classifier with ``nn.TransformerEncoder`` in the place of our layers."""
+    model = build_classifier(settings.dense_twin, vocabulary, CLASSES)
+    model.encoder = TorchEncoder(settings)
+    return model
 
 
 def _stepper(model: nn.Module, sample: Sequence[Batch]) -> Callable[[], object]:

@@ -1,12 +1,12 @@
 """From a run to what translates: its model, its tokenizers, its settings."""
 
+from phmctl.assembly import build_transformer
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.catalog import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.devices import pick_device
-from phmctl.models.transformer import build_transformer
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run

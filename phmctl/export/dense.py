@@ -21,7 +21,9 @@ from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.kronecker_weight import KroneckerWeight
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import GATES, LSTMLayer
-from phmctl.recipe.schema import StackSection, TransformerSection
+from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, StackSection, TransformerSection
+
+Form = tuple[dict[str, Any], dict[str, Tensor]]
 
 _TORCH_GATES = ("input", "forget", "candidate", "output")  # nn.LSTM's order of the gates
 
@@ -44,11 +46,12 @@ class DenseForm:
 
 
 @torch.no_grad()
-def dense_form(model: nn.Module, sizes: Mapping[str, int]) -> DenseForm:
+def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> DenseForm:
     """Return the dense twin of a trained model.
 
     Args:
         model: a Transformer or a classifier of this package; it is left as it is.
+        section: the ``model`` section of its recipe.
         sizes: the tokenizers': ``source`` and ``target``, or ``vocabulary``. Rows from there on are cut off.
 
     Raises:
@@ -57,7 +60,7 @@ def dense_form(model: nn.Module, sizes: Mapping[str, int]) -> DenseForm:
     exact = copy.deepcopy(model).double().cpu().eval()
     for kind, write in _WRITERS.items():
         if isinstance(exact, kind):
-            config, tensors = write(exact, sizes)
+            config, tensors = write(exact, section, sizes)
             return DenseForm(config, {name: tensor.float().contiguous().clone() for name, tensor in tensors.items()})
     raise TypeError(f"{type(model).__name__} has no dense form")
 
@@ -86,8 +89,8 @@ def phm_form(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
 # ------------------------------------------------------------------------------------------------------ each model
 
 
-def _transformer(model: Transformer, sizes: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    settings, source, target = model.settings, sizes["source"], sizes["target"]
+def _transformer(model: Transformer, settings: TransformerSection, sizes: Mapping[str, int]) -> Form:
+    source, target = sizes["source"], sizes["target"]
     shared = _shared(settings)
     config = _stack_config("transformer", settings) | {
         "encoder_layers": settings.encoder_layers,
@@ -117,8 +120,7 @@ def _shared(settings: TransformerSection) -> dict[str, str]:
     return shared | ({"generator.weight": target} if settings.generator == "tied" else {})
 
 
-def _encoder_classifier(model: EncoderClassifier, sizes: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    settings = model.settings
+def _encoder_classifier(model: EncoderClassifier, settings: EncoderClassifierSection, sizes: Mapping[str, int]) -> Form:
     config = _stack_config("encoder", settings) | {
         "layers": settings.layers,
         "pooling": settings.pooling,
@@ -131,8 +133,7 @@ def _encoder_classifier(model: EncoderClassifier, sizes: Mapping[str, int]) -> t
     return config, tensors
 
 
-def _pair_classifier(model: PairClassifier, sizes: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    settings = model.settings
+def _pair_classifier(model: PairClassifier, settings: PairClassifierSection, sizes: Mapping[str, int]) -> Form:
     config = {
         "kind": "lstm-pair",
         "width": settings.width,
@@ -228,7 +229,7 @@ def _lstm(layer: LSTMLayer) -> dict[str, Tensor]:
     }
 
 
-_WRITERS: dict[type[nn.Module], Callable[[Any, Mapping[str, int]], tuple[dict[str, Any], dict[str, Tensor]]]] = {
+_WRITERS: dict[type[nn.Module], Callable[[Any, Any, Mapping[str, int]], Form]] = {
     Transformer: _transformer,
     EncoderClassifier: _encoder_classifier,
     PairClassifier: _pair_classifier,

@@ -63,7 +63,8 @@ class TorchTranslationModel(TranslationModel):
         """Return the mean of the encoder's states of each text, (N, d)."""
         translator = self._translator
         rows, _ = translator.encode(check_texts(texts), strict=False)
-        vectors = torch.zeros(len(rows), self._model.settings.width)  # type: ignore[union-attr, arg-type]  # (N, d)
+        width = self._model.target_embedding.embedding_dim  # type: ignore[union-attr]
+        vectors = torch.zeros(len(rows), width)  # type: ignore[arg-type]  # (N, d)
         for places, means in self._means(rows):
             vectors[places] = means
         return vectors

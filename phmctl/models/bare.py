@@ -8,40 +8,60 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.data.special import PAD
-from phmctl.recipe.schema import TransformerSection
 
 
 class BareTransformer(nn.Module):
     """Embedding, ``nn.Transformer`` and tied generator, as a tutorial would write them.
 
     Args:
-        settings: the recipe's model section, for widths, layers and dropouts.
         vocabulary: V, of both sides.
+        width: d.
+        heads: of attention.
+        feed_forward: inner width of the feed-forward.
+        encoder_layers: how many.
+        decoder_layers: how many.
+        pre_norm: where the layer norms stand.
+        dropout: residual.
+        attention_dropout: on the attention weights.
+        activation_dropout: in the feed-forward.
     """
 
-    def __init__(self, settings: TransformerSection, vocabulary: int) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        heads: int,
+        feed_forward: int,
+        *,
+        encoder_layers: int,
+        decoder_layers: int,
+        pre_norm: bool,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.scale = math.sqrt(settings.width)
-        self.embedding = nn.Embedding(vocabulary, settings.width)
+        self.scale = math.sqrt(width)
+        self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, std=1 / self.scale)
-        self.positions = nn.Parameter(torch.zeros(1024, settings.width), requires_grad=False)
+        self.positions = nn.Parameter(torch.zeros(1024, width), requires_grad=False)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a fast path of inference only
             self.transformer = nn.Transformer(
-                settings.width,
-                settings.heads,
-                settings.encoder_layers,
-                settings.decoder_layers,
-                settings.feed_forward,
-                settings.dropout,
+                width,
+                heads,
+                encoder_layers,
+                decoder_layers,
+                feed_forward,
+                dropout,
                 batch_first=True,
-                norm_first=settings.norm == "pre",
+                norm_first=pre_norm,
             )
         for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
-            layer.dropout.p = settings.activation_dropout
-            layer.self_attn.dropout = settings.attention_dropout
+            layer.dropout.p = activation_dropout
+            layer.self_attn.dropout = attention_dropout
             if hasattr(layer, "multihead_attn"):
-                layer.multihead_attn.dropout = settings.attention_dropout
+                layer.multihead_attn.dropout = attention_dropout
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Map ids (B, S) and (B, T) to logits (B, T, V)."""

@@ -1,16 +1,15 @@
 """The Transformer encoder as a classifier of one text, as in Table 5 (PHM, §5.4 and appendix B.4)."""
 
-import torch
 from torch import Tensor, nn
 
 from phmctl.data.special import PAD
-from phmctl.models.layers import EncoderLayer, embed
-from phmctl.nn.build import LinearBuilder, builder_for
+from phmctl.models.layers import embed
+from phmctl.models.stack import Stack
 from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import label_loss
 from phmctl.nn.pooling import POOLINGS
 from phmctl.nn.positions import SinusoidalPositions
-from phmctl.recipe.schema import EncoderClassifierSection
 
 
 class EncoderClassifier(nn.Module):
@@ -25,35 +24,39 @@ class EncoderClassifier(nn.Module):
     and n need not divide the number of classes.
 
     Args:
-        settings: the recipe's model section.
-        vocabulary: rows of the embedding.
-        classes: how many labels.
-        device: where parameters are allocated; ``meta`` allocates nothing.
-
-    Raises:
-        DimensionError: n does not divide a dimension.
+        embedding: the table of tokens.
+        positions: added to the embeddings.
+        encoder: its layers.
+        encoder_norm: behind them: a layer norm, or an identity.
+        output: the map to the classes.
+        pooling: ``last`` or ``mean``.
+        dropout: on the embeddings.
     """
 
     def __init__(
         self,
-        settings: EncoderClassifierSection,
-        vocabulary: int,
-        classes: int,
-        device: torch.device | str | None = None,
+        embedding: PHMEmbedding,
+        positions: SinusoidalPositions,
+        encoder: Stack,
+        encoder_norm: nn.Module,
+        output: PHMLinear,
+        *,
+        pooling: str = "last",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.settings = settings
-        builder, dense = builder_for(settings, device), LinearBuilder("real", 1, device=device)
-        self.embedding: PHMEmbedding = dense.embedding(vocabulary, settings.width, hypercomplex=False)
-        self.positions = SinusoidalPositions(settings.width, device)
-        self.encoder = nn.ModuleList(EncoderLayer(settings, builder, device) for _ in range(settings.layers))
-        self.encoder_norm = nn.LayerNorm(settings.width, device=device) if settings.final_norm else nn.Identity()
-        self.output = dense.linear(settings.width, classes)
+        self.embedding = embedding
+        self.positions = positions
+        self.encoder = encoder
+        self.encoder_norm = encoder_norm
+        self.output = output
+        self.pooling = pooling
+        self.dropout = dropout
 
     @property
     def encoded_width(self) -> int:
         """Width of what :meth:`encode` returns."""
-        return self.settings.width
+        return self.embedding.embedding_dim
 
     def forward(self, tokens: Tensor, *, labels: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         """Map a text's ids (B, S), PAD behind each text, to logits (B, classes).
@@ -68,8 +71,7 @@ class EncoderClassifier(nn.Module):
         mask = tokens != PAD  # (B, S)
         seen = mask.clone()
         seen[:, :1] = True  # attention must see something, even where there is no token
-        dropout = self.settings.dropout if self.training else 0.0
+        dropout = self.dropout if self.training else 0.0
         x = embed(self.embedding, self.positions, tokens, dropout)  # (B, S, d)
-        for layer in self.encoder:
-            x = layer(x, seen[:, None, None, :])  # (B, S, d)
-        return POOLINGS[self.settings.pooling](self.encoder_norm(x), mask)
+        x = self.encoder(x, seen[:, None, None, :])  # (B, S, d)
+        return POOLINGS[self.pooling](self.encoder_norm(x), mask)

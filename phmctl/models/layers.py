@@ -1,32 +1,36 @@
 """The encoder's and the decoder's layer, and what stands below the first."""
 
 import math
+from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.models.state import LayerCache
 from phmctl.nn.attention import MultiHeadAttention
-from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.positions import SinusoidalPositions
 from phmctl.nn.residual import Residual
-from phmctl.recipe.schema import StackSection
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each in a residual connection."""
+    """Self-attention and feed-forward, each in a residual connection.
+
+    Args:
+        attention: over the sequence itself.
+        feed_forward: behind it.
+        residual: makes a residual connection; called once for each of the two.
+    """
 
     def __init__(
-        self, settings: StackSection, builder: LinearBuilder, device: torch.device | str | None = None
+        self, attention: MultiHeadAttention, feed_forward: FeedForward, residual: Callable[[], Residual]
     ) -> None:
         super().__init__()
-        self.attention = _attention(settings, builder, cross=False)
-        self.feed_forward = _feed_forward(settings, builder)
-        self.attention_residual = _residual(settings, device)
-        self.feed_forward_residual = _residual(settings, device)
+        self.attention = attention
+        self.feed_forward = feed_forward
+        self.attention_residual = residual()
+        self.feed_forward_residual = residual()
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Map states (B, S, d) to (B, S, d); mask (B, 1, 1, S) is true where a position may be seen."""
@@ -35,18 +39,29 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward, each in a residual connection."""
+    """Causal self-attention, cross-attention and feed-forward, each in a residual connection.
+
+    Args:
+        attention: over the sequence itself.
+        cross_attention: over the memory.
+        feed_forward: behind both.
+        residual: makes a residual connection; called once for each of the three.
+    """
 
     def __init__(
-        self, settings: StackSection, builder: LinearBuilder, device: torch.device | str | None = None
+        self,
+        attention: MultiHeadAttention,
+        cross_attention: MultiHeadAttention,
+        feed_forward: FeedForward,
+        residual: Callable[[], Residual],
     ) -> None:
         super().__init__()
-        self.attention = _attention(settings, builder, cross=False)
-        self.cross_attention = _attention(settings, builder, cross=True)
-        self.feed_forward = _feed_forward(settings, builder)
-        self.attention_residual = _residual(settings, device)
-        self.cross_residual = _residual(settings, device)
-        self.feed_forward_residual = _residual(settings, device)
+        self.attention = attention
+        self.cross_attention = cross_attention
+        self.feed_forward = feed_forward
+        self.attention_residual = residual()
+        self.cross_residual = residual()
+        self.feed_forward_residual = residual()
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """Map states (B, T, d) to (B, T, d), given memory (B, S, d) and its mask (B, 1, 1, S)."""
@@ -74,24 +89,3 @@ def embed(embedding: PHMEmbedding, positions: SinusoidalPositions, ids: Tensor, 
     """Embed ids (B, T), scaled by √d (Vaswani et al. §3.4), with positions added and dropout: (B, T, d)."""
     x = embedding(ids) * math.sqrt(embedding.embedding_dim) + positions(ids.shape[1])  # (B, T, d)
     return F.dropout(x, dropout, dropout > 0)
-
-
-def _attention(settings: StackSection, builder: LinearBuilder, *, cross: bool) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        builder.sublayer(),
-        settings.width,
-        settings.upsize * settings.width,
-        settings.heads,
-        cross=cross,
-        projections=settings.projections,
-        dropout=settings.attention_dropout,
-    )
-
-
-def _feed_forward(settings: StackSection, builder: LinearBuilder) -> FeedForward:
-    inner = settings.upsize * settings.feed_forward
-    return FeedForward(builder.sublayer(), settings.width, inner, settings.activation_dropout)
-
-
-def _residual(settings: StackSection, device: torch.device | str | None) -> Residual:
-    return Residual(settings.width, settings.dropout, pre_norm=settings.norm == "pre", device=device)

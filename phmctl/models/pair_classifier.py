@@ -8,12 +8,11 @@ from torch.nn import functional as F
 
 from phmctl.data.special import PAD
 from phmctl.errors import DimensionError
-from phmctl.nn.build import LinearBuilder, builder_for
+from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.loss import label_loss
-from phmctl.nn.lstm import PHMLSTM
+from phmctl.nn.lstm import PHMLSTM, Cell, Gates
 from phmctl.nn.pooling import max_pool, mean_pool
-from phmctl.recipe.schema import PairClassifierSection
 
 # What the MLP reads, in vectors as wide as u.
 _PARTS = {"concat": 2, "full": 4}
@@ -36,11 +35,18 @@ class PairClassifier(nn.Module):
     the LSTM to the unit and hold nothing else, and its text replaces the LSTM's maps only.
 
     Args:
-        settings: the recipe's model section.
+        builder: makes the LSTM's maps.
         vocabulary: rows of the embedding.
         classes: how many labels.
-        vectors: (vocabulary, embedding_width), such as GloVe's: the embedding, which is then not trained. None, or
-            ``embeddings: trained``: an embedding is drawn and trained.
+        embedding_width: of the embedding.
+        width: of the LSTM's state.
+        hidden: inner width of the MLP.
+        gates: ``separate`` or ``fused``, as :class:`~phmctl.nn.lstm.PHMLSTM` has them.
+        cell: ``standard`` or ``as_printed``.
+        combination: ``concat`` or ``full``.
+        dropout: on embeddings and before each map of the MLP.
+        vectors: (vocabulary, embedding_width), such as GloVe's: the embedding, which is then not trained. None: an
+            embedding is drawn and trained.
         device: where parameters are allocated; ``meta`` allocates nothing.
 
     Raises:
@@ -49,31 +55,37 @@ class PairClassifier(nn.Module):
 
     def __init__(
         self,
-        settings: PairClassifierSection,
+        builder: LinearBuilder,
         vocabulary: int,
         classes: int,
+        *,
+        embedding_width: int = 300,
+        width: int = 300,
+        hidden: int = 300,
+        gates: Gates = "separate",
+        cell: Cell = "standard",
+        combination: str = "concat",
+        dropout: float = 0.0,
         vectors: Tensor | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.settings = settings
-        builder, dense = builder_for(settings, device), LinearBuilder("real", 1, device=device)
+        self.combination, self.dropout = combination, dropout
+        dense = LinearBuilder("real", 1, device=device)
         self.embedding: PHMEmbedding = dense.embedding(
-            vocabulary, settings.embedding_width, hypercomplex=False, initialization="standard_normal"
+            vocabulary, embedding_width, hypercomplex=False, initialization="standard_normal"
         )
-        if vectors is not None and settings.embeddings != "trained":
+        if vectors is not None:
             _freeze(self.embedding, vectors)
-        self.lstm = PHMLSTM(
-            settings.embedding_width, settings.width, gates=settings.gates, cell=settings.cell, builder=builder
-        )
-        widths = [_PARTS[settings.combination] * self.encoded_width, settings.hidden, settings.hidden]
+        self.lstm = PHMLSTM(embedding_width, width, gates=gates, cell=cell, builder=builder)
+        widths = [_PARTS[combination] * self.encoded_width, hidden, hidden]
         self.mlp = nn.ModuleList(dense.linear(*pair) for pair in pairwise(widths))
-        self.output = dense.linear(settings.hidden, classes)
+        self.output = dense.linear(hidden, classes)
 
     @property
     def encoded_width(self) -> int:
         """Width of what :meth:`encode` returns."""
-        return 2 * self.settings.width
+        return 2 * self.lstm.hidden_size
 
     def forward(
         self,
@@ -108,14 +120,14 @@ class PairClassifier(nn.Module):
 
     def compare(self, u: Tensor, v: Tensor) -> Tensor:
         """Map two texts' vectors (B, 2h) to logits (B, classes)."""
-        parts = [u, v] if self.settings.combination == "concat" else [u, v, (u - v).abs(), u * v]
+        parts = [u, v] if self.combination == "concat" else [u, v, (u - v).abs(), u * v]
         x = torch.cat(parts, dim=1)  # (B, 4h) or (B, 8h)
         for layer in self.mlp:
             x = layer(self._drop(x)).relu()  # (B, hidden)
         return self.output(self._drop(x))  # type: ignore[no-any-return]
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.settings.dropout, self.training)
+        return F.dropout(x, self.dropout, self.training)
 
 
 def _freeze(embedding: PHMEmbedding, vectors: Tensor) -> None:

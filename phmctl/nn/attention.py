@@ -29,6 +29,8 @@ class MultiHeadAttention(nn.Module):
         cross: whether keys and values come from another sequence.
         projections: see above.
         dropout: on the attention weights.
+        output: what makes (..., width) of the heads side by side, (..., inner); None is one linear map (eq. 4 of Li et
+            al. 2020).
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class MultiHeadAttention(nn.Module):
         cross: bool = False,
         projections: Projections = "fused",
         dropout: float = 0.0,
+        output: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.inner, self.heads, self.dropout = inner, heads, dropout
@@ -54,7 +57,7 @@ class MultiHeadAttention(nn.Module):
             self.key_value = builder.linear(width, 2 * inner, splits=2)
         else:
             self.query_key_value = builder.linear(width, 3 * inner, splits=3)
-        self.output = builder.linear(inner, width)
+        self.output = builder.linear(inner, width) if output is None else output
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """Self-attention: x (B, T, d), mask (B, 1, 1, T) true where a key may be seen, to (B, T, d)."""
@@ -108,7 +111,7 @@ class MultiHeadAttention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
-        """Scaled dot-product attention and the output map: heads (B, heads, T, head width) to (B, T, d)."""
+        """Scaled dot-product attention and what stands behind it: heads (B, heads, T, head width) to (B, T, d)."""
         dropout = self.dropout if self.training else 0.0
         mixed = _attention(query, key, value, mask, dropout, causal=causal)  # (B, heads, T, head width)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

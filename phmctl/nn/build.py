@@ -11,7 +11,6 @@ from phmctl.algebra.execution import AUTO
 from phmctl.algebra.rules import LEARNED
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
-from phmctl.recipe.schema import LinearSection
 
 RuleSharing = Literal["separate", "sublayer", "model"]
 
@@ -103,18 +102,3 @@ class LinearBuilder:
             initialization=initialization,
             device=self.device,
         )
-
-
-def builder_for(settings: LinearSection, device: torch.device | str | None = None) -> LinearBuilder:
-    """Return the builder of the linear maps that a model's section asks for."""
-    return LinearBuilder(
-        settings.algebra,
-        settings.dimension,
-        rules=settings.rules,
-        bias=settings.bias,
-        execution=settings.execution,
-        parametrization=settings.parametrization,
-        rank=settings.rank,
-        keep_products=settings.keep_products,
-        device=device,
-    )

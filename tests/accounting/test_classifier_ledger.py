@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from phmctl.accounting.ledger import ledger_for_classifier
 from phmctl.accounting.published_classifiers import encoder_parameters, lstm_parameters
-from phmctl.models.classifiers import ClassifierSection, build_classifier
+from phmctl.assembly import ClassifierSection, build_classifier
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection
 
 ENCODER: dict[str, Any] = {"kind": "encoder", "width": 16, "feed_forward": 32, "heads": 2}

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from phmctl.accounting.ledger import VOCABULARY_KINDS, ledger_for_recipe, ledger_for_settings, rows_of
+from phmctl.assembly import build_transformer
 from phmctl.errors import DimensionError
-from phmctl.models.transformer import build_transformer
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import TransformerSection

@@ -3,9 +3,9 @@ import json
 import pytest
 import torch
 
+from phmctl.assembly import build_transformer
 from phmctl.benchmarks.decoding import Workload, _models, _searcher, applied_weights, measure
 from phmctl.benchmarks.uncached import Uncached
-from phmctl.models.transformer import build_transformer
 from phmctl.recipe.schema import (
     DecodingSection,
     ParallelSection,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from phmctl.benchmarks.encoder import TorchClassifier, bench_encoder
+from phmctl.assembly import build_classifier
+from phmctl.benchmarks.encoder import bench_encoder, torch_classifier
 from phmctl.errors import UserError
-from phmctl.models.encoder_classifier import EncoderClassifier
 from phmctl.recipe.schema import EncoderClassifierSection
 
 SMALL = {"kind": "encoder", "width": 16, "feed_forward": 32, "heads": 2, "layers": 1}
@@ -40,7 +40,7 @@ def test_the_yardstick_is_the_same_model() -> None:
     """So the ratio compares two ways to compute one function."""
     torch.manual_seed(0)
     settings = section(dropout=0.0)
-    ours, theirs = EncoderClassifier(settings, 20, 2).double(), TorchClassifier(settings, 20).double()
+    ours, theirs = build_classifier(settings, 20, 2).double(), torch_classifier(settings, 20).double()
     layer, other = ours.encoder[0], theirs.encoder.layers[0]
     for module in ("embedding", "encoder_norm", "output"):
         getattr(theirs, module).load_state_dict(getattr(ours, module).state_dict())

@@ -3,10 +3,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from phmctl.assembly import build_transformer
 from phmctl.data.tokenization import TokenizerPair, train_tokenizer
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
-from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import DecodingSection, TransformerSection
 
 TEXT = [

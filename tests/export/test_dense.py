@@ -3,10 +3,9 @@
 import pytest
 import torch
 
+from phmctl.assembly import build_classifier, build_transformer
 from phmctl.export.dense import dense_form, phm_form
 from phmctl.export.plain import MODELS
-from phmctl.models.classifiers import build_classifier
-from phmctl.models.transformer import build_transformer
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
 SMALL = {"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 2, "decoder_layers": 2}
@@ -51,9 +50,13 @@ def scattered(model):
     return model.eval()
 
 
+def section(settings):
+    return TransformerSection(**(SMALL | settings))
+
+
 def transformer(settings, source=42, target=42):
     torch.manual_seed(1)
-    return scattered(build_transformer(TransformerSection(**(SMALL | settings)), source, target))
+    return scattered(build_transformer(section(settings), source, target))
 
 
 def ids(rows, length, vocabulary, seed=1):
@@ -76,7 +79,7 @@ def test_a_transformers_logits_are_those_of_its_plain_twin(name):
     settings = TRANSFORMERS[name]
     sizes = (42, 42) if settings.get("share_embeddings", True) else (42, 39)
     model = transformer(settings, *sizes)
-    plain = rebuilt(dense_form(model, {"source": sizes[0], "target": sizes[1]}))
+    plain = rebuilt(dense_form(model, section(settings), {"source": sizes[0], "target": sizes[1]}))
     source, target = ids(3, 9, sizes[0]), ids(3, 6, sizes[1], seed=2)
     ours = model.logits(model(source, target))[..., : sizes[1]]
     torch.testing.assert_close(plain(source, target), ours, rtol=1e-4, atol=1e-4)
@@ -85,7 +88,9 @@ def test_a_transformers_logits_are_those_of_its_plain_twin(name):
 def test_rows_that_only_n_wanted_are_cut_off():
     model = transformer(TRANSFORMERS["phm-tables"])
     assert len(model.source_embedding.weight) == 44
-    assert dense_form(model, {"source": 42, "target": 42}).tensors["source_embedding.weight"].shape == (42, 32)
+    assert dense_form(model, section(TRANSFORMERS["phm-tables"]), {"source": 42, "target": 42}).tensors[
+        "source_embedding.weight"
+    ].shape == (42, 32)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -94,7 +99,7 @@ def test_a_classifiers_logits_are_those_of_its_plain_twin(name):
     settings = CLASSIFIERS[name]
     torch.manual_seed(1)
     model = scattered(build_classifier(settings, 42, 3))
-    plain = rebuilt(dense_form(model, {"vocabulary": 42}))
+    plain = rebuilt(dense_form(model, settings, {"vocabulary": 42}))
     texts = [ids(3, 7, 42)] if settings.kind == "encoder" else [ids(3, 7, 42), ids(3, 5, 42, seed=2)]
     texts[0][2] = 0  # a text without tokens
     torch.testing.assert_close(plain(*texts), model(*texts), rtol=1e-4, atol=1e-5)
@@ -115,6 +120,6 @@ def test_the_phm_form_has_A_and_S_of_each_map(name):
 
 def test_the_model_itself_is_left_as_it_is():
     model = transformer(TRANSFORMERS["phm"]).train()
-    dense_form(model, {"source": 42, "target": 42})
+    dense_form(model, section(TRANSFORMERS["phm"]), {"source": 42, "target": 42})
     assert model.training
     assert next(model.parameters()).dtype == torch.float32

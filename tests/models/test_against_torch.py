@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.attention import MultiHeadAttention
 from phmctl.recipe.schema import TransformerSection
 
@@ -25,9 +26,8 @@ def settings(norm: str, *, final_norm: bool) -> TransformerSection:
     )
 
 
-def peer_of(model: Transformer) -> nn.Transformer:
+def peer_of(model: Transformer, section: TransformerSection) -> nn.Transformer:
     """Return torch's own Transformer with the model's weights."""
-    section = model.settings
     peer = nn.Transformer(
         section.width,
         section.heads,
@@ -80,10 +80,11 @@ def run_peer(model: Transformer, peer: nn.Transformer, source: Tensor, target: T
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_outputs_and_gradients_are_those_of_torchs_transformer(norm: str, final_norm: bool) -> None:
     torch.manual_seed(0)
-    model = build_transformer(settings(norm, final_norm=final_norm), 50, 50).double()
+    section = settings(norm, final_norm=final_norm)
+    model = build_transformer(section, 50, 50).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)  # biases and norms too
-    peer = peer_of(model)
+    peer = peer_of(model, section)
     source, target = torch.randint(4, 50, (3, 7)), torch.randint(4, 50, (3, 5))
     source[1, 4:] = 0
     mine, theirs = model(source, target), run_peer(model, peer, source, target)

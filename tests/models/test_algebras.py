@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from phmctl.algebra.rules import fixed_rule
+from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
-from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.schema import TransformerSection
 
@@ -23,9 +24,14 @@ SHAPE: dict[str, Any] = {
 
 
 @pytest.fixture(params=DIMENSIONS)
-def model(request: pytest.FixtureRequest) -> Transformer:
+def algebra(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(algebra: str) -> Transformer:
     torch.manual_seed(0)
-    return build_transformer(TransformerSection(**SHAPE, algebra=request.param), 20, 20).double().eval()
+    return build_transformer(TransformerSection(**SHAPE, algebra=algebra), 20, 20).double().eval()
 
 
 @pytest.fixture
@@ -38,8 +44,7 @@ def ids() -> tuple[torch.Tensor, torch.Tensor]:
     return source, target
 
 
-def test_every_map_is_of_the_algebra(model: Transformer) -> None:
-    algebra = model.settings.algebra
+def test_every_map_is_of_the_algebra(model: Transformer, algebra: str) -> None:
     maps = [layer for layer in model.modules() if isinstance(layer, PHMLinear)]
     assert len(maps) == 2 * 4 + 2 * 7
     for layer in maps:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.assembly import build_classifier
 from phmctl.data.special import PAD
 from phmctl.models.encoder_classifier import EncoderClassifier
 from phmctl.models.layers import embed
@@ -24,7 +25,7 @@ CHOICES = [("real", 1), ("phm", 2), ("phm", 4), ("quaternion", 4), ("octonion", 
 def build(**changes: Any) -> EncoderClassifier:
     """A model in float64 whose biases and norms are not trivial."""
     torch.manual_seed(0)
-    model = EncoderClassifier(EncoderClassifierSection(**(SMALL | changes)), VOCABULARY, 3).double()
+    model = build_classifier(EncoderClassifierSection(**(SMALL | changes)), VOCABULARY, 3).double()
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
             nn.init.normal_(parameter, std=0.5)
@@ -38,18 +39,18 @@ def padded(texts: list[list[int]], width: int | None = None) -> Tensor:
 
 def peer_of(model: EncoderClassifier) -> nn.TransformerEncoder:
     """Return torch's own encoder with the model's materialised weights."""
-    section = model.settings
+    own, width = model.encoder[0], model.embedding.embedding_dim
     layer = nn.TransformerEncoderLayer(
-        section.width,
-        section.heads,
-        section.feed_forward,
+        width,
+        own.attention.heads,
+        own.feed_forward.expand.out_features,
         dropout=0.0,
         batch_first=True,
-        norm_first=section.norm == "pre",
+        norm_first=own.attention_residual.pre_norm,
         dtype=torch.float64,
     )
-    norm = nn.LayerNorm(section.width, dtype=torch.float64) if section.final_norm else None
-    peer = nn.TransformerEncoder(layer, section.layers, norm, enable_nested_tensor=False)
+    norm = nn.LayerNorm(width, dtype=torch.float64) if isinstance(model.encoder_norm, nn.LayerNorm) else None
+    peer = nn.TransformerEncoder(layer, len(model.encoder), norm, enable_nested_tensor=False)
     for own, other in zip(model.encoder, peer.layers, strict=True):
         copy_attention(own.attention, other.self_attn)
         other.norm1.load_state_dict(own.attention_residual.norm.state_dict())
@@ -65,7 +66,7 @@ def run_peer(model: EncoderClassifier, peer: nn.TransformerEncoder, tokens: Tens
     states = peer(embed(model.embedding, model.positions, tokens), src_key_padding_mask=tokens == PAD)  # (B, S, d)
     lengths = (tokens != PAD).sum(1).tolist()
     rows = [state[:length] for state, length in zip(states, lengths, strict=True)]
-    pooled = [row[-1] if model.settings.pooling == "last" else row.mean(0) for row in rows]
+    pooled = [row[-1] if model.pooling == "last" else row.mean(0) for row in rows]
     return F.linear(torch.stack(pooled), model.output.weight, model.output.bias)
 
 
@@ -155,7 +156,7 @@ def test_it_learns(task: Any, algebra: str, n: int, pooling: str) -> None:
     section = EncoderClassifierSection(
         **(SMALL | {"width": 32, "feed_forward": 64}), algebra=algebra, n=n, pooling=pooling
     )
-    model = EncoderClassifier(section, VOCABULARY, 2)
+    model = build_classifier(section, VOCABULARY, 2)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)
     for _ in range(120):

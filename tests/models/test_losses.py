@@ -3,9 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from phmctl.models.classifiers import build_classifier
-from phmctl.models.rule import RuleModel
-from phmctl.models.transformer import build_transformer
+from phmctl.assembly import build_classifier, build_rule_model, build_transformer
 from phmctl.nn.loss import label_loss, vocabulary_loss
 from phmctl.recipe.schema import (
     EncoderClassifierSection,
@@ -45,7 +43,7 @@ def test_classifiers_return_the_summed_cross_entropy_of_their_logits() -> None:
 
 
 def test_the_rule_model_returns_the_summed_squared_error() -> None:
-    model, x, y = RuleModel(RuleModelSection(algebra="phm", n=4), 8), torch.randn(5, 8), torch.randn(5, 8)
+    model, x, y = build_rule_model(RuleModelSection(algebra="phm", n=4), 8), torch.randn(5, 8), torch.randn(5, 8)
     torch.testing.assert_close(model(x, y), (model(x) - y).square().sum())
 
 

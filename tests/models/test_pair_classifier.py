@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.assembly import build_classifier
 from phmctl.data.special import PAD
 from phmctl.errors import DimensionError
 from phmctl.models.pair_classifier import PairClassifier
@@ -24,7 +25,7 @@ CHOICES = [("real", 1), ("phm", 2), ("phm", 5), ("phm", 10), ("complex", 2)]
 def build(vectors: Tensor | None = None, **changes: Any) -> PairClassifier:
     """A model in float64 whose biases are not zero."""
     torch.manual_seed(0)
-    model = PairClassifier(PairClassifierSection(**(SMALL | changes)), VOCABULARY, 3, vectors).double()
+    model = build_classifier(PairClassifierSection(**(SMALL | changes)), VOCABULARY, 3, vectors).double()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(parameter)
@@ -44,7 +45,7 @@ def reference(model: PairClassifier, first: list[int], second: list[int]) -> Ten
         states = lstm(F.embedding(torch.tensor([text]), model.embedding.weight))[0][0]  # (T, h)
         vectors.append(torch.cat([states.max(0).values, states.sum(0) / len(text)]))
     u, v = vectors
-    parts = [u, v, (u - v).abs(), u * v] if model.settings.combination == "full" else [u, v]
+    parts = [u, v, (u - v).abs(), u * v] if model.combination == "full" else [u, v]
     x = torch.cat(parts)
     for layer in model.mlp:
         x = F.linear(x, layer.weight, layer.bias).clamp(min=0)
@@ -170,7 +171,7 @@ def test_it_learns_whether_two_texts_begin_alike(algebra: str, n: int, combinati
         combination=combination,
         dropout=0.0,
     )
-    model = PairClassifier(section, VOCABULARY, 2)
+    model = build_classifier(section, VOCABULARY, 2)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(1)
     for _ in range(150):

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
 from phmctl.errors import DimensionError
-from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TransformerSection
 
 SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}

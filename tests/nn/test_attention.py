@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from phmctl.models.transformer import build_transformer
+from phmctl.assembly import build_transformer
 from phmctl.nn.attention import _attention_by_products
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TransformerSection

@@ -7,10 +7,8 @@ from torch import nn
 import phmctl
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
 from phmctl.algebra.rules import learned_rule
+from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import DimensionError, UserError
-from phmctl.models.encoder_classifier import EncoderClassifier
-from phmctl.models.pair_classifier import PairClassifier
-from phmctl.models.transformer import build_transformer
 from phmctl.nn.kronecker_weight import KroneckerWeight
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
@@ -115,14 +113,14 @@ def test_a_transformer(options) -> None:
 def test_an_encoder_classifier() -> None:
     options = {name: value for name, value in SMALL.items() if not name.endswith("_layers")}
     check(
-        EncoderClassifier(EncoderClassifierSection(kind="encoder", **options), 20, 2),
+        build_classifier(EncoderClassifierSection(kind="encoder", **options), 20, 2),
         torch.tensor([[4, 5, 3, 0], [4, 4, 4, 4]]),
     )
 
 
 @pytest.mark.parametrize("cell", ["standard", "as_printed"])
 def test_a_pair_classifier(cell: str) -> None:
-    model = PairClassifier(
+    model = build_classifier(
         PairClassifierSection(
             kind="lstm-pair", algebra="phm", n=4, width=8, embedding_width=8, hidden=8, dropout=0.0, cell=cell
         ),

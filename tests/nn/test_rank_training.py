@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phmctl import PHMLinear
 from phmctl.algebra.bilinear import Factors
 from phmctl.algebra.execution import apply_rank
-from phmctl.models.transformer import build_transformer
+from phmctl.assembly import build_transformer
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.kept_factors import set_execution
 from phmctl.nn.lstm import PHMLSTM

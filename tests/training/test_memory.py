@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phmctl.models.transformer import build_transformer
+from phmctl.assembly import build_transformer
 from phmctl.recipe.loading import load_recipe
 from phmctl.tasks.translation.kind import KIND, TYPICAL_LENGTH
 from phmctl.training.memory import _kept_bytes, expect_memory

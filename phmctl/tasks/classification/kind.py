@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.assembly import Classifier, ClassifierSection, build_classifier, texts_of
 from phmctl.data.labelled.batching import lengths_of, real_token_share
 from phmctl.data.labelled.options import LabelledOptions, prepare_labelled_named
 from phmctl.data.labelled.store import LabelledData, labelled_sizes
 from phmctl.data.labelled.summary import show_labelled
 from phmctl.errors import DataError
-from phmctl.models.classifiers import Classifier, ClassifierSection, build_classifier, texts_of
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.tasks.base import Preparation, Sizes, TaskKind, Trial, option_name

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phmctl.assembly import Classifier, build_classifier, texts_of
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.cleaning import clean_line
 from phmctl.data.labelled.batching import collate, encode_texts, lengths_of, plan
@@ -15,7 +16,6 @@ from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.tokenization import Tokenizer
 from phmctl.devices import pick_device
 from phmctl.errors import DataError
-from phmctl.models.classifiers import Classifier, build_classifier, texts_of
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run

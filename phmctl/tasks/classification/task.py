@@ -6,12 +6,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from phmctl.assembly import Classifier, build_classifier, texts_of
 from phmctl.console import note
 from phmctl.data.copies import check_same_data
 from phmctl.data.labelled.batching import LabelledBatch, collate, lengths_of, plan
 from phmctl.data.labelled.store import LabelledData, LabelledSplit, coverage_of
 from phmctl.errors import DataError
-from phmctl.models.classifiers import Classifier, build_classifier, texts_of
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.assembly import build_rule_model
 from phmctl.errors import UserError
 from phmctl.models.rule import RuleModel
 from phmctl.recipe.schema import RuleModelSection, RuleRecipe
@@ -38,7 +39,7 @@ class RuleKind(TaskKind[RuleRecipe]):
         self, settings: RuleModelSection, sizes: Mapping[str, int], device: torch.device | str | None = None
     ) -> RuleModel:
         """Build the one layer."""
-        return RuleModel(settings, sizes["features"], device)
+        return build_rule_model(settings, sizes["features"], device)
 
     def trial(self, recipe: RuleRecipe) -> Trial:
         """Return a batch of examples."""

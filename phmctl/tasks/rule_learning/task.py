@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.assembly import build_rule_model
 from phmctl.data.order import RandomNumbers
 from phmctl.errors import RunError
 from phmctl.models.rule import RuleModel
@@ -113,7 +114,7 @@ class RuleTask:
 
 def build_model(recipe: RuleRecipe, device: torch.device | str | None = None) -> RuleModel:
     """Build a recipe's untrained layer; on ``meta`` nothing is allocated."""
-    return RuleModel(recipe.model, recipe.data.dims * recipe.data.components, device)
+    return build_rule_model(recipe.model, recipe.data.dims * recipe.data.components, device)
 
 
 def same(one: Truth, other: Truth) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.assembly import bare_transformer, build_transformer
 from phmctl.data.batching import Batch, real_token_share
 from phmctl.data.copies import read_text
 from phmctl.data.preparation import choose_section, prepare_named
@@ -18,8 +19,8 @@ from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.translator import WINDOW, Translation, Translator
 from phmctl.errors import DataError, UserError
 from phmctl.evaluation.translation import Evaluation, evaluate
-from phmctl.models.bare import BareTransformer, bare_loss
-from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.models.bare import bare_loss
+from phmctl.models.transformer import Transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
@@ -146,7 +147,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     def rivals(self, task: TranslationTask, device: torch.device) -> dict[str, Rival]:
         """Return a bare ``nn.Transformer`` of the same shape."""
         sizes = task.prepared.tokenizers
-        model = BareTransformer(task.recipe.model, max(sizes.source.size, sizes.target.size)).to(device)
+        model = bare_transformer(task.recipe.model, max(sizes.source.size, sizes.target.size)).to(device)
         smoothing = task.recipe.training.label_smoothing
 
         def loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from phmctl.assembly import build_transformer
 from phmctl.data.batching import Batch, collate, costs, plan_batches
 from phmctl.data.copies import check_same_data, load_tokenizers, write_copies
 from phmctl.data.store import ParallelSplit, PreparedData
@@ -14,7 +15,7 @@ from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError
 from phmctl.metrics.text import bleu
-from phmctl.models.transformer import Transformer, build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
