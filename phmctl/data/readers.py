@@ -9,6 +9,7 @@ import html
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -54,29 +55,37 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises:
         DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
     """
+    with reading(path), open_bytes(path) as handle:
+        for number, raw in enumerate(handle, start=1):
+            yield decode_line(raw, path, number)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn a refusal to read a file, or to decompress it, into a :class:`DataError`."""
     try:
-        with _open_bytes(path) as handle:
-            yield from decode_lines(handle, path)
+        yield
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}; is the file there, and whole?") from error
 
 
-def decode_lines(lines: Iterable[bytes], name: Path | str) -> Iterator[str]:
-    """Yield the lines of an open binary file as :func:`read_lines` does; `name` is what messages call it.
-
-    Raises:
-        DataError: a line is not UTF-8.
-    """
-    for number, raw in enumerate(lines, start=1):
-        yield _decode(raw, name, number)
-
-
-def _open_bytes(path: Path) -> BinaryIO:
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file to read its bytes, those that ``.gz`` stands for if that is how its name ends."""
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _decode(raw: bytes, name: Path | str, number: int) -> str:
+def decode_line(raw: bytes, name: Path | str, number: int) -> str:
+    """Return the text of a line that was read with its end, or without one at the end of the file.
+
+    Args:
+        raw: its bytes.
+        name: what messages call the file.
+        number: the line's, from 1; the first may begin with a byte order mark.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
     if number == 1:
         raw = raw.removeprefix(_BYTE_ORDER_MARK)
     line = raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw.removesuffix(b"\r")

@@ -1,7 +1,6 @@
 """Raw text in, raw text out: tokenise, sort by length, batch by tokens, search, detokenise, restore the order."""
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -15,8 +14,6 @@ from phmctl.decoding.engine import Engine
 from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.errors import DataError
 from phmctl.recipe.schema import DecodingSection
-
-WINDOW = 1024  # lines of a stream that are sorted and translated together
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +92,6 @@ class Translator:
                 advance(len(rows))
         return results
 
-    def translate_stream(
-        self,
-        lines: Iterable[str],
-        *,
-        n_best: int = 1,
-        strict: bool = False,
-        window: int = WINDOW,
-        advance: Callable[[int], None] = lambda count: None,
-    ) -> Iterator[list[Translation]]:
-        """Translate lines as they come, in order, `window` lines at a time; see :meth:`translate`."""
-        first_line = 1
-        for some in _batched(lines, window):
-            yield from self.translate(some, n_best=n_best, strict=strict, first_line=first_line, advance=advance)
-            first_line += len(some)
-
     def search(self, sources: Sequence[Sequence[int]], *, n_best: int = 1) -> list[list[Hypothesis]]:
         """Search one batch of source ids, each closed by EOS."""
         allowed = self.tokenizers.target.size
@@ -175,9 +157,3 @@ def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
         else:
             batches.append([row])
     return batches
-
-
-def _batched(lines: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
-    rest = iter(lines)
-    while some := tuple(itertools.islice(rest, size)):
-        yield some

@@ -224,16 +224,23 @@ class Predictor(Protocol):
         """Return its settings, as JSON values."""
         ...
 
-    def predict(self, lines: Iterable[str], *, window: int | None, advance: Callable[[int], None]) -> Iterator[Any]:
-        """Yield the answer to each line, in order, `window` lines at a time (None: as many as is good for speed)."""
+    def origin(self) -> dict[str, Any]:
+        """Return what of its settings decides the answers, as JSON values: not what only changes the speed."""
         ...
 
-    def lines(self, found: Iterable[Any]) -> Iterator[str]:
-        """Yield answers as lines of text."""
+    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]) -> list[Any]:
+        """Return the answer to each line; `first_line` is the number of the first, for messages.
+
+        `advance` is told how many are done, as the work goes on.
+        """
         ...
 
-    def as_json(self, found: Iterable[Any]) -> dict[str, Any]:
-        """Return answers as JSON values, under the name that the task has for them."""
+    def lines(self, found: Sequence[Any], *, first_line: int = 1) -> Iterator[str]:
+        """Yield answers as lines of text; `first_line` is the number of the line that the first belongs to."""
+        ...
+
+    def as_json(self, found: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        """Yield each answer as a JSON object, under the names that the task has for its parts."""
         ...
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from typer.testing import CliRunner
 from phmctl.cli.decode import decode
 from phmctl.cli.main import app
 from phmctl.decoding.loading import load_translator
-from phmctl.decoding.translator import WINDOW, Translator
-from phmctl.errors import DataError, RecipeError, UserError
+from phmctl.decoding.translator import Translator
+from phmctl.errors import DataError, OutputError, RecipeError, UserError
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT
 from tests.evaluation.runs import SOURCES, make_run
@@ -81,24 +82,26 @@ def test_n_best_is_a_table(run: Run, expected: list[str]) -> None:
     assert all(float(worse[2]) <= float(best[2]) for best, worse in pairwise(rows) if worse[1] == "2")
 
 
-def test_json_is_one_document(run: Run, expected: list[str]) -> None:
-    found = json.loads(call(run.folder, "--split", "test", "--json").stdout)
-    assert [candidates[0]["text"] for candidates in found["translations"]] == expected
-    assert found["run"] == "tiny/real/v001"
-    assert found["decoding"]["beam"] == 3
+def objects(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in lines(text)]
+
+
+def test_json_is_an_object_a_line(run: Run, expected: list[str]) -> None:
+    found = objects(call(run.folder, "--split", "test", "--json").stdout)
+    assert [each["line"] for each in found] == list(range(1, len(SOURCES) + 1))
+    assert [each["translations"][0]["text"] for each in found] == expected
+    assert set(found[0]["translations"][0]) == {"text", "score", "log_prob"}
 
 
 @pytest.mark.parametrize("options", [(), ("--n-best", 2)])
 def test_json_and_a_file_give_both(run: Run, tmp_path: Path, options: tuple[object, ...]) -> None:
     path = tmp_path / "out"
     plain = call(run.folder, "--split", "test", *options).stdout
-    found = json.loads(call(run.folder, "--split", "test", *options, "--json", "--output", path).stdout)
+    found = objects(call(run.folder, "--split", "test", *options, "--json", "--output", path).stdout)
     assert path.read_text(encoding="utf-8") == plain
-    assert found["output"] == str(path)
-    assert [best["text"] for candidates in found["translations"] for best in candidates] == [
+    assert [best["text"] for each in found for best in each["translations"]] == [
         line.split("\t")[-1] for line in lines(plain)
     ]
-    assert json.loads(call(run.folder, "--split", "test", "--json").stdout)["output"] is None
 
 
 def test_long_lines_warn_with_their_number(run: Run) -> None:
@@ -120,16 +123,49 @@ def test_invalid_utf8_is_named_by_line(run: Run, tmp_path: Path) -> None:
         call(run.folder, "--input", tmp_path / "in")
 
 
-def test_a_failure_leaves_no_output_file(run: Run, tmp_path: Path) -> None:
+def test_what_comes_before_invalid_utf8_is_answered(run: Run, expected: list[str]) -> None:
+    text = b"".join(f"{line}\n".encode() for line in SOURCES[:3])
+    result = CliRunner().invoke(app, ["decode", str(run.folder)], input=text + b"\xff\n" + text)
+    assert "line 4: invalid UTF-8" in str(result.exception)
+    assert lines(result.stdout) == expected[:3]
+
+
+def test_a_failure_at_the_first_line_leaves_no_output_file(run: Run, tmp_path: Path) -> None:
     with pytest.raises(DataError):
-        call(run.folder, "--output", tmp_path / "out", "--window", 1, stdin=b"a\n\xff\n")
+        call(run.folder, "--output", tmp_path / "out", stdin=b"\xff\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_keeps_what_there_is_and_another_goes_on(run: Run, expected: list[str], tmp_path: Path) -> None:
+    path, text = tmp_path / "out", [f"{line}\n".encode() for line in SOURCES]
+    with pytest.raises(DataError):
+        call(run.folder, "--output", path, stdin=b"".join([*text[:2], b"\xff\n", *text[3:]]))
+    assert lines(path.read_text(encoding="utf-8")) == expected[:2]
+    call(run.folder, "--output", path, "--resume", stdin=b"".join(text))
+    assert lines(path.read_text(encoding="utf-8")) == expected
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_text_that_is_read_is_not_written_over(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("A\n")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(OutputError, match="is the text that is read"):
+        call(run.folder, "--input", path, "--output", link)
+    with path.open("rb") as handle:
+        command = [sys.executable, "-c", "from phmctl.cli.main import run; run()", "decode", run.folder]
+        done = subprocess.run([*command, "--output", path], stdin=handle, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert path.read_text() == "A\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (("--input", "x", "--split", "test"), UserError, "exclude each other"),
+        (("--resume",), UserError, "add --output FILE"),
+        (("--output", "/dev/null", "--resume"), UserError, "is no plain file"),
         (("--n-best", "4"), UserError, "--beam 4"),
         (("--beam", "0"), RecipeError, "--beam 0"),
         (("--input", "no-such-file"), DataError, "no-such-file"),
@@ -161,7 +197,7 @@ def phmctl(*arguments: object) -> subprocess.Popen[bytes]:
 
 
 def test_a_line_is_answered_before_the_next_is_asked(run: Run, expected: list[str]) -> None:
-    with phmctl("decode", run.folder, "--window", "1") as process:
+    with phmctl("decode", run.folder) as process:
         for line, answer in list(zip(SOURCES, expected, strict=True))[:4]:
             process.stdin.write(f"{line}\n".encode())
             process.stdin.flush()
@@ -170,8 +206,40 @@ def test_a_line_is_answered_before_the_next_is_asked(run: Run, expected: list[st
         assert process.wait(timeout=60) == 0
 
 
+def test_json_is_answered_before_the_next_is_asked(run: Run, expected: list[str], tmp_path: Path) -> None:
+    with phmctl("decode", run.folder, "--json", "--output", tmp_path / "out") as process:
+        for number, (line, answer) in enumerate(list(zip(SOURCES, expected, strict=True))[:2], start=1):
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+            found = json.loads(process.stdout.readline())
+            assert (found["line"], found["translations"][0]["text"]) == (number, answer)
+            assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected[:number]
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_killed_run_keeps_what_it_has(run: Run, expected: list[str], tmp_path: Path) -> None:
+    path, whole = tmp_path / "out", "".join(f"{line}\n" for line in SOURCES).encode()
+    with phmctl("decode", run.folder, "--json", "--output", path) as process:
+        for line in SOURCES[:3]:
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+            process.stdout.readline()
+        process.kill()
+    with path.open("ab") as handle:
+        handle.write(expected[3].encode() + b"half a li")  # as if it had died while it wrote
+    with pytest.raises(OutputError, match="has the answers to 3 lines of a decode that was stopped; add --resume"):
+        call(run.folder, "--output", path, stdin=whole)
+    with pytest.raises(OutputError, match=r"was not made like this: beam \(3 there, 2 now\)"):
+        call(run.folder, "--output", path, "--resume", "--beam", 2, stdin=whole)
+    with pytest.raises(OutputError, match="not those that the input begins with"):
+        call(run.folder, "--output", path, "--resume", stdin=b"A\n" + whole)
+    call(run.folder, "--output", path, "--resume", "--batch-tokens", 64, stdin=whole)
+    assert lines(path.read_text(encoding="utf-8")) == expected
+
+
 def test_a_reader_that_has_enough_is_no_fault(run: Run) -> None:
-    with phmctl("decode", run.folder, "--window", "1") as process:
+    with phmctl("decode", run.folder) as process:
         process.stdin.write(f"{TEXT[0]}\n".encode())
         process.stdin.flush()
         process.stdout.readline()
@@ -182,28 +250,34 @@ def test_a_reader_that_has_enough_is_no_fault(run: Run) -> None:
         assert process.stderr.read() == b""
 
 
-class Terminal:
-    """A stdin that a person sits at."""
+def test_a_terminal_is_answered_line_by_line(run: Run, expected: list[str]) -> None:
+    master, terminal = pty.openpty()
+    command = [sys.executable, "-c", "from phmctl.cli.main import run; run()", "decode", str(run.folder)]
+    with subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.close(terminal)
+        for line, answer in list(zip(SOURCES, expected, strict=True))[:2]:
+            os.write(master, f"{line}\n".encode())
+            assert process.stdout.readline().decode() == f"{answer}\n"
+        os.write(master, b"\x04")  # Ctrl-D
+        assert process.wait(timeout=60) == 0
+    os.close(master)
 
-    def isatty(self) -> bool:
-        return True
 
-
-def test_a_file_is_batched_even_at_a_terminal(
+def test_lines_that_are_there_are_answered_together(
     run: Run, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    windows = []
-    whole = Translator.translate_stream
+    together = []
+    whole = Translator.translate
 
-    def note_window(self, lines, **settings):
-        windows.append(settings["window"])
+    def note_lines(self, lines, **settings):
+        together.append((len(lines), settings["first_line"]))
         return whole(self, lines, **settings)
 
-    monkeypatch.setattr(Translator, "translate_stream", note_window)
-    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(Translator, "translate", note_lines)
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
     decode(run.folder, input_=tmp_path / "in", output=tmp_path / "out")
-    assert windows == [WINDOW]
+    decode(run.folder, input_=tmp_path / "in", output=tmp_path / "out", window=4)
+    assert together == [(7, 1), (4, 1), (3, 5)]
     assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
 
 

@@ -13,4 +13,10 @@ def test_n_best_output_names_line_rank_and_score() -> None:
 
 
 def test_json_keeps_both_scores() -> None:
-    assert as_json(TRANSLATIONS)[0][1] == {"text": "b c", "score": -1.5, "log_prob": -3.0}
+    first, second = as_json(TRANSLATIONS)
+    assert first["translations"][1] == {"text": "b c", "score": -1.5, "log_prob": -3.0}
+    assert second == {"translations": [{"text": "", "score": 0.0, "log_prob": 0.0}]}
+
+
+def test_n_best_lines_count_on() -> None:
+    assert list(n_best_lines(TRANSLATIONS[1:], 8)) == ["8\t1\t0.000000\t"]

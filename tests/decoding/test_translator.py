@@ -64,24 +64,9 @@ def test_strict_refuses_a_long_line(kit: Kit) -> None:
         kit.translator(max_source_tokens=8).translate(["Ein", TEXT[2]], strict=True)
 
 
-def test_a_stream_comes_in_windows_and_in_order(kit: Kit) -> None:
-    taken = []
-
-    def lines():
-        for line in TEXT[:5]:
-            taken.append(line)
-            yield line
-
-    stream = kit.translator().translate_stream(lines(), window=2)
-    first = next(stream)
-    assert taken == TEXT[:2]  # nothing is read before it is needed
-    assert texts([first, *stream]) == texts(kit.translator().translate(TEXT[:5]))
-
-
-def test_a_streams_warnings_count_on(kit: Kit) -> None:
-    stream = kit.translator(max_source_tokens=8).translate_stream(["Ein", "Ein", TEXT[2]], strict=True, window=2)
-    with pytest.raises(DataError, match="line 3"):
-        list(stream)
+def test_line_numbers_count_on(kit: Kit) -> None:
+    with pytest.raises(DataError, match="line 8 has"):
+        kit.translator(max_source_tokens=8).translate(["Ein", TEXT[2]], strict=True, first_line=7)
 
 
 def test_a_spelt_line_break_stays_on_its_line(kit: Kit) -> None:

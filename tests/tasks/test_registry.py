@@ -1,7 +1,7 @@
 """A second kind of task goes through the commands with nothing changed outside it: it is registered, no more."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,17 +54,18 @@ class DigitPredictor:
     def about(self) -> dict[str, Any]:
         return {"settings": {}}
 
-    def predict(self, lines: Iterable[str], *, window: int | None, advance: Callable[[int], None]) -> Iterator[int]:
-        for line in lines:
-            inputs = torch.eye(6)[int(line)]  # (6,)
-            yield int(self.model(inputs[None]).argmax())
-            advance(1)
+    def origin(self) -> dict[str, Any]:
+        return {}
 
-    def lines(self, found: Iterable[int]) -> Iterator[str]:
+    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]) -> list[int]:
+        advance(len(lines))
+        return [int(self.model(torch.eye(6)[int(line)][None]).argmax()) for line in lines]
+
+    def lines(self, found: Sequence[int], *, first_line: int = 1) -> Iterator[str]:
         return map(str, found)
 
-    def as_json(self, found: Iterable[int]) -> dict[str, Any]:
-        return {"digits": list(found)}
+    def as_json(self, found: Sequence[int]) -> Iterator[dict[str, Any]]:
+        return ({"digit": digit} for digit in found)
 
 
 class DigitKind(TaskKind[DigitRecipe]):
@@ -87,7 +88,7 @@ class DigitKind(TaskKind[DigitRecipe]):
 
     def evaluate(self, run: Run, split: str = "test", checkpoint: str = "best", **rest: Any) -> DigitReport:
         self.check_options(rest["options"], ())
-        answers = list(self.predictor(run, checkpoint).predict("0123", window=None, advance=lambda count: None))
+        answers = list(self.predictor(run, checkpoint).predict("0123", advance=lambda count: None))
         return DigitReport(sum(answer == digit for digit, answer in enumerate(answers)) / 4)
 
     def predictor(self, run: Run, checkpoint: str = "best", device: str = "auto", **rest: Any) -> DigitPredictor:
@@ -144,7 +145,8 @@ def test_it_trains_and_answers_by_every_command(recipe: str) -> None:
     run = call("train", recipe).strip()
     assert Run.open(run).recipe_of(DigitRecipe).training.batch_size == 16
     assert call("decode", run, text="0\n1\n2\n3\n") == "0\n1\n2\n3\n"
-    assert json.loads(call("decode", run, "--split", "test", "--json"))["digits"] == [0, 1, 2, 3]
+    answers = [json.loads(line) for line in call("decode", run, "--split", "test", "--json").splitlines()]
+    assert answers == [{"line": line, "digit": line - 1} for line in (1, 2, 3, 4)]
     assert json.loads(call("eval", run, "--json")) == {"accuracy": 1.0}
     assert "1.00" in call("eval", run)
 

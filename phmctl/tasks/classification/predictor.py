@@ -1,8 +1,7 @@
 """Labels for lines of text, with a trained classifier."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -106,28 +105,30 @@ class TextClassifier:
         """Return the classes."""
         return {"labels": list(self.labels)}
 
+    def origin(self) -> dict[str, Any]:
+        """Return what decides the answers: the weights alone."""
+        return {}
+
     def predict(
-        self, lines: Iterable[str], *, window: int | None, advance: Callable[[int], None]
-    ) -> Iterator[Prediction | None]:
-        """Yield the answer to each line, None to an empty one; a pair's texts stand in one line with a tab between.
+        self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]
+    ) -> list[Prediction | None]:
+        """Return the answer to each line, None to an empty one; a pair's texts stand in one line with a tab between.
 
         Raises:
             DataError: a line has another number of texts.
         """
-        numbered = enumerate(lines, start=1)
-        while chunk := list(islice(numbered, window or WINDOW)):
-            texts = [self._texts(line, number) for number, line in chunk]
-            answers = iter(self.label([each for each in texts if each]))
-            yield from (next(answers) if each else None for each in texts)
-            advance(len(chunk))
+        texts = [self._texts(line, number) for number, line in enumerate(lines, start=first_line)]
+        answers = iter(self.label([each for each in texts if each]))
+        advance(len(lines))
+        return [next(answers) if each else None for each in texts]
 
-    def lines(self, found: Iterable[Prediction | None]) -> Iterator[str]:
+    def lines(self, found: Sequence[Prediction | None], *, first_line: int = 1) -> Iterator[str]:
         """Yield the label of each line, nothing for an empty one."""
         return ("" if answer is None else answer.label for answer in found)
 
-    def as_json(self, found: Iterable[Prediction | None]) -> dict[str, Any]:
-        """Return ``predictions``, a label with its probability a line; null for an empty one."""
-        return {"predictions": [None if answer is None else asdict(answer) for answer in found]}
+    def as_json(self, found: Sequence[Prediction | None]) -> Iterator[dict[str, Any]]:
+        """Yield ``label`` and ``probability`` of each line; both are null for an empty one."""
+        return ({"label": None, "probability": None} if answer is None else asdict(answer) for answer in found)
 
     def _texts(self, line: str, number: int) -> tuple[str, ...]:
         if not line.strip():

@@ -1,6 +1,6 @@
 """Translation, as the commands know it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from phmctl.data.preparation import choose_section, prepare_named
 from phmctl.data.store import PreparedData, trained_vocabularies
 from phmctl.data.summary import preparation_table
 from phmctl.decoding.loading import load_translator
-from phmctl.decoding.output import as_json, best_lines, n_best_lines
 from phmctl.decoding.settings import change_decoding
-from phmctl.decoding.translator import WINDOW, Translation, Translator
 from phmctl.errors import DataError, UserError
 from phmctl.evaluation.translation import Evaluation, evaluate
 from phmctl.models.bare import bare_loss
@@ -25,6 +23,7 @@ from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial, option_name
+from phmctl.tasks.translation.predictor import TranslationPredictor
 from phmctl.tasks.translation.task import TranslationTask
 
 TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
@@ -116,7 +115,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         *,
         options: Mapping[str, Any] | None = None,
         own_text: bool = False,
-    ) -> "TranslationPredictor":
+    ) -> TranslationPredictor:
         """Load a run's model for beam search."""
         given = self.check_options(options, (*_SEARCH, "n_best", "strict"))
         n_best, strict = given.pop("n_best", None), given.pop("strict", False)
@@ -159,41 +158,6 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         """Return the share of real tokens in an epoch, both sides."""
         split = task.prepared.split("train")
         return real_token_share(task.plan(0), split.source.lengths, split.target.lengths)
-
-
-class TranslationPredictor:
-    """Translations of lines: the best of each, or several with their scores.
-
-    Args:
-        translator: does the work.
-        n_best: how many a line are wanted, with their numbers; None is the best one, as plain text.
-        strict: refuse over-long lines instead of cutting them.
-    """
-
-    verb = "translating"
-
-    def __init__(self, translator: Translator, n_best: int | None = None, *, strict: bool = False) -> None:
-        self.translator, self.n_best, self.strict = translator, n_best, strict
-
-    def about(self) -> dict[str, Any]:
-        """Return the settings of the search."""
-        return {"decoding": self.translator.settings.model_dump()}
-
-    def predict(
-        self, lines: Iterable[str], *, window: int | None, advance: Callable[[int], None]
-    ) -> Iterator[Sequence[Translation]]:
-        """Yield each line's translations, best first."""
-        return self.translator.translate_stream(
-            lines, n_best=self.n_best or 1, strict=self.strict, window=window or WINDOW, advance=advance
-        )
-
-    def lines(self, found: Iterable[Sequence[Translation]]) -> Iterator[str]:
-        """Yield the best translation of each line, or its n best with number, rank and score."""
-        return best_lines(found) if self.n_best is None else n_best_lines(found)
-
-    def as_json(self, found: Iterable[Sequence[Translation]]) -> dict[str, Any]:
-        """Return ``translations``: a list a line."""
-        return {"translations": as_json(found)}
 
 
 KIND = TranslationKind()

@@ -31,14 +31,12 @@ def test_probabilities_are_those_of_each_text_alone(runs: dict[str, Run]) -> Non
 
 
 @settings(max_examples=15, deadline=None)
-@given(order=st.permutations(TEXTS), window=st.integers(1, 6), batch=st.integers(1, 4))
-def test_labels_do_not_depend_on_order_and_batches(
-    runs: dict[str, Run], order: list[str], window: int, batch: int
-) -> None:
+@given(order=st.permutations(TEXTS), batch=st.integers(1, 4))
+def test_labels_do_not_depend_on_order_and_batches(runs: dict[str, Run], order: list[str], batch: int) -> None:
     classifier = load_classifier(runs["encoder"], device="cpu")
     whole = dict(zip(TEXTS, classifier.label([(text,) for text in TEXTS]), strict=True))
     classifier.batch_size = batch
-    found = list(classifier.predict(order, window=window, advance=nothing))
+    found = list(classifier.predict(order, advance=nothing))
     for text, answer in zip(order, found, strict=True):
         assert answer is not None
         assert answer.label == whole[text].label
@@ -47,28 +45,28 @@ def test_labels_do_not_depend_on_order_and_batches(
 
 def test_empty_lines_stay_empty(runs: dict[str, Run]) -> None:
     classifier = load_classifier(runs["encoder"], device="cpu")
-    found = list(classifier.predict(["", "the cats", "   "], window=None, advance=nothing))
+    found = list(classifier.predict(["", "the cats", "   "], advance=nothing))
     lines = list(classifier.lines(found))
     assert (lines[0], lines[2]) == ("", "")
     assert lines[1] in ("VBP", "VBZ")
-    document = classifier.as_json(found)["predictions"]
-    assert document[0] is None
-    assert document[1]["label"] == lines[1]
+    empty, answer, _ = classifier.as_json(found)
+    assert empty == {"label": None, "probability": None}
+    assert answer["label"] == lines[1]
 
 
 def test_a_pair_has_a_tab(runs: dict[str, Run]) -> None:
     classifier = load_classifier(runs["lstm-pair"], device="cpu")
-    (answer,) = classifier.predict(["see the cat\tthe cat is here"], window=None, advance=nothing)
+    (answer,) = classifier.predict(["see the cat\tthe cat is here"], advance=nothing)
     assert answer is not None
     assert answer.label in ("same", "other")
     with pytest.raises(DataError, match="line 2 has 1 text; this classifier reads 2 texts with a tab between"):
-        list(classifier.predict(["a\tb", "a"], window=None, advance=nothing))
+        list(classifier.predict(["a\tb", "a"], advance=nothing))
 
 
 def test_one_text_has_no_tab(runs: dict[str, Run]) -> None:
     classifier = load_classifier(runs["encoder"], device="cpu")
     with pytest.raises(DataError, match="line 1 has 2 texts; this classifier reads one text"):
-        list(classifier.predict(["a\tb"], window=None, advance=nothing))
+        list(classifier.predict(["a\tb"], advance=nothing))
 
 
 @pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
@@ -77,7 +75,7 @@ def test_how_the_maps_are_applied_changes_no_answer(kind: str, runs: dict[str, R
     lines = ["w1 the cats near the dog", "w2 the tree"]
     lines = [f"{line}\t{line}" for line in lines] if kind == "lstm-pair" else lines
     answers = {
-        name: list(load_classifier(run, device="cpu", execution=name).predict(lines, window=None, advance=nothing))
+        name: list(load_classifier(run, device="cpu", execution=name).predict(lines, advance=nothing))
         for name in ("dense", "factored", "rank")
     }
     for name in ("factored", "rank"):

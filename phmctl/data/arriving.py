@@ -1,0 +1,118 @@
+"""Lines as they arrive: what has come is handed on when nothing more comes for a moment, and in large groups while
+lines flow. A person who types is answered at once so, and a pipe is sorted and batched.
+"""
+
+import os
+import select
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from phmctl.data.readers import decode_line, open_bytes, reading
+from phmctl.errors import DataError
+
+PAUSE = 0.05  # seconds
+LIMIT = 1024  # lines that are sorted and batched together
+_PATIENCE = 10  # pauses that the first line of a group waits at most, where lines trickle
+_CHUNK = 1 << 16  # a pipe holds so many bytes
+
+
+def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMIT) -> Iterator[list[str]]:
+    """Yield the lines of a file, or of stdin, in groups as they arrive; none is empty.
+
+    A line ends with ``\\n`` or ``\\r\\n``; the last one need not. The groups of a regular file have `limit` lines. The
+    lines before one that is no UTF-8 are yielded before the error is raised.
+
+    Args:
+        path: the file; None is stdin.
+        pause: seconds after which a pipe or a terminal has nothing more to say just now.
+        limit: lines of a group, at most.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
+    """
+    if path is not None:
+        with reading(path), open_bytes(path) as handle:
+            yield from _decoded(_groups(handle, pause, limit), path)
+    elif sys.stdin is None:
+        raise DataError("stdin is closed; name the text with --input FILE")
+    else:
+        yield from _decoded(_groups(sys.stdin.buffer, pause, limit), "stdin")
+
+
+def in_groups(lines: Iterable[str], limit: int = LIMIT) -> Iterator[list[str]]:
+    """Yield lines that are all there in groups of `limit`."""
+    rest = iter(lines)
+    while group := list(islice(rest, limit)):
+        yield group
+
+
+def _decoded(groups: Iterable[list[bytes]], name: Path | str) -> Iterator[list[str]]:
+    number = 0
+    for group in groups:
+        lines: list[str] = []
+        for raw in group:
+            number += 1
+            try:
+                lines.append(decode_line(raw, name, number))
+            except DataError:
+                if lines:
+                    yield lines
+                raise
+        yield lines
+
+
+def _groups(handle: BinaryIO, pause: float, limit: int) -> Iterator[list[bytes]]:
+    descriptor = _waits(handle)
+    if descriptor is not None:
+        yield from _arriving(descriptor, pause, limit)
+        return
+    while group := list(islice(handle, limit)):
+        yield group
+
+
+def _waits(handle: BinaryIO) -> int | None:
+    """Return the descriptor of a pipe, a socket or a terminal; None for what has all its lines already."""
+    if not hasattr(handle, "raw"):  # decompressed, or in memory: its descriptor, if any, is not its text
+        return None
+    try:
+        descriptor = handle.fileno()
+    except OSError:
+        return None
+    return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else descriptor
+
+
+def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]]:
+    """Yield raw lines in groups. Past Python's buffer, which would wait until it is full."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    lines: list[bytes] = []
+    parts: list[bytes] = []  # of the line that has not ended
+    patience = 0.0
+    while True:
+        wait = min(pause, patience - time.monotonic()) if lines else None
+        if lines and (wait <= 0 or not poll.poll(1000 * wait)):  # type: ignore[operator]
+            yield lines
+            lines = []
+            continue
+        if not lines:
+            poll.poll(None)
+            patience = time.monotonic() + _PATIENCE * pause
+        chunk = os.read(descriptor, _CHUNK)
+        if not chunk:
+            break
+        *ended, rest = chunk.split(b"\n")
+        for part in ended:
+            lines.append(b"".join([*parts, part, b"\n"]))
+            parts = []
+        parts.append(rest)
+        while len(lines) >= limit:
+            yield lines[:limit]
+            lines = lines[limit:]
+    last = b"".join(parts)
+    if lines or last:
+        yield [*lines, *([last] if last else [])]

@@ -1,0 +1,71 @@
+"""``decode``: what a model answers to lines of text, as they come."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phmctl.console import emit
+from phmctl.errors import OutputError
+from phmctl.inference.answers_file import AnswersFile
+
+if TYPE_CHECKING:
+    from phmctl.runs import Run
+    from phmctl.tasks.base import Predictor
+
+
+def answer(
+    predictor: "Predictor",
+    groups: Iterable[Sequence[str]],
+    *,
+    output: AnswersFile | None = None,
+    as_json: bool = False,
+    advance: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Answer groups of lines as they come: into a file, on stdout, or both.
+
+    Args:
+        predictor: answers.
+        groups: of lines; those that the file has already answered are passed over.
+        output: a file for the answers as lines of text; without it they go to stdout.
+        as_json: print a JSON object a line of input on stdout: ``line``, its number, and what the task answers.
+        advance: told how many lines are done, for a progress bar.
+
+    Raises:
+        OutputError: the file or stdout cannot be written, or the file answers other lines.
+    """
+    number = 1 + (output.lines if output else 0)
+    advance(number - 1)
+    for group in groups if output is None else output.unanswered(groups):
+        found = predictor.predict(group, first_line=number, advance=advance)
+        text = "".join(f"{line}\n" for line in predictor.lines(found, first_line=number))
+        if output is not None:
+            output.add(group, text)
+        if as_json:
+            objects = ({"line": place, **each} for place, each in enumerate(predictor.as_json(found), start=number))
+            emit("".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in objects))
+        elif output is None:
+            emit(text)
+        number += len(group)
+    if output is not None:
+        output.finish()
+
+
+def open_output(path: Path, predictor: "Predictor", run: "Run", checkpoint: str, *, resume: bool) -> AnswersFile:
+    """Open the file that a model's answers go to; see :class:`~phmctl.inference.answers_file.AnswersFile`."""
+    weights = run.weights(checkpoint)
+    origin: dict[str, Any] = {"run": run.name, "checkpoint": weights.name, "weights": weights.sha256}
+    return AnswersFile(path, {**origin, **predictor.origin()}, resume=resume)
+
+
+def refuse_same_file(source: Path | None, output: Path) -> None:
+    """Refuse (OutputError) to write over the text that is read; None is stdin."""
+    try:
+        read = os.fstat(sys.stdin.fileno()) if source is None else source.stat()
+        same = output.is_file() and os.path.samestat(read, output.stat())
+    except (OSError, ValueError, AttributeError):  # no such file, or a stdin that is none
+        return
+    if same:
+        raise OutputError(f"{output} is the text that is read; name another file for the answers")

@@ -1,0 +1,126 @@
+import gzip
+import io
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phmctl.data.arriving import arriving_lines, in_groups
+from phmctl.data.readers import read_lines
+from phmctl.errors import DataError
+
+LINES = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=8), max_size=12)
+
+
+class Pipe:
+    """A stdin that the test writes into."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        reading, self.writing = os.pipe()
+        self.stdin = os.fdopen(reading)
+        monkeypatch.setattr(sys, "stdin", self.stdin)
+
+    def write(self, content: bytes) -> None:
+        os.write(self.writing, content)
+
+    def close(self) -> None:
+        os.close(self.writing)
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    made = Pipe(monkeypatch)
+    yield made
+    made.stdin.close()
+
+
+def test_what_has_come_is_yielded_when_nothing_more_comes(pipe: Pipe) -> None:
+    groups = arriving_lines(None, pause=0.05)
+    pipe.write(b"one\ntwo\nthr")
+    assert next(groups) == ["one", "two"]
+    pipe.write(b"ee\r\n\n")
+    assert next(groups) == ["three", ""]
+    pipe.write(b"the last")
+    pipe.close()
+    assert list(groups) == [["the last"]]
+
+
+def test_groups_are_no_larger_than_the_limit(pipe: Pipe) -> None:
+    pipe.write(b"x\n" * 10)
+    pipe.close()
+    assert [len(group) for group in arriving_lines(None, limit=4)] == [4, 4, 2]
+
+
+def test_lines_that_trickle_wait_no_longer_than_ten_pauses(pipe: Pipe) -> None:
+    def trickle() -> None:
+        for _ in range(40):
+            pipe.write(b"x\n")
+            time.sleep(0.01)
+        pipe.close()
+
+    writer = threading.Thread(target=trickle)
+    writer.start()
+    # No gap is as long as the pause; 40 lines take 0.4 s and more, the first waits 0.2 s.
+    sizes = [len(group) for group in arriving_lines(None, pause=0.02)]
+    writer.join()
+    assert sum(sizes) == 40
+    assert len(sizes) >= 2
+
+
+@given(lines=LINES, limit=st.integers(1, 5), end=st.booleans(), chunk=st.integers(1, 7))
+def test_a_pipe_gives_the_lines_of_a_file(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], limit: int, end: bool, chunk: int
+) -> None:
+    content = "\n".join([*lines, ""] if end else lines).encode()
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        pipe = Pipe(patch)
+        for start in range(0, len(content), chunk):
+            pipe.write(content[start : start + chunk])
+        pipe.close()
+        groups = list(arriving_lines(None, limit=limit))
+        pipe.stdin.close()
+    assert [line for group in groups for line in group] == list(read_lines(path))
+    assert all(groups)
+    assert [line for group in arriving_lines(path, limit=limit) for line in group] == list(read_lines(path))
+
+
+def test_lines_before_invalid_utf8_come_first(pipe: Pipe, tmp_path: Path) -> None:
+    pipe.write(b"a\nb\n\xff\nc\n")
+    pipe.close()
+    (tmp_path / "text").write_bytes(b"a\nb\n\xff\nc\n")
+    for groups, name in ((arriving_lines(None), "stdin"), (arriving_lines(tmp_path / "text"), "text")):
+        assert next(groups) == ["a", "b"]
+        with pytest.raises(DataError, match=f"{name}, line 3: invalid UTF-8"):
+            next(groups)
+
+
+def test_a_compressed_file_a_named_pipe_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"a\nb\n"))
+    assert list(arriving_lines(tmp_path / "text.gz", limit=1)) == [["a"], ["b"]]
+    os.mkfifo(tmp_path / "fifo")
+    writer = threading.Thread(target=lambda: (tmp_path / "fifo").write_bytes(b"a\nb"))
+    writer.start()
+    assert list(arriving_lines(tmp_path / "fifo")) == [["a", "b"]]
+    writer.join()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb")))
+    assert list(arriving_lines(None)) == [["a", "b"]]
+
+
+def test_no_file_no_stdin_and_nothing_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipe: Pipe) -> None:
+    with pytest.raises(DataError, match="cannot read"):
+        list(arriving_lines(tmp_path / "nothing"))
+    pipe.close()
+    assert list(arriving_lines(None)) == []
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match="stdin is closed"):
+        list(arriving_lines(None))
+    assert list(in_groups([])) == []
+    assert list(in_groups("abc", 2)) == [["a", "b"], ["c"]]

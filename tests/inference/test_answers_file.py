@@ -1,0 +1,158 @@
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phmctl.errors import OutputError, UserError
+from phmctl.inference.answers_file import AnswersFile
+
+ORIGIN = {"run": "a/b/v001", "beam": 5}
+LINES = [f"line {number}" for number in range(9)]
+
+
+def answer(lines: list[str]) -> str:
+    return "".join(f"{line.upper()}ß\n" for line in lines)
+
+
+def write(path: Path, groups: Iterable[list[str]], *, stop_after: int | None = None, resume: bool = False) -> None:
+    """Answer groups of lines; die, without an end, after so many of them."""
+    with AnswersFile(path, ORIGIN, resume=resume) as file:
+        for number, group in enumerate(file.unanswered(groups)):
+            if number == stop_after:
+                file._handle.close()
+                return
+            file.add(group, answer(group))
+        file.finish()
+
+
+def test_answers_are_there_as_they_come_and_the_record_goes(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out"
+    with AnswersFile(path, ORIGIN) as file:
+        file.add(LINES[:2], answer(LINES[:2]))
+        assert path.read_text() == answer(LINES[:2])
+        assert file.lines == 2
+        assert file.record.exists()
+        file.add(LINES[2:], answer(LINES[2:]))
+        file.finish()
+    assert path.read_text() == answer(LINES)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@given(
+    cut=st.integers(0, 9),
+    first=st.integers(1, 4),
+    second=st.integers(1, 4),
+    garbage=st.binary(max_size=20),
+    lost=st.integers(0, 30),
+)
+def test_wherever_it_stops_n_lines_out_are_n_lines_in(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, first: int, second: int, garbage: bytes, lost: int
+) -> None:
+    path = tmp_path_factory.mktemp("answers") / "out"
+    groups = [[LINES[start : start + size] for start in range(0, 9, size)] for size in (first, second)]
+    write(path, groups[0], stop_after=cut)
+    record = path.with_name("out.resume.jsonl")
+    if record.exists():
+        with path.open("ab") as handle:
+            handle.write(garbage)  # half of an answer
+        content = record.read_bytes()
+        record.write_bytes(content[: max(content.index(b"\n") + 1, len(content) - lost)])  # half of a record
+        write(path, groups[1], resume=True)
+    elif cut == 0:
+        write(path, groups[1], resume=True)
+    assert path.read_text() == answer(LINES)
+    assert not record.exists()
+
+
+def test_a_file_that_is_not_there_is_begun(tmp_path: Path) -> None:
+    write(tmp_path / "out", [LINES], resume=True)
+    assert (tmp_path / "out").read_text() == answer(LINES)
+
+
+def test_a_power_cut_takes_answers_that_the_record_has(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    write(path, [LINES[:3], LINES[3:6], LINES[6:]], stop_after=2)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(answer(LINES[:3]).encode()) + 4])
+    with AnswersFile(path, ORIGIN, resume=True) as file:
+        assert file.lines == 3
+    write(path, [LINES], resume=True)
+    assert path.read_text() == answer(LINES)
+
+
+def test_what_is_not_ours_is_refused_and_left(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("somebody's\n")
+    with pytest.raises(OutputError, match=r"out\.resume\.jsonl is not beside it"):
+        AnswersFile(path, ORIGIN, resume=True)
+    assert path.read_text() == "somebody's\n"
+    write(path, [LINES[:4], LINES[4:]], stop_after=1)
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match=r"has the answers to 4 lines .* add --resume"):
+        AnswersFile(path, ORIGIN)
+    with pytest.raises(OutputError, match=r"was not made like this: beam \(5 there, 6 now\)"):
+        AnswersFile(path, {**ORIGIN, "beam": 6}, resume=True)
+    for other, message in ((["x", *LINES], "not those that the input begins with"), (LINES[:3], "the input has 3")):
+        with pytest.raises(OutputError, match=f"answers 4 lines, but .*{message}"):
+            write(path, [other], resume=True)
+    assert path.read_bytes() == before
+    path.write_bytes(before.replace(b"LINE 0", b"LINE O"))
+    with pytest.raises(OutputError, match="was changed since it was written"):
+        AnswersFile(path, ORIGIN, resume=True)
+
+
+@pytest.mark.parametrize("record", [b"nothing\n", b"[]\n", b'{"format": 1}\n{"lines": 1}\n', b"\xff\n"])
+def test_a_damaged_record_is_told(tmp_path: Path, record: bytes) -> None:
+    path = tmp_path / "out"
+    path.write_text("a\n")
+    path.with_name("out.resume.jsonl").write_bytes(record)
+    with pytest.raises(OutputError, match="remove it to begin anew"):
+        AnswersFile(path, ORIGIN, resume=True)
+
+
+def test_an_older_file_stays_until_the_first_answer(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("older and longer than what comes\n")
+    with pytest.raises(ZeroDivisionError), AnswersFile(path, ORIGIN):
+        raise ZeroDivisionError
+    assert path.read_text() == "older and longer than what comes\n"
+    write(path, [])
+    assert path.read_text() == ""
+
+
+def test_a_failure_before_the_first_answer_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), AnswersFile(tmp_path / "out", ORIGIN):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = (LINES if number == 0 else 1 / 0 for number in range(2))
+    with pytest.raises(ZeroDivisionError):
+        write(tmp_path / "out", groups)
+    assert "has the answers to 9 lines; go on with --resume" in capsys.readouterr().err
+
+
+def test_two_cannot_write_at_once(tmp_path: Path) -> None:
+    with AnswersFile(tmp_path / "out", ORIGIN) as file:
+        with pytest.raises(OutputError, match="another process writes"):
+            AnswersFile(tmp_path / "out", ORIGIN)
+        file.finish()
+
+
+def test_a_device_is_written_to_and_keeps_no_record(tmp_path: Path) -> None:
+    write(Path("/dev/null"), [LINES])
+    with pytest.raises(UserError, match="is no plain file"):
+        AnswersFile(Path("/dev/null"), ORIGIN, resume=True)
+    with pytest.raises(OutputError, match="cannot write"):
+        AnswersFile(tmp_path, ORIGIN)
+
+
+def test_the_record_is_json_lines(tmp_path: Path) -> None:
+    write(tmp_path / "out", [LINES[:4], LINES[4:]], stop_after=1)
+    header, mark = map(json.loads, (tmp_path / "out.resume.jsonl").read_text().splitlines())
+    assert header == {"format": 1, **ORIGIN}
+    assert (mark["lines"], mark["bytes"]) == (4, len(answer(LINES[:4]).encode()))
