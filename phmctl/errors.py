@@ -11,8 +11,10 @@
     │   │   └── DownloadError  a hub or a server that does not give what a card names
     │   ├── RunError           a run directory or a checkpoint that cannot be used
     │   ├── MissingExtraError  an optional library that is not installed
+    │   ├── RequestError       a request to a server that cannot be answered
     │   └── OutputError        an output folder that cannot be written
     │       └── StdoutError    exit code 1: stdout that takes no more, as on a full disk
+    ├── BusyError              a server whose queue is full, or that is stopping
     ├── StoppedError           exit code 130: Ctrl-C
     └── NonFiniteError         a loss or a gradient became NaN or infinite
 """
@@ -64,6 +66,18 @@ class MissingExtraError(UserError):
     """An optional library is not installed."""
 
 
+class RequestError(UserError):
+    """A request to a server cannot be answered as it is.
+
+    Attributes:
+        status: the HTTP status that says so, 400 to 499.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class OutputError(UserError):
     """An output folder cannot be written."""
 
@@ -72,6 +86,18 @@ class StdoutError(OutputError):
     """Stdout cannot be written: what it leads to is full."""
 
     exit_code = 1
+
+
+class BusyError(PhmctlError):
+    """A server takes no more work now: its queue is full, or it is stopping.
+
+    Attributes:
+        retry_after: seconds after which to try again.
+    """
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class StoppedError(PhmctlError):

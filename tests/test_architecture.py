@@ -34,6 +34,7 @@ FLOORS = (
     {"evaluation"},
     {"tasks"},
     {"training", "accounting", "benchmarks", "export", "inference"},
+    {"serving"},
     {"cli"},
 )
 # Imports of a second and more, or that only some commands need.

@@ -17,6 +17,7 @@ from phmctl.cli.count_params import count_params
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.prepare_data import prepare_data
+from phmctl.cli.serve import serve
 from phmctl.cli.train import train
 from phmctl.console import note, stdout_refused
 from phmctl.errors import PhmctlError, StoppedError
@@ -67,6 +68,7 @@ app.command("prepare-data")(prepare_data)
 app.command("train")(train)
 app.command("decode")(decode)
 app.command("eval")(evaluate)
+app.command("serve")(serve)
 app.command("count-params")(count_params)
 app.add_typer(bench, name="bench")
 

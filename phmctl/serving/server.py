@@ -1,0 +1,210 @@
+"""The process around a service: its socket, its signals, its end."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from ipaddress import ip_address
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from phmctl.console import note
+from phmctl.errors import UserError
+from phmctl.serving.app import LOCAL_NAMES, build_app
+from phmctl.serving.requests import Limits
+from phmctl.serving.service import Service
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_BACKLOG = 1024
+_LAST_WORDS = 1.0  # seconds to send what was answered, when all is answered
+_CROWDED = b'{"error":"too many connections are open"}'
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_CROWDED), _CROWDED)
+)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; connections wait in it until :func:`serve` is called.
+
+    Args:
+        host: a name or an address.
+        port: 0 takes a free one.
+
+    Raises:
+        UserError: the port is in use or not allowed, or this machine has no such address.
+    """
+    sock = None
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, number)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise UserError(_why(host, port, error)) from error
+    return sock
+
+
+def _why(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; take another with --port, or --port 0 for a free one"
+    if error.errno == errno.EACCES:
+        return f"port {port} of {host} is not allowed; take one above 1023 with --port"
+    return f"cannot listen on {host}, port {port}: {error.strerror or error}; --host takes an address of this machine"
+
+
+def url_of(sock: socket.socket) -> str:
+    """Return the address of a socket that listens, for a browser of this machine."""
+    host, port = sock.getsockname()[:2]
+    if ip_address(host).is_unspecified:
+        host = "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def names_of(sock: socket.socket, more: Sequence[str] = ()) -> tuple[str, ...] | None:
+    """Return the names that a Host header may have: of localhost, and those given. None where others can connect."""
+    local = ip_address(sock.getsockname()[0]).is_loopback
+    return (*LOCAL_NAMES, *(name.lower() for name in more)) if local or more else None
+
+
+def serve(
+    service: Service,
+    sock: socket.socket,
+    *,
+    names: Sequence[str] | None = None,
+    grace: float = 30.0,
+    ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Serve until SIGINT or SIGTERM; then take nothing new, answer what waits, and return. A second signal ends it.
+
+    Args:
+        service: what answers.
+        sock: of :func:`listen`.
+        names: see :func:`phmctl.serving.app.build_app`.
+        grace: seconds for what waits at the end.
+        ready: called when requests are answered and signals heard.
+
+    Returns:
+        the exit code, 130 or 143.
+    """
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what matters of it, the application says
+    config = uvicorn.Config(
+        build_app(service, names),
+        http=_limited(service.limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_LAST_WORDS,
+    )
+    return asyncio.run(_serve(_Server(config, ready), service, sock, grace))
+
+
+async def _serve(server: "_Server", service: Service, sock: socket.socket, grace: float) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    received: list[int] = []
+
+    def hear(number: int) -> None:
+        if received:
+            _leave(128 + number)
+        received.append(number)
+        stop.set()
+
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, hear, number)
+    serving, stopping = asyncio.create_task(server.serve(sockets=[sock])), asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    await _finish(service, signal.Signals(received[0]).name if received else "the server ended", grace)
+    server.should_exit = True
+    stopping.cancel()
+    await serving
+    code = 128 + received[0] if received else 1
+    if service.batcher.alive():
+        _leave(code)  # a thread amid a batch would be torn off in the middle of the interpreter's end
+    return code
+
+
+async def _finish(service: Service, why: str, grace: float) -> None:
+    batcher = service.batcher
+    batcher.stop()
+    left = batcher.queued + batcher.running
+    if left:
+        note(f"{why}: answering the {left} texts that wait, then stopping; once more to stop at once")
+    if unanswered := await asyncio.to_thread(batcher.close, grace):
+        note(f"{unanswered} texts were not answered within {grace:g} seconds")
+
+
+def _leave(code: int) -> None:
+    """End the process now."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicorn
+    """A server that leaves the signals to us, and tells when it has started."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _limited(limits: Limits) -> type[H11Protocol]:
+    """Return a protocol with what uvicorn's lacks: a limit of connections, and of time for the head of a request."""
+
+    class Limited(H11Protocol):  # type: ignore[misc]
+        _late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                transport.write(_REFUSAL)
+                transport.close()
+                return
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            super().data_received(data)
+            if self.conn.their_state is h11.IDLE:
+                self._watch()
+            elif self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+        def _watch(self) -> None:
+            if self._late is None:
+                self._late = self.loop.call_later(limits.seconds, self._close_if_idle)
+
+        def _close_if_idle(self) -> None:
+            if self.conn.their_state is h11.IDLE:
+                self.transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._late is not None:
+                self._late.cancel()
+            super().connection_lost(exc)
+
+    return Limited

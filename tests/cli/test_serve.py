@@ -1,0 +1,158 @@
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("uvicorn")
+
+from phmctl.cli.main import app
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.output import as_json
+from phmctl.errors import MissingExtraError, PhmctlError, RunError, UserError
+from phmctl.inference.loading import load
+from phmctl.recipe.schema import TranslationRecipe
+from phmctl.runs import Run
+from phmctl.serving.server import listen
+from tests.evaluation.runs import SOURCES, make_run
+from tests.serving.browser import CHROMIUM, browser
+from tests.serving.processes import Server
+
+MAIN = "from phmctl.cli.main import run; run()"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def server(run: Run) -> Iterator[Server]:
+    server = Server(["-c", MAIN, "serve", str(run.folder), "--port", "0", "--device", "cpu", "--threads", "1"])
+    try:
+        yield server
+    finally:
+        code, said = server.end(signal.SIGTERM)
+        assert code == 143
+        assert said == f"serving {run.name}; Ctrl-C stops\n"
+
+
+def failure(*arguments: object) -> PhmctlError:
+    result = CliRunner().invoke(app, ["serve", *map(str, arguments)])
+    assert isinstance(result.exception, PhmctlError), result
+    assert result.exception.exit_code == 2
+    return result.exception
+
+
+def test_answers_are_those_of_decode(server: Server, run: Run) -> None:
+    assert isinstance(run.recipe, TranslationRecipe)
+    decoded = load_translator(run, "best", "cpu").translate(SOURCES, n_best=2)
+    expected = as_json(decoded)
+    found = server.ask(*SOURCES, n_best=2, cut=True).json()["answers"]
+    assert [[each["text"] for each in answer["translations"]] for answer in found] == [
+        [each["text"] for each in best] for best in expected
+    ]
+    assert [answer["translations"][0]["score"] for answer in found] == pytest.approx(
+        [best[0]["score"] for best in expected], abs=1e-5
+    )
+    assert [answer["cut"] for answer in found] == [best[0].cut for best in decoded]
+    health = server.health()
+    assert (health["model"], health["about"]["checkpoint"]) == (run.name, run.checkpoint("best").name)
+
+
+def test_scores_are_those_of_the_library(server: Server, run: Run) -> None:
+    model = load(run.folder, device="cpu")
+    pairs = {"sources": ["the cat", "a dog"], "targets": ["the", "dog a"]}
+    found = httpx.post(f"{server.url}/score", json=pairs, timeout=30).json()["answers"]
+    assert [each["log_prob"] for each in found] == pytest.approx(model.score(*pairs.values()), abs=1e-4)
+
+
+def test_what_the_model_does_not_know_is_413(server: Server, run: Run) -> None:
+    long = " ".join(SOURCES) * 20
+    found = server.ask(long)
+    assert found.status_code == 413
+    assert f"more than the {run.recipe.data.max_tokens} that the model knows" in found.json()["error"]
+    assert server.ask(long, cut=True).json()["answers"][0]["cut"] is True
+
+
+def test_the_address_is_json_if_wanted(run: Run) -> None:
+    command = ["-c", MAIN, "serve", str(run.folder), "--port", "0", "--json", "--checkpoint", "last"]
+    server = Server(command, json_lines=5)
+    assert (server.about["model"], server.about["task"]) == (run.name, "translation")
+    assert server.health()["about"]["checkpoint"] == run.checkpoint("last").name
+    assert server.end(signal.SIGINT)[0] == 130
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_port_in_use(run: Run) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        error = failure(run.folder, "--port", taken.getsockname()[1])
+    assert "is in use; take another with --port" in str(error)
+
+
+def test_a_run_that_is_not_there_or_has_no_checkpoint(run: Run, tmp_path: Path) -> None:
+    assert isinstance(failure(tmp_path / "none", "--port", 0), RunError)
+    bare = tmp_path / "bare"
+    shutil.copytree(run.folder, bare)
+    shutil.rmtree(bare / "checkpoints")
+    (bare / "checkpoints").mkdir()
+    assert "no checkpoint yet" in str(failure(bare, "--port", 0))
+
+
+def test_a_flipped_byte_in_the_weights(run: Run, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run.folder, copy)
+    for weights in (copy / "checkpoints").glob("*/model*"):
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    assert "damaged" in str(failure(copy, "--port", 0))
+
+
+def test_a_missing_extra_is_one_line_with_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    error = failure(run.folder, "--port", 0)
+    assert isinstance(error, MissingExtraError)
+    assert str(error) == "uvicorn is not installed; install it with: pip install 'phmctl[serve]'"
+
+
+def test_an_address_that_is_none(run: Run) -> None:
+    error = failure(run.folder, "--port", 0, "--host", "no such host")
+    assert isinstance(error, UserError)
+    assert "cannot listen on no such host" in str(error)
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_the_page_translates_in_a_browser(server: Server, tmp_path: Path) -> None:
+    expected = server.ask(SOURCES[0], n_best=2, cut=True).json()["answers"][0]["translations"]
+    with browser(tmp_path) as page:
+        page.open(server.url, width=400)
+        page.wait("health !== null")
+        page.run("document.getElementById('n_best').value = 2")
+        page.type(f"{SOURCES[0]}\n<img src=x onerror=alert(1)>")
+        page.press("Enter", control=True)
+        page.wait("document.querySelectorAll('article').length === 2")
+        found = page.run(
+            "[...document.querySelectorAll('article')[0].querySelectorAll('.text')].map((e) => e.innerText)"
+        )
+        assert found == [each["text"] for each in expected]
+        assert page.run("document.querySelectorAll('article')[1].querySelector('.source').innerText").startswith("<img")
+        assert page.run("document.images.length") == 0
+        assert page.run("document.documentElement.scrollWidth") <= 400
+        labels = "[...document.querySelectorAll('input, textarea')].filter((e) => e.labels.length !== 1).length"
+        assert page.run(labels) == 0
+        page.run("document.getElementById('text').value = 'a '.repeat(20000)")
+        page.run("document.getElementById('button').click()")
+        page.wait("!document.getElementById('error').hidden")
+        assert "characters" in page.run("document.getElementById('error').innerText")
+        page.complaints = [each for each in page.complaints if "413" not in each]  # what was asked for
+        assert page.complaints == []

@@ -1,0 +1,102 @@
+"""A model that answers at once, by rules that a test can foretell."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phmctl.decoding.translator import Translation
+from phmctl.errors import DataError
+from phmctl.inference.model import Classified
+from phmctl.serving.requests import Limits
+from phmctl.serving.service import Service
+
+
+class FakeModel:
+    """Translates into capitals and labels by length; ``BOOM`` breaks it, ``REFUSE`` is a user's mistake;
+    ``SLOW`` and ``HANG`` take their time."""
+
+    name, task, max_tokens = "fake/real/v001", "translation", 8
+
+    def __init__(self, *, methods: Sequence[str] = ("translate", "score", "encode"), texts: int = 1) -> None:
+        self.methods, self.texts = methods, texts
+        self.batches: list[tuple[str, Sequence[Any], Mapping[str, Any]]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    def about(self) -> dict[str, Any]:
+        decoding = {"beam": 4, "alpha": 0.6}
+        return {
+            "methods": list(self.methods),
+            "decoding": decoding,
+            "folder": "/secret",
+            "labels": ["long", "short"],
+            "texts": self.texts,
+        }
+
+    def lengths(self, texts: Sequence[Any]) -> list[int]:
+        return [
+            len(text.split()) if isinstance(text, str) else max(len(side.split()) for side in text) for text in texts
+        ]
+
+    def translate(self, texts: Sequence[str], *, beam: int, alpha: float, n_best: int) -> list[list[Translation]]:
+        self._note("translate", texts, {"beam": beam, "alpha": alpha, "n_best": n_best})
+        return [[translation(text, beam, alpha, rank) for rank in range(n_best)] for text in texts]
+
+    def classify(self, texts: Sequence[Any]) -> list[Classified]:
+        self._note("classify", texts, {})
+        shorts = [1 / (1 + len("".join(text))) for text in texts]
+        return [
+            Classified("short" if p > 0.1 else "long", {"long": 1 - p, "short": p}, cut)
+            for p, cut in zip(shorts, self._cut(texts), strict=True)
+        ]
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+        self._note("score", sources, {})
+        return [-float(len(source) + len(target)) for source, target in zip(sources, targets, strict=True)]
+
+    def _cut(self, texts: Sequence[Any]) -> list[bool]:
+        return [length > self.max_tokens for length in self.lengths(texts)]
+
+    def _note(self, verb: str, texts: Sequence[Any], options: Mapping[str, Any]) -> None:
+        self.batches.append((verb, list(texts), options))
+        self.entered.set()
+        if not self.gate.wait(10):
+            raise TimeoutError
+        if any("SLOW" in text for text in texts):
+            time.sleep(0.5)
+        if "HANG" in texts:
+            time.sleep(60)
+        if "BOOM" in texts:
+            raise ZeroDivisionError("boom")
+        if "REFUSE" in texts:
+            raise DataError("REFUSE is no text")
+
+
+def translation(text: str, beam: int = 4, alpha: float = 0.6, rank: int = 0) -> Translation:
+    """What :class:`FakeModel` answers."""
+    return Translation(f"{text.upper()}/{beam}/{rank}", -alpha * rank, -float(rank), len(text.split()) > 8)
+
+
+def as_json(text: str, **options: Any) -> dict[str, Any]:
+    """What the server answers to one text, of which one translation is wanted."""
+    found = translation(text, **options)
+    return {"text": found.text, "score": found.score, "log_prob": found.log_prob}
+
+
+def service(model: FakeModel | None = None, **settings: Any) -> Service:
+    """A service of a fake model."""
+    return Service(model or FakeModel(), **settings)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve a fake model; the argument is JSON with ``limits`` and ``grace``."""
+    from phmctl.serving.server import listen, serve, url_of
+
+    settings = json.loads(arguments[0])
+    sock = listen("127.0.0.1", 0)
+    served = service(limits=Limits(**settings.get("limits", {})))
+    serve_it = {"grace": settings.get("grace", 30.0), "ready": lambda: print(url_of(sock), flush=True)}  # noqa: T201
+    raise SystemExit(serve(served, sock, **serve_it))

@@ -1,0 +1,89 @@
+"""Servers in processes of their own, and raw connections to them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+SECONDS = 30
+ROOT = Path(__file__).parents[2]
+FAKE = "import sys; from tests.serving.fake import main; main(sys.argv[1:])"
+
+
+class Server:
+    """A process that printed its address and listens.
+
+    Args:
+        command: what Python is given.
+        json_lines: of the JSON document that it prints; 0: it prints the address alone.
+    """
+
+    def __init__(self, command: Sequence[str], *, json_lines: int = 0) -> None:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        self.process = subprocess.Popen([sys.executable, *command], text=True, env=environment, **pipes)
+        assert self.process.stdout
+        said = "".join(self.process.stdout.readline() for _ in range(json_lines or 1))
+        self.about = json.loads(said) if json_lines and said else {"url": said.strip()}
+        self.url = self.about["url"]
+        if not self.url.startswith("http"):
+            self.process.kill()
+            raise AssertionError(self.process.communicate())
+
+    def ask(self, *texts: str, **options: Any) -> httpx.Response:
+        """Ask for translations."""
+        return httpx.post(f"{self.url}/translate", json={"texts": texts, **options}, timeout=SECONDS)
+
+    def health(self) -> dict[str, Any]:
+        """Ask how it is."""
+        return httpx.get(f"{self.url}/health", timeout=SECONDS).json()
+
+    def connect(self) -> socket.socket:
+        """Open a raw connection."""
+        parts = urlsplit(self.url)
+        return socket.create_connection((parts.hostname, parts.port), timeout=SECONDS)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal and return the exit code and what was said on stderr."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            _, said = self.process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return self.process.returncode, said
+
+
+@contextmanager
+def fake_server(**settings: Any) -> Iterator[Server]:
+    """Serve a fake model; see :func:`tests.serving.fake.main`."""
+    server = Server(["-c", FAKE, json.dumps(settings)])
+    try:
+        yield server
+    finally:
+        server.end(signal.SIGKILL)
+
+
+def head(path: str = "/translate", length: int | None = None, *more: str) -> bytes:
+    """The head of a POST."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
+    lines += [] if length is None else [f"Content-Length: {length}"]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the other end closes."""
+    found = b""
+    while some := connection.recv(65536):
+        found += some
+    return found

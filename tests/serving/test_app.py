@@ -1,0 +1,353 @@
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+pytest.importorskip("starlette")
+from starlette.testclient import TestClient
+
+from phmctl.serving.app import LOCAL_NAMES, build_app
+from phmctl.serving.batching import BatchLimits
+from phmctl.serving.requests import Limits
+from phmctl.serving.service import Service
+from tests.serving.fake import FakeModel, as_json, service
+
+JSON = {"content-type": "application/json"}
+SECONDS = 10
+
+
+def client(served: Service | None = None, **settings) -> TestClient:
+    return TestClient(build_app(served or service(), **settings), raise_server_exceptions=True)
+
+
+def post(body, path: str = "/translate", served: Service | None = None, headers=JSON):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return client(served).post(path, content=content, headers=headers)
+
+
+def error_of(response, status: int) -> str:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert list(response.json()) == ["error"]
+    return response.json()["error"]
+
+
+# ------------------------------------------------------------------------------------------------------- answers
+
+
+def test_a_text_is_translated_with_the_models_own_settings() -> None:
+    found = post({"text": "ein hund"}).json()
+    assert found == {
+        "model": "fake/real/v001",
+        "answers": [{"translations": [as_json("ein hund")], "cut": False}],
+    }
+
+
+def test_texts_keep_their_order_and_options_reach_the_search() -> None:
+    found = post({"texts": ["b", "", "a"], "beam": 3, "alpha": 1, "n_best": 2}).json()["answers"]
+    assert [[each["text"] for each in answer["translations"]] for answer in found] == [
+        ["B/3/0", "B/3/1"],
+        ["/3/0", "/3/1"],
+        ["A/3/0", "A/3/1"],
+    ]
+    assert found[0]["translations"][1]["score"] == -1.0
+
+
+def test_a_line_break_is_a_blank() -> None:
+    assert post({"text": "a\nb\r\nc"}).json()["answers"][0]["translations"][0]["text"] == "A B C/4/0"
+
+
+def test_umlauts_and_emoji_come_back_as_they_are() -> None:
+    assert post({"text": "größe 🐕"}).json()["answers"][0]["translations"] == [as_json("größe 🐕")]
+
+
+def test_pairs_are_scored() -> None:
+    assert post({"source": "ab", "target": "c"}, "/score").json()["answers"] == [{"log_prob": -3.0}]
+    found = post({"sources": ["ab", "d"], "targets": ["c", ""]}, "/score").json()["answers"]
+    assert found == [{"log_prob": -3.0}, {"log_prob": -1.0}]
+
+
+def classifier(texts: int = 1) -> Service:
+    return service(FakeModel(methods=("classify",), texts=texts))
+
+
+def test_texts_are_labelled_and_an_empty_one_has_no_label() -> None:
+    found = post({"texts": ["abc", " ", "a" * 19]}, "/classify", classifier()).json()["answers"]
+    assert found[0] == {"label": "short", "probabilities": {"long": 0.75, "short": 0.25}, "cut": False}
+    assert found[1] == {"label": None, "probabilities": {}, "cut": False}
+    assert found[2]["label"] == "long"
+
+
+def test_a_classifier_of_pairs_reads_two_texts() -> None:
+    found = post({"texts": [["ab", "c"], ["a", ""]]}, "/classify", classifier(2)).json()["answers"]
+    assert [each["probabilities"]["short"] for each in found] == [0.25, 0.5]
+    assert "list of 2 texts" in error_of(post({"text": "ab"}, "/classify", classifier(2)), 400)
+
+
+def test_a_model_answers_only_what_its_task_has() -> None:
+    assert "has no /classify; it has /translate, /score" in error_of(post({"text": "a"}, "/classify"), 404)
+    assert "it has /classify" in error_of(post({"text": "a"}, "/translate", classifier()), 404)
+
+
+def test_many_clients_are_answered_together_and_each_its_own() -> None:
+    model = FakeModel()
+    model.gate.clear()
+    served = service(model)
+    with client(served) as http, ThreadPoolExecutor(20) as pool:
+        options = [{"beam": 1 + number % 2} for number in range(20)]
+        asked = [
+            pool.submit(http.post, "/translate", json={"text": f"t{number}", **option})
+            for number, option in enumerate(options)
+        ]
+        while served.batcher.queued + served.batcher.running < 20:
+            model.entered.wait(0.01)
+        model.gate.set()
+        for number, (future, option) in enumerate(zip(asked, options, strict=True)):
+            found = future.result(SECONDS).json()["answers"]
+            assert found == [{"translations": [as_json(f"t{number}", beam=option["beam"])], "cut": False}]
+    assert len(model.batches) <= 4  # the first alone, at most one more of its beam, and one of each beam
+    assert all(len({beam for _, _, options in [batch] for beam in [options["beam"]]}) == 1 for batch in model.batches)
+
+
+# -------------------------------------------------------------------------------------------------- long texts
+
+
+def test_a_text_longer_than_the_model_knows_is_413_or_is_cut_and_says_so() -> None:
+    long = " ".join("abcdefghi")
+    message = error_of(post({"texts": ["a", long]}), 413)
+    assert message == 'text 2 has 9 tokens, more than the 8 that the model knows; split it, or send "cut": true'
+    answers = post({"texts": ["a", long], "cut": True}).json()["answers"]
+    assert [answer["cut"] for answer in answers] == [False, True]
+    assert post({"text": long}, served=service(cut=True)).json()["answers"][0]["cut"] is True
+    error_of(post({"text": long, "cut": False}, served=service(cut=True)), 413)
+    error_of(post({"source": long, "target": "a"}, "/score", service(cut=True)), 413)
+
+
+def test_limits_of_texts_and_characters() -> None:
+    served = service(limits=Limits(texts=2, characters=5))
+    assert "3 texts, more than the 2" in error_of(post({"texts": ["a"] * 3}, served=served), 413)
+    assert "texts[1] has 6 characters, more than the 5" in error_of(post({"texts": ["a", "b" * 6]}, served=served), 413)
+    assert post({"texts": ["a", "b" * 5]}, served=served).status_code == 200
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_is_too_large_is_refused_and_not_kept(declared: bool) -> None:
+    served = service(limits=Limits(body_bytes=1000))
+    content = b" " * 5000 if declared else (b" " * 100 for _ in range(50))
+    found = client(served).post("/translate", content=content, headers=JSON)
+    assert "larger than the 1000 bytes" in error_of(found, 413)
+    assert found.headers["connection"] == "close"
+    fits = json.dumps({"text": "a"}).encode().ljust(1000)
+    assert post(fits, served=served).status_code == 200
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+BAD = {
+    "no JSON": (b"{", "not JSON"),
+    "empty": (b"", "not JSON"),
+    "invalid UTF-8": (b'{"text": "\xff"}', "not UTF-8: byte 0xff at 10"),
+    "half a surrogate pair": (b'{"text": "\\ud83d"}', "half of a surrogate pair"),
+    "a list": (b"[]", "must be a JSON object, not a list"),
+    "null": (b"null", "must be a JSON object, not null"),
+    "NaN": (b'{"text": "a", "alpha": NaN}', "NaN is no JSON number"),
+    "infinity": (b'{"text": "a", "alpha": 1e999}', "alpha must be a number from 0 to 100"),
+    "a huge number": (b'{"text": "a", "beam": 1' + b"0" * 5000 + b"}", "not JSON"),
+    "nested": (b'{"text":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+    "a key twice": (b'{"text": "a", "text": "b"}', "'text' stands twice"),
+    "an unknown key": ({"text": "a", "baem": 3}, "did you mean 'beam'?"),
+    "neither": ({}, 'either "text" or "texts"'),
+    "both": ({"text": "a", "texts": ["b"]}, 'either "text" or "texts"'),
+    "a number for a text": ({"text": 3}, "text must be a text, not a number"),
+    "null for a text": ({"text": None}, "text must be a text, not null"),
+    "a text for texts": ({"texts": "a"}, "texts must be a list of texts, not a text"),
+    "an object among texts": ({"texts": ["a", {}]}, "texts[1] must be a text, not an object"),
+    "beam 0": ({"text": "a", "beam": 0}, "beam must be a whole number from 1 to 16, not 0"),
+    "beam 17": ({"text": "a", "beam": 17}, "beam must be a whole number from 1 to 16, not 17"),
+    "beam true": ({"text": "a", "beam": True}, "not true"),
+    "beam 2.5": ({"text": "a", "beam": 2.5}, "not 2.5"),
+    "n_best above beam": ({"text": "a", "n_best": 5}, "n_best = 5 is more than beam = 4"),
+    "alpha below 0": ({"text": "a", "alpha": -1}, "alpha must be a number"),
+    "cut 1": ({"text": "a", "cut": 1}, "cut must be true or false, not 1"),
+    "a mistake that only the model finds": ({"text": "REFUSE"}, "REFUSE is no text"),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_400_with_its_reason(body, message: str) -> None:
+    assert message in error_of(post(body), 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"source": "a"}, '"source" and "target"'),
+        ({"source": "a", "targets": ["b"]}, '"source" and "target"'),
+        ({"sources": ["a"], "targets": []}, "1 sources and 0 targets"),
+        ({"sources": ["a"], "targets": [1]}, "targets[0] must be a text"),
+    ],
+)
+def test_scores_want_pairs(body, message: str) -> None:
+    assert message in error_of(post(body, "/score"), 400)
+
+
+def test_unknown_paths_and_methods_and_types() -> None:
+    http = client()
+    assert "/translate" in error_of(http.get("/translat"), 404)
+    assert error_of(http.get("/translate"), 405)
+    assert http.get("/translate").headers["allow"] == "POST"
+    assert error_of(http.post("/health"), 405)
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        found = http.post("/translate", content=b'{"text": "a"}', headers={"content-type": kind})
+        assert "Content-Type: application/json" in error_of(found, 415)
+    assert post({"text": "a"}, headers={"content-type": "application/json; charset=utf-8"}).status_code == 200
+
+
+def test_a_failure_of_the_model_is_500_for_its_request_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    model = FakeModel()
+    model.gate.clear()
+    served = service(model)
+    with client(served) as http, ThreadPoolExecutor(5) as pool:
+        first = pool.submit(http.post, "/translate", json={"text": "first"})
+        assert model.entered.wait(SECONDS)
+        asked = {text: pool.submit(http.post, "/translate", json={"text": text}) for text in ("a", "BOOM", "b")}
+        while served.batcher.queued < 3:
+            model.entered.wait(0.01)
+        model.gate.set()
+        found = {text: future.result(SECONDS) for text, future in asked.items()}
+        assert first.result(SECONDS).status_code == 200
+    assert "ZeroDivisionError" in error_of(found.pop("BOOM"), 500)
+    assert {text: each.json()["answers"][0]["translations"] for text, each in found.items()} == {
+        "a": [as_json("a")],
+        "b": [as_json("b")],
+    }
+    assert "ZeroDivisionError: boom" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ busy, stopping, gone
+
+
+def test_a_full_queue_is_503_with_a_time() -> None:
+    model = FakeModel()
+    model.gate.clear()
+    served = service(model, batching=BatchLimits(queue=2))
+    with client(served) as http, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(http.post, "/translate", json={"text": "a"})
+        assert model.entered.wait(SECONDS)
+        found = http.post("/translate", json={"texts": ["b", "c", "d"]})
+        assert "the queue is full" in error_of(found, 503)
+        assert int(found.headers["retry-after"]) >= 1
+        assert http.get("/health").json()["queue"] == {"waiting": 0, "running": 1, "limit": 2}
+        model.gate.set()
+        assert waiting.result(SECONDS).status_code == 200
+
+
+def test_a_stopping_server_says_so() -> None:
+    served = service()
+    assert client(served).get("/health").json()["ready"] is True
+    served.batcher.stop()
+    assert "stopping" in error_of(post({"text": "a"}, served=served), 503)
+    found = client(served).get("/health")
+    assert (found.status_code, found.json()["state"], found.json()["ready"]) == (503, "stopping", False)
+
+
+def test_a_client_that_hangs_up_is_dropped_from_the_queue() -> None:
+    model = FakeModel()
+    model.gate.clear()
+    served = service(model)
+
+    async def act() -> None:
+        app = build_app(served)
+        first = asyncio.create_task(_raw(app, {"text": "first"}, asyncio.Event()))
+        await asyncio.to_thread(model.entered.wait, SECONDS)
+        gone = asyncio.Event()
+        second = asyncio.create_task(_raw(app, {"texts": ["x", "y"]}, gone))
+        while served.batcher.queued < 2:
+            await asyncio.sleep(0.001)
+        gone.set()
+        await second
+        assert served.batcher.queued == 0
+        model.gate.set()
+        await first
+
+    asyncio.run(act())
+    assert [texts for _, texts, _ in model.batches] == [["first"]]
+    assert served.health()["texts"] == {"answered": 1, "failed": 0, "dropped": 2}
+    assert served.health()["replies"] == {"200": 1, "499": 1}
+
+
+async def _raw(app, body, gone: asyncio.Event) -> None:
+    """One request by ASGI, whose client hangs up when `gone` is set."""
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message) -> None:
+        pass
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
+    await app(scope, receive, send)
+
+
+def test_a_body_that_does_not_come_in_time_is_408() -> None:
+    async def slow():
+        yield b'{"text":'
+        await asyncio.sleep(1)
+        yield b'"a"}'
+
+    async def act():
+        transport = httpx.ASGITransport(build_app(service(limits=Limits(seconds=0.05))))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return await http.post("/translate", content=slow(), headers=JSON)
+
+    assert "did not come within 0.05 seconds" in error_of(asyncio.run(act()), 408)
+
+
+# ------------------------------------------------------------------------------------------- health and the page
+
+
+def test_health_says_what_is_served_and_counts() -> None:
+    served = service()
+    post({"texts": ["a", "b"]}, served=served)
+    post({"text": 1}, served=served)
+    health = client(served).get("/health").json()
+    assert (health["model"], health["task"]) == ("fake/real/v001", "translation")
+    assert health["answers"] == ["/translate", "/score"]
+    assert (health["limits"]["tokens"], health["limits"]["cut"]) == (8, False)
+    assert health["texts"] == {"answered": 2, "failed": 0, "dropped": 0}
+    assert health["replies"] == {"200": 1, "400": 1}
+    assert "secret" not in json.dumps(health)
+
+
+def test_the_page_allows_nothing_but_its_own_script() -> None:
+    found = client().get("/")
+    assert found.headers["content-type"] == "text/html; charset=utf-8"
+    policy = found.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "http" not in found.text.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_no_reply_lets_other_sites_in() -> None:
+    http = client()
+    asked = {"origin": "http://elsewhere.example", "access-control-request-method": "POST"}
+    for found in (http.options("/translate", headers=asked), http.get("/", headers=asked), http.get("/health")):
+        assert not [name for name in found.headers if name.startswith("access-control")]
+        assert found.headers["x-content-type-options"] == "nosniff"
+    assert http.options("/translate", headers=asked).status_code == 405
+
+
+def test_only_requests_to_its_own_names_are_answered() -> None:
+    http = client(names=(*LOCAL_NAMES, "mt.example"))
+    for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "[::1]", "MT.example"):
+        assert http.get("/health", headers={"host": host}).status_code == 200, host
+    for host in ("elsewhere.example", "localhost.elsewhere.example", "127.0.0.1.nip.io:8000", "", "::1"):
+        assert "this server answers to localhost" in error_of(http.get("/health", headers={"host": host}), 421), host
+    assert client().get("/health", headers={"host": "elsewhere.example"}).status_code == 200

@@ -1,0 +1,211 @@
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from phmctl.errors import UserError
+from phmctl.serving.server import listen, names_of, url_of
+from tests.serving.fake import as_json
+from tests.serving.processes import SECONDS, Server, fake_server, head, read_all
+
+TEN_MB = 10_000_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with fake_server(limits={"seconds": 0.5, "connections": 12}) as server:
+        yield server
+
+
+def works(server: Server) -> bool:
+    return server.ask("a").json()["answers"][0]["translations"] == [as_json("a")]
+
+
+def until(condition) -> None:
+    ends = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+# ---------------------------------------------------------------------------------------------------- the socket
+
+
+def test_a_port_in_use_is_the_users_mistake() -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(UserError, match=r"port \d+ of 127.0.0.1 is in use.*--port 0"):
+        listen("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_strange_address_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match=r"cannot listen on 192.0.2.1, port 0.*--host"):
+        listen("192.0.2.1", 0)
+    with pytest.raises(UserError, match="cannot listen on no such host"):
+        listen("no such host", 0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may listen on any port")
+def test_a_port_of_the_system_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match=r"port 1 of 127.0.0.1 is not allowed"):
+        listen("127.0.0.1", 1)
+
+
+def test_addresses_and_names() -> None:
+    with listen("localhost", 0) as sock:
+        port = sock.getsockname()[1]
+        assert url_of(sock) in (f"http://127.0.0.1:{port}", f"http://[::1]:{port}")
+        assert names_of(sock) == ("localhost", "127.0.0.1", "[::1]")
+        assert names_of(sock, ("MT.example",))[-1] == "mt.example"
+    with listen("0.0.0.0", 0) as sock:
+        assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+        assert names_of(sock) is None
+
+
+# ----------------------------------------------------------------------------------------- clients of every kind
+
+
+def test_garbage_is_400_and_disturbs_nobody(server: Server) -> None:
+    for garbage in (b"\x00\xff\x16\x03\x01" * 50 + b"\r\n\r\n", b"HELLO\r\n\r\n", b"POST / HTTP/9\r\n\r\n"):
+        with server.connect() as connection:
+            connection.sendall(garbage)
+            assert read_all(connection).startswith(b"HTTP/1.1 400")
+    assert works(server)
+
+
+def test_ten_megabytes_are_413_and_the_client_hears_it(server: Server) -> None:
+    found = httpx.post(f"{server.url}/translate", content=b"x" * TEN_MB, headers={"content-type": "application/json"})
+    assert (found.status_code, "larger than" in found.json()["error"]) == (413, True)
+    with server.connect() as connection:  # one that asks before it sends
+        connection.sendall(head("/translate", TEN_MB, "Expect: 100-continue"))
+        assert read_all(connection).startswith(b"HTTP/1.1 413")
+    assert works(server)
+
+
+def test_a_slow_head_is_closed_and_a_slow_body_is_408(server: Server) -> None:
+    with server.connect() as slow_head, server.connect() as slow_body, server.connect() as silent:
+        slow_head.sendall(b"POST /translate HTTP/1.1\r\nHost: local")
+        slow_body.sendall(head(length=100) + b'{"text"')
+        assert works(server)
+        slow_head.sendall(b"h")  # a byte now and then gains no time
+        assert read_all(slow_head) == b""
+        assert read_all(silent) == b""
+        found = read_all(slow_body)
+        assert found.startswith(b"HTTP/1.1 408")
+        assert b"did not come within 0.5 seconds" in found
+
+
+def test_too_many_connections_are_503_and_those_there_are_served(server: Server) -> None:
+    first = httpx.Client(base_url=server.url)
+    assert first.get("/health").status_code == 200
+    others = [server.connect() for _ in range(12)]
+    found = [read_all(connection) for connection in others]  # all are closed in the end: they send nothing
+    refused = [json.loads(each.partition(b"\r\n\r\n")[2]) for each in found if each]
+    assert refused == [{"error": "too many connections are open"}] * len(refused)
+    assert 1 <= len(refused) <= 6
+    for connection in others:
+        connection.close()
+    until(lambda: _answers(server))
+    first.close()
+
+
+def _answers(server: Server) -> bool:
+    try:
+        return works(server)
+    except (httpx.HTTPError, KeyError):
+        return False
+
+
+def test_clients_that_hang_up_are_dropped_and_others_are_answered(server: Server) -> None:
+    before = server.health()["texts"]
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(server.ask, "SLOW")
+        until(lambda: server.health()["queue"]["running"] == 1)
+        body = json.dumps({"texts": ["x", "y", "z"]}).encode()
+        for sent in (head(length=len(body)) + body, head(length=len(body)) + body[:5], head()[:20]):
+            connection = server.connect()
+            connection.sendall(sent)
+            if sent.endswith(body):
+                until(lambda: server.health()["queue"]["waiting"] == 3)
+            connection.close()
+        until(lambda: server.health()["queue"]["waiting"] == 0)
+        assert slow.result(SECONDS).json()["answers"][0]["translations"] == [as_json("SLOW")]
+    after = server.health()["texts"]
+    assert after["dropped"] - before["dropped"] == 3
+    assert works(server)
+
+
+def test_requests_one_behind_another_on_one_connection_keep_their_order(server: Server) -> None:
+    bodies = [json.dumps({"text": text}).encode() for text in ("first", "second", "third")]
+    with server.connect() as connection:
+        for place, body in enumerate(bodies):
+            close = ("Connection: close",) if place == 2 else ()
+            connection.sendall(head("/translate", len(body), *close) + body)
+        found = read_all(connection).decode()
+    assert [word for word in found.replace('"', "/").split("/") if word.isupper() and len(word) > 4] == [
+        "FIRST",
+        "SECOND",
+        "THIRD",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_answers_what_waits_takes_nothing_new_and_ends(number: int, code: int) -> None:
+    with fake_server() as server, ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(server.ask, text) for text in ("SLOW", "SLOW b")]
+        until(lambda: sum(map(server.health()["queue"].get, ("running", "waiting"))) == 2)
+        server.process.send_signal(number)
+        until(lambda: server.ask("new").status_code == 503)
+        assert server.ask("new").headers["retry-after"] == "5"
+        for future, text in zip(waiting, ("SLOW", "SLOW b"), strict=True):
+            assert future.result(SECONDS).json()["answers"][0]["translations"] == [as_json(text)]
+        ended, said = server.process.wait(SECONDS), server.process.stderr.read()
+    assert ended == code
+    assert (
+        said
+        == f"{signal.Signals(number).name}: answering the 2 texts that wait, then stopping; once more to stop at once\n"
+    )
+
+
+def test_an_idle_server_stops_at_once_and_says_nothing() -> None:
+    with fake_server() as server, server.connect():
+        assert server.end() == (143, "")
+
+
+def test_what_takes_too_long_at_the_end_is_503_and_the_server_ends() -> None:
+    with fake_server(grace=0.2) as server, ThreadPoolExecutor(1) as pool:
+        hung = pool.submit(server.ask, "HANG")
+        until(lambda: server.health()["queue"]["running"] == 1)
+        began = time.monotonic()
+        ended, said = server.end()
+        assert hung.result(SECONDS).status_code == 503
+    assert (ended, time.monotonic() - began < 10) == (143, True)
+    assert "1 texts were not answered within 0.2 seconds" in said
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with fake_server() as server, ThreadPoolExecutor(1) as pool:
+        hung = pool.submit(server.ask, "HANG")
+        until(lambda: server.health()["queue"]["running"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.health()["state"] == "stopping")
+        assert server.end(signal.SIGINT)[0] == 130
+        with pytest.raises(httpx.HTTPError):
+            hung.result(SECONDS)
+
+
+def test_a_client_that_keeps_sending_does_not_keep_the_server() -> None:
+    with fake_server() as server, server.connect() as connection:
+        connection.sendall(head(length=100) + b"{")
+        assert works(server)
+        began = time.monotonic()
+        assert server.end()[0] == 143
+        assert time.monotonic() - began < 8
