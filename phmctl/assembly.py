@@ -5,6 +5,7 @@ Parts are built in the order in which they always were, for the order decides wh
 """
 
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,12 @@ from phmctl.models.stack import Stack
 from phmctl.models.transformer import Transformer
 from phmctl.nn.attention import MultiHeadAttention
 from phmctl.nn.build import LinearBuilder
+from phmctl.nn.composition import (
+    BilinearComposition,
+    HierarchicalComposition,
+    LinearComposition,
+    ScalarComposition,
+)
 from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.positions import SinusoidalPositions
@@ -34,6 +41,7 @@ from phmctl.recipe.schema import (
 ClassifierSection = EncoderClassifierSection | PairClassifierSection
 Classifier = EncoderClassifier | PairClassifier
 Device = torch.device | str | None
+Place = Literal["encoder", "decoder"]
 
 
 def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
@@ -79,8 +87,8 @@ def build_transformer(
         source,
         target,
         SinusoidalPositions(section.width, device),
-        Stack(_encoder_layer(section, builder) for _ in range(section.encoder_layers)),
-        Stack(_decoder_layer(section, builder) for _ in range(section.decoder_layers)),
+        _stack(section, builder, section.encoder_layers, "encoder"),
+        _stack(section, builder, section.decoder_layers, "decoder"),
         encoder_norm=_final_norm(section, device),
         decoder_norm=_final_norm(section, device),
         generator=_generator(section, builder, target_rows),
@@ -132,26 +140,35 @@ def _generator(section: TransformerSection, builder: LinearBuilder, vocabulary: 
 # ------------------------------------------------------------------------------------------------- Transformer layers
 
 
+def _stack(section: StackSection, builder: LinearBuilder, layers: int, place: Place) -> Stack:
+    make = _encoder_layer if place == "encoder" else _decoder_layer
+    return Stack([make(section, builder) for _ in range(layers)], _over_layers(section, builder, layers, place))
+
+
 def _encoder_layer(section: StackSection, builder: LinearBuilder) -> EncoderLayer:
-    attention = _attention(section, builder, cross=False)
+    attention = _attention(section, builder, "encoder")
     return EncoderLayer(attention, _feed_forward(section, builder), _residual(section, builder))
 
 
 def _decoder_layer(section: StackSection, builder: LinearBuilder) -> DecoderLayer:
-    attention = _attention(section, builder, cross=False)
-    cross = _attention(section, builder, cross=True)
+    attention = _attention(section, builder, "decoder")
+    cross = _attention(section, builder, "decoder", cross=True)
     return DecoderLayer(attention, cross, _feed_forward(section, builder), _residual(section, builder))
 
 
-def _attention(section: StackSection, builder: LinearBuilder, *, cross: bool) -> MultiHeadAttention:
+def _attention(
+    section: StackSection, builder: LinearBuilder, place: Place, *, cross: bool = False
+) -> MultiHeadAttention:
+    maps = builder.sublayer()
     return MultiHeadAttention(
-        builder.sublayer(),
+        maps,
         section.width,
         section.upsize * section.width,
         section.heads,
         cross=cross,
         projections=section.projections,
         dropout=section.attention_dropout,
+        output=_over_heads(section, maps, place),
     )
 
 
@@ -167,6 +184,54 @@ def _residual(section: StackSection, builder: LinearBuilder) -> "partial[Residua
 
 def _final_norm(section: StackSection, device: Device) -> nn.Module:
     return nn.LayerNorm(section.width, device=device) if section.final_norm else nn.Identity()
+
+
+# ---------------------------------------------------------------------------------------------------- compositions
+
+
+def _over_layers(section: StackSection, builder: LinearBuilder, layers: int, place: Place) -> nn.Module | None:
+    """Build what composes the outputs of a stack's layers, or None where its top layer's is the stack's."""
+    if not _composes(section, place):
+        return None
+    maps, width = _composing(section, builder.sublayer()), section.width
+    match section.compose_layers:
+        case "linear":
+            return LinearComposition(maps, [width] * layers, width)
+        case "scalar":
+            return ScalarComposition(layers, builder.device)
+        case "hierarchical":
+            return HierarchicalComposition(maps, layers, width, section.upsize * section.feed_forward)
+        case "bilinear":
+            rank, widths = section.pooling_rank, [width] * layers
+            return BilinearComposition(maps, widths, width, rank, first_order=section.first_order)
+    return None
+
+
+def _over_heads(section: StackSection, builder: LinearBuilder, place: Place) -> nn.Module | None:
+    """Build what composes the heads of an attention module, or None where it has its own output map."""
+    if not _composes(section, place):
+        return None
+    maps, inner = _composing(section, builder), section.upsize * section.width
+    match section.compose_heads:
+        case "hierarchical":
+            width = inner // section.heads
+            return HierarchicalComposition(maps, section.heads, width, inner, section.width, joined=True)
+        case "bilinear":
+            return BilinearComposition(
+                maps, [inner], section.width, section.pooling_rank, first_order=section.first_order
+            )
+    return None
+
+
+def _composes(section: StackSection, place: Place) -> bool:
+    return not isinstance(section, TransformerSection) or section.compose_in in ("both", place)
+
+
+def _composing(section: StackSection, builder: LinearBuilder) -> LinearBuilder:
+    """Return the builder of a composition's maps."""
+    if section.composition_maps == "algebra":
+        return builder
+    return LinearBuilder("real", 1, bias=section.bias, execution=section.execution, device=builder.device)
 
 
 # ----------------------------------------------------------------------------------------------------- classifiers
@@ -224,7 +289,7 @@ def _encoder_classifier(
     return EncoderClassifier(
         dense.embedding(vocabulary, section.width, hypercomplex=False),
         SinusoidalPositions(section.width, device),
-        Stack(_encoder_layer(section, builder) for _ in range(section.layers)),
+        _stack(section, builder, section.layers, "encoder"),
         _final_norm(section, device),
         dense.linear(section.width, classes),
         pooling=section.pooling,

@@ -196,7 +196,7 @@ def ledger_for(
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
     rows, rules = rows_of(kind.build(settings, sizes, device="meta"))
-    notes = [*kind.notes(settings, sizes), *_padded(rows, kind.tables(settings, sizes))]
+    notes = [*settings.cautions, *kind.notes(settings, sizes), *_padded(rows, kind.tables(settings, sizes))]
     unscaled = None
     if isinstance(settings, StackSection) and settings.upsize > 1:
         # The dense model that a † row is measured against: the same widths, before they are doubled.

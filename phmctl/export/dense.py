@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.errors import UserError
 from phmctl.models.encoder_classifier import EncoderClassifier
 from phmctl.models.pair_classifier import PairClassifier
 from phmctl.models.transformer import Transformer
@@ -56,7 +57,13 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
 
     Raises:
         TypeError: it is another kind of model.
+        UserError: it composes layers or heads, which no format here has a place for.
     """
+    if isinstance(section, StackSection) and {section.compose_layers, section.compose_heads} != {"none"}:
+        raise UserError(
+            f"the model composes what plain Transformers do not (compose_layers: {section.compose_layers}, "
+            f"compose_heads: {section.compose_heads}), so it has no export; decode and eval take its run as it is"
+        )
     exact = copy.deepcopy(model).double().cpu().eval()
     for kind, write in _WRITERS.items():
         if isinstance(exact, kind):

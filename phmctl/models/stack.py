@@ -13,16 +13,21 @@ class Stack(nn.Module):
 
     It is indexed, counted and iterated as a ``nn.ModuleList`` of its layers, and names their parameters as one does.
 
+    A composition makes the stack's output of all layers' outputs, not of the input (Li et al. 2020, eq. 5). It looks at
+    one position at a time, so that a decoding step composes what the step computed and keeps nothing for the next.
+
     Args:
         layers: modules that map states (B, T, d) to states (B, T, d).
+        composition: maps the list of the layers' outputs to the stack's; None is the top layer's.
     """
 
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
+    def __init__(self, layers: Iterable[nn.Module], composition: nn.Module | None = None) -> None:
         super().__init__()
         self._count = 0
         for layer in layers:
             self.add_module(str(self._count), layer)
             self._count += 1
+        self.composition = composition
 
     def __len__(self) -> int:
         return self._count
@@ -42,6 +47,9 @@ class Stack(nn.Module):
         return self._through(x, lambda index, states: self[index].step(states, caches[index], mask))
 
     def _through(self, x: Tensor, layer: Callable[[int, Tensor], Tensor]) -> Tensor:
+        parts = []
         for index in range(self._count):
             x = layer(index, x)
-        return x
+            if self.composition is not None:
+                parts.append(x)
+        return x if self.composition is None else self.composition(parts)

@@ -29,8 +29,8 @@ class MultiHeadAttention(nn.Module):
         cross: whether keys and values come from another sequence.
         projections: see above.
         dropout: on the attention weights.
-        output: what makes (..., width) of the heads side by side, (..., inner); None is one linear map (eq. 4 of Li et
-            al. 2020).
+        output: what makes (..., width) of the heads side by side, (..., inner); None is one linear map (eq.
+            4 of Li et al. 2020).
     """
 
     def __init__(

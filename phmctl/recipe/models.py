@@ -59,6 +59,11 @@ class LinearSection(Section):
         return name
 
     @property
+    def cautions(self) -> tuple[str, ...]:
+        """What is allowed but probably not meant, for people."""
+        return ()
+
+    @property
     def dense_twin(self) -> Self:
         """The same model with every map dense."""
         dense = {
@@ -91,6 +96,12 @@ class StackSection(LinearSection):
     dropout: Probability = 0.1  # residual and embedding
     attention_dropout: Probability = 0.0
     activation_dropout: Probability = 0.0
+    # what a stack's output is made of: the top layer's (none), or all layers' (Li et al. 2020)
+    compose_layers: Literal["none", "linear", "scalar", "hierarchical", "bilinear"] = "none"
+    compose_heads: Literal["none", "hierarchical", "bilinear"] = "none"  # none: the heads side by side and one map
+    composition_rank: Width | None = None  # r of bilinear; by default the width
+    first_order: bool = True  # bilinear: append a 1 to the parts, for features of first order (eq. 11)
+    composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: the composition's maps are, whatever the others
 
     @model_validator(mode="after")
     def _fit_heads_and_positions(self) -> Self:
@@ -100,13 +111,70 @@ class StackSection(LinearSection):
             raise ValueError(f"width = {self.width} must be even (sinusoidal positions)")
         return self
 
+    @model_validator(mode="after")
+    def _fit_composition(self) -> Self:
+        if "bilinear" not in (self.compose_layers, self.compose_heads):
+            if self.composition_rank is not None:
+                raise ValueError("composition_rank wants compose_layers or compose_heads: bilinear")
+            if not self.first_order:
+                raise ValueError("first_order: false wants compose_layers or compose_heads: bilinear")
+        if self.compose_layers != "none":
+            for key, layers in self.composed_stacks.items():
+                self._check_parts("compose_layers", self.compose_layers, key, layers)
+        if self.compose_heads != "none":
+            self._check_parts("compose_heads", self.compose_heads, "heads", self.heads)
+        return self
+
+    @staticmethod
+    def _check_parts(key: str, kind: str, counted: str, parts: int) -> None:
+        """Refuse a composition of what is one thing, and a tree of parts that do not pair up."""
+        if parts < 2:
+            raise ValueError(
+                f"{key} = {kind!r} composes two or more, and {counted} = {parts}; raise it, or set {key} = 'none'"
+            )
+        if kind == "hierarchical" and parts % 2:
+            raise ValueError(
+                f"{key} = 'hierarchical' joins two at each node of its tree and takes an even number: "
+                f"{counted} = {parts} will not do, {parts - 1} or {parts + 1} will"
+            )
+
+    @property
+    def composed_stacks(self) -> dict[str, int]:
+        """How many layers each stack has that ``compose_layers`` is about, by the key that says so."""
+        return {}
+
+    @property
+    def pooling_rank(self) -> int:
+        """r of a bilinear composition."""
+        return self.composition_rank or self.width
+
     @property
     def variant(self) -> str:
-        """With upsize 2 ``phm-n4-x2``."""
-        return f"{super().variant}-x{self.upsize}" if self.upsize > 1 else super().variant
+        """With upsize 2 ``phm-n4-x2``; with compositions ``real-layers-bilinear-heads-bilinear``."""
+        name = f"{super().variant}-x{self.upsize}" if self.upsize > 1 else super().variant
+        places = {"layers": self.compose_layers, "heads": self.compose_heads}
+        return name + "".join(f"-{place}-{kind}" for place, kind in places.items() if kind != "none")
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """A rank above that of what a bilinear composition stands for."""
+        found, rank = [], self.pooling_rank
+        if self.compose_heads == "bilinear" and rank > self.upsize * self.width:
+            found.append(("compose_heads", self.upsize * self.width))
+        if self.compose_layers == "bilinear":
+            found += [
+                ("compose_layers", n * self.width) for n in self.composed_stacks.values() if rank > n * self.width
+            ]
+        words = "model.composition_rank = {:,} is above {:,}, all that {} has side by side: no gain, only parameters"
+        return tuple(dict.fromkeys(words.format(rank, wide, place) for place, wide in found))
 
     def _widths(self) -> dict[str, int]:
-        return {"width": self.width, "feed_forward": self.feed_forward * self.upsize}
+        widths = {"width": self.width, "feed_forward": self.feed_forward * self.upsize}
+        if self.composition_maps == "algebra" and "bilinear" in (self.compose_layers, self.compose_heads):
+            widths["composition_rank"] = self.pooling_rank
+        if self.composition_maps == "algebra" and self.compose_heads == "hierarchical":
+            widths["head width"] = self.upsize * self.width // self.heads
+        return widths
 
 
 class TransformerSection(StackSection):
@@ -119,12 +187,26 @@ class TransformerSection(StackSection):
     generator: Literal["dense", "phm", "tied"] = "tied"  # tied: the target embedding's weight
     generator_bias: bool = False
     share_embeddings: bool = True  # source and target share one table; wants a joint vocabulary
+    compose_in: Literal["both", "encoder", "decoder"] = "both"  # where compose_layers and compose_heads are meant
 
     @model_validator(mode="after")
     def _fit_generator(self) -> Self:
         if self.generator == "tied" and self.generator_bias:
             raise ValueError("generator_bias wants generator: dense or phm")
+        if self.compose_in != "both" and (self.compose_layers, self.compose_heads) == ("none", "none"):
+            raise ValueError(f"compose_in = {self.compose_in!r} wants compose_layers or compose_heads")
         return self
+
+    @property
+    def composed_stacks(self) -> dict[str, int]:
+        """How many layers each composed stack has."""
+        layers = {"encoder_layers": self.encoder_layers, "decoder_layers": self.decoder_layers}
+        return {key: count for key, count in layers.items() if self.compose_in in ("both", key.partition("_")[0])}
+
+    @property
+    def variant(self) -> str:
+        """With a composition in one stack only ``real-heads-bilinear-encoder``."""
+        return super().variant if self.compose_in == "both" else f"{super().variant}-{self.compose_in}"
 
 
 class EncoderClassifierSection(StackSection):
@@ -137,6 +219,11 @@ class EncoderClassifierSection(StackSection):
     layers: Layers = 2
     projections: Literal["fused", "separate"] = "fused"
     pooling: Literal["last", "mean"] = "last"  # the last real position's state, or the mean over the real positions
+
+    @property
+    def composed_stacks(self) -> dict[str, int]:
+        """The one stack's layers."""
+        return {"layers": self.layers}
 
 
 class PairClassifierSection(LinearSection):

@@ -9,6 +9,7 @@ import torch
 
 from phmctl.algebra.products import library
 from phmctl.checkpoints import AVERAGE, Checkpoint, load_model
+from phmctl.console import warn
 from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
@@ -92,6 +93,8 @@ def train(
     root = runs or runs_root()
     old = run_to_resume(root, recipe, run) if resume or run is not None else None
     kind = kind_of(recipe)
+    for caution in recipe.model.cautions if not quiet else ():
+        warn(caution)
     task = kind.open(recipe, data or data_root())
     result = train_task(task, recipe, root, old=old, checkpoint=checkpoint, quiet=quiet)
     if result.exit_code == 0:

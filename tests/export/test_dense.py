@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_classifier, build_transformer
+from phmctl.errors import UserError
 from phmctl.export.dense import dense_form, phm_form
 from phmctl.export.plain import MODELS
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
@@ -83,6 +84,12 @@ def test_a_transformers_logits_are_those_of_its_plain_twin(name):
     source, target = ids(3, 9, sizes[0]), ids(3, 6, sizes[1], seed=2)
     ours = model.logits(model(source, target))[..., : sizes[1]]
     torch.testing.assert_close(plain(source, target), ours, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("place", [{"compose_layers": "linear"}, {"compose_heads": "bilinear"}])
+def test_a_composed_model_has_no_plain_twin(place):
+    with pytest.raises(UserError, match="composes what plain Transformers do not"):
+        dense_form(transformer(place), section(place), {"source": 42, "target": 42})
 
 
 def test_rows_that_only_n_wanted_are_cut_off():

@@ -6,7 +6,7 @@ import pytest
 
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import DataError, RecipeError
-from phmctl.recipe.schema import Recipe
+from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.training.metrics_log import read_metrics
 from phmctl.training.train import TrainingResult, train
 from tests.training.copying import copying_recipe
@@ -66,3 +66,13 @@ def test_the_result_as_json(copying_data: Path, tmp_path: Path) -> None:
     result = _train(copying_recipe(steps=2), copying_data, tmp_path).as_json()
     assert result.keys() == {"run", "steps", "steps_now", "seconds", "best_score", "best_step", "interrupted"}
     assert (result["steps"], result["interrupted"]) == (2, False)
+
+
+def test_a_rank_that_gains_nothing_is_said_before_training(
+    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_recipe.model.model_copy(update={"compose_heads": "bilinear", "composition_rank": 64})
+    training = tiny_recipe.training.model_copy(update={"steps": 1, "validate_every": 1, "save_every": 1, "average": 0})
+    recipe = tiny_recipe.model_copy(update={"model": model, "training": training})
+    train(recipe, data=miniature_data, runs=tmp_path)
+    assert "warning: model.composition_rank = 64 is above 32" in capsys.readouterr().err

@@ -1,0 +1,214 @@
+"""Composing representations: N parts in, one out, position by position (Li et al. 2020, eq. 5).
+
+It stands in two places: in the place of attention's output map, where the parts are the heads (eq. 4), and behind a
+stack, where they are the layers' outputs. A composition is a module that maps parts to (..., d). Layers come as a
+sequence of N tensors (..., w); heads as the one tensor (..., N·w) in which attention leaves them side by side. Parts
+of a sequence are never copied into one tensor: ``W [x₁; …; x_N]`` is computed as ``W₁ x₁ + … + W_N x_N``.
+
+**Beginning.** Parts of unit variance give an output of unit variance, as the top layer has it behind a layer norm, and
+as attention's output map keeps it; each class says how.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from phmctl.algebra.initialisation import dense_variance
+from phmctl.errors import DimensionError
+from phmctl.nn.build import LinearBuilder
+from phmctl.nn.linear import PHMLinear
+
+Parts = Tensor | Sequence[Tensor]
+
+# Of the second-order features at the beginning, against the linear ones: so the output's variance hardly depends on
+# the square of the parts' variance, which a composition cannot know beforehand.
+_SECOND_ORDER = 0.25
+
+
+class LinearComposition(nn.Module):
+    """``W [x₁; …; x_N] + b`` as a sum of products, a map a part (Table 1, row 2).
+
+    The entries of W begin with variance gain²/Σw, so that the output has gain² times the mean variance of the parts.
+
+    Args:
+        builder: makes the maps.
+        widths: of the parts. One width for all heads together: they are one product.
+        out: width of the output.
+        bias: add b, the same at every position.
+        gain: of standard deviations, at the beginning.
+    """
+
+    def __init__(
+        self, builder: LinearBuilder, widths: Sequence[int], out: int, *, bias: bool = False, gain: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.widths = tuple(widths)
+        self.maps = nn.ModuleList(builder.linear(width, out, bias=bias and not i) for i, width in enumerate(widths))
+        for part in self.maps:
+            _draw(part, gain**2 / sum(widths))  # type: ignore[arg-type]
+
+    def forward(self, parts: Parts) -> Tensor:
+        """Map parts to (..., out).
+
+        Raises:
+            DimensionError: there are not as many parts as maps.
+        """
+        separate = _separate(parts, self.widths)
+        y: Tensor = self.maps[0](separate[0])  # (..., out)
+        for own, part in zip(self.maps[1:], separate[1:], strict=True):
+            y = y + own(part)
+        return y
+
+
+class ScalarComposition(nn.Module):
+    """``γ Σ softmax(s)ᵢ xᵢ``: a weight a part and one scale (Peters et al. 2018, eq. 1).
+
+    It begins with nine tenths of the last part, which is all that a stack's output is without a composition, and γ = 1:
+    equal weights would halve the variance of parts that have little in common.
+
+    Args:
+        parts: N.
+        device: where the weights are allocated.
+    """
+
+    def __init__(self, parts: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(parts, device=device))
+        with torch.no_grad():
+            self.weights[-1] = math.log(9 * max(parts - 1, 1))
+        self.scale = nn.Parameter(torch.ones((), device=device))
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        """Map N parts (..., w) to (..., w)."""
+        weights = self.scale * self.weights.softmax(0)  # (N,)
+        y = weights[0] * parts[0]
+        for weight, part in zip(weights[1:], parts[1:], strict=True):
+            y = y + weight * part
+        return y
+
+
+class AggregationNode(nn.Module):
+    """``LayerNorm(FFN([x; y; …]) + x + y + …)`` (Dou et al. 2018, eq. 9), of unit variance by its norm.
+
+    Where the output is wider than the parts, their sum goes through a map of its own.
+
+    Args:
+        builder: makes the maps.
+        inputs: how many parts stand side by side in each input.
+        width: w, of a part.
+        hidden: inner width of the FFN.
+        out: width of the output.
+    """
+
+    def __init__(self, builder: LinearBuilder, inputs: Sequence[int], width: int, hidden: int, out: int) -> None:
+        super().__init__()
+        self.width = width
+        self.expand = LinearComposition(builder, [count * width for count in inputs], hidden, bias=builder.bias)
+        self.contract = builder.linear(hidden, out)
+        self.project = builder.linear(width, out, bias=False) if out != width else nn.Identity()
+        self.norm = nn.LayerNorm(out, device=builder.device)
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Map inputs, each (..., count·w), to (..., out)."""
+        total = sum(part for each in inputs for part in torch.split(each, self.width, -1))  # (..., w)
+        return self.norm(self.contract(self.expand(inputs).relu()) + self.project(total))  # type: ignore[no-any-return]
+
+
+class HierarchicalComposition(nn.Module):
+    """A tree of aggregation nodes, filter two: each joins the next two parts and the node before it (Dou et al. 2018).
+
+    Its output has unit variance, as a layer norm's has.
+
+    Args:
+        builder: makes the maps.
+        parts: N, an even number.
+        width: w, of a part.
+        hidden: inner width of each node's FFN.
+        out: d, of the last node's output; None is w.
+        joined: the parts come side by side in one tensor (heads).
+
+    Raises:
+        DimensionError: N is odd.
+    """
+
+    def __init__(
+        self,
+        builder: LinearBuilder,
+        parts: int,
+        width: int,
+        hidden: int,
+        out: int | None = None,
+        *,
+        joined: bool = False,
+    ) -> None:
+        super().__init__()
+        if parts % 2 or not parts:
+            raise DimensionError(f"a tree whose nodes join two parts each takes an even number of them, not {parts}")
+        self.parts, self.width, self.joined = parts, width, joined
+        pair = [2] if joined else [1, 1]
+        inputs = [pair] + [[*pair, 1]] * (parts // 2 - 1)
+        outs = [width] * (parts // 2 - 1) + [out or width]
+        shapes = zip(inputs, outs, strict=True)
+        self.nodes = nn.ModuleList(AggregationNode(builder, each, width, hidden, wide) for each, wide in shapes)
+
+    def forward(self, parts: Parts) -> Tensor:
+        """Map N parts (..., w), or (..., N·w), to (..., d)."""
+        size = 2 * self.width if self.joined else self.width
+        inputs = _separate(parts, [size] * (self.parts // 2 if self.joined else self.parts))
+        step = 1 if self.joined else 2
+        below: list[Tensor] = []
+        for index, node in enumerate(self.nodes):
+            below = [node([*inputs[step * index : step * (index + 1)], *below])]
+        return below[0]
+
+
+class BilinearComposition(nn.Module):
+    """Low-rank bilinear pooling: ``P (U R̂ ⊙ V R̂)`` (eq. 10), extended: ``P ([R̂; 1] U ⊙ [R̂; 1] V)`` (eq. 11).
+
+    R̂ is all parts side by side, and the 1 appended to it is U's and V's bias, so n need not divide what it is
+    appended to.
+
+    The extended form begins as ``P (V R̂)``, a linear map (the biases are 1 for U, 0 for V), with second-order features
+    of a quarter of its standard deviation; without the 1, U and V each keep the variance. P makes up for the sum.
+
+    Args:
+        builder: makes the maps.
+        widths: of the parts. One width for all heads together: U and V are one product each.
+        out: d.
+        rank: r.
+        first_order: append the 1.
+    """
+
+    def __init__(
+        self, builder: LinearBuilder, widths: Sequence[int], out: int, rank: int, *, first_order: bool = True
+    ) -> None:
+        super().__init__()
+        gain = _SECOND_ORDER if first_order else 1.0
+        self.U = LinearComposition(builder, widths, rank, bias=first_order, gain=gain)
+        self.V = LinearComposition(builder, widths, rank, bias=first_order)
+        self.P = builder.linear(rank, out, bias=False)
+        _draw(self.P, 1 / (rank * (1 + gain**2 if first_order else 1)))
+        if first_order:
+            with torch.no_grad():
+                self.U.maps[0].bias.fill_(1)  # type: ignore[operator]
+
+    def forward(self, parts: Parts) -> Tensor:
+        """Map parts to (..., d)."""
+        return self.P(self.U(parts) * self.V(parts))  # type: ignore[no-any-return]
+
+
+def _separate(parts: Parts, widths: Sequence[int]) -> Sequence[Tensor]:
+    """Return the parts as a sequence of tensors of these widths."""
+    separate = torch.split(parts, list(widths), -1) if isinstance(parts, Tensor) else parts
+    if len(separate) != len(widths):
+        raise DimensionError(f"{len(separate)} parts for a composition of {len(widths)}")
+    return separate
+
+
+@torch.no_grad()
+def _draw(own: PHMLinear, variance: float) -> None:
+    """Scale a map that was just built so that the entries of H have this variance."""
+    drawn = dense_variance(own.initialization, own.in_features, own.out_features // own.splits)
+    (own.weight if own.n == 1 else own.S).mul_(math.sqrt(variance / drawn))

@@ -1,0 +1,184 @@
+"""Models with compositions: steps equal the whole, they stand where asked for, sections refuse what cannot be."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from phmctl.assembly import build_classifier, build_transformer
+from phmctl.data.special import BOS, PAD
+from phmctl.decoding.beam import beam_search
+from phmctl.models.transformer import Transformer
+from phmctl.nn.composition import BilinearComposition, HierarchicalComposition
+from phmctl.recipe.schema import EncoderClassifierSection, TransformerSection
+
+SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
+LAYERS = ["linear", "scalar", "hierarchical", "bilinear"]
+HEADS = ["hierarchical", "bilinear"]
+PLACES = [{"compose_layers": kind} for kind in LAYERS] + [{"compose_heads": kind} for kind in HEADS]
+BOTH = {"compose_layers": "bilinear", "compose_heads": "bilinear"}
+
+
+def build(vocabulary: int = 20, **settings: Any) -> Transformer:
+    torch.manual_seed(0)
+    return build_transformer(TransformerSection(**(SMALL | settings)), vocabulary, vocabulary).double().eval()
+
+
+def sentences(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(4, 20, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+ARRANGEMENTS = [
+    [*PLACES, BOTH][index] | {"algebra": algebra, "n": n, "norm": norm, "upsize": 1 + index % 2}
+    for index, (algebra, n), norm in itertools.product(range(7), [("real", 1), ("phm", 2)], ["pre", "post"])
+]
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=lambda a: "-".join(map(str, a.values())))
+def test_steps_give_the_logits_of_the_whole(arrangement: dict[str, Any]) -> None:
+    model = build(**arrangement)
+    source, target = sentences(3, 6), sentences(3, 5)
+    source[0, 4:] = PAD
+    target[:, 0] = BOS
+    with torch.no_grad():
+        whole = model.logits(model(source, target))  # type: ignore[arg-type]
+        state = model.start(model.encode(source), beams=1, max_length=5)
+        stepped = [model.step(target[:, t : t + 1], state)[:, 0] for t in range(5)]
+    torch.testing.assert_close(torch.stack(stepped, dim=1), whole)
+
+
+def test_the_decoding_cache_does_not_change() -> None:
+    source = sentences(2, 5)
+    pasts = []
+    for model in (build(), build(**BOTH)):
+        state = model.start(model.encode(source), beams=3, max_length=4)
+        pasts.append((state.past.shape, [layer.memory_keys.shape for layer in state.layers]))
+    assert pasts[0] == pasts[1]
+
+
+def test_beam_search_takes_them() -> None:
+    """Each hypothesis's score is that of the whole forward pass."""
+    model, source = build(**BOTH, algebra="phm", n=4), sentences(2, 5)
+    with torch.no_grad():
+        for row, found in enumerate(beam_search(model, source, beam=3, alpha=0.0, max_lengths=[6, 6], allowed=20)):
+            best = found[0]
+            tokens = torch.tensor([[BOS, *best.tokens]])
+            log = model.logits(model(source[row : row + 1], tokens)).log_softmax(-1)[0]  # type: ignore[arg-type]
+            total = sum(log[i, token].item() for i, token in enumerate([*best.tokens, 3][: len(log)]))
+            assert best.log_prob == pytest.approx(total, abs=1e-6)
+
+
+def test_padding_changes_nothing() -> None:
+    model, source, target = build(**BOTH), sentences(2, 6), sentences(2, 4)
+    padded = torch.cat([source, torch.full((2, 3), PAD)], dim=1)
+    torch.testing.assert_close(model(padded, target), model(source, target))
+
+
+@pytest.mark.parametrize(("where", "encoder", "decoder"), [("both", 3, 5), ("encoder", 3, 0), ("decoder", 0, 5)])
+def test_they_stand_where_they_were_asked_for(where: str, encoder: int, decoder: int) -> None:
+    """A stack has one over its layers and one for each attention module: 2 in the encoder, 4 in the decoder."""
+    model = build(**BOTH, compose_in=where)
+
+    def count(stack: torch.nn.Module) -> int:
+        return sum(isinstance(module, BilinearComposition) for module in stack.modules())
+
+    assert (count(model.encoder), count(model.decoder)) == (encoder, decoder)
+
+
+def test_both_places_are_set_independently() -> None:
+    model = build(compose_layers="bilinear", compose_heads="hierarchical")
+    assert isinstance(model.encoder.composition, BilinearComposition)
+    assert isinstance(model.encoder[0].attention.output, HierarchicalComposition)
+
+
+def test_what_is_composed_is_what_the_layers_put_out() -> None:
+    """Not the embeddings, and the norm stands behind the composition."""
+    model, source = build(compose_layers="linear"), sentences(1, 4)
+    outputs: list[torch.Tensor] = []
+    for layer in model.encoder:
+        layer.register_forward_hook(lambda *found: outputs.append(found[-1]))
+    states = model.encode(source).states
+    composition = model.encoder.composition
+    assert len(outputs) == 2
+    torch.testing.assert_close(states, model.encoder_norm(composition(outputs)))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda p: "-".join(p.values()))
+def test_the_model_begins_with_the_variance_of_the_base_model(place: dict[str, str]) -> None:
+    shape = {"width": 64, "feed_forward": 128, "encoder_layers": 4, "decoder_layers": 4, "norm": "post"}
+    source = sentences(8, 20)
+    spreads = []
+    for changes in ({}, place):
+        model = build(**shape, final_norm=False, **changes)
+        with torch.no_grad():
+            memory = model.encode(source)
+            spreads.append([memory.states.std().item(), model.decode(memory, source).std().item()])
+    for base, composed in zip(*spreads, strict=True):
+        assert composed == pytest.approx(base, rel=0.15)
+
+
+@pytest.mark.parametrize("maps", ["algebra", "dense"])
+def test_maps_follow_the_algebra_or_stay_dense(maps: str) -> None:
+    model = build(**BOTH, algebra="phm", n=4, composition_maps=maps)
+    composed = [model.encoder.composition, model.decoder[0].cross_attention.output]
+    ns = {part.n for place in composed for part in place.modules() if hasattr(part, "n")}
+    assert ns == {4 if maps == "algebra" else 1}
+    assert model.encoder[0].feed_forward.expand.n == 4
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda p: "-".join(p.values()))
+def test_an_encoder_classifier_has_them_too(place: dict[str, str]) -> None:
+    section = EncoderClassifierSection(kind="encoder", width=16, feed_forward=32, heads=2, algebra="phm", n=4, **place)
+    model = build_classifier(section, 20, 3)
+    loss = model(sentences(2, 5), labels=torch.tensor([0, 2]))
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_run_folder_tells_them_apart() -> None:
+    assert TransformerSection(**SMALL, **BOTH).variant == "real-layers-bilinear-heads-bilinear"
+    changed = TransformerSection(**SMALL, compose_heads="bilinear", compose_in="encoder", algebra="phm", n=2)
+    assert changed.variant == "phm-n2-heads-bilinear-encoder"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"compose_heads": "bilinear", "composition_rank": 0}, "greater than or equal to 1"),
+        ({"compose_layers": "linear", "decoder_layers": 1}, "composes two or more, and decoder_layers = 1"),
+        ({"compose_layers": "bilinear", "encoder_layers": 0}, "composes two or more, and encoder_layers = 0"),
+        ({"compose_heads": "bilinear", "heads": 1}, "composes two or more, and heads = 1"),
+        ({"compose_layers": "hierarchical", "encoder_layers": 3}, "encoder_layers = 3 will not do, 2 or 4 will"),
+        ({"compose_heads": "hierarchical", "width": 24, "heads": 3}, "heads = 3 will not do, 2 or 4 will"),
+        ({"compose_heads": "bilinear", "composition_rank": 6, "algebra": "phm", "n": 4}, "composition_rank = 6"),
+        ({"compose_heads": "hierarchical", "algebra": "phm", "n": 16}, "head width = 8"),
+        ({"composition_rank": 8}, "composition_rank wants compose_layers or compose_heads: bilinear"),
+        ({"compose_layers": "linear", "first_order": False}, "first_order: false wants"),
+        ({"compose_in": "encoder"}, "wants compose_layers or compose_heads"),
+    ],
+)
+def test_what_does_not_fit(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        TransformerSection(**(SMALL | changes))
+
+
+def test_what_fits_all_the_same() -> None:
+    # Of the stack that is not composed nothing is asked.
+    TransformerSection(**(SMALL | {"decoder_layers": 1}), compose_layers="bilinear", compose_in="encoder")
+    # n divides neither the rank nor a head, but no map of it is made of them.
+    build(compose_heads="bilinear", composition_rank=6, composition_maps="dense", algebra="phm", n=4)
+    # 16 + 1 and 2·16 + 1 are not to be divided by n: the 1 is a bias.
+    build(**BOTH, algebra="phm", n=4)
+
+
+def test_a_rank_that_gains_nothing_is_worth_a_warning() -> None:
+    def cautions(**changes: Any) -> tuple[str, ...]:
+        return TransformerSection(**SMALL, **changes).cautions
+
+    assert cautions() == cautions(compose_heads="bilinear", composition_rank=16) == ()
+    (found,) = cautions(compose_heads="bilinear", composition_rank=17)
+    assert "composition_rank = 17 is above 16" in found
+    assert cautions(compose_layers="bilinear", composition_rank=32) == ()
+    assert "above 32" in cautions(compose_layers="bilinear", composition_rank=33)[0]

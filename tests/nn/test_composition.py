@@ -1,0 +1,240 @@
+"""Compositions against their equations in float64: full bilinear pooling, terms one by one, gradients, variance."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phmctl.errors import DimensionError
+from phmctl.nn.build import LinearBuilder
+from phmctl.nn.composition import (
+    BilinearComposition,
+    HierarchicalComposition,
+    LinearComposition,
+    ScalarComposition,
+)
+
+CHOICES = [("real", 1), ("phm", 2), ("quaternion", 4)]
+N, WIDTH, RANK = 4, 8, 12
+KINDS = ["linear", "scalar", "hierarchical", "bilinear", "second-order", "heads-hierarchical", "heads-bilinear"]
+
+
+def build(kind: str, algebra: str = "real", n: int = 1, *, rank: int = RANK, **options: object) -> nn.Module:
+    torch.manual_seed(0)
+    builder = LinearBuilder(algebra, n, **options)  # type: ignore[arg-type]
+    made: dict[str, nn.Module] = {
+        "linear": LinearComposition(builder, [WIDTH] * N, WIDTH),
+        "scalar": ScalarComposition(N),
+        "hierarchical": HierarchicalComposition(builder, N, WIDTH, 4 * WIDTH),
+        "bilinear": BilinearComposition(builder, [WIDTH] * N, WIDTH, rank),
+        "second-order": BilinearComposition(builder, [WIDTH] * N, WIDTH, rank, first_order=False),
+        "heads-hierarchical": HierarchicalComposition(builder, N, WIDTH, 4 * WIDTH, N * WIDTH, joined=True),
+        "heads-bilinear": BilinearComposition(builder, [N * WIDTH], N * WIDTH, rank),
+    }
+    return made[kind].double()
+
+
+def parts_of(kind: str, rows: int = 3) -> list[Tensor] | Tensor:
+    joined = torch.randn(rows, N * WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return joined if kind.startswith("heads") else list(joined.split(WIDTH, -1))
+
+
+def matrix(composition: LinearComposition) -> Tensor:
+    """W of all parts, (out, Σw)."""
+    return torch.cat([part.weight for part in composition.maps], dim=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("algebra", "n"), CHOICES)
+@pytest.mark.parametrize("kind", ["second-order", "bilinear", "heads-bilinear"])
+def test_low_rank_is_full_bilinear_pooling_with_the_same_w(kind: str, algebra: str, n: int) -> None:
+    """Eq. 6 and 8: the outer product of R̂ (and the 1) with itself, times W^B of rank r."""
+    model, parts = build(kind, algebra, n), parts_of(kind)
+    joined = parts if isinstance(parts, Tensor) else torch.cat(parts, dim=-1)
+    U, V = matrix(model.U), matrix(model.V)  # type: ignore[arg-type]  # (r, Nd)
+    if kind != "second-order":
+        nn.init.normal_(model.V.maps[0].bias)  # type: ignore[union-attr,arg-type,index]
+        joined = torch.cat([joined, torch.ones_like(joined[:, :1])], dim=-1)  # (B, Nd + 1)
+        U, V = (
+            torch.cat([W, own.maps[0].bias[:, None]], dim=1)  # type: ignore[union-attr,index]
+            for W, own in ((U, model.U), (V, model.V))
+        )
+    full = torch.einsum("ok,kj,kl->ojl", model.P.weight, U, V)  # type: ignore[arg-type]  # W^B, (d, Nd, Nd)
+    outer = joined[:, :, None] * joined[:, None, :]  # (B, Nd, Nd)
+    torch.testing.assert_close(model(parts), torch.einsum("bjl,ojl->bo", outer, full))
+    assert max(torch.linalg.matrix_rank(each).item() for each in full) <= RANK
+
+
+@pytest.mark.parametrize(("algebra", "n"), CHOICES)
+def test_the_extended_form_is_second_order_and_linear_and_constant(algebra: str, n: int) -> None:
+    model, parts = build("bilinear", algebra, n), parts_of("bilinear")
+    u, v = (nn.init.normal_(own.maps[0].bias) for own in (model.U, model.V))  # type: ignore[union-attr,index]
+    with torch.no_grad():
+        whole = model(parts)
+        u0, v0 = u.clone(), v.clone()
+        u.zero_()
+        v.zero_()
+        second, Ux, Vx = model(parts), model.U(parts), model.V(parts)  # type: ignore[operator]
+        linear, constant = model.P(u0 * Vx + v0 * Ux), model.P(u0 * v0)  # type: ignore[operator]
+    torch.testing.assert_close(whole, second + linear + constant)
+    for term in (second, linear, constant):
+        assert term.abs().max() > 1e-3
+
+
+def test_without_first_order_features_it_is_even() -> None:
+    """Only products of two: the sign of all parts does not matter."""
+    parts = parts_of("bilinear")
+    negative = [-part for part in parts]
+    second, both = build("second-order"), build("bilinear")
+    torch.testing.assert_close(second(negative), second(parts))
+    assert (both(negative) - both(parts)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("algebra", "n"), [("real", 1), ("phm", 2)])
+def test_gradients(kind: str, algebra: str, n: int) -> None:
+    model, parts = build(kind, algebra, n, rank=4), parts_of(kind, rows=2)
+    joined = isinstance(parts, Tensor)
+    inputs = [part.clone().requires_grad_() for part in ([parts] if joined else parts)]
+    parameters = list(model.parameters())
+
+    def function(*tensors: Tensor) -> Tensor:
+        own = tensors[: len(inputs)]
+        return model(own[0] if joined else list(own))  # type: ignore[no-any-return]
+
+    assert torch.autograd.gradcheck(function, (*inputs, *parameters), fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", ["linear", "bilinear"])
+def test_side_by_side_or_in_a_list(kind: str) -> None:
+    model, parts = build(kind, "phm", 2), parts_of(kind)
+    torch.testing.assert_close(model(torch.cat(list(parts), dim=-1)), model(parts))
+
+
+def test_linear_is_a_map_of_all_parts() -> None:
+    model, parts = build("linear", "phm", 2), parts_of("linear")
+    torch.testing.assert_close(model(parts), torch.cat(list(parts), -1) @ matrix(model).T)  # type: ignore[arg-type]
+
+
+def test_scalar_is_a_weighted_sum() -> None:
+    model, parts = build("scalar"), parts_of("scalar")
+    nn.init.normal_(model.weights)  # type: ignore[arg-type]
+    nn.init.constant_(model.scale, 3.0)  # type: ignore[arg-type]
+    shares = model.weights.exp() / model.weights.exp().sum()  # type: ignore[operator,union-attr]
+    torch.testing.assert_close(model(parts), 3 * sum(a * part for a, part in zip(shares, parts, strict=True)))
+
+
+@pytest.mark.parametrize("kind", ["hierarchical", "heads-hierarchical"])
+def test_the_tree_by_its_equation(kind: str) -> None:
+    """Dou et al. 2018: each node joins two parts and the node before it, with a residual and a layer norm."""
+    model, parts = build(kind, "phm", 2), parts_of(kind)
+    x = list(parts.split(WIDTH, -1)) if isinstance(parts, Tensor) else parts
+    below: list[Tensor] = []
+    for index, node in enumerate(model.nodes):  # type: ignore[arg-type,union-attr]
+        inputs = [x[2 * index], x[2 * index + 1], *below]
+        hidden = torch.cat(inputs, -1) @ matrix(node.expand).T + node.expand.maps[0].bias
+        residual = node.project(torch.stack(inputs).sum(0))
+        below = [nn.functional.layer_norm(node.contract(hidden.relu()) + residual, [residual.shape[-1]])]
+    torch.testing.assert_close(model(parts), below[0])
+    assert len(model.nodes) == N // 2  # type: ignore[arg-type]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(["linear", "hierarchical", "bilinear", "second-order", "heads"]),
+    st.sampled_from([("real", 1), ("phm", 2), ("phm", 4), ("quaternion", 4)]),
+    st.sampled_from([2, 6]),
+)
+def test_it_begins_with_the_variance_of_its_parts(kind: str, choice: tuple[str, int], number: int) -> None:
+    torch.manual_seed(number)
+    builder, width = LinearBuilder(*choice), 128
+    joined = torch.randn(256, number * width)
+    model = {
+        "linear": lambda: LinearComposition(builder, [width] * number, width),
+        "hierarchical": lambda: HierarchicalComposition(builder, number, width, 4 * width),
+        "bilinear": lambda: BilinearComposition(builder, [width] * number, width, width),
+        "second-order": lambda: BilinearComposition(builder, [width] * number, width, width, first_order=False),
+        "heads": lambda: BilinearComposition(builder, [number * width], number * width, width),
+    }[kind]()
+    with torch.no_grad():
+        found = model(joined if kind == "heads" else joined.split(width, -1)).std().item()
+    assert 0.85 < found < 1.15
+
+
+def test_the_extended_form_keeps_the_variance_of_small_parts_too() -> None:
+    """Attention's means have a variance far below one; the pure form gives its square."""
+    torch.manual_seed(0)
+    builder, x = LinearBuilder("real", 1), 0.1 * torch.randn(256, 256)
+    with torch.no_grad():
+        extended = BilinearComposition(builder, [256], 256, 256)(x).std()
+        pure = BilinearComposition(builder, [256], 256, 256, first_order=False)(x).std()
+    assert 0.085 < extended < 0.115
+    assert 0.005 < pure < 0.015
+
+
+def test_scalar_begins_near_the_top_layer() -> None:
+    parts = parts_of("scalar", rows=500)
+    out = build("scalar")(parts)
+    assert 0.85 < out.std() < 1.0
+    assert (out - 0.9 * parts[-1]).std() < 0.1
+
+
+class Concatenations(TorchDispatchMode):
+    """Counts copies of several tensors into one."""
+
+    found = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.found += func._schema.name in ("aten::cat", "aten::stack")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("algebra", "n", "execution"), [("real", 1, "auto"), ("phm", 2, "factored"), ("phm", 2, "dense")]
+)
+def test_parts_are_never_copied_side_by_side(kind: str, algebra: str, n: int, execution: str) -> None:
+    model, parts = build(kind, algebra, n, execution=execution), parts_of(kind)
+    with Concatenations() as copies:
+        model(parts)
+    assert copies.found == 0
+
+
+@pytest.mark.parametrize(("kind", "maps"), [("heads-bilinear", 3), ("bilinear", 2 * N + 1), ("linear", N)])
+def test_products(kind: str, maps: int) -> None:
+    """U, V and P are one product each over all heads; layers have one a part."""
+    model, calls = build(kind), []
+    for part in model.modules():
+        if hasattr(part, "in_features"):
+            part.register_forward_hook(lambda *_: calls.append(1))
+    model(parts_of(kind))
+    assert len(calls) == maps
+
+
+@pytest.mark.parametrize("execution", ["dense", "factored", "rank"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_executions_agree(kind: str, execution: str) -> None:
+    options = {"parametrization": "factors"}
+    expected = build(kind, "phm", 4, **options)(parts_of(kind))
+    torch.testing.assert_close(build(kind, "phm", 4, execution=execution, **options)(parts_of(kind)), expected)
+
+
+def test_rules_are_shared_as_the_builder_says() -> None:
+    for share, wanted in {"separate": 2 * N + 1, "sublayer": 1, "model": 1}.items():
+        model = build("bilinear", "phm", 2, rules=share)
+        assert len([name for name, _ in model.named_parameters() if name.endswith(".A")]) == wanted
+
+
+def test_what_does_not_fit() -> None:
+    builder = LinearBuilder("phm", 4)
+    with pytest.raises(DimensionError, match="even number of them, not 5"):
+        HierarchicalComposition(builder, 5, 8, 32)
+    with pytest.raises(DimensionError, match="does not divide"):
+        BilinearComposition(builder, [8, 8], 8, 6)
+    BilinearComposition(builder, [8, 8], 8, 4)  # 8 + 8 + 1 features are not to be divided: the 1 is a bias
+    for few, many in pairwise([1, 2]):
+        with pytest.raises(DimensionError, match=f"{few} parts for a composition of {many}"):
+            LinearComposition(builder, [8] * many, 8)([torch.zeros(1, 8)] * few)
