@@ -2,7 +2,8 @@
 
 The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
 ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``, and :func:`to_dense` goes back; :func:`load` makes a :class:`Model`
-of a run, to ask from a program. They are imported on first use, so that ``import phmctl`` does not import torch.
+of a run, to ask from a program; :func:`prepare`, :func:`train` and :func:`evaluate` are the commands of these names.
+They are imported on first use, so that ``import phmctl`` does not import torch.
 """
 
 from importlib import import_module
@@ -17,8 +18,11 @@ __all__ = [
     "PHMLinear",
     "Translation",
     "__version__",
+    "evaluate",
     "load",
+    "prepare",
     "to_dense",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
+    from phmctl.verbs import evaluate, prepare, train
 
 
 _HOMES = {
@@ -38,8 +43,11 @@ _HOMES = {
     "PHMLSTM": "phmctl.nn.lstm",
     "PHMLinear": "phmctl.nn.linear",
     "Translation": "phmctl.decoding.translator",
+    "evaluate": "phmctl.verbs",
     "load": "phmctl.inference.loading",
+    "prepare": "phmctl.verbs",
     "to_dense": "phmctl.nn.dense",
+    "train": "phmctl.verbs",
 }
 
 

@@ -34,7 +34,7 @@ FLOORS = (
     {"evaluation"},
     {"tasks"},
     {"training", "accounting", "benchmarks", "export", "inference"},
-    {"serving"},
+    {"serving", "verbs"},
     {"cli"},
 )
 # Imports of a second and more, or that only some commands need.

@@ -35,22 +35,23 @@ def evaluate(
 
     What must be decoded for it is kept. --beam, --alpha, --batch-tokens and --lowercase are a translator's.
     """
+    from phmctl import verbs
     from phmctl.console import emit_json
     from phmctl.devices import set_threads
-    from phmctl.runs import Run
-    from phmctl.tasks.registry import kind_of
 
     set_threads(threads)
-    opened = Run.open(run)
-    given: dict[str, object] = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens}
-    given |= {"execution": execution, "lowercase": lowercase}
-    report = kind_of(opened.recipe).evaluate(
-        opened,
+    report = verbs.evaluate(
+        run,
         split,
-        checkpoint,
-        against=None if against is None else Run.open(against),
+        against=against,
+        checkpoint=checkpoint,
         device=device or "auto",
-        options={name: value for name, value in given.items() if value is not None},
+        quiet=False,
+        beam=beam,
+        alpha=alpha,
+        batch_tokens=batch_tokens,
+        execution=execution,
+        lowercase=lowercase,
     )
     if json:
         emit_json(report.as_json())

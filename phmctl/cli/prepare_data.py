@@ -70,38 +70,36 @@ def prepare_data(
     if listing:
         _list(data, as_json=json)
         return
+    from phmctl import verbs
     from phmctl.console import emit_json
-    from phmctl.data.store import data_root
-    from phmctl.tasks.base import Preparation
     from phmctl.tasks.registry import kind_for_corpus
 
     if name is None:
         raise DataError(
             "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
         )
-    given = {"tokenizer": tokenizer, "vocabulary": vocabulary, "joint": joint, "max_tokens": max_tokens}
     named = {"train": train, "valid": valid, "test": test}
+    settings = {"tokenizer": tokenizer, "vocabulary": vocabulary, "joint": joint, "max_tokens": max_tokens}
     files = {split: pair for split, pair in named.items() if pair is not None}
     labelled: dict[str, object] = {"table": table, "text": text, "label": label, "quoting": quoting, "header": header}
     labelled |= {"extra_split": extra_split, "vectors": vectors}
-    options = {key: value for key, value in labelled.items() if value not in (None, [])}
-    kind = kind_for_corpus(name, recipe, [*files, *options])
-    asked = Preparation(
+    prepared = verbs.prepare(
         name,
-        data or data_root(),
-        recipe,
-        settings={key: value for key, value in given.items() if value is not None},
+        data=data,
         source=source,
+        recipe=recipe,
         files=files,
-        options=options,
         workers=workers,
         force=force,
+        quiet=False,
+        **settings,
+        **labelled,
     )
-    prepared = kind.prepare(asked)
     if json:
         emit_json({"folder": str(prepared.folder), **prepared.manifest})
     else:
-        kind.show_prepared(prepared.manifest)
+        given = [key for key, value in labelled.items() if value not in (None, [])]
+        kind_for_corpus(name, recipe, [*files, *given]).show_prepared(prepared.manifest)
 
 
 def _list(data: Path | None, *, as_json: bool) -> None:

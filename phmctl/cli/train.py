@@ -52,9 +52,11 @@ def train(
     if dry_run:
         _show(resolved, data, json)
         return
-    from phmctl.training.train import train as run_training
+    from phmctl import verbs
 
-    result = run_training(resolved, data=data, runs=runs, resume=resume, run=run, checkpoint=checkpoint or "last")
+    result = verbs.train(
+        resolved, data=data, runs=runs, resume=resume, run=run, checkpoint=checkpoint or "last", quiet=False
+    )
     if json:
         emit_json(result.as_json())
     elif result.exit_code == 0:

@@ -1,6 +1,7 @@
 """Loading recipes: by path or shipped name, with overrides, every problem reported at once with its line or option."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.shipped import shipped, shipped_names
 
 Kind = TypeVar("Kind", bound=Recipe)
+RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
 _COMMON |= {"device": "training.device", "steps": "training.steps", "execution": "model.execution"}
@@ -74,6 +76,33 @@ def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
         RecipeError: with all problems at once, a line each.
     """
     return _resolve(read_document(find_recipe(name), RecipeError), overrides)
+
+
+def resolve(
+    recipe: RecipeLike, overrides: Sequence[str | Override] = (), settings: Mapping[str, Any] | Sequence[str] = ()
+) -> Recipe:
+    """Return the recipe that a program names or gives.
+
+    Args:
+        recipe: a path or a shipped name, the keys of a recipe's YAML, or a recipe.
+        overrides: see :func:`load_recipe`.
+        settings: further ones, by key; they win.
+
+    Raises:
+        RecipeError: with all problems at once, a line each.
+    """
+    changes = list(overrides)
+    if isinstance(settings, Mapping):
+        changes += [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
+    else:
+        changes += settings
+    if isinstance(recipe, Recipe):
+        if not changes:
+            return recipe
+        recipe = recipe.model_dump()
+    if isinstance(recipe, Mapping):
+        return _resolve(Document(deepcopy(dict(recipe)), "recipe"), changes)
+    return load_recipe(str(recipe), changes)
 
 
 def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] = ()) -> Recipe:

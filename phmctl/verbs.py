@@ -1,0 +1,201 @@
+"""The commands as functions, for programs: ``phmctl.prepare``, ``phmctl.train``, ``phmctl.evaluate``.
+
+Each is what the command of that name calls, with the names that its options have. Nothing is printed unless ``quiet``
+is False. Importing this module does not import torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from phmctl.console import silence
+
+if TYPE_CHECKING:
+    from phmctl.recipe.loading import RecipeLike
+    from phmctl.tasks.base import Prepared, Report
+    from phmctl.training.train import TrainingResult
+
+Settings = Mapping[str, Any] | Sequence[str]
+
+
+def prepare(
+    name: str,
+    *,
+    data: str | Path | None = None,
+    source: str | Path | None = None,
+    recipe: str | Path | None = None,
+    files: Mapping[str, tuple[str | Path, str | Path]] | None = None,
+    workers: int = 1,
+    force: bool = False,
+    quiet: bool = True,
+    **options: Any,
+) -> "Prepared":
+    """Clean and tokenize a corpus, once for all runs that use it: ``phmctl prepare-data``.
+
+    Args:
+        name: a dataset card, or a name for your own files.
+        data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
+        source: a folder with the card's files; without it they are downloaded.
+        recipe: take the settings of the vocabulary from this recipe, not from the card.
+        files: your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``.
+        workers: threads of the tokenizer.
+        force: prepare even if nothing has changed.
+        quiet: print nothing on stderr.
+        options: further options by the command's names. Of the vocabulary: ``tokenizer``, ``vocabulary``, ``joint``,
+            ``max_tokens``. Of labelled text: ``table`` (``["train=train.tsv", …]``), ``text``, ``label``, ``quoting``,
+            ``header``, ``extra_split``, ``vectors``.
+
+    Returns:
+        the prepared data: its ``folder`` and its ``manifest``, which counts what was read, kept and dropped.
+
+    Raises:
+        DataError: there is no such card, or files are missing or malformed.
+        RecipeError: a setting is out of range.
+        UserError: there is no such option.
+        OutputError: the folder cannot be written.
+    """
+    from phmctl.data.store import data_root
+    from phmctl.errors import check_known
+    from phmctl.tasks.base import Preparation
+    from phmctl.tasks.registry import kind_for_corpus
+
+    given = {key: value for key, value in options.items() if value not in (None, [])}
+    for key in given:
+        check_known("option", key, (*_VOCABULARY, *_LABELLED))
+    pairs = {split: (Path(pair[0]), Path(pair[1])) for split, pair in (files or {}).items()}
+    own = {key: Path(value) if key == "vectors" else value for key, value in given.items() if key in _LABELLED}
+    with _quiet(quiet):
+        kind = kind_for_corpus(name, None if recipe is None else str(recipe), [*pairs, *own])
+        asked = Preparation(
+            name,
+            data_root() if data is None else Path(data),
+            None if recipe is None else str(recipe),
+            settings={key: value for key, value in given.items() if key in _VOCABULARY},
+            source=None if source is None else Path(source),
+            files=pairs,
+            options=own,
+            workers=workers,
+            force=force,
+        )
+        return kind.prepare(asked)
+
+
+_VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens")
+_LABELLED = ("table", "text", "label", "quoting", "header", "extra_split", "vectors")
+
+
+def train(
+    recipe: "RecipeLike",
+    *,
+    n: int | None = None,
+    algebra: str | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    steps: int | None = None,
+    execution: str | None = None,
+    settings: Settings = (),
+    data: str | Path | None = None,
+    runs: str | Path | None = None,
+    resume: bool | Literal["auto"] = False,
+    run: str | Path | None = None,
+    checkpoint: str = "last",
+    quiet: bool = True,
+) -> "TrainingResult":
+    """Train a recipe's model on its prepared data: ``phmctl train``.
+
+    A training is no reader: it seeds torch's random numbers and, if the recipe says so, sets torch's threads. In the
+    main thread Ctrl-C and SIGTERM make it save and return (``exit_code`` 130 or 143).
+
+    Args:
+        recipe: a shipped name, a path, a mapping with the keys of the YAML, or a
+            :class:`~phmctl.recipe.schema.Recipe`.
+        n: the PHM hyperparameter; 4 alone means ``phm``, 1 means ``real``.
+        algebra: ``real``, ``phm``, or a fixed algebra.
+        seed: of initialisation, dropout and the order of batches.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+        steps: of the optimiser.
+        execution: how the maps are applied: ``auto``, ``dense``, ``factored``, ``rank``.
+        settings: any recipe keys: ``{"training.clip": 1.0}``, or ``["training.clip=1.0"]``.
+        data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
+        runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
+        resume: continue the newest run of this recipe and variant instead of starting one.
+        run: continue this one; implies `resume`.
+        checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
+        quiet: print nothing on stderr.
+
+    Returns:
+        how it ended: ``run`` (with its ``folder``, for :func:`phmctl.load`), ``steps``, ``seconds``, ``best_score``,
+        ``exit_code``.
+
+    Raises:
+        RecipeError: with all problems of the recipe at once.
+        DataError: the data is not prepared.
+        RunError: the run cannot be resumed, or not with this recipe.
+        NonFiniteError: a loss or a gradient became NaN or infinite.
+        OutputError: the folder of runs cannot be written.
+    """
+    from phmctl.recipe.loading import common_overrides, resolve
+    from phmctl.training.train import train as run_training
+
+    common = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution)
+    with _quiet(quiet):
+        return run_training(
+            resolve(recipe, common, settings),
+            data=None if data is None else Path(data),
+            runs=None if runs is None else Path(runs),
+            resume=resume,  # type: ignore[arg-type]
+            run=None if run is None else Path(run),
+            checkpoint=checkpoint,
+            quiet=quiet,
+        )
+
+
+def evaluate(
+    run: str | Path,
+    split: str = "test",
+    *,
+    against: str | Path | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    quiet: bool = True,
+    **options: Any,
+) -> "Report":
+    """Score a split of a run's own text, and write the scores into the run: ``phmctl eval``.
+
+    Args:
+        run: a run's folder, a folder of versions, or a name below the folder of runs.
+        split: ``test`` or ``valid``.
+        against: a run to compare with by a paired test; it is only read.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+        quiet: print nothing on stderr.
+        options: those of the task, by the command's names: of a translator ``beam``, ``alpha``, ``batch_tokens``,
+            ``execution`` and ``lowercase``, of a classifier ``execution``.
+
+    Returns:
+        what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an
+        :class:`~phmctl.evaluation.translation.Evaluation`.
+
+    Raises:
+        RunError: something is missing or damaged, or the runs do not compare.
+        UserError: an option that the task does not have.
+        OutputError: the run's folder cannot be written.
+    """
+    from phmctl.runs import Run
+    from phmctl.tasks.registry import kind_of
+
+    with _quiet(quiet):
+        opened = Run.open(run)
+        return kind_of(opened.recipe).evaluate(
+            opened,
+            split,
+            checkpoint,
+            against=None if against is None else Run.open(against),
+            device=device,
+            options={name: value for name, value in options.items() if value is not None},
+        )
+
+
+def _quiet(quiet: bool) -> AbstractContextManager[None]:
+    return silence() if quiet else nullcontext()

@@ -1,0 +1,111 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import phmctl
+from phmctl import verbs
+from phmctl.cli.main import app
+from phmctl.errors import DataError, RecipeError, RunError, UserError
+from phmctl.evaluation.translation import Evaluation
+from phmctl.recipe.loading import load_recipe, resolve
+from phmctl.recipe.schema import TranslationRecipe
+from phmctl.runs import Run
+from tests.evaluation.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def result(tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path_factory: pytest.TempPathFactory):
+    recipe = tiny_recipe.model_dump()
+    settings = {"training.steps": 2, "training.average": 0, "training.validate_every": 2, "training.save_every": 2}
+    runs = tmp_path_factory.mktemp("runs")
+    return phmctl.train(recipe, seed=3, settings=settings, data=str(miniature_data), runs=str(runs))
+
+
+def test_the_way_through_in_a_program(result, capfd: pytest.CaptureFixture[str]) -> None:
+    assert (result.steps, result.exit_code) == (2, 0)
+    assert result.run.recipe.training.seed == 3
+    model = phmctl.load(result.run.folder, device="cpu")
+    assert len(model.translate(["Sophie wandert."], beam=1)) == 1
+    assert Run.open(result.run.folder).recipe == result.run.recipe
+    assert capfd.readouterr() == ("", "")
+
+
+def test_scores_are_those_of_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    found = phmctl.evaluate(str(run.folder), beam=1)
+    assert isinstance(found, Evaluation)
+    assert found.decoding.beam == 1
+    assert capfd.readouterr() == ("", "")
+    shown = CliRunner().invoke(app, ["eval", str(run.folder), "--beam", "1", "--json"], catch_exceptions=False)
+    assert json.loads(shown.stdout) == json.loads(json.dumps(found.as_json()))
+    with pytest.raises(UserError, match="--n-best: task 'translation' has no such option"):
+        phmctl.evaluate(run.folder, n_best=3)
+    with pytest.raises(RunError, match="no run at"):
+        phmctl.evaluate(tmp_path / "nothing")
+
+
+def test_preparing_is_silent_unless_asked(
+    miniature_data: Path, tiny_recipe: TranslationRecipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = ["Ein Mann liest .", "Zwei Hunde schlafen .", "Eine Frau singt ."]
+    pairs = {}
+    for split, end in (("train", "a"), ("valid", "b")):
+        pairs[split] = tmp_path / f"{split}.de", tmp_path / f"{split}.en"
+        for path in pairs[split]:
+            path.write_text("".join(f"{line} {end}\n" for line in text))
+    made = phmctl.prepare("mine", data=tmp_path / "data", files=pairs, vocabulary=270, max_tokens=30)
+    assert (made.folder / "manifest.json").is_file()
+    assert capfd.readouterr() == ("", "")
+    again = phmctl.prepare("mine", data=str(tmp_path / "data"), files=pairs, vocabulary=270, max_tokens=30, quiet=False)
+    assert again.folder == made.folder
+    assert "up to date" in capfd.readouterr().err
+    with pytest.raises(UserError, match=r"no option 'vocabularies'.*did you mean 'vocabulary'"):
+        phmctl.prepare("mine", vocabularies=3)
+    with pytest.raises(DataError, match="mini"):
+        phmctl.prepare("miniatur", data=tmp_path)
+
+
+def test_a_recipe_by_name_path_keys_or_itself(tmp_path: Path) -> None:
+    wanted = load_recipe("miniature", ["training.steps=7", "model.n=4", "model.algebra=phm"])
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps(wanted.model_dump()))
+    keys = load_recipe("miniature").model_dump()
+    before = json.dumps(keys)
+    settings = {"training.steps": 7, "model.n": 4, "model.algebra": "phm"}
+    for recipe in ("miniature", keys, load_recipe("miniature")):
+        assert resolve(recipe, settings=settings) == wanted
+        assert resolve(recipe, settings=[f"{key}={value}" for key, value in settings.items()]) == wanted
+    assert json.dumps(keys) == before
+    assert resolve(path) == resolve(str(path)) == wanted
+    assert resolve(wanted) is wanted
+
+
+def test_a_wrong_recipe_is_told(miniature_data: Path) -> None:
+    with pytest.raises(RecipeError, match=r"settings\['training.stepps'\].*did you mean") as error:
+        phmctl.train("miniature", settings={"training.stepps": 3})
+    assert "steps" in str(error.value)
+    with pytest.raises(RecipeError, match="recipe"):
+        phmctl.train({"name": "x"})
+    with pytest.raises(RecipeError, match="--n 3"):
+        phmctl.train("miniature", n=3)
+    with pytest.raises(RecipeError, match="no recipe 'miniatur'"):
+        phmctl.train("miniatur")
+
+
+def test_the_commands_call_these(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    called = []
+
+    def stub(name: str):
+        def call(*arguments: object, **options: object) -> None:
+            called.append(name)
+            raise UserError("enough")
+
+        return call
+
+    for name in ("train", "prepare", "evaluate"):
+        monkeypatch.setattr(verbs, name, stub(name))
+    for command in (["train", "miniature"], ["prepare-data", "miniature"], ["eval", "x"]):
+        assert isinstance(CliRunner().invoke(app, command).exception, UserError)
+    assert called == ["train", "prepare", "evaluate"]
