@@ -9,22 +9,33 @@ A checkpoint is a folder::
         manifest.json           size and SHA-256 of the others, written last
 
 It is written beside its place and flushed, then renamed: a crash leaves the old checkpoint or the new one, never a
-part of one. One that is replaced steps aside for the moment between two renames; :func:`recover` puts it back if the
-writer died there.
+part of one. A checkpoint whose state alone has changed is amended (:func:`amend_state`). One that is replaced steps
+aside for the moment between two renames; whoever may write there next puts it back (:func:`tidy`) if the writer died.
 """
 
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phmctl.errors import OutputError, RunError
-from phmctl.files import read_json_object, sha256, sync_file, sync_folder, write_atomic, writing
+from phmctl.errors import RunError
+from phmctl.files import (
+    discard,
+    read_json_object,
+    refused,
+    sha256,
+    sha256_text,
+    sweep,
+    sync_file,
+    sync_folder,
+    temporary_folder,
+    write_atomic,
+    writing,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +45,9 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 AVERAGE = "average"  # the folder of the averaged weights
 _STEP = re.compile(r"step-(\d{6,})")
-_ASIDE = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.old")
+_ASIDE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]+\.old")
+_NEXT = "next"  # in the manifest's entry of the state, while that is amended: the entry it will have
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,20 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(step for step in steps if step is not None)
 
 
+def whole_steps(folder: Path) -> list[int]:
+    """Return those of :func:`saved_steps` whose files are all there, in the sizes that were written."""
+    return [step for step in saved_steps(folder) if is_whole(folder / step_name(step))]
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a checkpoint has its manifest and all files in their sizes; their bytes are not read."""
+    try:
+        manifest = _read_manifest(folder)
+        return all((folder / name).stat().st_size in _sizes(entry) for name, entry in manifest.items())
+    except (RunError, OSError):
+        return False
+
+
 # ---------------------------------------------------------------------------------------------------- writing
 
 
@@ -78,17 +105,12 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
     Raises:
         OutputError: the folder cannot be written (read-only, full).
     """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _clear_leftovers(folder.parent)
-        temporary.mkdir()
-        try:
+        tidy(folder.parent)
+        with temporary_folder(folder) as temporary:
             _fill(temporary, tensors, state)
             _move_into_place(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            _put_back(folder.parent)
 
 
 def _fill(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
@@ -96,10 +118,21 @@ def _fill(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Ma
     for group, named in tensors.items():
         _save_tensors(folder / f"{group}.safetensors", named)
         names.append(f"{group}.safetensors")
-    (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    (folder / STATE).write_text(_state_text(state), encoding="utf-8")
     for name in names:
         sync_file(folder / name)
-    manifest = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names}
+    _write_manifest(folder, {name: _entry(folder / name) for name in names})
+
+
+def _state_text(state: Mapping[str, Any]) -> str:
+    return json.dumps(state, indent=2) + "\n"
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
@@ -113,57 +146,74 @@ def _save_tensors(path: Path, named: Mapping[str, "Tensor"]) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, path)
         path.chmod(mode)
     except SafetensorError as error:  # its writer reports a full disk so
-        raise OutputError(f"cannot write {path}: {error}; choose a folder that is writable and has space") from error
+        number = _SYSTEM_ERROR.search(str(error))
+        raise refused(path, str(error), int(number[1]) if number else None) from error
 
 
 def _move_into_place(temporary: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    old = temporary.with_suffix(".old")
     if folder.exists():
         folder.rename(old)
-    temporary.rename(folder)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        with suppress(OSError):
+            old.rename(folder)
+        raise
     sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _clear_leftovers(parent: Path) -> None:
-    """Put back what a killed process had moved aside, and remove what it left half written: nothing refers to it."""
-    _put_back(parent)
-    for entry in [*parent.glob(".*.tmp"), *parent.glob(".*.old")]:
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
+def amend_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Give a whole checkpoint another state; its tensors stay. A crash leaves it whole, with the old state or the new.
 
+    In between the manifest allows both: three small files are written, each at once.
 
-def recover(folder: Path) -> None:
-    """Put back the checkpoints of `folder` that a process had moved aside to replace them, and died.
-
-    Those of a process that lives are left to it. A folder that cannot be written stays as it is.
+    Raises:
+        OutputError: the folder cannot be written.
+        RunError: it is no complete checkpoint.
     """
-    with suppress(OSError):
-        _put_back(folder, _is_dead)
+    text = _state_text(state)
+    new = {"bytes": len(text.encode()), "sha256": sha256_text([text])}
+    manifest = _read_manifest(folder)
+    if manifest.get(STATE) == new:
+        return
+    with writing(folder):
+        _write_manifest(folder, manifest | {STATE: {**_entry(folder / STATE), _NEXT: new}})
+        write_atomic(folder / STATE, text)
+        _write_manifest(folder, manifest | {STATE: new})
 
 
-def _put_back(parent: Path, of_process: Callable[[int], bool] = lambda process: True) -> None:
-    for entry in parent.glob(".*.old"):
+def tidy(folder: Path) -> None:
+    """Clear what killed processes left among the checkpoints of `folder`; for who alone may write there.
+
+    What was moved aside to be replaced is put back, a state that was being amended becomes the only one, and what was
+    half written or half removed goes: nothing refers to it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    for entry in folder.glob(".*.old"):
         match = _ASIDE.fullmatch(entry.name)
-        if match and not (parent / match["name"]).exists() and of_process(int(match["process"])):
-            entry.rename(parent / match["name"])
-
-
-def _is_dead(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # another user's
-        return False
-    return process == os.getpid()  # this one reads now, so it is not writing: an earlier process had its number
+        if match and not (folder / match["name"]).exists():
+            entry.rename(folder / match["name"])
+        else:
+            shutil.rmtree(entry, ignore_errors=True)
+    sweep(folder)
+    for checkpoint in (folder / step_name(step) for step in saved_steps(folder)):
+        sweep(checkpoint)
+        if is_whole(checkpoint):
+            manifest = _read_manifest(checkpoint)
+            if _NEXT in manifest.get(STATE, {}):
+                _write_manifest(checkpoint, manifest | {STATE: _entry(checkpoint / STATE)})
 
 
 def prune(folder: Path, keep: set[int]) -> None:
     """Remove the step checkpoints of `folder` whose step is not in `keep`; ``average`` is left alone."""
     for step in saved_steps(folder):
         if step not in keep:
-            shutil.rmtree(folder / step_name(step), ignore_errors=True)
+            with suppress(OSError):  # the next start tries again
+                discard(folder / step_name(step))
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -176,10 +226,23 @@ def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
         RunError: a file is missing, truncated or damaged; the message names it and what to do.
     """
     verify_checkpoint(folder, groups)
+    tensors = {group: _load_tensors(folder / f"{group}.safetensors") for group in groups}
+    return Checkpoint(tensors, read_state(folder))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's state alone, unverified. Raises RunError where there is none."""
+    return read_json_object(folder / STATE, RunError, _advice(folder))
+
+
+def _load_tensors(path: Path) -> dict[str, "Tensor"]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    tensors = {group: dict(load_file(folder / f"{group}.safetensors")) for group in groups}
-    return Checkpoint(tensors, read_json_object(folder / STATE, RunError, _advice(folder)))
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise RunError(f"{path} cannot be read ({error}); {_advice(path.parent)}") from error
 
 
 def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
@@ -204,10 +267,20 @@ def _verify(path: Path, manifest: Mapping[str, Mapping[str, Any]]) -> None:
     if expected is None or not path.is_file():
         raise RunError(f"{path} is missing; {_advice(path.parent)}")
     size = path.stat().st_size
-    if size != expected.get("bytes"):
+    if size not in _sizes(expected):
         raise RunError(f"{path} has {size} bytes where {expected.get('bytes')} were written; {_advice(path.parent)}")
-    if sha256(path) != expected.get("sha256"):
+    if sha256(path) not in [entry.get("sha256") for entry in _entries(expected)]:
         raise RunError(f"{path} is damaged: its SHA-256 is not the one written; {_advice(path.parent)}")
+
+
+def _entries(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the entries that a file may have: one, and the next while it is amended."""
+    following = entry.get(_NEXT)
+    return [entry, following] if isinstance(following, dict) else [entry]
+
+
+def _sizes(entry: Mapping[str, Any]) -> list[Any]:
+    return [each.get("bytes") for each in _entries(entry)]
 
 
 def _advice(folder: Path) -> str:

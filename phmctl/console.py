@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from phmctl.errors import StdoutError
 
@@ -29,7 +29,7 @@ def people() -> "Console":
     """Return a console on stderr. Text is shown as it is: ``[x]`` and ``:x:`` are no markup."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return Console(file=cast("IO[str]", _Stderr()), highlight=False, markup=False, emoji=False)
 
 
 @contextmanager
@@ -54,8 +54,41 @@ def note(message: str) -> None:
     """Print one line for people on stderr."""
     if _silent.get():
         return
-    sys.stderr.write(printable(message) + "\n")
-    sys.stderr.flush()
+    stream = _Stderr()
+    stream.write(printable(message) + "\n")
+    stream.flush()
+
+
+class _Stderr(io.TextIOBase):
+    """Stderr, for people. That nobody reads it any more (``| head -1``, a lost terminal) is no reason to stop work."""
+
+    def write(self, text: str) -> int:
+        try:
+            return sys.stderr.write(text)
+        except RuntimeError:  # a signal's handler came while a line was being written
+            with suppress(OSError):
+                os.write(2, text.encode(errors="replace"))
+        except OSError:
+            _discard(sys.stderr)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            sys.stderr.flush()
+        except RuntimeError:
+            return
+        except OSError:
+            _discard(sys.stderr)
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return sys.stderr.encoding
 
 
 def warn(message: str) -> None:
@@ -78,7 +111,7 @@ def emit(text: str) -> None:
             sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_stdout()
+        _discard(sys.stdout)
         raise SystemExit(_CLOSED_PIPE) from None
     except OSError as error:
         raise stdout_refused(error) from error
@@ -86,14 +119,14 @@ def emit(text: str) -> None:
 
 def stdout_refused(error: OSError) -> StdoutError:
     """Return what to raise where stdout takes no more; nothing else is written to it from now on."""
-    _discard_stdout()
+    _discard(sys.stdout)
     return StdoutError(f"cannot write to stdout: {error.strerror or error}; the output is not complete")
 
 
-def _discard_stdout() -> None:
+def _discard(stream: TextIO) -> None:
     """Send what is still buffered nowhere, or the interpreter would complain about it at its end."""
     with suppress(OSError):  # a stream without a descriptor has no such end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def emit_json(value: Any) -> None:

@@ -13,6 +13,7 @@
     │   ├── MissingExtraError  an optional library that is not installed
     │   ├── RequestError       a request to a server that cannot be answered
     │   └── OutputError        an output folder that cannot be written
+    │       ├── WriteFailedError  exit code 1: a disk that became full or broke while the work went on
     │       └── StdoutError    exit code 1: stdout that takes no more, as on a full disk
     ├── BusyError              a server whose queue is full, or that is stopping
     ├── StoppedError           exit code 130: Ctrl-C
@@ -80,6 +81,12 @@ class RequestError(UserError):
 
 class OutputError(UserError):
     """An output folder cannot be written."""
+
+
+class WriteFailedError(OutputError):
+    """A disk became full or broke while the work went on."""
+
+    exit_code = 1
 
 
 class StdoutError(OutputError):

@@ -1,33 +1,55 @@
 """Writing that survives a crash: beside the target, flushed to the disk, then renamed over it."""
 
+import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
+import re
+import secrets
+import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
-from phmctl.errors import OutputError, UserError
+from phmctl.console import warn
+from phmctl.errors import OutputError, UserError, WriteFailedError
 
 _CHUNK = 1 << 20
+_A_DAY = 86_400.0  # seconds
+_FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+# what a file system without flock answers; NFS wants a descriptor that may write, which a folder's is not
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
+_TEMPORARY = re.compile(r"\.(?:[0-9a-f]{8}|\d+)\.tmp$")  # earlier versions named them by a process id
 
 
 @contextmanager
 def writing(where: Path) -> Iterator[None]:
-    """Turn an operating system's refusal to write (read-only, full disk) into an :class:`OutputError`."""
+    """Turn an operating system's refusal to write into an :class:`OutputError`.
+
+    A disk that is full or broken is a :class:`WriteFailedError`: the input was right, the work failed.
+    """
     try:
         yield
     except OSError as error:
-        raise OutputError(
-            f"cannot write {where}: {error.strerror or error}; choose a folder that is writable and has space"
-        ) from error
+        raise refused(where, error.strerror or str(error), error.errno) from error
+
+
+def refused(where: Path, reason: str, number: int | None) -> OutputError:
+    """Return the error for a file that could not be written, by the system's reason and its ``errno``."""
+    kind = WriteFailedError if number in _FAILED else OutputError
+    return kind(f"cannot write {where}: {reason}; choose a folder that is writable and has space")
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock that a file stands for; the file is made and stays. The end of the process gives the lock back.
+
+    Where the file system has no locks (some of Lustre, NFS and FUSE) a warning says so, and the lock counts as held.
 
     Args:
         path: the lock's file; its folder is made. Who holds the lock may remove both: who waits makes them anew.
@@ -44,9 +66,12 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = path.open("a")
         with handle:
-            held = _lock(handle.fileno(), path, wait=wait)
-            if not held or _is_open_as(handle.fileno(), path):
-                yield held
+            with writing(path):
+                held = _lock(handle.fileno(), wait=wait)
+            if held is None:
+                warn(f"no locks are to be had in {path.parent}: see to it that no second process writes there")
+            if held is False or _is_open_as(handle.fileno(), path):
+                yield held is not False
                 return
 
 
@@ -58,12 +83,16 @@ def _is_open_as(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _lock(descriptor: int, path: Path, *, wait: bool) -> bool:
-    with writing(path):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+def _lock(descriptor: int, *, wait: bool = False) -> bool | None:
+    """Take the lock of an open file: whether it is held; None where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
     return True
 
 
@@ -99,17 +128,109 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def _replace(path: Path, payload: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path.parent, path.name)
+    handle, temporary = _open_temporary(path)
     try:
-        with temporary.open("wb") as handle:
+        with handle:  # until the rename: who sweeps meanwhile sees the lock
             handle.write(payload)
             handle.flush()
             os.fsync(handle.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
         sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+# ------------------------------------------------------------------------------------------------- temporaries
+#
+# What is being written has a hidden, random name, and its writer holds its lock: process ids say nothing where
+# containers or hosts share a folder. What nobody holds was left by a process that died.
+
+
+def _temporary(path: Path, suffix: str = "tmp") -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
+
+
+def _open_temporary(path: Path) -> tuple[BufferedWriter, Path]:
+    while True:
+        temporary = _temporary(path)
+        handle = temporary.open("xb")
+        if _lock(handle.fileno()) is not False and _is_open_as(handle.fileno(), temporary):
+            return handle, temporary
+        handle.close()  # swept in that moment
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path`, to be filled and renamed; what still has its name at the end is removed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        temporary = _temporary(path)
+        temporary.mkdir()
+        descriptor = _hold(temporary)
+        if descriptor is not None:
+            break
+    try:
+        yield temporary
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _hold(path: Path) -> int | None:
+    """Return a descriptor that holds the lock of a file or folder; None if another has it or it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        if _lock(descriptor) is not False and _is_open_as(descriptor, path):
+            return descriptor
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder so that a crash leaves no part of it under its name.
+
+    Raises:
+        OSError: it cannot be renamed. What cannot be removed after that is left to :func:`sweep`.
+    """
+    temporary = _temporary(folder)
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove the temporaries in a folder whose writers died: those of the file `name`, or all.
+
+    Where there are no locks, those of the last day are left. What cannot be removed is left too.
+    """
+    pattern = ".*.tmp" if name is None else f".{glob.escape(name)}.*.tmp"
+    for entry in folder.glob(pattern):
+        if _TEMPORARY.search(entry.name):
+            with suppress(OSError):
+                _sweep(entry)
+
+
+def _sweep(entry: Path) -> None:
+    descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        held = _lock(descriptor)
+        old = time.time() - os.fstat(descriptor).st_mtime > _A_DAY
+        if held or (held is None and old):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:

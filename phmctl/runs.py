@@ -17,9 +17,7 @@ import importlib.metadata
 import os
 import platform
 import re
-import secrets
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -30,15 +28,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl import __version__
-from phmctl.checkpoints import AVERAGE, MANIFEST, recover, saved_steps, step_name, verify_checkpoint
+from phmctl.checkpoints import AVERAGE, MANIFEST, saved_steps, step_name, verify_checkpoint
 from phmctl.console import note
 from phmctl.errors import RecipeError, RunError, nearest
-from phmctl.files import locked, read_json_object, sha256, sync_folder, write_atomic, write_json, writing
+from phmctl.files import (
+    locked,
+    read_json_object,
+    sha256,
+    sweep,
+    sync_folder,
+    temporary_folder,
+    write_atomic,
+    write_json,
+    writing,
+)
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
 
 Kind = TypeVar("Kind", bound="Recipe")
+Loaded = TypeVar("Loaded")
 
 RECIPE = "recipe.yaml"
 ENVIRONMENT = "environment.json"
@@ -102,10 +111,10 @@ class Run:
         from phmctl.recipe.loading import dump_recipe
 
         parent = root / recipe.name / recipe.variant
-        temporary = parent / f".new-{secrets.token_hex(4)}"
         with writing(parent):
-            temporary.mkdir(parents=True)
-            try:
+            parent.mkdir(parents=True, exist_ok=True)
+            sweep(parent)
+            with temporary_folder(parent / "new") as temporary:
                 if fill is not None:
                     fill(cls(temporary, recipe))
                 for name in (_CHECKPOINTS, "results"):
@@ -113,8 +122,6 @@ class Run:
                 write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
                 write_atomic(temporary / RECIPE, dump_recipe(recipe))
                 return cls(_claim_version(temporary, parent), recipe)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -204,7 +211,6 @@ class Run:
         Raises:
             RunError: there is none of this name; the message lists those that exist.
         """
-        recover(self.checkpoints_folder)
         if name in POINTERS:
             return self._follow(name)
         folder = self.checkpoints_folder / (step_name(int(name)) if name.isdecimal() else name)
@@ -214,6 +220,26 @@ class Run:
         if not names:
             raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
         raise RunError(f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}")
+
+    def use(self, name: str, read: Callable[[Path], Loaded]) -> Loaded:
+        """Return what `read` makes of a checkpoint's folder; `name` is followed once.
+
+        A training beside this process may prune the folder while it is read: then `name` is followed again.
+
+        Raises:
+            RunError: what `read` raises, or there is no checkpoint of this name.
+        """
+        folder = self.checkpoint(name)
+        while True:
+            try:
+                return read(folder)
+            except (RunError, FileNotFoundError):
+                if folder.is_dir():
+                    raise
+                followed = self.checkpoint(name)
+                if followed == folder:  # made again meanwhile
+                    return read(folder)
+                folder = followed
 
     def _follow(self, name: str) -> Path:
         pointer = self.checkpoints_folder / name
@@ -256,8 +282,9 @@ class Run:
         """
         path = self.checkpoints_folder / name
         if step is None:
-            path.unlink(missing_ok=True)
-        else:
+            with writing(path):
+                path.unlink(missing_ok=True)
+        elif _read_pointer(path) != step_name(step):
             write_atomic(path, step_name(step) + "\n")
 
     @property
@@ -342,7 +369,6 @@ def _versions(folder: Path) -> list[Path]:
 def _newest(versions: list[Path]) -> Path:
     """Return the newest version that has a checkpoint, with a note if it is not the newest of all."""
     for folder in reversed(versions):
-        recover(folder / _CHECKPOINTS)
         if saved_steps(folder / _CHECKPOINTS):
             if folder != versions[-1]:
                 note(f"{versions[-1]} has no checkpoint; {folder} is taken")

@@ -1,7 +1,7 @@
 """Checkpoints: what is written is what is read, and damage is noticed."""
 
 import json
-import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,17 +12,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from phmctl.checkpoints import (
+    MANIFEST,
+    amend_state,
     load_model,
     model_tensors,
     prune,
     read_checkpoint,
-    recover,
     saved_steps,
     step_name,
     step_of,
+    tidy,
+    whole_steps,
     write_checkpoint,
 )
 from phmctl.errors import OutputError, RunError
+from phmctl.files import sha256
 from tests.training.fake import FakeModel
 
 
@@ -117,7 +121,7 @@ def test_the_message_says_when_there_is_no_other(folder: Path) -> None:
 
 def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash before the end leaves no folder of the checkpoint's name, and the next write clears what it left."""
-    monkeypatch.setattr("phmctl.checkpoints.shutil.rmtree", lambda *args, **kwargs: None)  # a crash cleans nothing up
+    monkeypatch.setattr("phmctl.files.shutil.rmtree", lambda *args, **kwargs: None)  # a crash cleans nothing up
     monkeypatch.setattr("phmctl.checkpoints.write_atomic", _crash)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path / "step-000001", {}, {})
@@ -164,12 +168,13 @@ def aside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(folder, {}, {"step": 11})
     monkeypatch.undo()
-    assert [entry.name for entry in folder.parent.iterdir()] == [f".step-000010.{os.getpid()}.old"]
+    (old,) = folder.parent.iterdir()
+    assert re.fullmatch(r"\.step-000010\.[0-9a-f]{8}\.old", old.name)
     return folder
 
 
 def test_a_sole_checkpoint_survives_a_crash_while_it_is_replaced(aside: Path) -> None:
-    recover(aside.parent)
+    tidy(aside.parent)
     assert read_checkpoint(aside, ["model"]).state["step"] == 10
     assert [entry.name for entry in aside.parent.iterdir()] == ["step-000010"]
 
@@ -194,15 +199,9 @@ def test_a_replacement_that_fails_leaves_the_old(folder: Path, monkeypatch: pyte
     assert read_checkpoint(folder, []).state["step"] == 10
 
 
-def test_what_a_living_process_moved_aside_is_left_to_it(aside: Path) -> None:
-    old = next(aside.parent.iterdir()).rename(aside.with_name(f".step-000010.{os.getppid()}.old"))
-    recover(aside.parent)
-    assert old.is_dir()
-
-
 def test_an_old_one_whose_place_is_taken_is_removed(folder: Path) -> None:
     folder.with_name(".step-000010.1.old").mkdir()
-    recover(folder.parent)
+    tidy(folder.parent)
     assert read_checkpoint(folder, []).state["step"] == 10
     write_checkpoint(folder.with_name("step-000020"), {}, {})
     assert sorted(entry.name for entry in folder.parent.iterdir()) == ["step-000010", "step-000020"]
@@ -221,8 +220,9 @@ def test_a_full_disk_is_an_output_error(folder: Path, monkeypatch: pytest.Monkey
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OutputError, match="No space left"):
+    with pytest.raises(OutputError, match="No space left") as refused:
         write_checkpoint(folder.with_name("step-000020"), {"model": {"w": torch.ones(1)}}, {})
+    assert refused.value.exit_code == 1
     assert [entry.name for entry in folder.parent.iterdir()] == ["step-000010"]
 
 
@@ -280,3 +280,63 @@ def test_nothing_is_pickled(folder: Path) -> None:
         "model.safetensors",
         "random.safetensors",
     }
+
+
+def test_an_amended_state_leaves_the_tensors(folder: Path) -> None:
+    before = (folder / "model.safetensors").stat()
+    amend_state(folder, {"step": 10, "loss": 0.5})
+    assert read_checkpoint(folder, ["model"]).state == {"step": 10, "loss": 0.5}
+    assert (folder / "model.safetensors").stat() == before
+    other = folder.with_name("step-000011")
+    write_checkpoint(other, read_checkpoint(folder, ["model", "random"]).tensors, {"step": 10, "loss": 0.5})
+    assert (folder / MANIFEST).read_text() == (other / MANIFEST).read_text()
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_a_crash_while_a_state_is_amended_leaves_one_of_the_two(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    monkeypatch.setattr("phmctl.checkpoints.write_atomic", _dying_after(writes))
+    with pytest.raises(KeyboardInterrupt):
+        amend_state(folder, {"step": 10, "loss": 0.5})
+    monkeypatch.undo()
+    read = read_checkpoint(folder, ["model", "random"])
+    assert read.state["loss"] == (0.5 if writes == 2 else 0.1 + 0.2)
+    assert whole_steps(folder.parent) == [10]
+    tidy(folder.parent)
+    assert set(json.loads((folder / MANIFEST).read_text())["state.json"]) == {"bytes", "sha256"}
+    assert read_checkpoint(folder, []).state == read.state
+
+
+def _dying_after(writes: int) -> Callable[[Path, str], None]:
+    from phmctl.files import write_atomic
+
+    left = [writes]
+
+    def write(path: Path, content: str) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write_atomic(path, content)
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
+def test_a_checkpoint_without_a_piece_is_not_whole(folder: Path, name: str) -> None:
+    assert whole_steps(folder.parent) == [10]
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    assert whole_steps(folder.parent) == ([10] if name == "manifest.json" else [])
+    (folder / name).unlink()
+    assert whole_steps(folder.parent) == []
+
+
+def test_tensors_that_no_library_reads_are_a_run_error(folder: Path) -> None:
+    """Their SHA-256 is right: they were written so."""
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\xff" * 64)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest[path.name] = {"bytes": 64, "sha256": sha256(path)}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
+        read_checkpoint(folder, ["model"])

@@ -1,6 +1,5 @@
 """Run directories: creating, finding, opening."""
 
-import os
 import re
 import shlex
 import threading
@@ -12,6 +11,7 @@ import pytest
 
 from phmctl.checkpoints import write_checkpoint
 from phmctl.errors import OutputError, RunError
+from phmctl.files import discard
 from phmctl.recipe.schema import TransformerSection
 from phmctl.runs import Run, git_revision
 from tests.training.fake import make_recipe
@@ -107,14 +107,6 @@ def test_a_start_that_failed_does_not_hide_the_run_before(
     assert latest is not None
     assert latest.folder == trained.folder
     assert Run.open(failed.folder).folder == failed.folder
-
-
-def test_a_sole_checkpoint_left_aside_counts(trained: Run, tmp_path: Path) -> None:
-    Run.create(tmp_path, make_recipe())
-    for step in (5, 10):
-        name = f"step-{step:06d}"
-        (trained.checkpoints_folder / name).rename(trained.checkpoints_folder / f".{name}.{os.getpid()}.old")
-    assert Run.open(tmp_path / "fake/phm-n4").folder == trained.folder
 
 
 def test_a_moved_run_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,11 +205,37 @@ def test_the_command_that_continues_can_be_pasted(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["last", "step-000010"])
-def test_a_checkpoint_that_a_crash_left_aside_is_found(trained: Run, name: str) -> None:
-    folder = trained.checkpoints_folder
-    (folder / "step-000010").rename(folder / f".step-000010.{os.getpid()}.old")
-    assert trained.checkpoint(name) == folder / "step-000010"
+def test_a_reader_moves_nothing_that_another_process_may_be_moving(trained: Run) -> None:
+    aside = trained.checkpoints_folder / ".step-000010.0123abcd.old"
+    (trained.checkpoints_folder / "step-000010").rename(aside)
+    with pytest.raises(RunError):
+        trained.checkpoint("step-000010")
+    assert aside.is_dir()
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_read_is_followed_again(trained: Run) -> None:
+    seen = []
+
+    def read(folder: Path) -> str:
+        seen.append(folder.name)
+        if len(seen) == 1:
+            trained.point("last", 5)
+            discard(folder)
+            raise FileNotFoundError(folder)
+        return folder.name
+
+    assert trained.use("last", read) == "step-000005"
+    assert seen == ["step-000010", "step-000005"]
+
+
+def test_an_error_that_is_no_pruning_passes(trained: Run) -> None:
+    def read(folder: Path) -> str:
+        raise RunError("damaged")
+
+    with pytest.raises(RunError, match="damaged"):
+        trained.use("last", read)
+    with pytest.raises(RunError, match="no checkpoint 'step-000099'"):
+        trained.use("step-000099", read)
 
 
 def test_a_run_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """The ``phmctl`` command: registers the subcommands and turns errors into exit codes.
 
-Exit codes: 0 done, 1 the work failed, 2 the user's input is wrong, 130 interrupted.
+Exit codes: 0 done, 1 the work failed, 2 the user's input is wrong, 130 interrupted, 128 + n ended by signal n.
 """
 
 import os
+import signal
 import sys
+import threading
 import traceback
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -75,12 +78,29 @@ app.add_typer(bench, name="bench")
 
 def run() -> None:
     """Run the command line and exit with its code."""
+    _hear_signals()
     try:
         app()
     except PhmctlError as error:
         _fail(str(error), error.exit_code)
     except Exception as error:
         _fail_unforeseen(error)
+
+
+def _hear_signals() -> None:
+    """Let what asks this process to end do so by way of all that cleans up. What was told to be ignored stays so.
+
+    A second signal ends it at once. A training listens by itself, to save first.
+    """
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)
+        note(f"ended by {signal.Signals(number).name}")
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(number, end)
 
 
 def _fail_unforeseen(error: Exception) -> None:

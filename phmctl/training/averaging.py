@@ -1,6 +1,5 @@
 """Averaging the last checkpoints: one model whose weights are their mean (Vaswani et al. 2017, §6.1)."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phmctl.checkpoints import AVERAGE, read_checkpoint, step_name, write_checkpoint
-from phmctl.files import writing
+from phmctl.files import discard, writing
 
 
 def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]:
@@ -54,7 +53,7 @@ def discard_average(folder: Path) -> None:
     """
     with writing(folder):
         if (folder / AVERAGE).is_dir():
-            shutil.rmtree(folder / AVERAGE)
+            discard(folder / AVERAGE)
 
 
 def _mean(total: Tensor, count: int, like: Tensor) -> Tensor:

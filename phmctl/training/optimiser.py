@@ -64,17 +64,35 @@ def load_optimiser(optimiser: Optimizer, model: nn.Module, tensors: Mapping[str,
     """Put back what :func:`optimiser_tensors` gave.
 
     Raises:
-        RunError: the tensors are not those of this model's parameters.
+        RunError: the tensors are not those of this model's parameters: one is missing, unknown or of another shape.
     """
     known = {name for name, _ in model.named_parameters()}
     unknown = sorted(key for key in tensors if key.partition(".")[2] not in known)
     if unknown:
         raise RunError(f"the checkpoint's optimiser state has {unknown[0]}, which the model has not")
+    _check_moments(model, tensors)
     for name, parameter in model.named_parameters():
         if f"exp_avg.{name}" in tensors:
             optimiser.state[parameter] = {
                 moment: _placed(tensors[f"{moment}.{name}"], moment, parameter, optimiser) for moment in _MOMENTS
             }
+
+
+def _check_moments(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse moments of another shape than their parameter's, and a parameter without: after a step each has all."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        for moment in _MOMENTS:
+            found = tensors.get(f"{moment}.{name}")
+            if found is None:
+                raise RunError(f"the checkpoint's optimiser state lacks {moment}.{name}; resume from another one")
+            wanted = torch.Size() if moment == "step" else parameter.shape
+            if found.shape != wanted:
+                raise RunError(
+                    f"the checkpoint's optimiser state does not fit the model: {moment}.{name} is "
+                    f"{tuple(found.shape)} there, {tuple(wanted)} here; resume from another one"
+                )
 
 
 def _placed(tensor: Tensor, moment: str, parameter: Tensor, optimiser: Optimizer) -> Tensor:

@@ -1,16 +1,31 @@
 """Continuing a run: which one, with which recipe, from which checkpoint."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from phmctl.checkpoints import Checkpoint, prune, read_checkpoint, recover, saved_steps, step_name, step_of
+from phmctl.checkpoints import (
+    MANIFEST,
+    Checkpoint,
+    prune,
+    read_checkpoint,
+    saved_steps,
+    step_name,
+    step_of,
+    tidy,
+    whole_steps,
+)
 from phmctl.errors import RecipeError, RunError
-from phmctl.files import write_atomic, write_json, writing
+from phmctl.files import write_atomic, write_json
 from phmctl.recipe.loading import differences, dump_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment
 from phmctl.training.averaging import discard_average
+from phmctl.training.saving import clear_leftovers, newest_state
 from phmctl.training.state import TrainingState
+
+if TYPE_CHECKING:
+    from phmctl.tasks.base import Task
 
 # These may differ from the run's recipe: they change where and how long it trains, not what a step computes.
 _MAY_DIFFER = {"training.device", "training.threads", "training.log_every", "training.tensorboard", "description"}
@@ -52,18 +67,54 @@ def check_same(run: Run, recipe: Recipe) -> None:
 
 
 def read_to_resume(run: Run, name: str = "last") -> Checkpoint | None:
-    """Return the checkpoint to continue from; None when the run was stopped before its first. Nothing is changed.
+    """Return the checkpoint to continue from; None when the run was stopped before its first. No checkpoint is changed.
+
+    ``last`` is the newest that is complete and ``best`` the one which that calls so, whatever the pointers say: a kill
+    may have come before they were moved.
 
     Raises:
         RunError: the checkpoint is damaged, or has no state to continue from (``average``).
     """
-    recover(run.checkpoints_folder)
-    if name == "last" and not saved_steps(run.checkpoints_folder):
+    with suppress(OSError):
+        tidy(run.checkpoints_folder)
+    folder = _find(run, name)
+    if folder is None:
         return None
-    folder = run.checkpoint(name)
     if step_of(folder.name) is None:
         raise RunError(f"{folder} has weights only; resume from last, best or a step")
-    return read_checkpoint(folder, ["model", "optimizer"])  # earlier versions wrote `random` too
+    checkpoint = read_checkpoint(folder, ["model", "optimizer"])  # earlier versions wrote `random` too
+    state = TrainingState.from_json(checkpoint.state, folder)
+    if step_name(state.step) != folder.name:
+        raise RunError(f"{folder} cannot be continued from: its step is {state.step} in state.json")
+    return checkpoint
+
+
+def _find(run: Run, name: str) -> Path | None:
+    folder = run.checkpoints_folder
+    complete = [step for step in saved_steps(folder) if (folder / step_name(step) / MANIFEST).is_file()]
+    if name == "last" and complete:
+        return folder / step_name(complete[-1])
+    if name == "last" and not saved_steps(folder):
+        return None
+    newest = newest_state(folder) if name == "best" else None
+    if newest is not None and newest.best_step in complete:
+        return folder / step_name(newest.best_step)
+    return run.checkpoint(name)
+
+
+def check_position(task: "Task", checkpoint: Checkpoint | None) -> None:
+    """Refuse a state whose place in the epoch no epoch of the task has.
+
+    Raises:
+        RunError: there are fewer batches.
+    """
+    state = TrainingState() if checkpoint is None else TrainingState.from_json(checkpoint.state)
+    batches = len(task.plan(state.epoch)) if state.position else 0
+    if state.position > batches:
+        raise RunError(
+            f"the checkpoint cannot be continued from: its position is {state.position:,} in state.json, and epoch "
+            f"{state.epoch:,} has {batches:,} batches; resume from another one"
+        )
 
 
 def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:
@@ -78,9 +129,10 @@ def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint:
     """
     noted = run.environment()
     noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
+    clear_leftovers(run)
+    discard_average(run.checkpoints_folder)
     if checkpoint is not None:
         _discard_later(run, checkpoint)
-    discard_average(run.checkpoints_folder)
     write_json(run.folder / ENVIRONMENT, noted)
     write_atomic(run.folder / RECIPE, dump_recipe(recipe))
 
@@ -93,11 +145,11 @@ def stands_at_its_end(run: Run, recipe: Recipe, checkpoint: Checkpoint | None) -
 
 
 def _discard_later(run: Run, checkpoint: Checkpoint) -> None:
-    """Make the folder look as it did when the checkpoint was written."""
-    state = TrainingState.from_json(checkpoint.state)
-    saved = saved_steps(run.checkpoints_folder)
-    with writing(run.checkpoints_folder):
-        run.point("last", state.step)
-        has_best = state.best_step is not None and (run.checkpoints_folder / step_name(state.best_step)).is_dir()
-        run.point("best", state.best_step if has_best else None)
-        prune(run.checkpoints_folder, {step for step in saved if step <= state.step})
+    """Make the folder look as it did when the checkpoint was written. The newest goes first: a kill leaves no gap."""
+    folder, step = run.checkpoints_folder, checkpoint.state["step"]
+    for later in reversed(saved_steps(folder)):
+        if later > step:
+            prune(folder, {other for other in saved_steps(folder) if other < later})
+    best = checkpoint.state.get("best_step")
+    run.point("last", step)
+    run.point("best", best if best in whole_steps(folder) else None)

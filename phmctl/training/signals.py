@@ -1,4 +1,8 @@
-"""Stopping on Ctrl-C and SIGTERM: the first asks, the second insists."""
+"""Stopping on Ctrl-C, and as schedulers and lost terminals ask for it: the first signal asks, the second insists.
+
+SIGTERM comes before a kill, SIGUSR1 is what schedulers are told to send some minutes before the time is up, SIGHUP
+comes when the terminal is gone (and is ignored under ``nohup``).
+"""
 
 import signal
 import threading
@@ -7,13 +11,13 @@ from typing import Any, Self
 
 from phmctl.console import note
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM)
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StopRequest:
-    """A context in which SIGINT and SIGTERM set :attr:`received` instead of ending the process.
+    """A context in which SIGINT, SIGTERM, SIGHUP and SIGUSR1 set :attr:`received` instead of ending the process.
 
-    A second signal ends it at once, with the shell's exit code (130 or 143). Signals that the parent told us to
+    A second signal ends it at once, with the shell's exit code (130, 143, 129, 138). Signals that the parent told us to
     ignore stay ignored, and outside the main thread, where Python allows no handlers, nothing is watched.
     """
 
@@ -23,7 +27,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int | None:
-        """130 after SIGINT, 143 after SIGTERM, None when neither came."""
+        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, 138 after SIGUSR1; None when none came."""
         return None if self.received is None else 128 + self.received
 
     def __enter__(self) -> Self:

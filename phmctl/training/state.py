@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Self
 
 from phmctl.data.order import ORDER
+from phmctl.errors import RunError
 
 
 @dataclass
@@ -23,16 +25,33 @@ class TrainingState:
     window_loss: float = 0.0  # summed
     window_target_tokens: int = 0
     order: int = ORDER  # which way to order batches `position` counts in
+    logged: int | None = None  # lines of the metrics when the checkpoint was written; None: not known
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; floats keep every bit."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return the state that :meth:`as_json` described; keys of later versions are ignored."""
-        known = {field.name for field in fields(cls)}
+    def from_json(cls, values: dict[str, Any], where: Path | None = None) -> Self:
+        """Return the state that :meth:`as_json` described; keys of later versions are ignored.
+
+        Args:
+            values: the JSON object.
+            where: the checkpoint's folder, for the message.
+
+        Raises:
+            RunError: the step is missing, or a value is of another kind or below zero.
+        """
+        known = {field.name: field.type for field in fields(cls)}
+        wrong = [name for name, kind in known.items() if name in values and not _fits(values[name], str(kind))]
+        if "step" not in values or wrong:
+            what = f"its {wrong[0]} is {values[wrong[0]]!r}" if wrong else "it has no step"
+            raise RunError(f"{where or 'the checkpoint'} cannot be continued from: {what} in state.json")
         return cls(**{"order": 0} | {key: value for key, value in values.items() if key in known})
+
+    def finished(self, steps: int, patience: int) -> bool:
+        """Return whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
+        return self.step >= steps or 0 < patience <= self.stale
 
     def note_score(self, score: float) -> bool:
         """Count a validation's score; return whether it is the best so far. NaN never is.
@@ -47,3 +66,12 @@ class TrainingState:
             self.best_score, self.best_step = score, self.step
             return True
         return False
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a JSON value can be a field's: an int is a count; a score may be any float, NaN and infinite too."""
+    if value is None:
+        return "None" in kind
+    if "int" in kind:
+        return type(value) is int and value >= 0
+    return type(value) in (int, float)

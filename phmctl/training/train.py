@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from phmctl.algebra.products import library
-from phmctl.checkpoints import AVERAGE, Checkpoint, load_model
+from phmctl.checkpoints import AVERAGE, Checkpoint, load_model, read_checkpoint
 from phmctl.console import warn
 from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe
@@ -17,7 +17,8 @@ from phmctl.training.averaging import average_checkpoints, averaged_steps
 from phmctl.training.metrics_log import MetricsLog, read_metrics, summary_writer
 from phmctl.training.precision import has_bfloat16
 from phmctl.training.progress import ProgressLine
-from phmctl.training.resume import read_to_resume, run_to_resume, stands_at_its_end, take_over
+from phmctl.training.resume import check_position, read_to_resume, run_to_resume, stands_at_its_end, take_over
+from phmctl.training.saving import clear_leftovers, settle
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
 
@@ -137,9 +138,13 @@ def train_task(
         if old is not None:
             task.check_run(old)
             found = read_to_resume(old, checkpoint)
+            check_position(task, found)
         trainer = _build(task, Run(run.folder, recipe), device, found, quiet)
         if old is not None and not trainer.finished:
             take_over(old, recipe, environment, found)
+        elif old is not None:  # a kill may have come before all was settled
+            clear_leftovers(old)
+            settle(old, old.recipe.training)
         begun = trainer.state.step
         if not trainer.finished or stands_at_its_end(run, recipe, found):
             _fit(trainer, stop)
@@ -168,7 +173,7 @@ def _build(task: "Task", run: Run, device: torch.device, found: Checkpoint | Non
     settings = run.recipe.training
     start = int(found.state["step"]) if found else 0
     board = run.folder / "tensorboard" if settings.tensorboard else None
-    log = MetricsLog(run.metrics_path, start, board)
+    log = MetricsLog(run.metrics_path, start, board, found.state.get("logged") if found else None)
     trainer = Trainer(task, settings, run, device, log, ProgressLine(settings.steps, start, quiet=quiet))
     if found is not None:
         trainer.restore(found, run)
@@ -200,10 +205,14 @@ def _average(trainer: Trainer) -> None:
     """Average the last checkpoints, if the recipe wants it and it is not done, and measure the result."""
     steps = trainer.scheduled_steps()[-trainer.settings.average :] if trainer.settings.average else []
     folder = trainer.run.checkpoints_folder
-    if not steps or averaged_steps(folder) == steps:
+    made = averaged_steps(folder) == steps
+    if not steps or (made and trainer.log.has(AVERAGE, trainer.state.step)):
         return
-    load_model(trainer.model, average_checkpoints(folder, steps), folder)
+    path = folder / AVERAGE
+    means = read_checkpoint(path, ["model"]).tensors["model"] if made else average_checkpoints(folder, steps)
+    load_model(trainer.model, means, path)
     metrics = trainer.evaluate()
-    trainer.log.add(AVERAGE, trainer.state.step, {**metrics, "checkpoints": len(steps)})
+    if not trainer.log.has(AVERAGE, trainer.state.step):
+        trainer.log.add(AVERAGE, trainer.state.step, {**metrics, "checkpoints": len(steps)})
     figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     trainer.progress.say(f"average of {len(steps)} checkpoints: validation {figures}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import Checkpoint, load_model, model_tensors, prune, saved_steps, step_name, write_checkpoint
+from phmctl.checkpoints import Checkpoint, load_model, model_tensors, saved_steps
 from phmctl.console import warn
 from phmctl.data.order import ORDER
 from phmctl.errors import NonFiniteError, PhmctlError
@@ -31,6 +31,7 @@ from phmctl.training.optimiser import (
 from phmctl.training.precision import build_autocast
 from phmctl.training.progress import LogLine, ProgressLine
 from phmctl.training.randomness import seed_dropout
+from phmctl.training.saving import Tensors, save_checkpoint, scheduled_steps
 from phmctl.training.schedule import build_schedule
 from phmctl.training.signals import StopRequest
 from phmctl.training.state import TrainingState
@@ -81,6 +82,7 @@ class Trainer:
         self._autocast = build_autocast(self.device, self.settings.precision)
         self._resumed = False
         self._unsaved = True
+        self._standing: int | None = None  # the step whose tensors stand in its checkpoint
         self._begin()
 
     def restore(self, checkpoint: Checkpoint, where: Run) -> None:
@@ -101,6 +103,7 @@ class Trainer:
             )
         self._resumed = True
         self._unsaved = False
+        self._standing = self.state.step
         self._begin()
 
     def _begin(self) -> None:
@@ -119,7 +122,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether all steps are done, or patience has run out."""
-        return self.state.step >= self.settings.steps or self.out_of_patience
+        return self.state.finished(self.settings.steps, self.settings.patience)
 
     @property
     def out_of_patience(self) -> bool:
@@ -289,32 +292,21 @@ class Trainer:
         state = self.state
         with self._throughput.paused():
             state.window_loss = self._loss.item()
-            tensors = {
-                "model": model_tensors(self.model),
-                "optimizer": optimiser_tensors(self.optimiser, self.model),
-            }
-            write_checkpoint(self.run.checkpoints_folder / step_name(state.step), tensors, state.as_json())
-            self.run.point("last", state.step)
-            if state.best_step == state.step:
-                self.run.point("best", state.step)
-            self._prune()
+            state.logged = self.log.seal(state.step)
+            save_checkpoint(self.run, state, self._tensors, self.settings, standing=self._standing == state.step)
+        self._standing = state.step
         self._unsaved = False
 
-    def _prune(self) -> None:
-        kept = {self.state.step, *self.scheduled_steps()[-self.settings.keep :]}
-        if self.state.best_step is not None:
-            kept.add(self.state.best_step)
-        prune(self.run.checkpoints_folder, kept)
+    def _tensors(self) -> Tensors:
+        return {
+            "model": model_tensors(self.model),
+            "optimizer": optimiser_tensors(self.optimiser, self.model),
+        }
 
     def scheduled_steps(self) -> list[int]:
-        """Return the saved steps that belong to the interval (and the final one), ascending.
-
-        Those that only an interruption or a new best wrote are not among them, so what is kept and averaged does not
-        depend on interruptions.
-        """
-        final = self.state.step if self.finished else -1
-        saved = saved_steps(self.run.checkpoints_folder)
-        return [step for step in saved if step % self.settings.save_every == 0 or step == final]
+        """Return the saved steps that belong to the interval (and the final one), ascending."""
+        final = self.state.step if self.finished else None
+        return scheduled_steps(self.run.checkpoints_folder, self.settings.save_every, final)
 
     # -------------------------------------------------------------------------------------------- NaN, infinity
 

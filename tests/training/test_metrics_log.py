@@ -1,12 +1,15 @@
 """metrics.jsonl."""
 
+import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from phmctl.errors import OutputError, RecipeError, RunError
-from phmctl.training.metrics_log import MetricsLog, read_metrics
+from phmctl.errors import OutputError, RecipeError, WriteFailedError
+from phmctl.training.metrics_log import SEAL, MetricsLog, read_metrics
 
 
 def _fill(path: Path, steps: list[int]) -> None:
@@ -46,16 +49,127 @@ def test_a_last_line_without_its_break_is_whole_or_dropped(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("line", ["5", "{}", "null", "", '{"step": "5"}', '{"step": 5, "seconds": "x"}', "{", "\udcff"])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_damaged_line_is_refused_and_nothing_is_dropped(tmp_path: Path, line: str, place: int) -> None:
+def test_a_foreign_line_costs_itself_with_a_warning(
+    tmp_path: Path, line: str, place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "m"
     _fill(path, [5, 10])
     lines = path.read_text().splitlines()
     lines.insert(place, line)
     path.write_bytes("".join(f"{each}\n" for each in lines).encode(errors="surrogateescape"))
-    before = path.read_bytes()
-    with pytest.raises(RunError, match=rf"m, line {place + 1} is damaged.*copy the run again, or remove the line"):
-        MetricsLog(path, after_step=10).__enter__()
-    assert path.read_bytes() == before
+    assert [entry["step"] for entry in read_metrics(path)] == [5, 10]
+    assert f"m, line {place + 1}: no JSON object with a step; left out" in capsys.readouterr().err
+    with MetricsLog(path, after_step=10) as log:
+        log.add("train", 15, {})
+    assert [entry["step"] for entry in read_metrics(path)] == [5, 10, 15]
+
+
+@pytest.mark.parametrize("most", [1, 7])
+def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    with MetricsLog(tmp_path / "m") as log:
+        log._handle = Short(log._handle, most)
+        for step in (5, 10):
+            log.add("train", step, {"loss": step / 3, "seconds": float(step)})
+    whole = (tmp_path / "m").read_bytes()
+    _fill(tmp_path / "n", [5, 10])
+    assert whole == (tmp_path / "n").read_bytes()
+
+
+def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "m") as log:
+        log.add("train", 5, {})
+        log._handle = Short(log._handle, 7, room=12)
+        with pytest.raises(WriteFailedError, match="No space left") as full:
+            log.add("train", 10, {})
+        assert full.value.exit_code == 1
+        log._handle.room = 1000
+        log.add("train", 15, {})
+    assert [entry["step"] for entry in read_metrics(tmp_path / "m")] == [5, 15]
+
+
+class Short:
+    """A handle that takes a few bytes at a time, and `room` in all."""
+
+    def __init__(self, handle: Any, most: int, room: int = 10_000) -> None:
+        self.handle, self.most, self.room = handle, most, room
+
+    def write(self, data: bytes) -> int:
+        part = data[: min(self.most, self.room)]
+        if not part:
+            raise OSError(28, "No space left on device")
+        self.room -= len(part)
+        return self.handle.write(part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.handle, name)
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    """A log of six lines, sealed at the steps 10 and 20."""
+    with MetricsLog(tmp_path / "m") as log:
+        for step in (5, 10, 15, 20):
+            log.add("train", step, {"loss": step / 3, "seconds": float(step)})
+            if step % 10 == 0:
+                log.add("validation", step, {"loss": 1.0})
+                assert log.seal(step) == step * 3 // 10
+    return tmp_path / "m"
+
+
+def test_a_sealed_log_is_continued_after_its_lines(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of the checkpoint's own step that came after it is no part of it, but an average is."""
+    whole = sealed.read_bytes()
+    further = b'{"event": "train", "step": 20}\n{"event": "average", "step": 20, "loss": 1}\n'
+    sealed.write_bytes(whole + further + b'{"event": "train", "step": 25}\n{"event')
+    with MetricsLog(sealed, 20, logged=6) as log:
+        assert log.has("average", 20)
+        assert not log.has("train", 25)
+    assert sealed.read_bytes() == whole + b'{"event": "average", "step": 20, "loss": 1}\n'
+    assert capsys.readouterr().err == ""
+
+
+def test_an_earlier_seal_holds_too(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MetricsLog(sealed, 10, logged=3) as log:
+        log.add("train", 15, {})
+        assert log.seal(15) == 4
+    assert [entry["step"] for entry in read_metrics(sealed)] == [5, 10, 10, 15]
+    assert capsys.readouterr().err == ""
+    assert set(json.loads(sealed.with_name(SEAL).read_text())) == {"3", "4"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.unlink(), r"m is gone: 6 lines were written up to step 20"),
+        (lambda path: path.write_bytes(b""), r"m has 0 lines where 6 lines .* 6 are gone, at or before step 20"),
+        (lambda path: _cut(path, 4), r"m has 4 lines where 6 lines .* 2 are gone, between the steps 10 and 20"),
+        (lambda path: _alter(path, 0), r"m was altered at or before step 20"),
+        (lambda path: _alter(path, 4), r"m was altered between the steps 10 and 20"),
+        (lambda path: path.with_name(SEAL).unlink(), r"metrics\.seal\.json is missing or damaged"),
+        (lambda path: path.with_name(SEAL).write_text("[]"), r"metrics\.seal\.json is missing or damaged"),
+    ],
+)
+def test_what_is_gone_is_said(sealed: Path, damage: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(sealed)
+    kept = [entry["step"] for entry in read_metrics(sealed)]
+    with MetricsLog(sealed, 20, logged=6) as log:
+        log.add("train", 25, {})
+        logged = log.seal(25)
+    assert re.search(said, capsys.readouterr().err)
+    assert [entry["step"] for entry in read_metrics(sealed)] == [*kept, 25]
+    MetricsLog(sealed, 25, logged=logged)  # said once: what is left is sealed anew
+    assert capsys.readouterr().err == ""
+
+
+def _cut(path: Path, lines: int) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+
+
+def _alter(path: Path, line: int) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    assert "1.6" in lines[0]
+    lines[line] = re.sub(r"(loss.: \d)", lambda match: match[0][:-1] + str((int(match[0][-1]) + 1) % 10), lines[line])
+    path.write_text("".join(lines))
 
 
 def test_no_file_is_no_entries(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import MANIFEST, read_checkpoint, saved_steps, step_name, write_checkpoint
+from phmctl.checkpoints import MANIFEST, amend_state, read_checkpoint, saved_steps, step_name, write_checkpoint
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.training.averaging import averaged_steps
@@ -230,15 +231,87 @@ def test_steps_that_are_done_already_change_nothing(
     assert _everything(run) == before
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/last", "environment.json"])
 @pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"[]\n"])
-def test_a_damaged_file_stops_the_resume_and_changes_nothing(fit: Fit, name: str, content: bytes) -> None:
+def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit, content: bytes) -> None:
     run = fit(steps=20, keep=4).run
-    (run.folder / name).write_bytes(content)
+    (run.folder / "environment.json").write_bytes(content)
     before = _everything(run)
-    with pytest.raises(RunError, match=name):
+    with pytest.raises(RunError, match=r"environment\.json"):
         fit(old=run, steps=30, keep=4)
     assert _everything(run) == before
+
+
+@pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"step-000099\n", b"step-000005\n", None])
+@pytest.mark.parametrize("steps", [20, 30])
+def test_pointers_are_derived_from_the_checkpoints(fit: Fit, content: bytes | None, steps: int) -> None:
+    """A kill before they were moved, or damage, changes nothing that is trained; nor where nothing is left to train."""
+    run = fit(steps=20, keep=4).run
+    right = _contents(run)
+    for name in ("last", "best"):
+        path = run.checkpoints_folder / name
+        path.unlink() if content is None else path.write_bytes(content)
+    resumed = fit(old=run, steps=steps, keep=4)
+    assert resumed.steps_now == steps - 20
+    if steps == 20:
+        assert _contents(run) == right
+    assert (run.checkpoints_folder / "last").read_text() == f"step-{steps:06d}\n"
+    assert (run.checkpoints_folder / "best").read_text() == f"step-{resumed.best_step:06d}\n"
+
+
+def test_a_run_that_has_nothing_left_to_train_is_pruned_and_swept(fit: Fit) -> None:
+    run = fit(steps=20, keep=2).run
+    right = _everything(run)
+    shutil.copytree(run.checkpoint("last"), run.checkpoints_folder / "step-000003")
+    for name in (".last.0123abcd.tmp", ".best.4711.tmp", ".step-000020.01234567.tmp/model.safetensors"):
+        (run.checkpoints_folder / name).parent.mkdir(exist_ok=True)
+        (run.checkpoints_folder / name).touch()
+    (run.folder / ".metrics.jsonl.01234567.tmp").touch()
+    fit(old=run, steps=20, keep=2)
+    assert _everything(run) == right
+
+
+def test_an_average_whose_line_was_lost_gets_it(fit: Fit) -> None:
+    run = fit(**SETTINGS).run
+    figures = _figures(run)
+    assert figures[-1]["event"] == "average"
+    whole = run.metrics_path.read_text().splitlines(keepends=True)
+    run.metrics_path.write_text("".join(whole[:-1]))
+    for _ in range(2):
+        fit(old=run, **SETTINGS)
+        assert _figures(run) == figures
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"position": 10**12}, "its position is 1,000,000,000,000 in state.json, and epoch 1 has 7 batches"),
+        ({"step": None}, "its step is None in state.json"),
+        ({"step": 17}, "its step is 17 in state.json"),
+    ],
+)
+def test_a_state_that_cannot_be_continued_is_refused(fit: Fit, change: dict[str, Any], said: str) -> None:
+    run = fit(steps=10).run
+    folder = run.checkpoint("last")
+    amend_state(folder, json.loads((folder / "state.json").read_text()) | change)
+    before = _everything(run)
+    with pytest.raises(RunError, match=said):
+        fit(old=run, steps=20)
+    assert _everything(run) == before
+
+
+@pytest.mark.parametrize("moment", ["step", "exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("shape", [None, (3,)])
+def test_moments_that_are_not_the_model_s_are_refused(fit: Fit, moment: str, shape: tuple[int] | None) -> None:
+    run = fit(steps=10).run
+    folder = run.checkpoint("last")
+    read = read_checkpoint(folder, ["model", "optimizer"])
+    name = f"{moment}.last.bias"
+    tensors = {key: tensor for key, tensor in read.tensors["optimizer"].items() if key != name}
+    tensors |= {} if shape is None else {name: torch.zeros(shape)}
+    write_checkpoint(folder, {"model": read.tensors["model"], "optimizer": tensors}, read.state)
+    said = f"lacks {moment}.last.bias" if shape is None else rf"{moment}.last.bias is \(3,\) there"
+    with pytest.raises(RunError, match=said):
+        fit(old=run, steps=20)
 
 
 def test_a_model_that_does_not_fit_changes_nothing(fit: Fit) -> None:

@@ -9,7 +9,9 @@ import pytest
 from phmctl.training.signals import StopRequest
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
+)
 def test_the_first_signal_asks(number: signal.Signals, code: int) -> None:
     with StopRequest() as stop:
         assert stop.exit_code is None

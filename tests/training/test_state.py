@@ -3,6 +3,9 @@
 import json
 import math
 
+import pytest
+
+from phmctl.errors import RunError
 from phmctl.training.state import TrainingState
 
 
@@ -27,3 +30,26 @@ def test_a_nan_at_first_is_not_the_best() -> None:
     state = TrainingState(step=1)
     assert not state.note_score(math.nan)
     assert state.best_step is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "it has no step"),
+        ({"step": None}, "its step is None"),
+        ({"step": 3.5}, "its step is 3.5"),
+        ({"step": True}, "its step is True"),
+        ({"step": -1}, "its step is -1"),
+        ({"step": 3, "position": -2}, "its position is -2"),
+        ({"step": 3, "best_score": "x"}, "its best_score is 'x'"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(RunError, match=said):
+        TrainingState.from_json(wrong)
+
+
+@pytest.mark.parametrize(("step", "stale", "finished"), [(9, 1, False), (10, 0, True), (4, 3, True), (4, 2, False)])
+def test_finished(step: int, stale: int, finished: bool) -> None:
+    assert TrainingState(step=step, stale=stale).finished(steps=10, patience=3) is finished
+    assert TrainingState(step=step, stale=stale).finished(steps=10, patience=0) is (step == 10)
