@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import json
 import logging
 import os
 import signal
@@ -25,11 +26,6 @@ from phmctl.serving.service import Service
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 1024
 _LAST_WORDS = 1.0  # seconds to send what was answered, when all is answered
-_CROWDED = b'{"error":"too many connections are open"}'
-_REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%s" % (len(_CROWDED), _CROWDED)
-)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -171,7 +167,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicor
 
 
 def _limited(limits: Limits) -> type[H11Protocol]:
-    """Return a protocol with what uvicorn's lacks: a limit of connections, and of time for the head of a request."""
+    """Return a protocol with what uvicorn's lacks: a limit of connections, one of time for a head, errors as JSON."""
 
     class Limited(H11Protocol):  # type: ignore[misc]
         _late: asyncio.TimerHandle | None = None
@@ -179,10 +175,20 @@ def _limited(limits: Limits) -> type[H11Protocol]:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
-                transport.write(_REFUSAL)
-                transport.close()
+                self._refuse("503 Service Unavailable", "too many connections are open")
                 return
             self._watch()
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse("400 Bad Request", msg)
+
+        def _refuse(self, status: str, message: str) -> None:
+            """Answer what never came to be a request, and hang up."""
+            body = json.dumps({"error": message}).encode()
+            head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            head += f"content-length: {len(body)}\r\n" + ("retry-after: 1\r\n" if status.startswith("503") else "")
+            self.transport.write(head.encode() + b"\r\n" + body)
+            self.transport.close()
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():

@@ -114,8 +114,7 @@ class Service:
 
     def _translate(self, texts: Sequence[Any], options: Mapping[str, Any]) -> list[Answer]:
         found = self.model.translate(texts, **options)
-        written = as_json(found)
-        return [{"translations": each, "cut": first[0].cut} for each, first in zip(written, found, strict=True)]
+        return [{**each, "cut": best[0].cut} for each, best in zip(as_json(found), found, strict=True)]
 
     def _classify(self, texts: Sequence[Any], options: Mapping[str, Any]) -> list[Answer]:
         """Return labels; an empty text has none, as in ``decode``."""

@@ -51,7 +51,7 @@ def failure(*arguments: object) -> PhmctlError:
 def test_answers_are_those_of_decode(server: Server, run: Run) -> None:
     assert isinstance(run.recipe, TranslationRecipe)
     decoded = load_translator(run, "best", "cpu").translate(SOURCES, n_best=2)
-    expected = as_json(decoded)
+    expected = [each["translations"] for each in as_json(decoded)]
     found = server.ask(*SOURCES, n_best=2, cut=True).json()["answers"]
     assert [[each["text"] for each in answer["translations"]] for answer in found] == [
         [each["text"] for each in best] for best in expected

@@ -74,7 +74,9 @@ def test_garbage_is_400_and_disturbs_nobody(server: Server) -> None:
     for garbage in (b"\x00\xff\x16\x03\x01" * 50 + b"\r\n\r\n", b"HELLO\r\n\r\n", b"POST / HTTP/9\r\n\r\n"):
         with server.connect() as connection:
             connection.sendall(garbage)
-            assert read_all(connection).startswith(b"HTTP/1.1 400")
+            found = read_all(connection)
+        assert found.startswith(b"HTTP/1.1 400")
+        assert json.loads(found.partition(b"\r\n\r\n")[2]) == {"error": "Invalid HTTP request received."}
     assert works(server)
 
 
