@@ -26,9 +26,11 @@ class Candidate:
     off: float
 
     @classmethod
-    def of(cls, arrangement: str, count: int, figure: str, step: int | None = None) -> "Candidate":
-        """Compare a count with a published figure; `step` as in :func:`agrees`."""
-        return cls(arrangement, count, agrees(figure, count, step), count / value_of(figure) - 1)
+    def of(
+        cls, arrangement: str, count: int, figure: str, step: int | None = None, *, cut: bool = False
+    ) -> "Candidate":
+        """Compare a count with a published figure; `step` and `cut` as in :func:`agrees`."""
+        return cls(arrangement, count, agrees(figure, count, step, cut=cut), count / value_of(figure) - 1)
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,22 @@ class PublishedTable:
         return {**head, "rows": rows, "notes": list(self.notes)}
 
 
-def agrees(figure: str, count: int, step: int | None = None) -> bool:
+def agrees(figure: str, count: int, step: int | None = None, *, cut: bool = False) -> bool:
     """Say whether a count, rounded as the figure is (``5.5M``, ``721K``, ``29,421,568``), is the figure.
 
     Args:
         figure: as printed.
         count: ours.
         step: what the figure is rounded to, where that is more than its last digit: 10,000 for a ``400K``.
+        cut: the digits that the figure does not print were cut off.
     """
     if step is not None:
         return round(count / step) * step == value_of(figure)
     number, unit = _read(figure)
     digits = len(number.partition(".")[2])
+    if cut:
+        scale = int(10**digits)
+        return count * scale // unit == round(float(number) * scale)
     return f"{count / unit:.{digits}f}" == number
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from phmctl.accounting.figures import Candidate, PublishedRow, PublishedTable, agrees, value_of
 from phmctl.accounting.ledger import Ledger, Row, ledger_for_settings
 from phmctl.accounting.published_classifiers import table_1, table_5
+from phmctl.accounting.published_ni import ni_table_1, ni_table_2
 from phmctl.recipe.schema import TransformerSection
 
 _ANY_VOCABULARY = 8  # the maps alone are counted
@@ -30,8 +31,9 @@ def published_tables(name: str) -> list[PublishedTable]:
     Args:
         name: of a recipe, or of a table in :func:`table_names`.
     """
-    chosen = [make for prefix, make in _tables().items() if name.startswith(prefix)]
-    return [make() for make in chosen or dict.fromkeys(_tables().values())]
+    chosen = [make for prefix, makers in _tables().items() if name.startswith(prefix) for make in makers]
+    everything = dict.fromkeys(make for makers in _tables().values() for make in makers)
+    return [make() for make in chosen or everything]
 
 
 def table_names() -> list[str]:
@@ -39,9 +41,10 @@ def table_names() -> list[str]:
     return [*_tables()]
 
 
-def _tables() -> dict[str, Callable[[], PublishedTable]]:
+def _tables() -> dict[str, tuple[Callable[[], PublishedTable], ...]]:
     paper = {"table1": table_1, "table2": table_2, "table3": table_2, "table4": table_4, "table5": table_5}
-    return {**paper, "ceng501-shakespeare": ceng501_shakespeare, "ceng501-de-en": ceng501_de_en}
+    single = {**paper, "ceng501-shakespeare": ceng501_shakespeare, "ceng501-de-en": ceng501_de_en}
+    return {**{key: (make,) for key, make in single.items()}, "ni": (ni_table_1, ni_table_2)}
 
 
 # Tables 2 and 4 of the paper.

@@ -13,7 +13,7 @@ def count_params(
         str,
         typer.Argument(
             metavar="RECIPE",
-            help="A recipe: a path or a shipped name. With --paper also a table alone: table1, table2, table4, table5.",
+            help="A recipe: a path or a shipped name. With --paper also a table alone: table1, 2, 4, 5, ni.",
             autocompletion=options.complete_recipe,
         ),
     ],
