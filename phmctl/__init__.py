@@ -2,8 +2,9 @@
 
 The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
 ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``, and :func:`to_dense` goes back; :func:`load` makes a :class:`Model`
-of a run, to ask from a program; :func:`prepare`, :func:`train` and :func:`evaluate` are the commands of these names.
-They are imported on first use, so that ``import phmctl`` does not import torch.
+of a run, to ask from a program, and :class:`cached` keeps what it builds; :func:`prepare`, :func:`train` and
+:func:`evaluate` are the commands of these names. They are imported on first use, so that ``import phmctl`` does not
+import torch.
 """
 
 from importlib import import_module
@@ -18,6 +19,7 @@ __all__ = [
     "PHMLinear",
     "Translation",
     "__version__",
+    "cached",
     "evaluate",
     "load",
     "prepare",
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from phmctl.decoding.translator import Translation
     from phmctl.inference.loading import load
     from phmctl.inference.model import Classified, Model
+    from phmctl.nn.caching import cached
     from phmctl.nn.dense import to_dense
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
@@ -46,6 +49,7 @@ _HOMES = {
     "evaluate": "phmctl.verbs",
     "load": "phmctl.inference.loading",
     "prepare": "phmctl.verbs",
+    "cached": "phmctl.nn.caching",
     "to_dense": "phmctl.nn.dense",
     "train": "phmctl.verbs",
 }

@@ -122,8 +122,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} is damaged: it has no format number; {_ADVICE}")
     if number > FORMAT:
         raise RunError(
-            f"{path.parent} is an export of format {number}, made by phmctl {manifest.get('phmctl', '(unknown)')}; this "
-            f"version reads up to {FORMAT}: upgrade phmctl, or export the run again with this version"
+            f"{path.parent} is an export of format {number}, made by phmctl {manifest.get('phmctl', '(unknown)')}; "
+            f"this version reads up to {FORMAT}: upgrade phmctl, or export the run again with this version"
         )
     if manifest.get("to") not in FORMATS or not all(name in manifest for name in _WANTED):
         _refuse(path)

@@ -8,16 +8,17 @@ by Levenberg and Marquardt. Everything is computed in float64 on the CPU.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from phmctl.algebra.pristine import computed_once
 from phmctl.algebra.rules import fixed_rule
 from phmctl.errors import RankError
 
 Parts = tuple[Tensor, Tensor, Tensor]  # W, U and Vᵀ, (n, R) each
+Numbers = list[list[list[float]]]  # of W, U and V
 Progress = Callable[[int, int, float], None]  # (start, iteration, relative residual)
 
 QUICK = 8  # largest n that is decomposed unasked: it takes a second, n = 16 takes minutes
@@ -106,14 +107,24 @@ def decompose(
     )
 
 
-@lru_cache
 def fixed_factors(algebra: str) -> Factors:
-    """Return the factors of a fixed algebra in float64; found once a process. Read only.
+    """Return the factors of a fixed algebra in float64; found once a process.
 
     Raises:
         UserError: no fixed algebra has this name.
     """
-    return decompose(fixed_rule(algebra, dtype=torch.float64), KNOWN_RANKS.get(algebra)).factors
+    return from_numbers(_fixed_numbers(algebra))
+
+
+def from_numbers(numbers: Numbers) -> Factors:
+    """Return factors of numbers, in float64, as tensors of the mode that torch is in."""
+    return Factors(*(torch.tensor(part, dtype=torch.float64) for part in numbers))
+
+
+@computed_once
+def _fixed_numbers(algebra: str) -> Numbers:
+    factors = decompose(fixed_rule(algebra, dtype=torch.float64), KNOWN_RANKS.get(algebra)).factors
+    return [part.tolist() for part in factors]
 
 
 @torch.no_grad()

@@ -96,13 +96,30 @@ def work_of(
 
 @lru_cache(maxsize=4096)  # asked at every use of a layer: a lookup costs a tenth of the sums
 def cheapest(
-    tokens: int, d: int, k: int, n: int, rank: int | None, *, trains: bool, threads: int = 1, library: str = MKL
+    tokens: int,
+    d: int,
+    k: int,
+    n: int,
+    rank: int | None,
+    *,
+    trains: bool,
+    kept: bool = True,
+    threads: int = 1,
+    library: str = MKL,
 ) -> str:
-    """Return the execution that costs least on so many threads of a CPU; ``rank`` only where R is known."""
+    """Return the execution that costs least on so many threads of a CPU; ``rank`` only where R is known.
+
+    In evaluation without `kept` H or the blocks are built for this use alone, at a third of the training's constant for
+    building, which counts its backward pass too.
+    """
     names = (DENSE, FACTORED) if rank is None else (DENSE, FACTORED, RANK)
     table = ONE_THREAD if threads == 1 else TWO_THREADS
 
     def seconds(name: str) -> float:
-        return table[trains, name].seconds(work_of(name, tokens, d, k, n, rank, trains=trains, library=library))
+        seconds = table[trains, name].seconds(work_of(name, tokens, d, k, n, rank, trains=trains, library=library))
+        if trains or kept or name == FACTORED:
+            return seconds
+        built = n * d * k * (1.0 if name == DENSE else (rank or 0) / n**2)
+        return seconds + 1e-9 * built * table[True, DENSE].build / 3
 
     return min(names, key=seconds)

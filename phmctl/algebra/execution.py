@@ -8,8 +8,7 @@ With d in-features, k out-features and T tokens a dense layer takes T·k·d mult
 - ``rank`` takes R block products, T·k·d·R/n² multiplications (:mod:`phmctl.algebra.rank_product`). It wants the rule's
   factors.
 
-``dense`` and ``factored`` are plain differentiable operations, so autocast, double backward and ``torch.func`` work
-through them; ``rank`` is differentiable once.
+All are differentiable as often as one likes, work under autocast and go through ``torch.func``.
 """
 
 from collections.abc import Callable
@@ -89,6 +88,7 @@ def choose(
     rank: int | None,
     *,
     trains: bool,
+    kept: bool = True,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> str:
@@ -100,11 +100,12 @@ def choose(
         k: out-features.
         n: the PHM hyperparameter.
         rank: R of the rule's factors, None where they are not known.
-        trains: whether H, or the blocks, must be built at this use; otherwise they are kept.
+        trains: whether a gradient is wanted.
+        kept: whether H, or the blocks, are at hand once they are built; in training they never are.
         device: the type of the device. Elsewhere than on a CPU nothing was measured: it is ``dense``.
         dtype: computed in. Below four bytes nothing was measured either: it is ``dense``.
     """
     if tokens == 0 or device != "cpu" or dtype.itemsize < 4:
         return DENSE
     faster = library() if dtype == torch.float32 else MKL
-    return cheapest(tokens, d, k, n, rank, trains=trains, threads=torch.get_num_threads(), library=faster)
+    return cheapest(tokens, d, k, n, rank, trains=trains, kept=kept, threads=torch.get_num_threads(), library=faster)

@@ -1,28 +1,66 @@
 """The sum of Kronecker products ``H = Σᵢ kron(A[i], S[i])``: fast, and as its definition."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from phmctl.algebra.operators import autocast_dtype, define, is_transformed
 
 
 def materialise(A: Tensor, S: Tensor) -> Tensor:
     """Return H by one matrix product and one permutation, without an n×k×d temporary.
 
-    ``H[a·k/n + s, b·d/n + t] = Σᵢ A[i, a, b] · S[i, s, t]`` (Zhang et al. 2021, eq. 3.3).
+    ``H[a·k/n + s, b·d/n + t] = Σᵢ A[i, a, b] · S[i, s, t]`` (Zhang et al. 2021, eq. 3.3). It is the operator
+    ``phmctl::kronecker_sum``.
 
     Args:
         A: (n, n, n), the rule.
         S: (n, k/n, d/n), the components.
 
     Returns:
-        H of shape (k, d), differentiable in both.
+        H of shape (k, d), differentiable in both as often as one likes; under autocast in its dtype.
     """
-    n, rows, columns = S.shape
-    blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns)  # (a b, s t)
-    grid = blocks.view(n, n, rows, columns).transpose(1, 2)  # (a, s, b, t)
-    return grid.reshape(n * rows, n * columns)  # (k, d)
+    lower = autocast_dtype(S.device.type)
+    if lower is not None and S.dtype != torch.float64:
+        A, S = A.to(lower), S.to(lower)
+    if not torch.compiler.is_compiling() and is_transformed():
+        return _plain(A, S)
+    return _kronecker_sum(A, S)  # type: ignore[no-any-return]
 
 
 def materialise_reference(A: Tensor, S: Tensor) -> Tensor:
     """Return H in float64 as the plain sum of ``torch.kron``: the definition, to test against. (k, d)."""
     terms = [torch.kron(a, s) for a, s in zip(A.double(), S.double(), strict=True)]
     return torch.stack(terms).sum(dim=0)
+
+
+def _plain(A: Tensor, S: Tensor) -> Tensor:
+    n, rows, columns = S.shape
+    blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns)  # (a b, s t)
+    grid = blocks.view(n, n, rows, columns).transpose(1, 2)  # (a, s, b, t)
+    return grid.reshape(n * rows, n * columns).contiguous()  # (k, d); n = 1 is a view otherwise
+
+
+def _fake(A: Tensor, S: Tensor) -> Tensor:
+    n, rows, columns = S.shape
+    return S.new_empty(n * rows, n * columns)
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    A, S = ctx.saved_tensors
+    n, rows, columns = S.shape
+    wants_A, wants_S = ctx.needs_input_grad
+    blocks = gradient.reshape(n, rows, n, columns).transpose(1, 2).reshape(n * n, rows * columns)  # (a b, s t)
+    dA = (blocks @ S.reshape(n, -1).t()).t().reshape(n, n, n) if wants_A else None  # (i, a, b)
+    dS = (A.reshape(n, n * n) @ blocks).view(n, rows, columns) if wants_S else None  # (i, s, t)
+    return dA, dS
+
+
+_kronecker_sum = define(
+    "kronecker_sum(Tensor A, Tensor S) -> Tensor", _plain, plain=_plain, fake=_fake, backward=_backward, setup=_setup
+)

@@ -20,14 +20,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from phmctl.algebra.operators import is_transformed
+from phmctl.algebra.pristine import computed_once
 from phmctl.errors import UserError, check_known
 
+_ORDINARY = (Tensor, torch.nn.Parameter)  # what a subclass holds (no numbers, a shard, integers) only torch knows
 VARIABLE = "PHMCTL_PRODUCTS"
 MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")
 
-_taken: ContextVar[str | None] = ContextVar("taken", default=None)  # by `taking`
+_preferred: ContextVar[str | None] = ContextVar("preferred", default=None)
 
 # From so many multiplications oneDNN's start is paid for: measured for 1 to 4096 rows, d and k of 64 to 8000, on one
 # thread and on two. An autograd function of our own has to be paid for too; a convolution wants more, and more rows.
@@ -44,23 +46,23 @@ def library() -> str:
     """
     if torch.compiler.is_compiling():
         return MKL  # what a compiler sees is a plain product
-    return _taken.get() or _library()
+    return _preferred.get() or _library()
 
 
 @contextmanager
-def taking(name: str) -> Iterator[None]:
+def preferred_library(name: str) -> Iterator[None]:
     """Have a library take the large products, whatever the processor is: for measurements, in this thread.
 
-    A layer in evaluation that has chosen H for so many tokens stays by its choice.
+    A layer that has chosen its execution for so many tokens stays by it inside ``phmctl.cached()``.
 
     Raises:
         UserError: there is no such library.
     """
-    token = _taken.set(check_library(name))
+    token = _preferred.set(check_library(name))
     try:
         yield
     finally:
-        _taken.reset(token)
+        _preferred.reset(token)
 
 
 @lru_cache
@@ -164,28 +166,21 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def _is_plain(x: Tensor) -> bool:
     """Whether this is float32 on a CPU, and nobody transforms or records what is done to it but autograd."""
     return (
-        x.dtype == torch.float32
+        type(x) in _ORDINARY
+        and x.dtype == torch.float32
         and x.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not _is_transformed()
+        and not is_transformed()
     )
 
 
-def _is_transformed() -> bool:
-    """Whether torch.func or forward differentiation is at work, for which the operator has no rules."""
-    try:
-        return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    except AttributeError:  # torch calls them something else by now: take no chances
-        return True
-
-
-@lru_cache
+@computed_once
 def _has_onednn() -> bool:
     """Whether torch carries oneDNN and an operator that gives the right product: its name is torch's own affair."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    here: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are just now
+    here: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever the default dtype is just now
     x, weight, bias = torch.ones(2, 3, **here), torch.eye(4, 3, **here), torch.full((4,), 2, **here)
     try:
         return torch.equal(_onednn_linear(x, weight, bias), F.linear(x, weight, bias))

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from phmctl.algebra.operators import define, is_transformed
 from phmctl.algebra.products import block_products
 
 # Tokens of a tile, at most. Measured forward and backward with 128 to 2048, d and k of 512 to 4096, n = 4 and 8, two
@@ -33,7 +33,7 @@ def blocks_of(W: Tensor, S: Tensor) -> Tensor:
 def rank_product(
     x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None = None, *, keep: bool = True
 ) -> Tensor:
-    """Apply a rule of rank R to tokens.
+    """Apply a rule of rank R to tokens: the operator ``phmctl::rank_product``.
 
     Args:
         x: (N, d).
@@ -45,33 +45,50 @@ def rank_product(
             computed again in the backward pass: a third more block products, and no memory but a tile's.
 
     Returns:
-        (N, k), differentiable once in all five.
+        (N, k), differentiable in all five as often as one likes: the first time in tiles, then by plain operations.
     """
-    if not torch.is_grad_enabled():
-        return _applied(x.contiguous(), T.contiguous(), U, V, bias, None)
-    return _RankProduct.apply(x, T, U, V, bias, keep)  # type: ignore[no-any-return, no-untyped-call]
+    if not torch.compiler.is_compiling() and is_transformed():
+        return _plain(x, T, U, V, bias, False)[0]
+    y, _ = _rank_product(x, T, U, V, bias, keep and U.requires_grad and torch.is_grad_enabled())
+    return y  # type: ignore[no-any-return]
 
 
-def _applied(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, kept: list[Tensor] | None) -> Tensor:
-    """Return the output (N, k); put the outputs of the block products into `kept`, (m, R, k/n) a tile."""
-    N, n, (_, s, t) = (
-        x.shape[0],
-        U.shape[0],
-        T.shape,
-    )  # .shape: at few tokens a len() of a tensor costs as much as a call
+def _run(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
+    """Return the output (N, k) and, to be saved, those of the block products (N, R, k/n); else an empty tensor."""
+    x, T = x.contiguous(), T.contiguous()
+    N, n, (R, s, t) = x.shape[0], U.shape[0], T.shape
     inputs = x.view(N, n, t)  # (N, b, t)
     y = x.new_empty(N, n, s)  # (N, a, s)
+    saved = x.new_empty((N, R, s) if save and _tile(x) < N else (0,))
     scratch = _scratch(x, T, t)
     for rows in _tiles(x):
         tile = inputs[rows]
+        # .shape: at few tokens a len() of a tensor costs as much as a call
         products = block_products(_mixed(V, tile, out=scratch[: tile.shape[0]]), T)  # (m, R, s)
         if bias is None:
             _mixed(U, products, out=y[rows])
         else:
             torch.baddbmm(bias.view(n, s), _each(U, products), products, out=y[rows])
-        if kept is not None:
-            kept.append(products)
-    return y.view(N, n * s)
+        if save and _tile(x) < N:
+            saved[rows] = products
+        elif save:
+            saved = products.contiguous()
+    return y.view(N, n * s), saved
+
+
+def _plain(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
+    """Return the same of all tokens at once, by operations that torch has every rule for."""
+    N, n, (_, s, t) = x.shape[0], U.shape[0], T.shape
+    mixed = torch.matmul(V, x.reshape(N, n, t))  # (N, R, t)
+    products = torch.bmm(mixed.transpose(0, 1), T.transpose(1, 2)).transpose(0, 1)  # (N, R, s)
+    y = torch.matmul(U, products).reshape(N, n * s)
+    saved = products.contiguous() if save else x.new_empty((0,))
+    return (y if bias is None else y + bias), saved
+
+
+def _fake(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
+    N, n, (R, s, _) = x.shape[0], U.shape[0], T.shape
+    return x.new_empty(N, n * s), x.new_empty((N, R, s) if save else (0,))
 
 
 def _scratch(x: Tensor, T: Tensor, width: int) -> Tensor:
@@ -98,26 +115,87 @@ def _mixed(M: Tensor, tile: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.bmm(_each(M, tile), tile, out=out)
 
 
-class _RankProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, keep: bool) -> Tensor:
-        x, T = x.contiguous(), T.contiguous()
-        kept: list[Tensor] | None = [] if keep and U.requires_grad else None
-        y = _applied(x, T, U, V, bias, kept)
-        ctx.save_for_backward(x, T, U, V, *(kept or ()))
-        return y
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, T, U, V, bias, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, T, U, V, bias, output[1])
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, T, U, V, *outputs = ctx.saved_tensors
-        wanted = dict(zip(("x", "T", "U", "V", "bias"), ctx.needs_input_grad, strict=False))
-        sums = _Gradients(x, T, U, V, wanted)
-        n, (_, s, t) = len(U), T.shape
-        inputs, gradients = x.view(len(x), n, t), gradient.reshape(len(x), n, s)  # (N, b, t), (N, a, s)
-        for index, rows in enumerate(_tiles(x)):
-            sums.add(rows, inputs[rows], gradients[rows], outputs[index] if outputs else None)
-        return *sums.result(), gradient.sum(0) if wanted["bias"] else None, None
+
+def _backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, T, U, V, bias, products = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[:5])
+    if gradient is None:
+        return (None,) * 6
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the gradient will be differentiated
+        return *_plain_gradients((x, T, U, V, bias), gradient, wanted), None
+    found = _rank_product_backward(gradient, x, T, U, V, products.detach(), wanted[:4])
+    gradients = [part if want else None for part, want in zip(found, wanted[:4], strict=True)]
+    return *gradients, gradient.sum(0) if wanted[4] else None, None
+
+
+def _plain_gradients(
+    inputs: tuple[Tensor | None, ...], gradient: Tensor, wanted: list[bool]
+) -> tuple[Tensor | None, ...]:
+    """Return gradients that can be differentiated again."""
+    leaves = [part for part, want in zip(inputs, wanted, strict=True) if want and part is not None]
+    x, T, U, V, bias = inputs
+    y, _ = _plain(x, T, U, V, bias, False)  # type: ignore[arg-type]
+    found = iter(torch.autograd.grad(y, leaves, gradient, create_graph=True))
+    return tuple(next(found) if want else None for want in wanted)
+
+
+def _run_backward(
+    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool]
+) -> tuple[Tensor, ...]:
+    """Return the gradients of x, T, U and V, an empty tensor for each that is not wanted."""
+    x, T = x.contiguous(), T.contiguous()
+    sums = _Gradients(x, T, U, V, dict(zip("xTUV", wanted, strict=True)))
+    N, n, (_, s, t) = x.shape[0], U.shape[0], T.shape
+    inputs, gradients = x.view(N, n, t), gradient.reshape(N, n, s)  # (N, b, t), (N, a, s)
+    for rows in _tiles(x):
+        sums.add(rows, inputs[rows], gradients[rows], products[rows] if products.numel() else None)
+    return tuple(x.new_empty(0) if part is None else part for part in sums.result())
+
+
+def _plain_backward(
+    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool]
+) -> tuple[Tensor, ...]:
+    """Return the same of all tokens at once."""
+    N, n, (_, s, t) = x.shape[0], U.shape[0], T.shape
+    inputs, gradients = x.reshape(N, n, t), gradient.reshape(N, n, s)
+    mixed, g = torch.matmul(V, inputs), torch.matmul(U.t(), gradients)  # (N, R, t), (N, R, s)
+    outputs = torch.einsum("nrt,rst->nrs", mixed, T)
+    back = torch.einsum("nrs,rst->nrt", g, T)
+    found = (
+        torch.matmul(V.t(), back).reshape(x.shape),
+        torch.einsum("nrs,nrt->rst", g, mixed),
+        torch.einsum("nas,nrs->ar", gradients, outputs),
+        torch.einsum("nrt,nbt->rb", back, inputs),
+    )
+    return tuple(part if want else x.new_empty((0,)) for part, want in zip(found, wanted, strict=True))
+
+
+def _fake_backward(
+    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool]
+) -> tuple[Tensor, ...]:
+    return tuple(part.new_empty(part.shape if want else (0,)) for part, want in zip((x, T, U, V), wanted, strict=True))
+
+
+_rank_product_backward = define(
+    "rank_product_backward(Tensor gradient, Tensor x, Tensor T, Tensor U, Tensor V, Tensor products, bool[] wanted)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _run_backward,
+    plain=_plain_backward,
+    fake=_fake_backward,
+)
+_rank_product = define(
+    "rank_product(Tensor x, Tensor T, Tensor U, Tensor V, Tensor? bias, bool save) -> (Tensor, Tensor)",
+    _run,
+    plain=_plain,
+    fake=_fake,
+    backward=_backward,
+    setup=_setup,
+)
 
 
 class _Gradients:

@@ -4,11 +4,10 @@ A rule is ``A[i, a, b]``: component a of the product S·x takes ``A[i, a, b] * S
 quaternion, octonion, sedenion) come from the Cayley–Dickson construction; a learned rule starts at random.
 """
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor, nn
 
+from phmctl.algebra.pristine import computed_once
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, check_known
 
@@ -45,14 +44,14 @@ def _cayley_dickson(p: Tensor, q: Tensor) -> Tensor:
     return torch.cat((real, imaginary), dim=-1)  # (..., n)
 
 
-@lru_cache
-def _fixed_table(algebra: str) -> Tensor:
+@computed_once
+def _fixed_table(algebra: str) -> list[list[list[float]]]:
     n = FIXED_DIMENSION[algebra]
     basis = torch.eye(n, dtype=torch.float64)
     left = basis[:, None].expand(n, n, n)  # (i, b, :) = e_i
     right = basis[None].expand(n, n, n)  # (i, b, :) = e_b
     products = _cayley_dickson(left, right)  # (i, b, a): component a of e_i e_b
-    return products.transpose(1, 2).contiguous()  # (i, a, b)
+    return products.transpose(1, 2).tolist()  # (i, a, b)
 
 
 def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
@@ -72,7 +71,7 @@ def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch
         UserError: no fixed algebra has this name; names the nearest.
     """
     check_known("fixed algebra", algebra, FIXED_DIMENSION)
-    return torch.empty((), device=device, dtype=dtype).new_tensor(_fixed_table(algebra).tolist())
+    return torch.empty((), device=device, dtype=dtype).new_tensor(_fixed_table(algebra))
 
 
 def multiply(rule: Tensor, p: Tensor, q: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from phmctl.algebra.cost import DENSE, FACTORED, RANK, Constants, work_of
 from phmctl.algebra.execution import choose
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.products import check_library, library, taking
+from phmctl.algebra.products import check_library, library, preferred_library
 from phmctl.benchmarks.layer import LayerRow, bench_layer
 from phmctl.nn.linear import FACTORS
 
@@ -71,7 +71,7 @@ def measure(
     names = [check_library(name) for name in libraries] or [library()]  # before anything is measured
     for name, (d, k), n in itertools.product(names, shapes, orders):
         rank = natural_rank(n)
-        with taking(name):
+        with preferred_library(name):
             rows = bench_layer(
                 d, k, n, tokens, device=device, rounds=rounds, modes=modes, executions=NAMES, parametrization=FACTORS
             )

@@ -14,6 +14,7 @@ from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, tr
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
 from phmctl.errors import UserError, check_known
+from phmctl.nn.caching import cached
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 
 MODES = ("forward", "forward+backward", "eval")
@@ -99,7 +100,7 @@ def bench_layer(
     }
     dense = nn.Linear(d, k, **factory)
     rows = []
-    with watched(f"{d} → {k}, n = {n}", 1 + len(layers), rounds, len(tokens) * len(modes)) as advance:
+    with cached(), watched(f"{d} → {k}, n = {n}", 1 + len(layers), rounds, len(tokens) * len(modes)) as advance:
         for count, mode in itertools.product(tokens, modes):
             x = torch.randn(count, d, **factory)
             calls = {"nn.Linear": _call(dense, x, mode), **{name: _call(phm, x, mode) for name, phm in layers.items()}}

@@ -11,6 +11,7 @@ from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, tr
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.devices import pick_device
 from phmctl.errors import check_known
+from phmctl.nn.caching import cached
 from phmctl.nn.lstm import PHMLSTM, Gates
 
 MODES = ("forward+backward", "eval")
@@ -92,7 +93,7 @@ def bench_lstm(
     }
     x = torch.randn(batch, steps, d, device=device)
     rows = []
-    with watched(f"LSTM {d} → {h}, n = {n}", len(models), rounds, len(modes)) as advance:
+    with cached(), watched(f"LSTM {d} → {h}, n = {n}", len(models), rounds, len(modes)) as advance:
         for mode in modes:
             calls = {name: _call(model, x, mode) for name, model in models.items()}
             timings = compare(calls, rounds=rounds, device=device, advance=advance)

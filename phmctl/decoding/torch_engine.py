@@ -11,6 +11,7 @@ from phmctl.data.special import PAD
 from phmctl.decoding.beam import beam_search
 from phmctl.decoding.engine import TORCH, longest_outputs
 from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.nn.caching import cached
 from phmctl.recipe.schema import DecodingSection
 
 
@@ -26,18 +27,20 @@ class TorchEngine:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.model, self.device = model, device
+        self.scope = cached()  # one for all threads that search; whoever holds it open keeps H between searches
 
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Put the model in evaluation mode for a while. One that is in it is left as it is: others may use it now."""
-        if not self.model.training:
-            yield
-            return
-        self.model.eval()
+        training = self.model.training
+        if training:
+            self.model.eval()
         try:
-            yield
+            with self.scope:
+                yield
         finally:
-            self.model.train()
+            if training:
+                self.model.train()
 
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1

@@ -12,6 +12,7 @@ from phmctl.decoding.translator import Translator, plan
 from phmctl.errors import UserError
 from phmctl.inference.model import check_texts, silent
 from phmctl.inference.translation import TranslationModel
+from phmctl.nn.caching import cached
 from phmctl.nn.pooling import mean_pool
 
 _VECTORS = "the mean of the encoder's states over all positions"
@@ -40,6 +41,7 @@ class TorchTranslationModel(TranslationModel):
 
     @silent
     @torch.no_grad()
+    @cached()
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """Return the log-probability of each target."""
         checked, outputs = check_texts(sources, "sources"), check_texts(targets, "targets")
@@ -59,6 +61,7 @@ class TorchTranslationModel(TranslationModel):
 
     @silent
     @torch.no_grad()
+    @cached()
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Return the mean of the encoder's states of each text, (N, d)."""
         translator = self._translator

@@ -10,6 +10,7 @@ from phmctl.models.layers import embed
 from phmctl.models.stack import Stack
 from phmctl.models.state import DecoderState, Memory
 from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.kronecker_weight import weight_of
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.nn.positions import SinusoidalPositions
@@ -83,13 +84,13 @@ class Transformer(nn.Module):
         """Map hidden states (..., d) to logits (..., V)."""
         if self.generator is not None:
             return self.generator(hidden)  # type: ignore[no-any-return]
-        return linear(hidden, self.target_embedding.weight)
+        return linear(hidden, weight_of(self.target_embedding))
 
     def output_map(self) -> tuple[Tensor, Tensor | None]:
         """Return the generator's weight (V, d) and its bias (V,) or None."""
         if self.generator is None:
-            return self.target_embedding.weight, None
-        return self.generator.weight, self.generator.bias
+            return weight_of(self.target_embedding), None
+        return weight_of(self.generator), self.generator.bias
 
     def start(self, memory: Memory, beams: int, max_length: int) -> DecoderState:
         """Begin decoding the memory's sentences with `beams` hypotheses each, for at most `max_length` steps."""

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from phmctl.algebra.products import linear
 from phmctl.nn.build import LinearBuilder
+from phmctl.nn.kronecker_weight import weight_of
 
 Projections = Literal["fused", "separate", "packed"]
 
@@ -75,7 +76,7 @@ class MultiHeadAttention(nn.Module):
     def forward_memory(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """Cross-attention: x (B, T, d), memory (B, S, d), mask (B, 1, 1, S) true where it may be seen, to (B, T, d)."""
         if self.projections == "packed":
-            weight = self.query_key_value.weight  # H once for both sides
+            weight = weight_of(self.query_key_value)  # H once for both sides
             query = self._packed_query(x, weight)
             key, value = self._packed_memory(memory, weight)
         else:
@@ -86,7 +87,7 @@ class MultiHeadAttention(nn.Module):
     def project_query(self, x: Tensor) -> Tensor:
         """Cross-attention: map x (B, T, d) to queries (B, heads, T, head width)."""
         if self.projections == "packed":
-            return self._packed_query(x, self.query_key_value.weight)
+            return self._packed_query(x, weight_of(self.query_key_value))
         return self.split_heads(self.query(x))
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         if self.projections == "separate":
             return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
         if self.projections == "packed":
-            return self._packed_memory(memory, self.query_key_value.weight)
+            return self._packed_memory(memory, weight_of(self.query_key_value))
         key, value = self.key_value(memory).chunk(2, dim=-1)  # (B, S, inner) each
         return self.split_heads(key), self.split_heads(value)
 

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError
-from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.nn.kronecker_weight import KroneckerWeight, weight_of
 
 
 class PHMEmbedding(KroneckerWeight):
     """A table ``H = Σᵢ kron(A[i], S[i])`` of V rows: Vd/n + n³ parameters instead of Vd.
 
     Row v is ``Σᵢ A[i, a, :] ⊗ S[i, s, :]`` with a = v // (V/n) and s = v % (V/n), so a lookup in training
-    builds the rows that it wants, not the table. In eval mode the table is kept, as :class:`KroneckerWeight` says.
+    builds the rows that it wants, not the table. Inside ``phmctl.cached()`` the table is built once.
 
     Attributes:
         A: (n, n, n), the rule: a parameter for ``phm``, else a buffer. Not there for n = 1.
@@ -71,13 +71,17 @@ class PHMEmbedding(KroneckerWeight):
     def forward(self, ids: Tensor) -> Tensor:
         """Look tokens up. Integers (...) -> (..., d)."""
         # A batch with more tokens than the table has rows is cheaper to read from the table.
-        if self.n == 1 or not self._builds() or ids.numel() >= self.num_embeddings:
-            rows = F.embedding(ids, self.weight)  # (..., d)
+        if self.n == 1 or (not torch.compiler.is_compiling() and self._reads_table(ids)):
+            rows = F.embedding(ids, weight_of(self))  # (..., d)
         else:
             rows = self._rows_of(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)  # (..., d)
         if self.padding_idx is None:
             return rows
         return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+
+    def _reads_table(self, ids: Tensor) -> bool:
+        """Whether the table is at hand, or cheaper to build than the rows."""
+        return ids.numel() >= self.num_embeddings or self._values() is not None
 
     def _rows_of(self, ids: Tensor) -> Tensor:
         """Build the rows of these tokens alone. (T,) -> (T, d)."""

@@ -56,7 +56,7 @@ def set_execution(model: nn.Module, execution: str | None, folder: Path | None =
     for layer in wanting:
         factors = (known | found).get(_digest(layer.A))
         if factors is not None:
-            layer.remember(factors)
+            layer.factors = factors
     if keep and found and folder is not None and any(layer.execution == RANK for layer in wanting):
         _write(folder / FILE, known | found)
 

@@ -1,11 +1,10 @@
-"""What a linear map and an embedding share: a weight that is a sum of Kronecker products, and when H is kept."""
+"""What a linear map and an embedding share: a weight that is a sum of Kronecker products."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from phmctl.algebra.bilinear import QUICK, Factors, decompose, fixed_factors, recompose
 from phmctl.algebra.initialisation import (
@@ -15,37 +14,12 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
 )
 from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.operators import autocast_dtype, is_transformed
 from phmctl.algebra.rank_product import blocks_of
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.errors import DimensionError, RankError, UserError
-
-_steps = 0
-
-
-def _count_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    global _steps  # noqa: PLW0603
-    _steps += 1
-
-
-# A tensor's version does not count what fused optimisers write into it (torch 2.13), so their steps are counted here:
-# those of every optimiser in the process, for a layer does not know which one has its parameters.
-register_optimizer_step_post_hook(_count_step)
-
-
-class _Kept(NamedTuple):
-    """What was built for evaluation, and what it was built from."""
-
-    state: tuple[int, ...]  # address and version of each source; optimiser steps taken
-    device_type: str
-    precision: torch.dtype | None  # autocast's, None where it was off
-    built: Tensor  # H (rows, columns), or the blocks T (R, rows/n, columns/n)
-    version: int  # of what was built: nobody has written into it since
-    sources: tuple[Tensor, ...]  # held so that no later tensor is given the same address, and so the same state
-
-    def is_stale(self, state: tuple[int, ...]) -> bool:
-        """Whether it must be built anew for sources in this state."""
-        changed = self.state != state or self.built._version != self.version
-        return changed or self.precision != autocast_dtype(self.device_type)
+from phmctl.nn.caching import values_of
+from phmctl.nn.derived import as_derived
 
 
 class KroneckerWeight(nn.Module):
@@ -57,16 +31,12 @@ class KroneckerWeight(nn.Module):
     ``V`` (R, n) are the parameters, and ``A`` is made of them where it is asked for. A checkpoint of either form loads
     as either.
 
-    **When H is kept.** In eval mode, where no gradient is wanted, H is built once. It is built again when A or S
-    have changed since: by ``load_state_dict``, any optimiser's step, any in-place operation, a new tensor put in
-    ``.data``; and after a change of mode, ``.to()`` and ``deepcopy``. One thing torch keeps no count of: writing
-    *into* ``layer.S.data`` in eval mode. Call :meth:`forget` after it.
+    H is built at every use. Inside ``with phmctl.cached():`` it is built once, where no gradient is wanted.
     """
 
     A: Tensor
     S: Tensor
-    _kept: dict[str, _Kept]
-    _found: tuple[tuple[int, ...], Factors] | None = None  # of a learned rule, by `decompose`
+    _found: tuple[Tensor, Factors] | None = None  # a rule that is no parameter of ours to factorise, and its factors
 
     def __init__(
         self,
@@ -97,7 +67,7 @@ class KroneckerWeight(nn.Module):
         self._rows = rows
         self._columns = columns
         self._owns_rule = rule is None
-        self.forget()
+        self._holds_factors = False
         _check_rule(rule, n, algebra)
         _check_rank(rank, n, algebra)
         if n == 1:
@@ -113,39 +83,60 @@ class KroneckerWeight(nn.Module):
         self.S = nn.Parameter(torch.empty(n, rows // n, columns // n, **factory))
 
     def _hold(self, factors: Factors) -> None:
+        self._holds_factors = True
         for name, part in zip("WUV", factors, strict=True):
             self.register_parameter(name, cast("nn.Parameter", part))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "A" and "W" in self._parameters:
+        if name == "A" and self.__dict__.get("_holds_factors"):
             return recompose(Factors(self.W, self.U, self.V))
         return super().__getattr__(name)
 
     @property
     def weight(self) -> Tensor:
-        """H, (rows, columns); differentiable in A and S wherever a gradient is wanted. n = 1: the parameter itself."""
+        """H, (rows, columns); differentiable in A and S wherever a gradient is wanted. n = 1: the parameter itself.
+
+        With n > 1 it is made of A and S, so what is written into it would be lost: that is an error
+        (:class:`~phmctl.nn.derived.Derived`).
+        """
         if self.n == 1:
-            return self._parameters["weight"]  # type: ignore[return-value]
-        return materialise(self.A, self.S) if self._builds() else self._keep("H")
+            return super().__getattr__("weight")  # type: ignore[return-value]
+        values = self._values()
+        if values is None:
+            return as_derived(self.built("H"))
+        if "weight" not in values:
+            values["weight"] = as_derived(self.built("H"))
+        return values["weight"]  # type: ignore[no-any-return]
 
     @property
     def factors(self) -> Factors | None:
-        """The rule as a sum of products: its parameters, a fixed algebra's own, what :meth:`decompose` found, or None.
+        """The rule as a sum of products: its parameters, a fixed algebra's own, those that were found or set, or None.
 
-        None too for the sedenions, whose decomposition takes minutes, until :meth:`decompose` is called.
+        Factors that :meth:`decompose` found, or that were set, count as long as the rule has the values that it had.
+        None for the sedenions, whose decomposition takes minutes, until :meth:`decompose` is called.
         """
         if self.n == 1:
             return None
-        if "W" in self._parameters:
+        if self._holds_factors:
             return Factors(self.W, self.U, self.V)
-        if self._found is not None and self._found[0] == _state_or_none(self._rule_sources()):
-            return self._found[1]
-        if self.algebra != LEARNED and self.n <= QUICK:
-            return Factors(*(part.to(self.S) for part in fixed_factors(self.algebra)))
-        return None
+        if self._found is None and self.algebra != LEARNED and self.n <= QUICK and not torch.compiler.is_compiling():
+            self.factors = fixed_factors(self.algebra)
+        if self._found is None:
+            return None
+        rule, factors = self._found
+        if self.algebra == LEARNED and not _same(self.A, rule):
+            return None
+        return factors
+
+    @factors.setter
+    def factors(self, factors: Factors) -> None:
+        """Take factors for those of the rule as it is now, which the caller knows them to be."""
+        with torch.inference_mode(False), torch.no_grad():
+            rule = self.A.detach().clone()
+            self._found = rule, Factors(*(part.detach().to(rule, copy=True) for part in factors))
 
     def decompose(self, rank: int | None = None, *, seed: int = 0) -> Factors:
-        """Find the factors of the rule as it is now, and remember them until it changes.
+        """Find the factors of the rule as it is now; :attr:`factors` has them until it changes.
 
         Args:
             rank: R; by default the generic rank, or the next one that does.
@@ -160,19 +151,10 @@ class KroneckerWeight(nn.Module):
         if known is not None and rank in (None, known.rank):
             return known
         found = decompose(self.A, rank, seed=seed).factors
-        if "W" in self._parameters:
+        if self._holds_factors:
             return found
-        self.remember(found)
-        return self._found[1] if self._found else found
-
-    def remember(self, factors: Factors) -> None:
-        """Take factors for those of the rule as it is now, which the caller knows them to be, until it changes."""
-        self._found = (_state(self._rule_sources()), Factors(*(part.to(self.S) for part in factors)))
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop what is kept for evaluation; the next use builds it again."""
-        self._kept = {}
+        self.factors = found
+        return self.factors or found
 
     def initialise(self, scheme: str, fan_in: int, fan_out: int) -> None:
         """Draw the parameters anew, so that H has the variance of the dense scheme; a shared rule is left as it is."""
@@ -180,115 +162,107 @@ class KroneckerWeight(nn.Module):
             initialise_dense_(self.weight, scheme, fan_in, fan_out)
             return
         if self.algebra == LEARNED and self._owns_rule:
-            if "W" in self._parameters:
+            if self._holds_factors:
                 initialise_factors_(self.W, self.U, self.V)
             else:
                 initialise_rule_(self.A)
         initialise_components_(self.S, self.A, scheme, fan_in, fan_out)
 
-    def _builds(self) -> bool:
-        """Whether H must be built at every use: in training, or as part of a graph."""
-        return self.training or (torch.is_grad_enabled() and any(part.requires_grad for part in self._sources()))
+    def built(self, name: str) -> Tensor:
+        """Return what the layer is applied with, from the scope of ``phmctl.cached()`` where there is one.
 
-    def _rule_sources(self) -> tuple[Tensor, ...]:
-        """Return the tensors that hold the rule."""
-        # Past nn.Module.__getattr__, which costs as much as all else that an eval forward does beyond nn.Linear's.
-        parameters = self._parameters
-        if "W" in parameters:
-            return parameters["W"], parameters["U"], parameters["V"]  # type: ignore[return-value]
-        A = parameters.get("A")
-        return (self._buffers["A"] if A is None else A,)  # type: ignore[return-value]
-
-    def _sources(self) -> tuple[Tensor, ...]:
-        """Return the tensors that H is made of."""
-        S = self._parameters.get("S")
-        return (self.S if S is None else S, *self._rule_sources())
-
-    def _keep(self, name: str) -> Tensor:
-        """Return H or the blocks T as kept, in autocast's precision where that is on; build them where they are not."""
-        sources = self._sources()
-        state = _state_or_none(sources)
-        if state is None:
+        Args:
+            name: ``H``, (rows, columns); the blocks ``T``, (R, rows/n, columns/n); or the rule ``A``, (n, n, n).
+        """
+        values = self._values()
+        if values is None:
             return self._make(name)
-        kept = self._kept.get(name)
-        if kept is None or kept.is_stale(state):
-            if sources[0].is_meta:
-                return self._make(name)
-            device = sources[0].device.type
-            precision = autocast_dtype(device)
-            with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
-                built = self._make(name).to(precision or sources[0].dtype)
-            kept = _Kept(state, device, precision, built, built._version, tuple(part.detach() for part in sources))
-            self._kept[name] = kept
-        return kept.built
+        kept = values.get(name)
+        if kept is None:
+            S = self.S
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast(S.device.type, enabled=False):
+                kept = self._make(name).to(autocast_dtype(S.device.type) or S.dtype)
+            if type(kept) is Tensor:  # not one without numbers, of a FakeTensorMode that will end
+                values[name] = kept
+        return kept
+
+    def _values(self) -> dict[Any, Any] | None:
+        """Return what the scope holds of this layer as it is; None outside a scope, and where it must be built."""
+        if torch.compiler.is_compiling() or is_transformed():
+            return None
+        held = values_of(self)
+        if held is None or self._wants_graph():
+            return None
+        S = self.S
+        parts = (*self._parameters.values(), *self._buffers.values())
+        state = (*map(id, parts), S.dtype, S.device, autocast_dtype(S.device.type))
+        known = held.get(state)
+        if known is None:
+            known = held[state] = {"of": parts}  # held, so that no other tensor gets one of these ids
+        return known
+
+    def _wants_graph(self) -> bool:
+        """Whether what is built is part of a graph: some gradient of it is wanted."""
+        return torch.is_grad_enabled() and any(part.requires_grad for part in self.parameters())
 
     def _make(self, name: str) -> Tensor:
-        """Build H, (rows, columns), the blocks T, (R, rows/n, columns/n), or A, (n, n, n), of factors."""
         if name == "A":
             return self.A
         if name == "H":
             return materialise(self.A, self.S)
         factors = self.factors
         if factors is None:
-            raise RankError("the rule has no factors yet; call decompose() first")
+            raise RankError("the rule has no factors; call decompose() after it has changed")
         return blocks_of(factors.W, self.S)
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode and drop what is kept."""
-        self.forget()
-        return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.forget()
-        self._found = None
-        if self.n > 1 and self.algebra != LEARNED:
+        if self.n == 1 or self._holds_factors:
+            return self
+        if self.algebra == LEARNED:
+            found = self._found and (self._found[0], *self._found[1])
+            if found is not None:
+                rule, *parts = map(fn, found)
+                self._found = rule, Factors(*parts)
+        elif "A" in self._buffers:
             # No checkpoint holds a fixed rule, and to_empty() leaves it undefined.
             self.A = fixed_rule(self.algebra, device=self.A.device, dtype=self.A.dtype)
+            self._found = None
         return self
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a rule that was saved in the other form, as A or as factors, in the form that this layer holds."""
         A, parts = f"{prefix}A", [f"{prefix}{name}" for name in "WUV"]
-        if "W" in self._parameters and A in state and parts[0] not in state:
+        if self._holds_factors and A in state and parts[0] not in state:
             found = decompose(state.pop(A), self.W.shape[1]).factors
             state.update(zip(parts, found, strict=True))
-        elif "A" in self._parameters and A not in state and all(part in state for part in parts):
+        elif (
+            not self._holds_factors
+            and self.algebra == LEARNED
+            and A not in state
+            and all(part in state for part in parts)
+        ):
             state[A] = recompose(Factors(*(state.pop(part) for part in parts)))
         super()._load_from_state_dict(state, prefix, *rest)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or to pickle: not what is kept, and of the factors found those that still hold."""
-        holds = self._found is not None and self._found[0] == _state_or_none(self._rule_sources())
-        return {**self.__dict__, "_kept": {}, "_found": self._found if holds else None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a state that was copied: factors that were found are those of the copy's rule."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if self._found is not None:
-            now = _state_or_none(self._rule_sources())
-            self._found = None if now is None else (now, self._found[1])
+def weight_of(module: nn.Module) -> Tensor:
+    """Return the weight of a map or a table, PHM or torch's own, to compute with: H without a guard around it."""
+    if isinstance(module, KroneckerWeight) and module.n > 1:
+        return module.built("H")
+    return module.weight  # type: ignore[return-value]
+
+
+def _same(A: Tensor, rule: Tensor) -> bool:
+    """Whether a rule still has the values that it had; what is compiled asks when it runs, and refuses."""
+    if torch.compiler.is_compiling():
+        torch._assert_async((rule == A).all(), "the rule has changed since decompose()")
+        return True
+    return A.device == rule.device and torch.equal(A, rule)
 
 
 def _empty_factors(n: int, rank: int, **factory: Any) -> Factors:
     return Factors(*(nn.Parameter(torch.empty(*shape, **factory)) for shape in ((n, rank), (n, rank), (rank, n))))
-
-
-def _state(sources: tuple[Tensor, ...]) -> tuple[int, ...]:
-    return (_steps, *(number for part in sources for number in (part.data_ptr(), part._version)))
-
-
-def _state_or_none(sources: tuple[Tensor, ...]) -> tuple[int, ...] | None:
-    """Return the state of tensors, None for those that have none: torch.func's, and those of inference mode."""
-    try:
-        return _state(sources)
-    except RuntimeError:
-        return None
-
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """Return the dtype that autocast computes in, None where it is off."""
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
 def _check_rule(rule: nn.Parameter | Factors | None, n: int, algebra: str) -> None:

@@ -1,7 +1,7 @@
 """The PHM layer: a drop-in for ``nn.Linear`` with about 1/n of its parameters (Zhang et al. 2021, §3.2)."""
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,16 @@ from phmctl.algebra.execution import (
     apply_blocks,
     apply_dense,
     apply_factored,
-    apply_rank,
     choose,
 )
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.nearest import nearest_kronecker_sum
+from phmctl.algebra.operators import autocast_dtype
 from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, check_known
-from phmctl.nn.kronecker_weight import KroneckerWeight, autocast_dtype
+from phmctl.nn.kronecker_weight import KroneckerWeight
 
 RULE, FACTORS = "rule", "factors"
 PARAMETRIZATIONS = (RULE, FACTORS)
@@ -50,7 +50,6 @@ class PHMLinear(KroneckerWeight):
     """
 
     bias: nn.Parameter | None
-    _by_dense: set[tuple[int, str]]  # tokens and execution of evaluations for which H was chosen
 
     def __init__(
         self,
@@ -98,7 +97,6 @@ class PHMLinear(KroneckerWeight):
                 learned.
         """
         check_divides(n, in_features=in_features, out_features=out_features)
-        check_known("execution", execution, EXECUTIONS)
         check_known("parametrization", parametrization, PARAMETRIZATIONS)
         if parametrization == FACTORS and rank is None and rule is None and n > 1:
             rank = natural_rank(n)
@@ -113,10 +111,17 @@ class PHMLinear(KroneckerWeight):
         self.register_parameter("bias", None if values is None else nn.Parameter(values))
         self.reset_parameters()
 
-    def forget(self) -> None:
-        """Drop what is kept for evaluation; the next use builds it again."""
-        super().forget()
-        self._by_dense = set()
+    @property
+    def execution(self) -> str:
+        """How the map is applied, one of :data:`~phmctl.algebra.execution.EXECUTIONS`; another name is refused."""
+        return self._execution
+
+    @execution.setter
+    def execution(self, name: str) -> None:
+        check_known("execution", name, EXECUTIONS)
+        self._execution = name
+        if name == RANK and self.algebra in KNOWN_RANKS:
+            _ = self.factors  # found now: what is compiled cannot look for them
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -138,58 +143,62 @@ class PHMLinear(KroneckerWeight):
             raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {self.in_features}")
         if self.n == 1:
             return linear(x, self.weight, self.bias)
-        builds = self._builds()
-        use = (x.numel() // self.in_features, self.execution)
-        if not builds and use in self._by_dense:  # the choice costs as much as all else beyond nn.Linear's work
-            return linear(x, self._keep("H"), self.bias)
-        name = self._chosen(use[0], builds)
-        if name == DENSE and not builds:
-            self._by_dense.add(use)
-            return linear(x, self._keep("H"), self.bias)
+        values = self._values()
+        name = self._chosen(_rows_of(x), values)
+        if name == DENSE:
+            return linear(x, self.built("H"), self.bias)
         flat = x.reshape(-1, self.in_features)  # (T, d)
         if name == RANK:
-            y = self._by_rank(flat, builds)  # (T, k)
+            y = self._by_rank(flat)  # (T, k)
         else:
-            rule = self.A if builds or "W" not in self._parameters else self._keep("A")  # made of the factors once
-            y = _APPLY[name](flat, rule, self.S, self.bias)  # (T, k)
+            y = _APPLY[name](flat, self.built("A") if self._holds_factors else self.A, self.S, self.bias)  # (T, k)
         return y.view(*x.shape[:-1], self.out_features)
 
     def execution_for(self, tokens: int) -> str:
         """Return the execution that a forward pass over so many tokens would take now."""
-        return self._chosen(tokens, self._builds())
+        return self._chosen(tokens, self._values())
 
-    def _chosen(self, tokens: int, builds: bool) -> str:
-        """Return the execution for so many tokens."""
-        if self.execution in (DENSE, FACTORED):
-            return self.execution
-        rank = self._rank(builds)
-        if self.execution == RANK and (rank is not None or not builds):
+    def _chosen(self, tokens: int, values: dict[Any, Any] | None) -> str:
+        """Return the execution for so many tokens; inside a scope the choice is made once."""
+        if self._execution in (DENSE, FACTORED):
+            return self._execution
+        if torch.compiler.is_compiling():  # one graph for any number of tokens
+            return RANK if self._execution == RANK and self._rank() is not None else DENSE
+        if values is None:
+            return self._choice(tokens, kept=False)
+        use = tokens, self._execution, self._found is None
+        choice = values.get(use)
+        if choice is None:
+            choice = values[use] = self._choice(tokens, kept=True)
+        return choice
+
+    def _choice(self, tokens: int, *, kept: bool) -> str:
+        trains = self._wants_graph()
+        rank = self._rank()
+        if self._execution == RANK and (rank is not None or not trains):
             return RANK
-        S = self.S
-        device = S.device.type
-        dtype = (autocast_dtype(device) if device == "cpu" else None) or S.dtype
+        device = self.S.device.type
+        dtype = (autocast_dtype(device) if device == "cpu" else None) or self.S.dtype
         shape = self.in_features, self.out_features, self.n
-        return choose(tokens, *shape, rank, trains=builds, device=device, dtype=dtype)
+        return choose(tokens, *shape, rank, trains=trains, kept=kept, device=device, dtype=dtype)
 
-    def _rank(self, builds: bool) -> int | None:
+    def _rank(self) -> int | None:
         """Return the rank that this layer could be applied with, None where its factors are not known.
 
         In training the factors must be parameters or constants: those that `decompose` found are neither.
         """
-        if "W" in self._parameters:
+        if self._holds_factors:
             return len(self.V)
         if self.algebra in KNOWN_RANKS:
             return KNOWN_RANKS[self.algebra]
-        factors = None if builds else self.factors
+        factors = None if self._wants_graph() else self.factors
         return None if factors is None else factors.rank
 
-    def _by_rank(self, flat: Tensor, builds: bool) -> Tensor:
+    def _by_rank(self, flat: Tensor) -> Tensor:
         factors = self.factors
         if factors is None:
             raise RankError("execution 'rank' wants the factors of the rule; call decompose() after it has changed")
-        if builds:
-            return apply_rank(flat, factors, self.S, self.bias, keep=self.keep_products)
-        return apply_blocks(flat, self._keep("T"), factors, self.bias)
+        return apply_blocks(flat, self.built("T"), factors, self.bias, keep=self.keep_products)
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, n: int) -> tuple[Self, float]:
@@ -237,3 +246,8 @@ class PHMLinear(KroneckerWeight):
             f"in_features={self.in_features}, out_features={self.out_features}, n={self.n}, "
             f"bias={self.bias is not None}, algebra={self.algebra!r}"
         )
+
+
+def _rows_of(x: Tensor) -> int:
+    """Return how many rows x has; a number where the shape is one."""
+    return math.prod(x.shape[:-1])

@@ -23,6 +23,7 @@ from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
+from phmctl.nn.kronecker_weight import weight_of
 from phmctl.nn.linear import PHMLinear
 
 Gates = Literal["separate", "fused"]
@@ -393,7 +394,7 @@ def _in_torchs_order(gates: Tensor) -> Tensor:
 
 def _weight(maps: nn.ModuleDict) -> Tensor:
     """Return H of all gates, (4h, d)."""
-    weights: list[Tensor] = [layer.weight for layer in maps.values()]  # type: ignore[misc]
+    weights = [weight_of(layer) for layer in maps.values()]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 

@@ -2,9 +2,6 @@
 
 Weight decay falls on every parameter, as in the AdamW paper and by torch's default; the recipes that use it (CENG501)
 do so.
-
-Every step, of any optimiser in the process, is counted by a hook that :mod:`phmctl.nn.kronecker_weight` registers with
-torch: a kept H is built anew after it.
 """
 
 from collections.abc import Mapping

@@ -16,6 +16,7 @@ from phmctl.checkpoints import Checkpoint, load_model, model_tensors, saved_step
 from phmctl.console import warn
 from phmctl.data.order import ORDER
 from phmctl.errors import NonFiniteError, PhmctlError
+from phmctl.nn.caching import cached
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE
@@ -275,7 +276,8 @@ class Trainer:
         """Return the validation metrics of the model as it is."""
         self.model.eval()
         try:
-            return self.task.validate(self.model, self._autocast, ALONE)
+            with cached():
+                return self.task.validate(self.model, self._autocast, ALONE)
         finally:
             self.model.train()
 

@@ -143,13 +143,13 @@ def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("onednn")
 def test_a_library_for_a_while() -> None:
-    with module.taking(MKL):
+    with module.preferred_library(MKL):
         assert library() == MKL
-        with module.taking(ONEDNN):
+        with module.preferred_library(ONEDNN):
             assert library() == ONEDNN
         assert library() == MKL
     assert library() == ONEDNN
-    with pytest.raises(UserError, match="did you mean 'mkl'"), module.taking("mlk"):
+    with pytest.raises(UserError, match="did you mean 'mkl'"), module.preferred_library("mlk"):
         pass
 
 

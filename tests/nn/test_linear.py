@@ -1,7 +1,4 @@
-import copy
 import math
-import pickle
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,10 +22,6 @@ def reference(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
     """What the layer must give, in float64, from the sum of ``torch.kron``."""
     H = layer.weight.double() if layer.n == 1 else materialise_reference(layer.A, layer.S)
     return x.double() @ H.T + (0 if layer.bias is None else layer.bias.double())
-
-
-def eval_layer(**options) -> PHMLinear:
-    return PHMLinear(12, 8, 4, **options).eval()
 
 
 @given(
@@ -144,162 +137,9 @@ def test_input_of_the_wrong_width(execution: str) -> None:
         layer(torch.zeros(4, 4))
 
 
-# --- when H is kept
-
-
-@pytest.fixture
-def x() -> torch.Tensor:
-    return torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
-
-
 @torch.no_grad()
 def check(layer: PHMLinear, x: torch.Tensor) -> None:
     torch.testing.assert_close(layer(x), reference(layer, x).to(layer.S.dtype), atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_h_is_built_once_in_eval_mode(x: torch.Tensor) -> None:
-    layer = eval_layer()
-    assert layer.weight is layer.weight
-    layer(x)
-    assert not layer.weight.requires_grad
-
-
-@torch.no_grad()
-def test_h_is_never_kept_in_training() -> None:
-    layer = PHMLinear(12, 8, 4)
-    assert layer.weight is not layer.weight
-    assert layer._kept == {}
-
-
-def optimizer_step(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], layer: PHMLinear) -> None:
-    for parameter in layer.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    make(list(layer.parameters())).step()
-
-
-def load_other(layer: PHMLinear, **options) -> None:
-    layer.load_state_dict(PHMLinear(12, 8, 4).state_dict(), **options)
-
-
-def assign_data(layer: PHMLinear) -> None:
-    layer.S.data = torch.randn_like(layer.S)
-
-
-def write_in_place(layer: PHMLinear) -> None:
-    with torch.no_grad():
-        layer.A.mul_(2)
-
-
-def write_data_and_say_so(layer: PHMLinear) -> None:
-    layer.S.data.mul_(2)
-    layer.forget()
-
-
-def write_data_and_change_mode(layer: PHMLinear) -> None:
-    layer.S.data.mul_(2)
-    layer.train().eval()
-
-
-def replace_parameter(layer: PHMLinear) -> None:
-    layer.A = nn.Parameter(torch.randn(4, 4, 4))
-
-
-CHANGES = {
-    "load_state_dict": load_other,
-    "load_state_dict assigned": lambda layer: load_other(layer, assign=True),
-    "sgd": lambda layer: optimizer_step(lambda p: torch.optim.SGD(p, lr=0.5), layer),
-    "adam foreach": lambda layer: optimizer_step(lambda p: torch.optim.Adam(p, lr=0.5, foreach=True), layer),
-    "sgd fused": lambda layer: optimizer_step(lambda p: torch.optim.SGD(p, lr=0.5, fused=True), layer),
-    "adam fused": lambda layer: optimizer_step(lambda p: torch.optim.Adam(p, lr=0.5, fused=True), layer),
-    "to": lambda layer: layer.to(torch.float64),
-    "data": assign_data,
-    "in place": write_in_place,
-    "into data, told": write_data_and_say_so,
-    "into data, mode": write_data_and_change_mode,
-    "replaced": replace_parameter,
-    "drawn anew": lambda layer: layer.reset_parameters(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_h_is_built_again_after(change: Callable[[PHMLinear], object], x: torch.Tensor) -> None:
-    layer = eval_layer()
-    with torch.no_grad():
-        before = layer.weight.clone()
-    change(layer)
-    check(layer, x.to(layer.S.dtype))
-    with torch.no_grad():
-        assert layer.weight.dtype != before.dtype or not torch.equal(layer.weight, before)
-
-
-def test_h_is_built_again_when_memory_is_reused() -> None:
-    layer = PHMLinear(256, 256, 4).eval()
-    x = torch.randn(3, 256)
-    addresses = set()
-    for _ in range(200):
-        check(layer, x)
-        if layer.S.data_ptr() in addresses:
-            break
-        addresses.add(layer.S.data_ptr())
-        layer.S.data = torch.randn_like(layer.S)
-        layer.S.data = torch.randn_like(layer.S)  # the allocator may well hand out the first address again
-    else:
-        pytest.skip("the allocator gave no address twice: there was nothing to test")
-    check(layer, x)
-
-
-def test_a_deep_copy_keeps_its_own_h(x: torch.Tensor) -> None:
-    layer = eval_layer()
-    check(layer, x)
-    twin = copy.deepcopy(layer)
-    assert twin._kept == {}
-    with torch.no_grad():
-        twin.S.zero_()
-    check(twin, x)
-    check(layer, x)
-
-
-def test_pickle_leaves_h_out(x: torch.Tensor) -> None:
-    layer = eval_layer(algebra="quaternion")
-    check(layer, x)
-    assert pickle.loads(pickle.dumps(layer))._kept == {}
-
-
-def test_eval_with_gradients_still_has_a_graph(x: torch.Tensor) -> None:
-    layer = eval_layer()
-    check(layer, x)
-    layer(x).sum().backward()
-    assert layer.S.grad.abs().sum() > 0
-    assert layer.A.grad.abs().sum() > 0
-    assert layer.weight.requires_grad
-
-
-def test_frozen_layer_passes_the_gradient_of_its_input(x: torch.Tensor) -> None:
-    layer = eval_layer().requires_grad_(False)
-    with torch.inference_mode():
-        layer(x)  # H is first built here, and must be of use in a graph
-    leaf = x.clone().requires_grad_()
-    layer(leaf).sum().backward()
-    torch.testing.assert_close(leaf.grad, layer.weight.sum(dim=0).expand(3, -1))
-
-
-def test_inference_mode(x: torch.Tensor) -> None:
-    layer = eval_layer()
-    with torch.inference_mode():
-        expected = layer(x)
-        born = PHMLinear(12, 8, 4).eval()  # its parameters count no versions
-        check(born, x)
-    with torch.no_grad():
-        assert torch.equal(layer(x), expected)
-
-
-def test_shared_rule_that_changes_reaches_every_layer(x: torch.Tensor) -> None:
-    rule = learned_rule(4)
-    first, second = PHMLinear(12, 8, 4, rule=rule).eval(), PHMLinear(12, 20, 4, rule=rule).eval()
-    check(second, x)
-    optimizer_step(lambda p: torch.optim.SGD(p, lr=0.5), first)
-    check(second, x)
 
 
 # --- shared rules, devices, precision, initialisation, conversion

@@ -15,6 +15,7 @@ from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.tokenization import Tokenizer
 from phmctl.devices import pick_device
 from phmctl.errors import DataError
+from phmctl.nn.caching import cached
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
@@ -68,6 +69,7 @@ class TextClassifier:
         self.texts, self.max_tokens, self.batch_size, self.device = texts, max_tokens, batch_size, device
 
     @torch.inference_mode()
+    @cached()
     def probabilities(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Return the probability of each class, (N, classes) float32 on the CPU, for the texts of N examples."""
         result = torch.empty(len(texts), len(self.labels))
@@ -92,6 +94,7 @@ class TextClassifier:
         return [max(map(len, sides)) for sides in zip(*counts, strict=True)]
 
     @torch.inference_mode()
+    @cached()
     def vectors(self, texts: Sequence[str]) -> Tensor:
         """Return what the model reads each text into, (N, d) float32 on the CPU; zeros for a text without tokens."""
         encoded = encode_texts([(text,) for text in texts], self.tokenizer, self.cleaning, self.max_tokens)

@@ -14,6 +14,7 @@ from phmctl.devices import pick_device
 from phmctl.errors import RunError, nearest
 from phmctl.files import write_json
 from phmctl.models.rule import RuleModel
+from phmctl.nn.caching import cached
 from phmctl.recipe.schema import RuleRecipe
 from phmctl.runs import Run
 from phmctl.tasks.rule_learning.copies import read_truth
@@ -108,6 +109,7 @@ class RuleEvaluation:
         yield Table(title, ["", "value", "what it is"], rows, text=(2,))
 
 
+@cached()
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:
     """Judge a run and write the result into it, as ``results/<split>.json``.
 
