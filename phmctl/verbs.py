@@ -28,6 +28,7 @@ def prepare(
     files: Mapping[str, tuple[str | Path, str | Path]] | None = None,
     workers: int = 1,
     force: bool = False,
+    refetch: bool = False,
     quiet: bool = True,
     **options: Any,
 ) -> "Prepared":
@@ -41,6 +42,7 @@ def prepare(
         files: your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``.
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
+        refetch: download the card's files again.
         quiet: print nothing on stderr.
         options: further options by the command's names. Of the vocabulary: ``tokenizer``, ``vocabulary``, ``joint``,
             ``max_tokens``. Of labelled text: ``table`` (``["train=train.tsv", …]``), ``text``, ``label``, ``quoting``,
@@ -77,6 +79,7 @@ def prepare(
             options=own,
             workers=workers,
             force=force,
+            refetch=refetch,
         )
         return kind.prepare(asked)
 

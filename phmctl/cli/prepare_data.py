@@ -63,6 +63,7 @@ def prepare_data(
     data: DataRoot = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads of the tokenizer.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Prepare anew even if nothing has changed.")] = False,
+    refetch: Annotated[bool, typer.Option("--refetch", help="Download the card's files again.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Show the dataset cards, and do nothing else.")] = False,
     json: Json = False,
 ) -> None:
@@ -91,6 +92,7 @@ def prepare_data(
         files=files,
         workers=workers,
         force=force,
+        refetch=refetch,
         quiet=False,
         **settings,
         **labelled,

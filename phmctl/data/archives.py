@@ -3,6 +3,7 @@
 import lzma
 import os
 import shutil
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -17,39 +18,89 @@ from phmctl.data.download import download
 from phmctl.errors import DataError
 from phmctl.files import writing
 
-_UNREADABLE = (OSError, EOFError, NotImplementedError, RuntimeError)  # RuntimeError: zipfile's word for "encrypted"
+# What tarfile, zipfile and those below them raise for bytes that mean nothing; RuntimeError is zipfile's "encrypted".
+_UNREADABLE = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(OSError, EOFError, NotImplementedError, RuntimeError, ValueError, ArithmeticError, LookupError, MemoryError),
+)
 
 _CHUNK = 1 << 20  # bytes
+# Text packs 3 to 20 times, so an archive that unpacks to more than this was made to fill a disk.
+_RATIO = 200
+_ALWAYS = 256 << 20  # bytes that any archive may unpack to
+_LARGEST = 64 << 30
 
 
-def fetch_all(urls: Iterable[Url], cache: Path) -> None:
+class DamagedError(DataError):
+    """An archive that is not whole: another fetch may bring a better one."""
+
+
+def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> None:
     """Fetch a card's files into the cache, and unpack those that are archives, each into a folder of its own.
+
+    Nobody else may write there meanwhile: what a killed process left is swept.
+
+    Args:
+        urls: the files.
+        cache: the folder.
+        refetch: fetch what is there already, too.
 
     Raises:
         DownloadError: a server cannot be reached, or refuses.
-        DataError: an archive is damaged.
+        DataError: an archive is damaged, or too large.
         OutputError: the cache cannot be written.
     """
     for item in urls:
-        path = download(item.url, cache / item.file, sha256=item.sha256)
-        if item.extract:
-            extract(path, cache / f"{item.file}.extracted")
+        _fetch(item, cache, refetch)
 
 
-def extract(archive: Path, folder: Path) -> Path:
+def _fetch(item: Url, cache: Path, refetch: bool) -> None:
+    """Fetch a file. An archive that proves damaged is removed, and one that was in the cache is fetched again."""
+    target, folder = cache / item.file, cache / f"{item.file}.extracted"
+    kept = target.is_file() and not refetch
+    path = download(item.url, target, sha256=item.sha256, refetch=refetch)
+    if not item.extract:
+        return
+    sweep(cache, f".{folder.name}.*")
+    try:
+        extract(path, folder, limit=item.unpacked, members=item.members, anew=refetch)
+    except DamagedError:
+        path.unlink(missing_ok=True)
+        if not kept:
+            raise
+        _fetch(item, cache, refetch)
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove the folders of a name that a killed process left."""
+    for leftover in folder.glob(pattern):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def extract(
+    archive: Path, folder: Path, *, limit: int | None = None, members: int = 100_000, anew: bool = False
+) -> Path:
     """Unpack a tar (plain or compressed) or zip archive into a new folder.
 
     All members are checked before the first is written, and the folder appears only when it is whole. One that is there
     already is left as it is. Links and devices are refused: a corpus has no need of them, and a link can lead out.
 
+    Args:
+        archive: the file.
+        folder: the folder to make.
+        limit: bytes of its content, at most; None: 200 times its size, or 256 MiB if that is more, up to 64 GiB.
+        members: how many it may have.
+        anew: replace a folder that is there already.
+
     Returns:
         the folder.
 
     Raises:
-        DataError: the archive is damaged, or a member's name leads out of the folder; nothing is extracted then.
+        DamagedError: the archive is not whole.
+        DataError: it holds too much, or a member's name leads out of the folder; nothing is extracted then.
         OutputError: the folder cannot be written.
     """
-    if folder.is_dir():
+    if folder.is_dir() and not anew:
         return folder
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -58,47 +109,76 @@ def extract(archive: Path, folder: Path) -> Path:
     try:
         with _reading(archive):
             content.mkdir()
+            room = _Room(archive, limit, members)
             if zipfile.is_zipfile(archive):
-                _extract_zip(archive, content)
+                _extract_zip(archive, content, room)
             else:
-                _extract_tar(archive, content)
+                _extract_tar(archive, content, room)
         with writing(folder):
+            if folder.is_dir():
+                folder.rename(temporary / "old")
             content.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
+class _Room:
+    """How much an archive may still hold."""
+
+    def __init__(self, archive: Path, limit: int | None, members: int) -> None:
+        packed = archive.stat().st_size
+        self._archive, self._members, self._left = archive, members, members
+        self._limit = limit or min(_LARGEST, max(_ALWAYS, _RATIO * packed))
+        self._bytes = self._limit
+
+    def take(self, size: int, members: int = 1) -> None:
+        """Count bytes and members; raises :class:`DataError` where they are too many."""
+        self._bytes -= max(size, 0)
+        self._left -= members
+        if self._bytes < 0 or self._left < 0:
+            much = f"{self._limit:,} bytes" if self._bytes < 0 else f"{self._members:,} members"
+            raise DataError(
+                f"{self._archive} holds more than {much}: no corpus, it seems; nothing was extracted\n"
+                "if it is right, its entry in the card may say how much it is: unpacked: BYTES, members: NUMBER"
+            )
+
+
 @contextmanager
 def _reading(archive: Path) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, *_UNREADABLE) as error:
-        raise DataError(f"{archive} is not a whole tar or zip archive ({error}); fetch it again") from error
+    except _UNREADABLE as error:
+        reason = str(error) or type(error).__name__
+        raise DamagedError(f"{archive} is not a whole tar or zip archive ({reason}); fetch it again") from error
 
 
-def _extract_tar(archive: Path, folder: Path) -> None:
+def _extract_tar(archive: Path, folder: Path, room: _Room) -> None:
     with tarfile.open(archive) as tar:
-        members = tar.getmembers()
-        while tar.fileobj is not None and tar.fileobj.read(_CHUNK):
-            pass  # to the compressed stream's end, where its checksum stands
+        members = []
+        for member in tar:
+            room.take(member.size)
+            members.append(member)
+        while tar.fileobj is not None and (rest := tar.fileobj.read(_CHUNK)):
+            room.take(len(rest), members=0)  # to the compressed stream's end, where its checksum stands
         for member in members:
             _check(archive, member.name, regular=member.isfile() or member.isdir())
         for member in members:
             if member.isfile():
-                _write(tar.extractfile(member), folder / member.name)
+                _write(tar.extractfile(member), archive, folder, member.name)
 
 
-def _extract_zip(archive: Path, folder: Path) -> None:
+def _extract_zip(archive: Path, folder: Path, room: _Room) -> None:
     with zipfile.ZipFile(archive) as packed:
         members = packed.infolist()
         for member in members:
             kind = member.external_attr >> 28  # the file type of Unix, 0 where the archive was made elsewhere
             _check(archive, member.filename, regular=kind in (0, 4, 8))
+            room.take(member.file_size)
         for member in members:
             if not member.is_dir():
                 with packed.open(member) as content:
-                    _write(content, folder / member.filename)
+                    _write(content, archive, folder, member.filename)
 
 
 def _check(archive: Path, name: str, *, regular: bool) -> None:
@@ -109,9 +189,12 @@ def _check(archive: Path, name: str, *, regular: bool) -> None:
         raise DataError(f"{archive}: member {name!r} is a link or a device; nothing was extracted")
 
 
-def _write(content: IO[bytes] | None, path: Path) -> None:
+def _write(content: IO[bytes] | None, archive: Path, folder: Path, name: str) -> None:
+    path = folder / name
     if content is None:
         return
+    if path.exists() or any(above.is_file() for above in path.parents if above.is_relative_to(folder)):
+        raise DataError(f"{archive}: member {name!r} stands where another does; nothing was extracted")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as handle:

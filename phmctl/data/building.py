@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from phmctl.console import note
 from phmctl.data.manifest import MANIFEST, read_manifest
-from phmctl.data.provenance import Sources
+from phmctl.data.provenance import CARD, Sources
 from phmctl.errors import DataError
 from phmctl.files import damaged_files, locked, sync_folder, writing
 
@@ -45,7 +45,7 @@ def build(
     """
     if force or not current(folder, settings, sources):
         lock = folder.with_name(f".{folder.name}.lock")
-        with locked(lock), _tidying(lock):  # a second process waits, and then finds it done
+        with locked(lock), tidying(lock):  # a second process waits, and then finds it done
             if force or not current(folder, settings, sources, say=True):
                 with _replacing(folder) as temporary, _threads(workers):
                     write(temporary, {"settings": dict(settings), **sources.describe()})
@@ -58,13 +58,15 @@ def memory_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.seen.json")
 
 
-def current(folder: Path, settings: Mapping[str, Any], sources: Sources | None, *, say: bool = False) -> bool:
-    """Return whether a folder holds these sources (None: whichever) with these settings, whole."""
+def current(
+    folder: Path, settings: Mapping[str, Any], sources: Sources | None, *, card: str = "", say: bool = False
+) -> bool:
+    """Return whether a folder holds these sources (None: whichever the card with this digest has) so set, whole."""
     try:
         manifest = read_manifest(folder)
         if manifest is None:
             return False
-        changed = _changed(folder, manifest, settings, sources)
+        changed = _changed(folder, manifest, settings, sources, card)
     except (DataError, KeyError, TypeError):  # damaged
         changed = [MANIFEST]
     if not changed:
@@ -75,12 +77,14 @@ def current(folder: Path, settings: Mapping[str, Any], sources: Sources | None, 
 
 
 def _changed(
-    folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any], sources: Sources | None
+    folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any], sources: Sources | None, card: str
 ) -> list[str]:
     """Return the names of what differs between a prepared folder and what is wanted."""
     changed = [] if manifest["settings"] == settings else ["settings"]
     if sources is not None:
         changed += sources.changed(manifest)
+    elif card and card != manifest.get(CARD, card):
+        changed.append("the card")
     return changed + damaged_files(folder, manifest["files"])
 
 
@@ -92,7 +96,7 @@ def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 @contextmanager
-def _tidying(lock: Path) -> Iterator[None]:
+def tidying(lock: Path) -> Iterator[None]:
     """Remove a lock's folder when the block fails and nothing else is in it. The lock is held, so it may go too."""
     try:
         yield

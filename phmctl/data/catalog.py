@@ -1,12 +1,14 @@
 """Dataset cards: what a corpus is, where it lies, and how its files are read."""
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from phmctl.data.readers import Format
 from phmctl.errors import DataError, nearest
+from phmctl.files import sha256_text
 from phmctl.recipe.documents import read_document
 from phmctl.recipe.sections import PositiveInt, Section, Vocabulary
 from phmctl.shipped import shipped, shipped_names
@@ -14,7 +16,23 @@ from phmctl.shipped import shipped, shipped_names
 SplitName = Literal["train", "valid", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
 
-FileNames = tuple[str, ...]
+
+def _below(name: str) -> str:
+    """Refuse a path that leads out of its folder, or that a terminal would not show as it is."""
+    parts = name.split("/")
+    if {"", ".", ".."} & {*parts} or "\\" in name or not name.isprintable():
+        raise ValueError(f"{name!r} is no plain name: it should lie below its folder, with '/' between parts")
+    return name
+
+
+def _plain(name: str) -> str:
+    """Refuse what is more than the name of a file that is shown."""
+    if "/" in name or name.startswith("."):
+        raise ValueError(f"{name!r} is no plain name: no '/' and no dot at its start")
+    return _below(name)
+
+
+FileNames = tuple[Annotated[str, AfterValidator(_below)], ...]
 
 
 class SplitFiles(Section):
@@ -82,9 +100,11 @@ class Url(Section):
     """A file on a server."""
 
     url: str
-    file: str  # its name in the cache
+    file: Annotated[str, AfterValidator(_plain)]  # its name in the cache
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
     extract: bool = False  # a tar or zip archive
+    unpacked: Annotated[int, Field(ge=1)] | None = None  # bytes of its content, at most; None: what texts come to
+    members: PositiveInt = 100_000  # of the archive, at most
 
 
 class Divide(Section):
@@ -149,6 +169,17 @@ class CardBase(Section):
         order: tuple[Literal["hub", "urls"], ...] = ("hub", "urls") if self.prefer == "hub" else ("urls", "hub")
         return tuple(way for way in order if getattr(self, way))
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of what decides on the text: of all but prose, sizes and proposals."""
+        prose = {"title", "description", "licence", "homepage", "sizes", "defaults"}
+        return _digest(self.model_dump(mode="json", exclude=prose, exclude_defaults=True))
+
+    @property
+    def urls_digest(self) -> str:
+        """The SHA-256 of what the URLs are and how their files are called: the name of their place in the cache."""
+        return _digest([url.model_dump(mode="json", exclude={"unpacked", "members"}) for url in self.urls])
+
 
 class Card(CardBase):
     """A dataset card of sentence pairs to translate."""
@@ -172,6 +203,10 @@ class Card(CardBase):
     def lowercase(self) -> bool:
         """Whether the text is lower-cased."""
         return self.cleaning.lowercase
+
+
+def _digest(content: Any) -> str:
+    return sha256_text([json.dumps(content, sort_keys=True)])
 
 
 def card_names() -> list[str]:

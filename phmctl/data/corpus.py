@@ -24,6 +24,7 @@ class Corpus:
             are none. A file that two splits are taken from stands here twice.
         origin: where the text came from, in words.
         held_out: the splits that the corpus has not of its own, and which of its pairs they are, in words.
+        card: the digest of the card that says all this; empty for a user's own files.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Corpus:
     files: Sequence[SourceFile] = field(default_factory=list)
     origin: str = ""
     held_out: Mapping[str, str] = field(default_factory=dict)
+    card: str = ""
 
     @property
     def sides(self) -> dict[str, str]:
@@ -44,7 +46,7 @@ class Corpus:
         yield from self.splits[split]
 
 
-def open_corpus(card: Card, source: Path | None, cache: Path) -> Corpus:
+def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool = False) -> Corpus:
     """Open a card's corpus; nothing is read before a split is iterated.
 
     Where the card says how to divide it, splits that the source lacks are held out of train.
@@ -53,12 +55,13 @@ def open_corpus(card: Card, source: Path | None, cache: Path) -> Corpus:
         card: the dataset card.
         source: a folder with the files (``--source``), or None: the card's URLs or the hub.
         cache: where downloads are kept.
+        refetch: download what is kept there, too.
 
     Raises:
         DataError: the folder does not hold the files.
         DownloadError: neither server nor hub gives them.
     """
-    corpus = _opened(card, source, cache)
+    corpus = replace(_opened(card, source, cache, refetch), card=card.digest)
     return corpus if card.divide is None else divided(corpus, card.divide)
 
 
@@ -73,12 +76,13 @@ def divided(corpus: Corpus, divide: Divide) -> Corpus:
     return replace(corpus, splits={**corpus.splits, **made}, held_out=words) if made else corpus
 
 
-def _opened(card: Card, source: Path | None, cache: Path) -> Corpus:
+def _opened(card: Card, source: Path | None, cache: Path, refetch: bool) -> Corpus:
     if source is not None:
         return _from_folder(card, source, f"folder {source.resolve().name}")
     if card.built_in:
         return _generated(card)
-    return from_network(card, cache, partial(_from_folder, card), partial(_from_hub, card))
+    load = partial(_from_hub, card, refetch=refetch)
+    return from_network(card, cache, partial(_from_folder, card), load, refetch=refetch)
 
 
 def corpus_from_files(
@@ -150,12 +154,12 @@ def _generated(card: Card) -> Corpus:
     return Corpus(card.id, card.source_language, card.target_language, splits=generate(), origin="generated, seed 1")
 
 
-def _from_hub(card: Card, cache: Path) -> Corpus:
+def _from_hub(card: Card, cache: Path, *, refetch: bool) -> Corpus:
     from phmctl.data.hub import load_splits
 
     if card.hub is None:
         raise DataError(f"card {card.id!r} names no hub")
-    loaded = load_splits(card.hub, cache)
+    loaded = load_splits(card.hub, cache, refetch=refetch)
     return Corpus(
         card.id,
         card.source_language,

@@ -2,10 +2,13 @@
 
 import http.client
 import os
+import re
+import secrets
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from phmctl.files import sync_folder, write_atomic, writing
 
 _CHUNK = 1 << 18  # bytes
 _BROKEN = (OSError, http.client.HTTPException)  # a disk's OSError has become an OutputError before
+_STRONG_TAG = re.compile('"[\x21\x23-\x7e\x80-\xff]*"')  # as RFC 9110 has it
 _FINAL = {400, 401, 403, 404, 410, 451}  # answers that asking again does not change
 
 
@@ -24,17 +28,26 @@ class _IncompleteError(Exception):
 
 
 def download(
-    url: str, target: Path, *, sha256: str | None = None, attempts: int = 3, timeout: float = 20.0, pause: float = 1.0
+    url: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    refetch: bool = False,
+    attempts: int = 3,
+    timeout: float = 20.0,
+    pause: float = 1.0,
 ) -> Path:
-    """Fetch `url` into `target`, unless it is there already.
+    """Fetch `url` into `target`, unless it is there already. One process at a time may do so.
 
-    What arrives is kept in ``<target>.part``, and a later call goes on from there. The server is asked to send the rest
-    only if the file is still the same; where neither its ETag nor a SHA-256 could tell, the fetch begins anew.
+    What arrives is kept in ``<target>.<random>.part``, and a later call takes it over and goes on from there. The
+    server is asked to send the rest only if the file is still the same; where neither its ETag nor a SHA-256 could
+    tell, the fetch begins anew.
 
     Args:
         url: an ``http(s)`` or ``file`` address.
         target: the file to make.
         sha256: the content's SHA-256 in hexadecimal, if known; a file that has another is fetched again.
+        refetch: fetch it even if it is there; what was there stays until the new one is whole.
         attempts: connections tried in a row.
         timeout: seconds without an answer after which a connection counts as broken.
         pause: seconds before the second attempt, doubled for each further one.
@@ -46,7 +59,7 @@ def download(
         DownloadError: the server cannot be reached, refuses, or sends something else than the SHA-256 says.
         OutputError: the folder cannot be written.
     """
-    if target.is_file() and (sha256 is None or sha256_of(target) == sha256):
+    if target.is_file() and not refetch and (sha256 is None or sha256_of(target) == sha256):
         return target
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +112,28 @@ class _Part:
 
     def __init__(self, target: Path, *, trusted: bool) -> None:
         self.target = target
-        self.path = target.with_name(target.name + ".part")
-        self.tag_path = target.with_name(target.name + ".part.etag")
+        self.path = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+        self.tag_path = self._tag_of(self.path)
         self.trusted = trusted  # a SHA-256 will tell whether the pieces fit
+        with writing(target):
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Go on with what the last fetch that ended early left; sweep what others did."""
+        name = re.compile(re.escape(self.target.name) + r"(?:\.[0-9a-f]{8})?\.part")
+        left = [path for path in self.target.parent.iterdir() if name.fullmatch(path.name)]
+        left.sort(key=lambda path: path.stat().st_mtime_ns)
+        for path in left[:-1]:
+            path.unlink()
+            self._tag_of(path).unlink(missing_ok=True)
+        for path in left[-1:]:
+            path.rename(self.path)
+            with suppress(FileNotFoundError):
+                self._tag_of(path).rename(self.tag_path)
+
+    @staticmethod
+    def _tag_of(path: Path) -> Path:
+        return path.with_name(path.name + ".etag")
 
     @property
     def size(self) -> int:
@@ -123,8 +155,8 @@ class _Part:
                 raise _IncompleteError("the server sends another part than was asked for")
             return
         tag = str(response.headers.get("ETag", ""))
-        if tag and not tag.startswith("W/"):  # a weak tag promises no equal bytes
-            write_atomic(self.tag_path, tag.encode("latin-1", "replace"))
+        if _STRONG_TAG.fullmatch(tag):  # a weak one, W/"...", promises no equal bytes
+            write_atomic(self.tag_path, tag.encode("latin-1"))
         else:
             self.tag_path.unlink(missing_ok=True)
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from phmctl.console import note
+from phmctl.data.archives import sweep
 from phmctl.data.catalog import Hub, HubPlace
 from phmctl.data.readers import Pair, PairSource, SourceFile
 from phmctl.errors import DataError, DownloadError
@@ -59,10 +60,10 @@ class HubRows:
     origin: str
 
 
-def load_splits(hub: Hub, cache: Path) -> HubSplits:
+def load_splits(hub: Hub, cache: Path, *, refetch: bool = False) -> HubSplits:
     """Load a hub dataset's sentence pairs. See :func:`load_rows`."""
     names: dict[str, str] = dict(hub.splits.items())
-    loaded = load_rows(hub, names, (hub.columns.source, hub.columns.target), "pairs", cache)
+    loaded = load_rows(hub, names, (hub.columns.source, hub.columns.target), "pairs", cache, refetch=refetch)
     splits: dict[str, PairSource] = {
         split: HubPairs(rows, hub.columns.source, hub.columns.target, f"{hub.id} ({names[split]})")
         for split, rows in loaded.rows.items()
@@ -70,7 +71,15 @@ def load_splits(hub: Hub, cache: Path) -> HubSplits:
     return HubSplits(splits, loaded.files, loaded.origin)
 
 
-def load_rows(hub: HubPlace, splits: Mapping[str, str], columns: tuple[str, ...], side: str, cache: Path) -> HubRows:
+def load_rows(
+    hub: HubPlace,
+    splits: Mapping[str, str],
+    columns: tuple[str, ...],
+    side: str,
+    cache: Path,
+    *,
+    refetch: bool = False,
+) -> HubRows:
     """Load a hub dataset's splits. What was fetched once is kept in the cache as Arrow, and no network asked again.
 
     Args:
@@ -78,14 +87,15 @@ def load_rows(hub: HubPlace, splits: Mapping[str, str], columns: tuple[str, ...]
         splits: our names of its splits, and its own.
         columns: what every row must have.
         side: what is read from its files, for the manifest.
-        cache: the folder for what is fetched.
+        cache: the folder for what is fetched; nobody else writes there meanwhile.
+        refetch: fetch what is in the cache already.
 
     Raises:
         DownloadError: the hub cannot be reached, or refuses.
         DataError: a split or a column is not there.
     """
     kept = cache / re.sub(r"[^\w.-]+", "--", "@".join(filter(None, (hub.id, hub.config, hub.folder, hub.revision))))
-    dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept)
+    dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept, refetch)
     for name in splits.values():
         if name not in dataset:
             raise DataError(f"{hub.id} has no split {name!r}; it has {', '.join(sorted(dataset))}")
@@ -99,23 +109,30 @@ def load_rows(hub: HubPlace, splits: Mapping[str, str], columns: tuple[str, ...]
     return HubRows(rows, files, f"hub {hub.id}{_version(hub, dataset)}")
 
 
-def _load_once(hub: HubPlace, kept: Path) -> Any:
+def _load_once(hub: HubPlace, kept: Path, refetch: bool) -> Any:
     """Fetch a dataset into the folder `kept`, unless it is there; return it memory-mapped."""
     import datasets
 
-    if not kept.is_dir():
+    if refetch or not kept.is_dir():
         _check_reachable(hub.id)
         with writing(kept):
             kept.parent.mkdir(parents=True, exist_ok=True)
+            sweep(kept.parent, ".fetching-*")
             temporary = Path(tempfile.mkdtemp(prefix=".fetching-", dir=kept.parent))
         try:
             fetched = _load(hub, temporary / "cache")
             with writing(kept):
                 fetched.save_to_disk(str(temporary / "arrow"))
+                if kept.is_dir():
+                    kept.rename(temporary / "old")
                 (temporary / "arrow").rename(kept)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    return datasets.load_from_disk(str(kept))
+    try:
+        return datasets.load_from_disk(str(kept))
+    except Exception as error:  # as many kinds as in _load
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{kept} is damaged ({reason}); fetch it anew: --refetch") from error
 
 
 def _version(hub: HubPlace, dataset: Any) -> str:

@@ -42,6 +42,7 @@ def prepare_named(
     files: Mapping[str, Sequence[Path]] | None = None,
     workers: int = 1,
     force: bool = False,
+    refetch: bool = False,
 ) -> PreparedData:
     """Prepare a card's corpus, or a user's own files under a name of their own.
 
@@ -52,6 +53,7 @@ def prepare_named(
         files: the user's own files by split, each (source, target) or one tab-separated file; excludes `source`.
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
+        refetch: download the card's files again.
 
     Raises:
         DataError: no such card, or its files are missing or malformed.
@@ -62,11 +64,11 @@ def prepare_named(
         return prepare(data, corpus, Cleaning(), root=root, workers=workers, force=force)
     card = load_card(data.card)
     folder = prepared_folder(data, root)
-    known = source is None and not card.built_in and not force  # published text does not change: ask no network for it
-    if known and current(folder, _settings(data, card.cleaning), None):
+    known = source is None and not (card.built_in or force or refetch)  # published text stays
+    if known and current(folder, _settings(data, card.cleaning), None, card=card.digest):
         prepared = PreparedData.open(folder)
     else:
-        corpus = open_corpus(card, source, root / "raw" / card.id)
+        corpus = open_corpus(card, source, root / "raw" / card.id, refetch=refetch)
         prepared = prepare(data, corpus, card.cleaning, root=root, workers=workers, force=force)
     _tell_of_division(prepared)
     warn_of_parts(prepared.manifest, card.id, card.sizes, "pairs")

@@ -11,6 +11,7 @@ from phmctl.errors import DataError, OutputError
 from phmctl.files import sha256, sha256_text, write_json
 
 Entries = list[dict[str, Any]]
+CARD = "card_sha256"  # what a manifest calls the card's digest; earlier versions kept none
 VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors
 
 
@@ -25,6 +26,9 @@ class Material(Protocol):
 
     @property
     def origin(self) -> str: ...
+
+    @property
+    def card(self) -> str: ...
 
     @property
     def held_out(self) -> Mapping[str, str]: ...
@@ -74,6 +78,7 @@ class Sources:
             "corpus": corpus.name,
             **corpus.sides,
             "origin": corpus.origin,
+            **({CARD: corpus.card} if corpus.card else {}),
             **({"held_out": dict(corpus.held_out)} if corpus.held_out else {}),
             "sources": [
                 *(self._files() or [_split(name, corpus.lines(name)) for name in corpus.splits]),
@@ -89,6 +94,8 @@ class Sources:
         """
         if dict(self._corpus.held_out) != manifest.get("held_out", {}):
             return ["the division into splits"]
+        if self._corpus.card != manifest.get(CARD, self._corpus.card):
+            return ["the card"]
         before = [entry for entry in manifest["sources"] if entry.get("side") != VECTORS]
         if self._vectors is not None and not all(entry in manifest["sources"] for entry in self._beside()):
             return [self._vectors.name]

@@ -5,24 +5,34 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from phmctl.data.building import tidying
 from phmctl.data.catalog import CardBase, Divide
 from phmctl.data.readers import HoldOut
 from phmctl.errors import DownloadError
+from phmctl.files import locked
 
 Row = TypeVar("Row")
 CorpusT = TypeVar("CorpusT")
 
 
 def from_network(
-    card: CardBase, cache: Path, read: Callable[[Path, str], CorpusT], load: Callable[[Path], CorpusT]
+    card: CardBase,
+    cache: Path,
+    read: Callable[[Path, str], CorpusT],
+    load: Callable[[Path], CorpusT],
+    *,
+    refetch: bool = False,
 ) -> CorpusT:
     """Ask the URLs and the hub in the card's order; the first that answers serves.
+
+    One process fetches at a time; another waits, and then finds what was fetched.
 
     Args:
         card: the dataset card.
         cache: where downloads are kept.
         read: returns the corpus from a folder of its files; the second argument says in words what the folder is.
         load: returns it from the hub, keeping what is fetched in the folder given.
+        refetch: fetch what is in the cache already, too.
 
     Raises:
         DownloadError: neither server nor hub gives it.
@@ -32,20 +42,23 @@ def from_network(
     def fetch() -> CorpusT:
         from phmctl.data.archives import fetch_all
 
-        fetch_all(card.urls, cache)
-        return read(cache, "the card's URLs")
+        folder = cache / f"urls-{card.urls_digest[:12]}"
+        fetch_all(card.urls, folder, refetch=refetch)
+        return read(folder, "the card's URLs")
 
     ways: dict[str, Callable[[], CorpusT]] = {"urls": fetch, "hub": partial(load, cache / "hub")}
     refused = []
-    for way in card.ways:
-        try:
-            return ways[way]()
-        except DownloadError as error:
-            refused.append(str(error).splitlines()[0])
-    reason = "; ".join(refused) or "the card names neither a hub nor URLs"
-    raise DownloadError(
-        f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
-    )
+    lock = cache / ".lock"
+    with locked(lock), tidying(lock):
+        for way in card.ways:
+            try:
+                return ways[way]()
+            except DownloadError as error:
+                refused.append(str(error).split("\n")[0])
+        reason = "; ".join(refused) or "the card names neither a hub nor URLs"
+        raise DownloadError(
+            f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
+        )
 
 
 def held_out_of_train(

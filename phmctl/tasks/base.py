@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.console import Table
-from phmctl.errors import UserError
+from phmctl.errors import DataError, UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 
@@ -272,6 +272,10 @@ class Preparation:
         options: the task's own, as the command line has them.
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
+        refetch: download the card's files again.
+
+    Raises:
+        DataError: there is nothing to download.
     """
 
     name: str
@@ -283,6 +287,12 @@ class Preparation:
     options: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 1
     force: bool = False
+    refetch: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse to fetch what is at hand."""
+        if self.refetch and (self.source or self.files or self.options.get("table")):
+            raise DataError("--refetch is for what a card downloads; leave it out where the files are given")
 
 
 class TaskKind(ABC, Generic[R]):

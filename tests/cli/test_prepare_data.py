@@ -131,3 +131,9 @@ def test_a_name_is_wanted_without_the_list(tmp_path):
 def test_an_unknown_name_gets_the_nearest_and_the_list(tmp_path):
     with pytest.raises(DataError, match=r"no dataset card 'wmt18-en-rp' \(did you mean 'wmt18-en-ro'\?\); .*--list"):
         call(tmp_path, "wmt18-en-rp")
+
+
+def test_refetch_is_for_what_is_downloaded(tmp_path, files):
+    for given in (["mine", *files], ["multi30k-de-en", "--source", str(tmp_path)]):
+        with pytest.raises(DataError, match="--refetch is for what a card downloads"):
+            call(tmp_path, *given, "--refetch")

@@ -6,7 +6,9 @@ import zipfile
 
 import pytest
 
-from phmctl.data.archives import extract
+from phmctl.data import archives
+from phmctl.data.archives import DamagedError, extract, fetch_all
+from phmctl.data.catalog import Url
 from phmctl.errors import DataError, OutputError
 
 CONTENT = {"set/train.de": b"eins\n", "set/deep/train.en": b"one\n", "./readme": b"", "a..b": b"fine"}
@@ -24,8 +26,8 @@ def tar(path, members, mode="w:gz"):
     return path
 
 
-def packed(path, members):
-    with zipfile.ZipFile(path, "w") as archive:
+def packed(path, members, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return path
@@ -117,7 +119,7 @@ def test_damaged_archives_leave_nothing(tmp_path, name, damage):
         case "other":
             content = bytearray(b"<html>404</html>")
     path.write_bytes(content)
-    with pytest.raises(DataError, match="not a whole tar or zip archive"):
+    with pytest.raises(DamagedError, match="not a whole tar or zip archive"):
         extract(path, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
@@ -134,3 +136,87 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot write"):
         extract(path, tmp_path / "file" / "out")
+
+
+def bomb(path, size):
+    """Write an archive of one member, all zeros: it packs a thousand times."""
+    return (
+        packed(path, {"zeros": bytes(size)}, zipfile.ZIP_DEFLATED)
+        if path.suffix == ".zip"
+        else tar(path, {"zeros": bytes(size)})
+    )
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_an_archive_that_unpacks_to_too_much_leaves_nothing(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(archives, "_ALWAYS", 1 << 20)
+    path = bomb(tmp_path / name, 1 << 24)
+    with pytest.raises(DataError, match=r"holds more than 3?\d,?\d*,\d+ bytes: .*\n.*unpacked: BYTES") as caught:
+        extract(path, tmp_path / "out")
+    assert not isinstance(caught.value, DamagedError)
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+    assert (extract(path, tmp_path / "out", limit=1 << 25) / "zeros").stat().st_size == 1 << 24
+
+
+def test_the_limit_is_two_hundred_times_the_archive(tmp_path):
+    """3 MB that became 1 GB: the archive is refused, and what is small in any case is not."""
+    path = bomb(tmp_path / "a.tgz", 1 << 24)
+    assert extract(path, tmp_path / "out").is_dir()
+    room = archives._Room(path, None, 10)
+    room.take(256 << 20)
+    with pytest.raises(DataError, match="holds more than 268,435,456 bytes"):
+        room.take(1)
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_an_archive_of_too_many_members_leaves_nothing(tmp_path, name):
+    members = {f"file{number}": b"" for number in range(5)}
+    path = packed(tmp_path / name, members) if name == "a.zip" else tar(tmp_path / name, members)
+    with pytest.raises(DataError, match="holds more than 4 members"):
+        extract(path, tmp_path / "out", members=4)
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+    assert extract(path, tmp_path / "out", members=5).is_dir()
+
+
+@pytest.mark.parametrize("second", ["a", "a/b", "A/../a"])
+def test_members_in_each_others_place_are_refused(tmp_path, second):
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("a", second):
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=r"stands where another does|leads out"):
+        extract(path, tmp_path / "out")
+
+
+def test_a_damaged_archive_is_fetched_again_once_the_server_has_a_whole_one(tmp_path):
+    served, cache = tmp_path / "server" / "a.tgz", tmp_path / "cache"
+    served.parent.mkdir()
+    item = Url(url=served.as_uri(), file="a.tgz", extract=True)
+    served.write_bytes(b"<html>busy</html>")
+    with pytest.raises(DataError, match="not a whole tar or zip archive"):
+        fetch_all([item], cache)
+    assert not list(cache.iterdir())
+    tar(served, CONTENT)
+    fetch_all([item], cache)
+    assert files(cache / "a.tgz.extracted").keys() == {"set/train.de", "set/deep/train.en", "readme", "a..b"}
+
+
+def test_an_archive_that_was_damaged_in_the_cache_is_fetched_again(tmp_path):
+    served, cache = tar(tmp_path / "a.tgz", CONTENT), tmp_path / "cache"
+    cache.mkdir()
+    (cache / "a.tgz").write_bytes(served.read_bytes()[:100])
+    (cache / ".a.tgz.extracted.killed").mkdir()
+    fetch_all([Url(url=served.as_uri(), file="a.tgz", extract=True)], cache)
+    assert sorted(path.name for path in cache.iterdir()) == ["a.tgz", "a.tgz.extracted"]
+    assert (cache / "a.tgz").read_bytes() == served.read_bytes()
+
+
+def test_refetch_unpacks_anew(tmp_path):
+    served, cache = tar(tmp_path / "a.tgz", CONTENT), tmp_path / "cache"
+    item = Url(url=served.as_uri(), file="a.tgz", extract=True)
+    fetch_all([item], cache)
+    tar(served, {"new": b"x"})
+    fetch_all([item], cache)
+    assert "new" not in files(cache / "a.tgz.extracted")
+    fetch_all([item], cache, refetch=True)
+    assert files(cache / "a.tgz.extracted") == {"new": b"x"}

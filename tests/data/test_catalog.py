@@ -1,11 +1,14 @@
 """Cards: every shipped one is valid, and a wrong one is told what is wrong with it."""
 
+import json
 import re
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from phmctl.data.catalog import SPLITS, Card, card_names, card_task, load_card
+from phmctl.data.labelled.catalog import LabelledLayout
 from phmctl.errors import DataError
 
 MINIMAL = {
@@ -170,3 +173,26 @@ def test_files_that_are_no_card(tmp_path, content):
     path.write_text(content)
     with pytest.raises(DataError, match=r"own\.yaml"):
         load_card(str(path))
+
+
+OUTSIDE = ["../x", "/etc/passwd", "a/../../x", "a//b", ".", "", "a/", "C:\\x", "a\x1b[31m", "a\nb", "a\u202eb"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_names_of_files_stay_below_their_folder(tmp_path, name):
+    layout = {"name": "mine", "splits": {"train": {"source": [name], "target": ["train.en"]}}}
+    assert "is no plain name" in refusal(tmp_path, local=[layout])
+    assert "is no plain name" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
+    labelled = {"name": "mine", "rows": {"texts": ["a"], "label": "b"}, "splits": {"train": [name]}}
+    with pytest.raises(ValidationError, match="is no plain name"):
+        LabelledLayout.model_validate(json.loads(json.dumps(labelled)), strict=False)
+
+
+@pytest.mark.parametrize("name", ["a/b", ".lock", ".part"])
+def test_names_in_the_cache_are_one_part(tmp_path, name):
+    assert "is no plain name" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
+
+
+def test_files_may_lie_in_subfolders(tmp_path):
+    layout = {"name": "mine", "splits": {"train": {"source": ["de-en/train.de.gz"], "target": ["de-en/ü.en"]}}}
+    assert load(tmp_path, local=[layout]).local[0].splits["train"].names == ("de-en/train.de.gz", "de-en/ü.en")

@@ -1,5 +1,6 @@
 """Opening corpora: from folders, own files, the miniature and servers."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from phmctl.data.catalog import Card, load_card
 from phmctl.data.corpus import corpus_from_files, open_corpus
 from phmctl.data.readers import SourceFile, read_sentences
 from phmctl.errors import DataError, DownloadError
+from phmctl.files import locked
 
 
 def sizes(corpus) -> dict[str, int]:
@@ -173,7 +175,8 @@ def test_urls_are_fetched_into_the_cache_and_read(tmp_path):
     paths = [put(tmp_path / "server" / name, name) for name in names]
     corpus = open_corpus(card_with(paths), None, tmp_path / "cache")
     assert list(corpus.splits["test"]) == [("test.de", "test.en")]
-    assert {file.path for file in corpus.files} == {tmp_path / "cache" / name for name in names}
+    folder = next((tmp_path / "cache").glob("urls-*"))
+    assert {file.path for file in corpus.files} == {folder / name for name in names}
 
 
 def test_an_archive_is_unpacked_in_the_cache(tmp_path):
@@ -187,6 +190,60 @@ def test_an_archive_is_unpacked_in_the_cache(tmp_path):
         corpus = open_corpus(card_with([archive], extract=True), None, tmp_path / "cache")
         assert list(corpus.splits["valid"]) == [("valid de", "valid en")]
         archive.unlink(missing_ok=True)
+
+
+NAMES = [f"{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")]
+
+
+def serve(folder: Path, word: str) -> list[Path]:
+    return [put(folder / name, f"{word} {name}") for name in NAMES]
+
+
+def first(card: Card, cache: Path, split: str, **options) -> tuple[str, str]:
+    return next(iter(open_corpus(card, None, cache, **options).splits[split]))
+
+
+def test_a_changed_url_does_not_share_the_file_of_the_old_one(tmp_path):
+    old, new = serve(tmp_path / "old", "old"), serve(tmp_path / "new", "new")
+    assert first(card_with(old), tmp_path / "cache", "test") == ("old test.de", "old test.en")
+    assert first(card_with(new), tmp_path / "cache", "test") == ("new test.de", "new test.en")
+    for path in (*old, *new):
+        path.unlink()
+    assert first(card_with(old), tmp_path / "cache", "test") == ("old test.de", "old test.en")
+
+
+def test_refetch_asks_again_and_loses_nothing(tmp_path):
+    paths = serve(tmp_path / "server", "old")
+    card, cache = card_with(paths), tmp_path / "cache"
+    assert first(card, cache, "test") == ("old test.de", "old test.en")
+    put(paths[-1], "new test.en")
+    assert first(card, cache, "test") == ("old test.de", "old test.en")
+    assert first(card, cache, "test", refetch=True) == ("old test.de", "new test.en")
+    paths[0].unlink()
+    with pytest.raises(DownloadError):
+        open_corpus(card, None, cache, refetch=True)
+    assert first(card, cache, "train") == ("old train.de", "old train.en")
+
+
+def test_a_second_process_waits_for_the_fetch(tmp_path):
+    card, cache = card_with(serve(tmp_path / "server", "x")), tmp_path / "cache"
+    done: list[tuple[str, str]] = []
+    other = threading.Thread(target=lambda: done.append(first(card, cache, "test")))
+    with locked(cache / ".lock"):
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()
+        assert [path.name for path in cache.iterdir()] == [".lock"]
+    other.join(30)
+    assert done == [("x test.de", "x test.en")]
+
+
+def test_what_does_not_decide_on_the_text_is_not_in_the_cards_digest():
+    card = load_card("multi30k-de-en")
+    assert card.model_copy(update={"title": "x", "licence": "y", "sizes": {}}).digest == card.digest
+    assert card.model_copy(update={"prefer": "hub"}).digest != card.digest
+    roomier = card.model_copy(update={"urls": tuple(url.model_copy(update={"members": 7}) for url in card.urls)})
+    assert roomier.urls_digest == card.urls_digest
 
 
 def test_when_nothing_answers_the_way_out_is_named(tmp_path, monkeypatch):

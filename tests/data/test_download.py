@@ -1,13 +1,15 @@
 """Downloads against a server of our own: resumed, verified, and refused in a clear word."""
 
 import hashlib
+import os
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
 
-from phmctl.data.download import download
+from phmctl.data.download import _Part, download
 from phmctl.errors import DownloadError, OutputError
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -166,3 +168,44 @@ def test_a_folder_that_cannot_be_written(server, tmp_path):
     (tmp_path / "raw").write_bytes(b"a file")
     with pytest.raises(OutputError, match="cannot write"):
         fetch(server, tmp_path)
+
+
+def test_leftovers_of_killed_fetches_are_taken_over_or_swept(server, tmp_path):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for age, (name, content) in enumerate(
+        [("train.de.00000000.part", b"old"), ("train.de.ffffffff.part", CONTENT[:1000])], start=1
+    ):
+        (folder / name).write_bytes(content)
+        (folder / f"{name}.etag").write_text('"v1"' if age == 2 else '"v0"')
+        os.utime(folder / name, (age, age))
+    (folder / "train.de.gz.part").write_bytes(b"another file's")
+    assert fetch(server, tmp_path).read_bytes() == CONTENT
+    assert server.seen == ["bytes=1000-"]
+    assert sorted(path.name for path in folder.iterdir()) == ["train.de", "train.de.gz.part"]
+
+
+def test_two_fetches_write_to_two_parts(server, tmp_path, monkeypatch):
+    names = set()
+    monkeypatch.setattr(_Part, "publish", lambda part: names.add(part.path.name))
+    for _ in range(2):
+        fetch(server, tmp_path, sha256=SHA256)
+    assert len(names) == 2
+    assert all(re.fullmatch(r"train\.de\.[0-9a-f]{8}\.part", name) for name in names)
+
+
+@pytest.mark.parametrize("tag", ["\x1b[31m", '"a" "b"', "v1"])
+def test_a_tag_that_is_none_is_not_sent_back(server, tmp_path, tag):
+    server.cuts, server.tag = [300_000], tag
+    assert fetch(server, tmp_path).read_bytes() == CONTENT
+    assert server.seen == [None, None]
+
+
+def test_refetch_replaces_the_file_when_the_new_one_is_whole(server, tmp_path):
+    target = fetch(server, tmp_path)
+    target.write_bytes(b"old")
+    server.answers = [404]
+    with pytest.raises(DownloadError):
+        fetch(server, tmp_path, refetch=True)
+    assert target.read_bytes() == b"old"
+    assert fetch(server, tmp_path, refetch=True).read_bytes() == CONTENT

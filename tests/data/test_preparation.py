@@ -3,14 +3,17 @@ import hashlib
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import phmctl.data.preparation as preparation
 from phmctl.data.batching import plan_batches, real_token_share
+from phmctl.data.building import current
 from phmctl.data.catalog import Cleaning, Divide
 from phmctl.data.corpus import Corpus, corpus_from_files, divided
+from phmctl.data.manifest import read_manifest
 from phmctl.data.preparation import choose_section, prepare, prepare_named
 from phmctl.data.provenance import Sources
 from phmctl.data.readers import SourceFile
@@ -211,6 +214,22 @@ def test_a_damaged_folder_is_prepared_anew(tmp_path, damage):
     before = content(prepared.folder)
     (prepared.folder / damage).write_bytes(b"{}")
     assert content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder) == before
+
+
+def test_a_changed_card_is_not_up_to_date(tmp_path, capsys):
+    first, second = (replace(corpus(), card=digest) for digest in ("a" * 64, "b" * 64))
+    prepare(SECTION, first, CLEANING, root=tmp_path)
+    folder = prepared_folder(SECTION, tmp_path)
+    settings = read_manifest(folder)["settings"]
+    assert read_manifest(folder)["card_sha256"] == first.card
+    assert current(folder, settings, None, card=first.card)
+    assert not current(folder, settings, None, card=second.card)
+    assert current(folder, settings, None)
+    capsys.readouterr()
+    prepare(SECTION, first, CLEANING, root=tmp_path)
+    assert "is up to date" in capsys.readouterr().err
+    prepare(SECTION, second, CLEANING, root=tmp_path)
+    assert "is out of date (the card changed): preparing anew" in capsys.readouterr().err
 
 
 def test_force_prepares_anew(tmp_path, capsys):

@@ -40,7 +40,7 @@ class LabelledCorpus:
         labels: the classes in the order of their numbers; empty: those that train has.
         splits: the examples of ``train``, ``valid``, and as a rule ``test`` and others.
         symmetric: whether a pair with its texts swapped is the same example.
-        files, origin, held_out: as of :class:`phmctl.data.corpus.Corpus`.
+        files, origin, held_out, card: as of :class:`phmctl.data.corpus.Corpus`.
     """
 
     name: str
@@ -51,6 +51,7 @@ class LabelledCorpus:
     origin: str = ""
     held_out: Mapping[str, str] = field(default_factory=dict)
     symmetric: bool = False
+    card: str = ""
 
     @property
     def sides(self) -> dict[str, Any]:
@@ -64,7 +65,12 @@ class LabelledCorpus:
 
 
 def open_labelled_corpus(
-    card: LabelledCard, source: Path | None, cache: Path, extra: Mapping[str, Path] | None = None
+    card: LabelledCard,
+    source: Path | None,
+    cache: Path,
+    extra: Mapping[str, Path] | None = None,
+    *,
+    refetch: bool = False,
 ) -> LabelledCorpus:
     """Open a card's corpus; nothing but headers is read before a split is iterated.
 
@@ -73,6 +79,7 @@ def open_labelled_corpus(
         source: a folder with the files (``--source``), or None: the card's URLs or the hub.
         cache: where downloads are kept.
         extra: folders of the splits that the card borrows from others (``--extra-split``).
+        refetch: download what is kept in the cache, too.
 
     Raises:
         DataError: the folder does not hold the files, or a file lacks a column.
@@ -82,10 +89,10 @@ def open_labelled_corpus(
     if source:
         corpus = read(source, f"folder {source.resolve().name}")
     else:
-        corpus = from_network(card, cache, read, partial(_from_hub, card))
+        corpus = from_network(card, cache, read, partial(_from_hub, card, refetch=refetch), refetch=refetch)
     if card.divide is not None:
         corpus = _divided(corpus, card.divide)
-    corpus = replace(corpus, symmetric=card.symmetric)
+    corpus = replace(corpus, symmetric=card.symmetric, card=card.digest)
     return _with_borrowed(corpus, card, source, extra or {})
 
 
@@ -272,11 +279,11 @@ class HubExamples:
             yield Example(texts, label, {}, (self.name, number))
 
 
-def _from_hub(card: LabelledCard, cache: Path) -> LabelledCorpus:
+def _from_hub(card: LabelledCard, cache: Path, *, refetch: bool) -> LabelledCorpus:
     if card.hub is None:
         raise DataError(f"card {card.id!r} names no hub")
     hub = card.hub
-    loaded = load_rows(hub, hub.splits, (*hub.texts, hub.label), SIDE, cache)
+    loaded = load_rows(hub, hub.splits, (*hub.texts, hub.label), SIDE, cache, refetch=refetch)
     splits: dict[str, ExampleSource] = {
         split: HubExamples(rows, hub, f"{hub.id} ({hub.splits[split]})") for split, rows in loaded.rows.items()
     }

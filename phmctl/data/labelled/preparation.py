@@ -78,6 +78,7 @@ def prepare_labelled(
     vectors: Path | None = None,
     workers: int = 1,
     force: bool = False,
+    refetch: bool = False,
 ) -> LabelledData:
     """Prepare a card's labelled corpus, or a user's own tables under a name of their own.
 
@@ -91,6 +92,7 @@ def prepare_labelled(
         vectors: word vectors in GloVe's text format. Without them, those of an earlier preparation stay.
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
+        refetch: download the card's files again.
 
     Raises:
         DataError: no such card, or its files are missing or malformed.
@@ -105,11 +107,12 @@ def prepare_labelled(
     card = load_labelled_card(data.card)
     folder = labelled_folder(data, root)
     more = {"symmetric": True} if card.symmetric else {}
-    unchanged = source is None and not (extra or vectors or force)  # published text does not change: ask no network
-    if unchanged and current(folder, {**_settings(data, card.cleaning, card.labels), **more}, None):
+    unchanged = source is None and not (extra or vectors or force or refetch)  # published text stays
+    settings = {**_settings(data, card.cleaning, card.labels), **more}
+    if unchanged and current(folder, settings, None, card=card.digest):
         prepared = LabelledData.open(folder, labelled_command(data, root))
     else:
-        corpus = open_labelled_corpus(card, source, root / "raw" / card.id, extra)
+        corpus = open_labelled_corpus(card, source, root / "raw" / card.id, extra, refetch=refetch)
         prepared = prepare_corpus(
             data, corpus, card.cleaning, root=root, vectors=vectors, workers=workers, force=force, more=more
         )

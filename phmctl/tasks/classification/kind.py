@@ -38,7 +38,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         if asked.files:
             files = ", ".join(map(option_name, asked.files))
             raise DataError(f"{files} is for parallel text; {asked.name} is labelled text: give --table SPLIT=FILE")
-        common = {"root": asked.root, "source": asked.source, "workers": asked.workers, "force": asked.force}
+        common = {name: getattr(asked, name) for name in ("root", "source", "workers", "force", "refetch")}
         options = LabelledOptions(**asked.options)
         return prepare_labelled_named(asked.name, asked.recipe, asked.settings, options, **common)
 

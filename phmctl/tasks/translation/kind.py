@@ -50,6 +50,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
             files=asked.files,
             workers=asked.workers,
             force=asked.force,
+            refetch=asked.refetch,
         )
 
     def show_prepared(self, manifest: Mapping[str, Any]) -> None:
