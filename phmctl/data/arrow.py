@@ -1,7 +1,8 @@
 """Arrow files of rows with token ids: written in record batches, mapped when read."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class Ragged:
 
 
 def ragged(column: Any) -> Ragged:
-    """Return an Arrow column of lists as flat arrays, without a copy."""
+    """Return an Arrow column of lists as flat arrays, without a copy. Meant for :func:`reading_columns`."""
     return Ragged(
         [
             (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
@@ -93,9 +94,23 @@ def read_table(path: Path) -> Any:
     import pyarrow as pa
 
     try:
-        return datasets.Dataset.from_file(str(path)).data
-    except (OSError, pa.ArrowException) as error:
+        table = datasets.Dataset.from_file(str(path)).data
+        table.table.validate()
+        return table
+    except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
+
+
+@contextmanager
+def reading_columns(path: Path) -> Iterator[None]:
+    """Turn what comes of an Arrow file without the right columns into a :class:`DataError`."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
+        wrong = f"{path} has not the columns it should have ({error})"
+        raise DataError(f"{wrong}; prepare the data again with --force") from error
 
 
 class RowWriter:

@@ -2,14 +2,40 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phmctl.errors import DataError
-from phmctl.files import are_file_entries, damage, file_entry, read_json_object, write_json
+from phmctl.files import damage, file_entry, read_json_object, write_json
+from phmctl.recipe.sections import PositiveInt
 
 MANIFEST = "manifest.json"
 FORMAT = "phmctl-prepared-1"
-_KEYS = ("settings", "token_types", "splits", "files")  # of a manifest, at least
+
+
+class _File(BaseModel):
+    """A file of the folder. Its name is plain, since it is read."""
+
+    name: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    """What is asked of a manifest, whatever the task. There is more in it."""
+
+    model_config = ConfigDict(strict=True)
+
+    settings: dict[str, Any]
+    token_types: dict[str, PositiveInt]
+    splits: dict[str, dict[str, Any]]
+    sources: list[dict[str, Any]] = []
+    files: list[_File]
+    labels: list[str] = []
+    texts: Annotated[int, Field(ge=1, le=2)] = 1
+    extras: list[str] = []
+    vectors: dict[str, Any] = {}
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
@@ -34,8 +60,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     manifest = read_json_object(path, DataError, "prepare the data again with --force")
     if manifest.get("format") != FORMAT:
         raise DataError(f"{path} is not of this version of phmctl ({FORMAT}); prepare again with --force")
-    if any(key not in manifest for key in _KEYS) or not are_file_entries(manifest["files"]):
-        raise DataError(f"{path} is damaged: it does not say all it must; prepare the data again with --force")
+    try:
+        _Manifest.model_validate(manifest)
+    except ValidationError as error:
+        wrong = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
+        raise DataError(f"{path} is damaged: look at {wrong}; prepare the data again with --force") from error
     return manifest
 
 

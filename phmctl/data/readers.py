@@ -8,12 +8,15 @@ import gzip
 import html
 import re
 import zlib
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from io import BufferedReader, TextIOWrapper
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, Generic, Literal, Protocol, TypeVar, cast
+from typing import Generic, Literal, Protocol, TypeVar, cast
 
 from phmctl.errors import DataError
 
@@ -21,10 +24,12 @@ Pair = tuple[str, str]
 Row = TypeVar("Row")
 Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags", "sgm"]
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LONGEST_LINE = 1 << 24  # bytes; a bomb in .gz is one line without end
+# UTF-32's before UTF-16's, which it begins with.
+_MARKS = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
 _SUBWORD_MARK = re.compile(r"@@(?: |$)")
-_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>")
-_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]+|#x[0-9a-fA-F]+);")
+_SEGMENT = re.compile(r"<seg\b")
+_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
 # What the IWSLT releases put between the sentences of train.tags.*: a talk's data, never its words.
 _TALK_DATA = re.compile(
     r"\s*</?(?:doc|url|videourl|keywords|speaker|talkid|title|description|reviewer|translator|transcript|content)\b[^>]*>"
@@ -49,15 +54,30 @@ class SourceFile:
     side: str
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """Yield a text file's lines without their ends (``\\n`` or ``\\r\\n``) and without a byte order mark.
 
+    The mark also tells UTF-16 and UTF-32; without one the file is UTF-8.
+
+    Args:
+        path: the file; ``.gz`` is decompressed.
+        longest: bytes of a line, at most.
+
     Raises:
-        DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
+        DataError: the file cannot be read, or a line is too long or is not UTF-8 (named by file and line).
     """
     with reading(path), open_bytes(path) as handle:
-        for number, raw in enumerate(handle, start=1):
-            yield decode_line(raw, path, number)
+        encoding = next((name for mark, name in _MARKS.items() if handle.peek(4).startswith(mark)), None)
+        lines = iter(partial(handle.readline, longest + 1), b"") if encoding is None else _recoded(handle, encoding)
+        for number, raw in enumerate(lines, start=1):
+            yield decode_line(raw, path, number, longest)
+
+
+def _recoded(handle: BufferedReader, encoding: str) -> Iterator[bytes]:
+    """Yield lines in UTF-8, whatever they are in; too long a one in parts."""
+    with TextIOWrapper(handle, encoding, newline="\n") as text:
+        while line := text.readline(LONGEST_LINE + 1):
+            yield line.encode("utf-8")
 
 
 @contextmanager
@@ -65,29 +85,32 @@ def reading(path: Path) -> Iterator[None]:
     """Turn a refusal to read a file, or to decompress it, into a :class:`DataError`."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}; is the file there, and whole?") from error
 
 
-def open_bytes(path: Path) -> BinaryIO:
+def open_bytes(path: Path) -> BufferedReader:
     """Open a file to read its bytes, those that ``.gz`` stands for if that is how its name ends."""
-    return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    return cast("BufferedReader", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def decode_line(raw: bytes, name: Path | str, number: int) -> str:
+def decode_line(raw: bytes, name: Path | str, number: int, longest: int = LONGEST_LINE) -> str:
     """Return the text of a line that was read with its end, or without one at the end of the file.
 
     Args:
         raw: its bytes.
         name: what messages call the file.
         number: the line's, from 1; the first may begin with a byte order mark.
+        longest: bytes of a line, at most.
 
     Raises:
-        DataError: it is not UTF-8.
+        DataError: it is too long, or not UTF-8.
     """
+    if len(raw) > longest:
+        raise DataError(f"{name}, line {number}: longer than {longest:,} bytes; is it a text, of one line each?")
     if number == 1:
-        raw = raw.removeprefix(_BYTE_ORDER_MARK)
+        raw = raw.removeprefix(BOM_UTF8)
     line = raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw.removesuffix(b"\r")
     try:
         return line.decode("utf-8")
@@ -95,7 +118,7 @@ def decode_line(raw: bytes, name: Path | str, number: int) -> str:
         wrong = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
         raise DataError(
             f"{name}, line {number}: invalid UTF-8 ({wrong})\n"
-            "convert the file first, for example: iconv -f ISO-8859-1 -t UTF-8"
+            "find out which encoding it is (`file -i` makes a guess) and convert it: iconv -f ENCODING -t UTF-8"
         ) from error
 
 
@@ -111,18 +134,36 @@ def _undo_bpe(lines: Iterable[str], path: Path) -> Iterator[str]:
 
 def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
     """Yield the ``<seg>`` texts of an IWSLT or WMT dev or test file, with XML's entities replaced."""
-    pending, begun = "", 0
+    pending: list[str] = []  # of a segment that goes on in the next line
+    begun = size = 0
     for number, line in enumerate(lines, start=1):
-        if not pending:
-            begun = number
-        pending = f"{pending} {line}" if pending else line
-        if pending.count("<seg") > pending.count("</seg>"):
-            continue  # the segment goes on in the next line
-        for segment in _SEGMENT.finditer(pending):
-            yield _ENTITY.sub(_entity, segment[1]).strip(BLANKS)
-        pending = ""
+        if not pending and "<seg" not in line:
+            continue
+        begun = begun if pending else number
+        pending.append(line)
+        size += len(line)
+        if "</seg>" in line:
+            found, rest = _complete(" ".join(pending))
+            yield from (_ENTITY.sub(_entity, segment).strip(BLANKS) for segment in found)
+            pending, begun, size = ([rest] if rest else []), number, len(rest)
+        if size > LONGEST_LINE:
+            break
     if pending:
         raise DataError(f"{path}, line {begun}: a <seg> that is never closed; is the file whole?")
+
+
+def _complete(text: str) -> tuple[list[str], str]:
+    """Return the content of the complete segments, and what stands from one on that is not. Linear in the text."""
+    found: list[str] = []
+    end = 0
+    while begin := _SEGMENT.search(text, end):
+        inner = text.find(">", begin.end()) + 1
+        close = text.find("</seg>", inner) if inner else -1
+        if close < 0:
+            return found, text[begin.start() :]
+        found.append(text[inner:close])
+        end = close + len("</seg>")
+    return found, ""
 
 
 def _entity(match: re.Match[str]) -> str:

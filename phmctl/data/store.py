@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.arrow import RowWriter, ragged
+from phmctl.data.arrow import RowWriter, ragged, reading_columns
 from phmctl.data.manifest import read_manifest
 from phmctl.data.prepared import UNKNOWN_COMMAND, MappedSplit, PreparedFolder
 from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
@@ -102,8 +102,9 @@ class ParallelSplit(MappedSplit):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.source = ragged(self._table.column("source"))
-        self.target = ragged(self._table.column("target"))
+        with reading_columns(path):
+            self.source = ragged(self._table.column("source"))
+            self.target = ragged(self._table.column("target"))
 
     @cached_property
     def source_text(self) -> list[str]:

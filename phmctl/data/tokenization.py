@@ -6,14 +6,17 @@ are never made from text: ``<s>`` in a line is punctuation and a letter.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
 
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.errors import DataError
-from phmctl.files import write_atomic
+from phmctl.files import read_json_object, write_atomic
 
 if TYPE_CHECKING:
     import tokenizers
@@ -28,6 +31,9 @@ _MIN_PAIRS = 2  # a merge seen once memorises a line; subword-nmt stops there to
 # With the space before it: a word with its apostrophes, a run of one punctuation mark, another kind of space.
 _WORD = r"[\p{L}\p{M}\p{N}_]+"
 _PIECES = rf" ?(?:{_WORD}(?:['’]{_WORD})*|['’]{_WORD}|([^\p{{L}}\p{{M}}\p{{N}}_\s])\1*|[^\S ])| "
+
+_LONGEST_WORD = 1000
+_LONG_WORD = re.compile(rf"(\S{{{_LONGEST_WORD}}})(?=\S)")
 
 JOINT_FILE = "tokenizer.json"
 SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
@@ -103,14 +109,33 @@ class Tokenizer:
         Raises:
             DataError: the file is missing or is not a tokenizer.
         """
-        content = _read(path)
+        content = read_json_object(path, DataError, "restore it or prepare anew")
+        if content.get("format") != _FORMAT:
+            raise DataError(f"{path} is not a tokenizer of this version of phmctl (format {_FORMAT!r}); prepare anew")
         try:
-            merges = [(left, right) for left, right in content["merges"]]
-            return cls(content["kind"], content["vocabulary"], merges, lowercase=content["lowercase"])
-        except Exception as error:  # the library raises bare Exceptions for merges that do not fit
-            raise DataError(
-                f"{path} is damaged: {type(error).__name__}: {error}; restore it or prepare anew"
-            ) from error
+            stored = _Stored.model_validate(content)
+            return cls(stored.kind, stored.vocabulary, stored.merges, lowercase=stored.lowercase)
+        except Exception as error:  # the library raises bare Exceptions
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise DataError(f"{path} is damaged: {reason}; restore it or prepare anew") from error
+
+
+class _Stored(BaseModel):
+    """What a tokenizer's file holds. What the library does not check would end in a panic, or in wrong ids."""
+
+    kind: Kind
+    vocabulary: Annotated[list[str], Field(max_length=10**7)]
+    merges: list[tuple[str, str]]
+    lowercase: Annotated[bool, Field(strict=True)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        known = set(self.vocabulary)
+        if len(known) < len(self.vocabulary) or self.vocabulary[: len(SPECIAL_TOKENS)] != [*SPECIAL_TOKENS]:
+            raise ValueError("the vocabulary is not that of special tokens and different others")
+        if any(not {left, right, left + right} <= known for left, right in self.merges):
+            raise ValueError("a merge is of what is no token")
+        return self
 
 
 def train_tokenizer(texts: Iterable[str], kind: Kind, vocabulary: int, *, lowercase: bool = False) -> Tokenizer:
@@ -135,9 +160,14 @@ def train_tokenizer(texts: Iterable[str], kind: Kind, vocabulary: int, *, lowerc
         )
     engine = _engine(kind, SPECIAL_TOKENS, (), lowercase)
     trainer = _trainer(kind, vocabulary - len(SPECIAL_TOKENS))
-    engine.train_from_iterator(iter(texts), trainer)
+    engine.train_from_iterator(_in_reach(texts), trainer)
     learned = json.loads(engine.to_str())["model"]
     return Tokenizer(kind, _with_specials(learned["vocab"]), _pairs(learned), lowercase=lowercase)
+
+
+def _in_reach(texts: Iterable[str]) -> Iterator[str]:
+    """Return texts with words of 1,000 characters at most: learning BPE takes the square of a word's length."""
+    return (_LONG_WORD.sub(r"\1 ", text) if len(text) > _LONGEST_WORD else text for text in texts)
 
 
 @dataclass(frozen=True)
@@ -250,15 +280,3 @@ def _pairs(learned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the merges of a serialised model; older libraries wrote a pair as one string with a space."""
     merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in learned.get("merges", ()))
     return [(left, right) for left, right in merges]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read the tokenizer {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not a tokenizer: {error}; restore it or prepare anew") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise DataError(f"{path} is not a tokenizer of this version of phmctl (format {_FORMAT!r}); prepare anew")
-    return content

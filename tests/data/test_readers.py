@@ -1,6 +1,7 @@
 """Readers: the lines that went into a file come out of it, and what is wrong with a file is named."""
 
 import gzip
+import time
 from pathlib import Path
 
 import pytest
@@ -245,3 +246,60 @@ def test_real_vietnamese(real_data):
     for name, count in (("tst2012", 1553), ("tst2013", 1268)):
         folder = real_data / "iwslt15-en-vi"
         assert sum(1 for _ in ParallelFiles([folder / f"{name}.en"], [folder / f"{name}.vi"])) == count
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
+def test_a_byte_order_mark_tells_the_encoding(tmp_path, encoding, name):
+    content = "Привет\r\nÜber\u2028uns\n\n没有".encode(encoding)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(read_lines(path)) == ["Привет", "Über\u2028uns", "", "没有"]
+
+
+def test_text_that_ends_in_half_a_character_is_refused(tmp_path):
+    path = tmp_path / "a.de"
+    path.write_bytes("ab".encode("utf-16")[:-1])
+    with pytest.raises(DataError, match=r"cannot read .*a\.de: .*; is the file there, and whole"):
+        list(read_lines(path))
+
+
+def test_no_encoding_is_guessed(tmp_path):
+    path = tmp_path / "a.ru"
+    path.write_bytes("Привет".encode("cp1251"))
+    with pytest.raises(DataError, match="find out which encoding it is") as caught:
+        list(read_lines(path))
+    assert "8859" not in str(caught.value)
+
+
+def test_a_line_without_end_is_refused(tmp_path):
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"a\n" + bytes(40 << 20)))
+    with pytest.raises(DataError, match=r"bomb\.gz, line 2: longer than 16,777,216 bytes"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize(
+    "piece", ["<seg", "<seg>", "<seg >x", "</seg><seg ", "<seg id=1\n", "<seg\n", "</seg>\n<seg\n"]
+)
+def test_segments_take_time_in_proportion_to_the_file(tmp_path, piece):
+    path = tmp_path / "a.xml"
+    path.write_text(piece * 200_000, encoding="utf-8")
+    begun = time.monotonic()
+    with pytest.raises(DataError, match="a <seg> that is never closed"):
+        list(read_sentences(path, "sgm"))
+    assert time.monotonic() - begun < 10
+
+
+def test_segments_over_lines_and_in_one(tmp_path):
+    path = tmp_path / "a.xml"
+    path.write_text(
+        '<doc> <seg\nid="1">a\nb</seg> x <seg>c</seg><seg>d\n\ne</seg>\n</doc>\n<seg>f</seg>', encoding="utf-8"
+    )
+    assert list(read_sentences(path, "sgm")) == ["a b", "c", "d  e", "f"]
+
+
+def test_a_character_reference_of_thousands_of_digits_is_text(tmp_path):
+    path = tmp_path / "a.xml"
+    path.write_text(f"<seg>&#{'9' * 5000};&#65;&#x110000;</seg>", encoding="utf-8")
+    assert list(read_sentences(path, "sgm")) == [f"&#{'9' * 5000};A\ufffd"]

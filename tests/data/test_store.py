@@ -1,12 +1,15 @@
+import json
 from itertools import chain
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.data.arrow import Ragged
+from phmctl.data.manifest import FORMAT, MANIFEST, read_manifest
 from phmctl.data.store import (
     ParallelSplit,
     PreparedData,
@@ -169,3 +172,44 @@ def test_a_damaged_manifest_is_a_users_error(tmp_path, content):
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match="--force"):
         PreparedData.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("splits", []),
+        ("splits", {"train": 7}),
+        ("token_types", {"source": "many"}),
+        ("token_types", {"source": 10**30}),
+        ("files", [{"name": "../../etc/passwd", "bytes": 1, "sha256": "0"}]),
+        ("files", [{"name": "x", "bytes": "1", "sha256": 0}]),
+        ("labels", "abc"),
+        ("texts", 3),
+        ("settings", None),
+    ],
+)
+def test_a_manifest_with_wrong_values_is_damaged(tmp_path, key, value):
+    good = {"format": FORMAT, "settings": {}, "token_types": {}, "splits": {}, "files": []}
+    (tmp_path / MANIFEST).write_text(json.dumps(good))
+    assert read_manifest(tmp_path) == good
+    (tmp_path / MANIFEST).write_text(json.dumps(good | {key: value}))
+    with pytest.raises(DataError, match=rf"manifest\.json is damaged: look at {key}; prepare the data again"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("columns", [{"source": [1]}, {"source": [[1]], "target": ["a"]}, {"a": [b"x"]}])
+def test_an_arrow_file_of_other_columns_is_refused(tmp_path, columns):
+    path = tmp_path / "train.arrow"
+    table = pa.table(columns)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DataError, match=r"train\.arrow has not the columns"):
+        ParallelSplit(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"ARROW1", b"\xff" * 1000, b"\0" * 1000])
+def test_a_file_that_is_no_arrow_is_refused(tmp_path, content):
+    path = tmp_path / "train.arrow"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot read .*train\.arrow|has not the columns"):
+        ParallelSplit(path)

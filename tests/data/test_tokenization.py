@@ -1,10 +1,12 @@
 import json
+import time
 from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from phmctl.data import tokenization
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenization import SMALLEST_BPE, Tokenizer, TokenizerPair, train_pair, train_tokenizer
 from phmctl.errors import DataError
@@ -155,5 +157,50 @@ def test_a_damaged_file_is_a_users_error(tmp_path, content):
 
 
 def test_a_missing_file_is_a_users_error(tmp_path):
-    with pytest.raises(DataError, match="cannot read the tokenizer"):
+    with pytest.raises(DataError, match=r"tokenizer\.json is missing; restore it"):
         TokenizerPair.load(tmp_path)
+
+
+def test_learning_takes_time_in_proportion_to_the_text():
+    begun = time.monotonic()
+    tokenizer = train_tokenizer(["ab" * 500_000, "ein Hund", "ein Haus"], "bpe", 300)
+    assert time.monotonic() - begun < 20
+    assert tokenizer.decode(tokenizer.encode(["ab" * 500_000])[0]) == "ab" * 500_000
+
+
+def test_long_lines_of_short_words_are_learned_from_as_they_are():
+    texts = ["ein Hund  läuft " * 100 + "schnell"]
+    assert len(texts[0]) > 1000
+    assert [*tokenization._in_reach(texts)] == texts
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("kind", "sentencepiece"),
+        ("kind", 1),
+        ("lowercase", "yes"),
+        ("vocabulary", "abc"),
+        ("vocabulary", {"a": 1}),
+        ("vocabulary", ["<pad>"]),
+        ("vocabulary", [*SPECIAL_TOKENS, "a", "a"]),
+        ("vocabulary", [*SPECIAL_TOKENS, 7]),
+        ("vocabulary", [*SPECIAL_TOKENS, "\ud800"]),
+        ("merges", [["a"]]),
+        ("merges", [["nowhere", "b"]]),
+        ("merges", 7),
+    ],
+)
+def test_a_tokenizer_with_wrong_values_is_refused(tmp_path, key, value):
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(["ein Hund", "ein Haus"], "bpe", 300).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}))
+    with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
+        Tokenizer.load(path)
+
+
+def test_a_deeply_nested_tokenizer_is_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.load(path)

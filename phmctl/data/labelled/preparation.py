@@ -5,6 +5,7 @@ time nothing is done, and the folder appears under its name only when it is comp
 digests of the texts of valid and test, and what learning a vocabulary takes.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -243,7 +244,7 @@ def _labels_of(train: ExampleSource) -> list[str]:
         if any(mark in example.label for mark in "\t\n\r"):
             raise DataError(f"{example.named()}: the label {example.label!r} holds a tab or a line's end; replace it")
         found.add(example.label)
-    numeric = all(label.removeprefix("-").isdecimal() for label in found)
+    numeric = all(re.fullmatch(r"-?\d{1,18}", label) for label in found)
     return sorted(found, key=(lambda label: (int(label), label)) if numeric else None)
 
 

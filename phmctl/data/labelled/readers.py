@@ -7,6 +7,7 @@ the header's.
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from phmctl.data.labelled.catalog import Column, Rows
-from phmctl.data.readers import read_lines
+from phmctl.data.readers import LONGEST_LINE, read_lines
 from phmctl.errors import DataError, nearest
 
 Labels = Sequence[str]
 _SEPARATOR = {"tsv": "\t", "csv": ","}
-_LONGEST_CELL = 1 << 24  # characters; the csv module's own limit is 131,072
+_LONGEST_JSON = 1 << 30  # bytes of a line: a whole corpus, where it is one array
+_WHOLE = range(-(2**31), 2**31)  # what an extra can be
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 UNKNOWN = -1  # an extra that is not known
 
 
@@ -198,6 +201,8 @@ def _by_key(path: Path, number: int, record: Mapping[str, Any]) -> Callable[[Col
         value = record[str(column)]
         if not isinstance(value, (str, int)):
             raise DataError(f"{path}, line {number}: {column!r} holds {value!r}, neither text nor a whole number")
+        if isinstance(value, str) and _HALF_PAIR.search(value):
+            raise DataError(f"{path}, line {number}: {column!r} holds half of a surrogate pair, which is no character")
         return str(value)
 
     return pick
@@ -215,7 +220,7 @@ def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader((f"{line}\n" for line in read_lines(path)), delimiter=separator, strict=True)
     begun = 1
     while True:
@@ -234,7 +239,7 @@ def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
 
 def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a JSON-lines file, or of one that holds a single JSON array, with their lines."""
-    lines = ((number, line) for number, line in enumerate(read_lines(path), start=1) if line.strip())
+    lines = ((number, line) for number, line in enumerate(read_lines(path, _LONGEST_JSON), start=1) if line.strip())
     first = next(lines, None)
     if first is None:
         return
@@ -263,10 +268,10 @@ def _parsed(path: Path, number: int, text: str) -> Any:
 
 def _whole(value: str, column: Column, place: tuple[str, int]) -> int:
     try:
-        return int(value)
+        return _WHOLE.start + _WHOLE.index(int(value))
     except ValueError as error:
         raise DataError(
-            f"{place[0]}, line {place[1]}: column {column!r} holds {value!r}, not a whole number"
+            f"{place[0]}, line {place[1]}: column {column!r} holds {value!r}, not a whole number of 32 bits"
         ) from error
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from phmctl.data.arrow import Ragged, RowWriter, ragged
+from phmctl.data.arrow import Ragged, RowWriter, ragged, reading_columns
 from phmctl.data.manifest import read_manifest, refuse_damage
 from phmctl.data.prepared import MappedSplit, PreparedFolder
 from phmctl.data.store import corpus_name, is_card, root_option
@@ -77,11 +77,12 @@ class LabelledSplit(MappedSplit):
 
     def __init__(self, path: Path, extras: list[str]) -> None:
         super().__init__(path)
-        self.first: Ragged = ragged(self._table.column("first"))
-        pair = "second" in self._table.column_names
-        self.second: Ragged | None = ragged(self._table.column("second")) if pair else None
-        self.labels: Ints = self._numbers("label")
-        self.extras: dict[str, Ints] = {name: self._numbers(name) for name in extras}
+        with reading_columns(path):
+            self.first: Ragged = ragged(self._table.column("first"))
+            pair = "second" in self._table.column_names
+            self.second: Ragged | None = ragged(self._table.column("second")) if pair else None
+            self.labels: Ints = self._numbers("label")
+            self.extras: dict[str, Ints] = {name: self._numbers(name) for name in extras}
 
     @cached_property
     def first_text(self) -> list[str]:
@@ -137,10 +138,15 @@ class LabelledData(PreparedFolder[LabelledSection, LabelledSplit]):
         """
         if not self.manifest.get("vectors"):
             return None
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         refuse_damage(self.folder, self.manifest, VECTORS_FILE, self.command)
-        vectors: Tensor = load_file(self.folder / VECTORS_FILE)["vectors"]
+        path = self.folder / VECTORS_FILE
+        try:
+            vectors: Tensor = load_file(path)["vectors"]
+        except (OSError, SafetensorError, LookupError) as error:
+            raise DataError(f"{path} cannot be read ({error}); run: {self.command} --force") from error
         return vectors
 
     def _mapped(self, path: Path) -> LabelledSplit:

@@ -208,3 +208,21 @@ def test_a_file_name_tells_the_attractors(tmp_path):
 def test_rows_that_cannot_be(rows):
     with pytest.raises(ValueError):
         Rows(**rows)
+
+
+def test_half_a_surrogate_pair_is_no_character(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "\\ud800", "label": "x"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: 'text' holds half of a surrogate pair"):
+        list(TableRows([path], Rows(format="jsonl", texts=("text",), label="label")))
+
+
+@pytest.mark.parametrize("number", ["2147483648", "-2147483649", "9" * 5000])
+def test_an_extra_has_32_bits(tmp_path, number):
+    path = tmp_path / "a.tsv"
+    path.write_text(f"text\tlabel\textra\na\tb\t{number}\n")
+    rows = Rows(texts=("text",), label="label", extras={"extra": "extra"})
+    with pytest.raises(DataError, match="not a whole number of 32 bits"):
+        list(TableRows([path], rows))
+    path.write_text("text\tlabel\textra\na\tb\t-2147483648\n")
+    assert next(iter(TableRows([path], rows))).extras == {"extra": -(2**31)}
