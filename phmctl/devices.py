@@ -1,11 +1,39 @@
-"""Choosing the device and the number of threads."""
+"""Where this process runs: its place among others, the device, the number of threads."""
 
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phmctl.errors import RecipeError
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of several processes this is, as ``torchrun`` has it in the environment.
+
+    Attributes:
+        rank: 0 to `processes` − 1; the first one writes and speaks.
+        processes: on all machines.
+        local_rank: the number on this machine.
+        here: processes on this machine.
+    """
+
+    rank: int = 0
+    processes: int = 1
+    local_rank: int = 0
+    here: int = 1
+
+
+def place() -> Place:
+    """Return this process's place; without ``torchrun``, or with one process of it, the only one there is."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    found = [os.environ.get(name, "") for name in names]
+    if not all(value.isdecimal() for value in found) or int(found[1]) < 2:
+        return Place()
+    return Place(*map(int, found))
 
 
 def pick_device(name: str) -> "torch.device":

@@ -122,7 +122,8 @@ def train(
         settings: any recipe keys: ``{"training.clip": 1.0}``, or ``["training.clip=1.0"]``.
         data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
         runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-        resume: continue the newest run of this recipe and variant instead of starting one.
+        resume: continue the newest run of this recipe and variant instead of starting one; ``"auto"`` starts one where
+            there is none.
         run: continue this one; implies `resume`.
         checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
         quiet: print nothing on stderr.
@@ -147,7 +148,7 @@ def train(
             resolve(recipe, common, settings),
             data=None if data is None else Path(data),
             runs=None if runs is None else Path(runs),
-            resume=resume,  # type: ignore[arg-type]
+            resume=resume,
             run=None if run is None else Path(run),
             checkpoint=checkpoint,
             quiet=quiet,

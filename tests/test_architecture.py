@@ -35,7 +35,7 @@ FLOORS = (
     {"tasks"},
     {"training", "accounting", "benchmarks", "export", "inference"},
     {"serving", "verbs"},
-    {"cli"},
+    {"cli", "__main__"},
 )
 # Imports of a second and more, or that only some commands need.
 HEAVY = {"torch", "datasets", "pydantic", "sacrebleu", "tokenizers", "pyarrow", "numpy", "rich", "yaml"}

@@ -21,9 +21,10 @@ from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.prepare_data import prepare_data
 from phmctl.cli.serve import serve
-from phmctl.cli.train import train
+from phmctl.cli.train import TrainCommand, train
 from phmctl.console import note, stdout_refused
-from phmctl.errors import PhmctlError, StoppedError
+from phmctl.devices import place
+from phmctl.errors import PhmctlError, StoppedError, UserError
 
 _DEBUG = "PHMCTL_DEBUG"
 _LONGEST = 4000  # characters of a line of an error: it may quote a file
@@ -57,6 +58,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -65,10 +67,12 @@ def main(
     """Train and evaluate sequence models whose linear layers are parameterized hypercomplex multiplications."""
     if debug:
         os.environ[_DEBUG] = "1"
+    if context.invoked_subcommand != "train" and place().processes > 1:
+        raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
 app.command("prepare-data")(prepare_data)
-app.command("train")(train)
+app.command("train", cls=TrainCommand)(train)
 app.command("decode")(decode)
 app.command("eval")(evaluate)
 app.command("serve")(serve)
@@ -82,6 +86,8 @@ def run() -> None:
     try:
         app()
     except PhmctlError as error:
+        if isinstance(error, UserError) and place().rank > 0:
+            sys.exit(error.exit_code)  # it is every process's, and the first one says it
         _fail(str(error), error.exit_code)
     except Exception as error:
         _fail_unforeseen(error)

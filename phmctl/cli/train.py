@@ -1,18 +1,35 @@
 """``phmctl train``."""
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from phmctl.cli import options
 from phmctl.console import emit, emit_json, note, print_table
+from phmctl.devices import place
 from phmctl.errors import UserError
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
 
 _MEMORY = ("parameters", "gradients", "moments", "activations", "total")
+
+
+class TrainCommand(TyperCommand):
+    """Takes ``--resume`` with and without ``auto``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``--resume auto`` and ``--resume=auto`` as ``--resume-auto``."""
+        found: list[str] = []
+        for argument in args:
+            if argument == "auto" and found and found[-1] == "--resume":
+                found[-1] = "--resume-auto"
+            else:
+                found.append("--resume-auto" if argument == "--resume=auto" else argument)
+        return super().parse_args(ctx, found)
 
 
 def train(
@@ -30,13 +47,22 @@ def train(
     data: options.DataRoot = None,
     runs: options.RunsRoot = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the newest run of this recipe and variant, or that of --run.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the newest run of this recipe and variant, or that of --run; "
+            "`--resume auto` starts one where there is none.",
+        ),
     ] = False,
+    resume_auto: Annotated[bool, typer.Option("--resume-auto", hidden=True)] = False,
     run: Annotated[Path | None, typer.Option("--run", help="The run to continue.", show_default=False)] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(help="With --resume or --run, where to continue from: last (default), best or step-N."),
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Train in so many processes on this machine; torchrun starts them on several.")
+    ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show recipe, parameters, batch and memory; train nothing.")
     ] = False,
@@ -45,18 +71,27 @@ def train(
     """Train a recipe's model on its prepared data; the run directory is printed at the end."""
     from phmctl.recipe.loading import common_overrides, load_recipe
 
-    if checkpoint is not None and not resume and run is None:
+    if checkpoint is not None and not resume and not resume_auto and run is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
     common = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution)
     resolved = load_recipe(recipe, [*common, *(settings or [])])
     if dry_run:
+        if place().processes > 1:
+            raise UserError("--dry-run works in one process; start it without torchrun")
         _show(resolved, data, json)
         return
+    if processes > 1:
+        from phmctl.training.launch import launch, without_option
+
+        raise typer.Exit(launch(without_option(sys.argv[1:], "--processes"), processes))
     from phmctl import verbs
 
+    how: bool | Literal["auto"] = "auto" if resume_auto else resume
     result = verbs.train(
-        resolved, data=data, runs=runs, resume=resume, run=run, checkpoint=checkpoint or "last", quiet=False
+        resolved, data=data, runs=runs, resume=how, run=run, checkpoint=checkpoint or "last", quiet=False
     )
+    if place().rank > 0:
+        raise typer.Exit(result.exit_code)
     if json:
         emit_json(result.as_json())
     elif result.exit_code == 0:

@@ -126,6 +126,8 @@ class TrainingSection(Section):
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     threads: NonNegativeInt = 0  # CPU threads; 0 leaves torch's own choice
     tensorboard: bool = False
+    sharding: Literal["none", "full"] = "none"  # of many processes; full: each holds a part of weights and moments
+    timeout: PositiveInt = 600  # seconds that one of many processes waits for another
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

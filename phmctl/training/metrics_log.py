@@ -220,6 +220,32 @@ def _lines_of(seal: dict[str, Any], seals: dict[str, dict[str, Any]]) -> int:
     return next(int(lines) for lines, other in seals.items() if other is seal)
 
 
+class UnwrittenLog(MetricsLog):
+    """The log of a process that writes none: another one does."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def seal(self, step: int) -> int:
+        """Seal nothing."""
+        return 0
+
+    def has(self, event: str, step: int) -> bool:
+        """Know of no entry."""
+        return False
+
+    def add(self, event: str, step: int, values: dict[str, Any]) -> None:
+        """Write nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close nothing."""
+
+
 def summary_writer() -> Any:
     """Return TensorBoard's class for writing its log.
 

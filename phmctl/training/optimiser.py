@@ -12,6 +12,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from phmctl.errors import RunError
 from phmctl.recipe.schema import TrainingSection
+from phmctl.training.wrapping import like
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -95,5 +96,5 @@ def _check_moments(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def _placed(tensor: Tensor, moment: str, parameter: Tensor, optimiser: Optimizer) -> Tensor:
     """Return a moment where the kernels want it: beside its parameter; the step count on the host unless fused."""
     if moment != "step":
-        return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
+        return torch.empty_like(parameter, requires_grad=False).copy_(like(tensor, parameter))
     return tensor.to(parameter.device) if optimiser.defaults.get("fused") else tensor.clone()

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
 # These may differ from the run's recipe: they change where and how long it trains, not what a step computes.
-_MAY_DIFFER = {"training.device", "training.threads", "training.log_every", "training.tensorboard", "description"}
+_MAY_DIFFER = {
+    *(f"training.{key}" for key in ("device", "threads", "log_every", "tensorboard", "sharding", "timeout")),
+    "description",
+}
 
 
 def run_to_resume(root: Path, recipe: Recipe, run: Path | None) -> Run:
@@ -44,6 +47,16 @@ def run_to_resume(root: Path, recipe: Recipe, run: Path | None) -> Run:
         raise RunError(f"nothing to resume: no run in {where}; leave --resume out to start one")
     check_same(found, recipe)
     return found
+
+
+def run_of_job(root: Path, recipe: Recipe, job: str | None) -> Run | None:
+    """Return the newest run of a recipe that a job of ``torchrun`` began, with a checkpoint or not; None if none."""
+    parent = root / recipe.name / recipe.variant
+    for folder in sorted(parent.glob("v*"), reverse=True) if job else ():
+        run = Run.open(folder)
+        if run.environment().get("job") == job:
+            return run
+    return None
 
 
 def check_same(run: Run, recipe: Recipe) -> None:

@@ -19,9 +19,14 @@ class StopRequest:
 
     A second signal ends it at once, with the shell's exit code (130, 143, 129, 138). Signals that the parent told us to
     ignore stay ignored, and outside the main thread, where Python allows no handlers, nothing is watched.
+
+    Args:
+        insist: without it, further signals change nothing: of many processes each gets a scheduler's signal and once
+            more that of their starter, which kills those that take too long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, insist: bool = True) -> None:
+        self._insist = insist
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -46,6 +51,9 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            raise SystemExit(128 + number)
+            if self._insist:
+                raise SystemExit(128 + number)
+            return
         self.received = signal.Signals(number)
-        note(f"{self.received.name}: finishing the step, then saving; once more to stop at once")
+        more = "; once more to stop at once" if self._insist else ""
+        note(f"{self.received.name}: finishing the step, then saving{more}")

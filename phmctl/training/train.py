@@ -1,26 +1,39 @@
 """``train``: from a recipe and prepared data to a run with checkpoints."""
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
 from phmctl.algebra.products import library
-from phmctl.checkpoints import AVERAGE, Checkpoint, load_model, read_checkpoint
+from phmctl.checkpoints import AVERAGE, Checkpoint, read_checkpoint
 from phmctl.console import warn
-from phmctl.devices import pick_device, set_threads
+from phmctl.devices import set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
 from phmctl.training.averaging import average_checkpoints, averaged_steps
-from phmctl.training.metrics_log import MetricsLog, read_metrics, summary_writer
+from phmctl.training.division import pieces_of
+from phmctl.training.metrics_log import MetricsLog, UnwrittenLog, read_metrics, summary_writer
 from phmctl.training.precision import has_bfloat16
+from phmctl.training.processes import Processes, is_restart, job, joined
 from phmctl.training.progress import ProgressLine
-from phmctl.training.resume import check_position, read_to_resume, run_to_resume, stands_at_its_end, take_over
+from phmctl.training.resume import (
+    check_position,
+    check_same,
+    read_to_resume,
+    run_of_job,
+    run_to_resume,
+    stands_at_its_end,
+    take_over,
+)
 from phmctl.training.saving import clear_leftovers, settle
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
+from phmctl.training.wrapping import load_whole
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
@@ -66,7 +79,7 @@ def train(
     *,
     data: Path | None = None,
     runs: Path | None = None,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     run: Path | None = None,
     checkpoint: str = "last",
     quiet: bool = False,
@@ -77,7 +90,8 @@ def train(
         recipe: the experiment.
         data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
         runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-        resume: continue the newest run of this recipe and variant instead of starting one.
+        resume: continue the newest run of this recipe and variant instead of starting one; ``"auto"`` starts one
+            where there is none. What ``torchrun`` starts again continues the run that it began.
         run: continue this one; implies `resume`.
         checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
         quiet: print nothing.
@@ -92,19 +106,41 @@ def train(
     from phmctl.tasks.registry import kind_of
 
     root = runs or runs_root()
-    old = run_to_resume(root, recipe, run) if resume or run is not None else None
     kind = kind_of(recipe)
-    for caution in recipe.model.cautions if not quiet else ():
-        warn(caution)
-    task = kind.open(recipe, data or data_root())
-    result = train_task(task, recipe, root, old=old, checkpoint=checkpoint, quiet=quiet)
-    if result.exit_code == 0:
-        kind.conclude(result.run, read_metrics(result.run.metrics_path))
+    with joined(recipe.training.timeout) as processes:
+        for caution in recipe.model.cautions if not quiet else ():
+            warn(caution)
+        with processes.agreed():
+            old = _find_old(root, recipe, resume, run) if processes.leads else None
+            task = kind.open(recipe, data or data_root())
+        result = train_task(task, recipe, root, old=old, checkpoint=checkpoint, quiet=quiet, processes=processes)
+        if result.exit_code == 0 and processes.leads:
+            kind.conclude(result.run, read_metrics(result.run.metrics_path))
     return result
 
 
+def _find_old(root: Path, recipe: Recipe, resume: bool | Literal["auto"], run: Path | None) -> Run | None:
+    """Return the run to continue; None to start one."""
+    if run is not None:
+        return run_to_resume(root, recipe, run)
+    begun = run_of_job(root, recipe, job()) if is_restart() else None
+    if begun is not None:
+        check_same(begun, recipe)
+        return begun
+    if resume is True or (resume == "auto" and Run.latest(root, recipe) is not None):
+        return run_to_resume(root, recipe, None)
+    return None
+
+
 def train_task(
-    task: "Task", recipe: Recipe, root: Path, *, old: Run | None = None, checkpoint: str = "last", quiet: bool = False
+    task: "Task",
+    recipe: Recipe,
+    root: Path,
+    *,
+    old: Run | None = None,
+    checkpoint: str = "last",
+    quiet: bool = False,
+    processes: Processes | None = None,
 ) -> TrainingResult:
     """Train any task; :func:`train` without the search for data and run.
 
@@ -115,6 +151,7 @@ def train_task(
         old: the run to continue, or None.
         checkpoint: where to continue from.
         quiet: print nothing.
+        processes: those that train together; each calls this, and the first one's `old` counts.
 
     Raises:
         DataError: the data is not such that a training can begin.
@@ -126,27 +163,34 @@ def train_task(
         OutputError: the run cannot be written.
     """
     began = time.perf_counter()
-    task.check_data()
-    device = pick_device(recipe.training.device)
-    set_threads(recipe.training.threads)
-    if recipe.training.tensorboard:
-        summary_writer()  # is it there? a run should not be made in vain
-    environment = _environment(recipe, device)
-    run = old or Run.create(root, recipe, environment=environment, fill=task.furnish)
-    with run.claimed(), StopRequest() as stop:
-        found = None
-        if old is not None:
-            task.check_run(old)
-            found = read_to_resume(old, checkpoint)
-            check_position(task, found)
-        trainer = _build(task, Run(run.folder, recipe), device, found, quiet)
-        if old is not None and not trainer.finished:
-            take_over(old, recipe, environment, found)
-        elif old is not None:  # a kill may have come before all was settled
-            clear_leftovers(old)
-            settle(old, old.recipe.training)
+    processes = processes or Processes()
+    with processes.agreed():
+        task.check_data()
+        device = processes.device(recipe.training.device)
+        set_threads(processes.threads(recipe.training.threads))
+        if recipe.training.tensorboard:
+            summary_writer()  # is it there? a run should not be made in vain
+        environment = _environment(recipe, device, processes)
+    with ExitStack() as held, StopRequest(insist=not processes.many) as stop, processes.company():
+        run, found = None, None
+        with processes.agreed():
+            if processes.leads:
+                run = old or Run.create(root, recipe, environment=environment, fill=task.furnish)
+                held.enter_context(run.claimed())
+                if old is not None:
+                    task.check_run(old)
+                    found = read_to_resume(old, checkpoint)
+                    check_position(task, found)
+        run, found = _shared(run, found, recipe, processes)
+        with processes.agreed():
+            trainer = _build(task, Run(run.folder, recipe), device, found, quiet, processes)
+            if old is not None and not trainer.finished:
+                take_over(old, recipe, environment, found)
+            elif old is not None:  # a kill may have come before all was settled
+                clear_leftovers(old)
+                settle(old, old.recipe.training)
         begun = trainer.state.step
-        if not trainer.finished or stands_at_its_end(run, recipe, found):
+        if processes.tell(processes.leads and (not trainer.finished or stands_at_its_end(run, recipe, found))):
             _fit(trainer, stop)
         else:
             trainer.progress.say(_opening(trainer))
@@ -157,7 +201,17 @@ def train_task(
     )
 
 
-def _environment(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+def _shared(
+    run: Run | None, found: Checkpoint | None, recipe: Recipe, processes: Processes
+) -> tuple[Run, Checkpoint | None]:
+    """Return the first process's run and checkpoint in all of them; the others know the run's place and no more."""
+    folder = processes.tell(None if run is None else run.folder)
+    state = processes.tell(None if found is None else found.state)
+    tensors = processes.tell_tensors(None if found is None else found.tensors)
+    return run or Run(folder or Path(), recipe), None if state is None else Checkpoint(tensors, state)
+
+
+def _environment(recipe: Recipe, device: torch.device, processes: Processes) -> dict[str, Any]:
     bfloat16 = recipe.training.precision == "bfloat16" and has_bfloat16(device)
     return {
         "device": str(device),
@@ -165,24 +219,39 @@ def _environment(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "products": library(),  # the library of a CPU's large products: two round differently
         "precision": "bfloat16" if bfloat16 else "float32",
+        "processes": processes.count,
+        "job": job(),
     }
 
 
-def _build(task: "Task", run: Run, device: torch.device, found: Checkpoint | None, quiet: bool) -> Trainer:
+def _build(
+    task: "Task", run: Run, device: torch.device, found: Checkpoint | None, quiet: bool, processes: Processes
+) -> Trainer:
     """Build the trainer and put the checkpoint into it. Whatever does not fit is refused here; the run is only read."""
     settings = run.recipe.training
     start = int(found.state["step"]) if found else 0
-    board = run.folder / "tensorboard" if settings.tensorboard else None
-    log = MetricsLog(run.metrics_path, start, board, found.state.get("logged") if found else None)
-    trainer = Trainer(task, settings, run, device, log, ProgressLine(settings.steps, start, quiet=quiet))
+    log = _open_log(run, start, found) if processes.leads else UnwrittenLog()
+    progress = ProgressLine(settings.steps, start, quiet=quiet or not processes.leads)
+    trainer = Trainer(task, settings, run, device, log, progress, processes=processes)
     if found is not None:
         trainer.restore(found, run)
     return trainer
 
 
+def _open_log(run: Run, start: int, found: Checkpoint | None) -> MetricsLog:
+    board = run.folder / "tensorboard" if run.recipe.training.tensorboard else None
+    return MetricsLog(run.metrics_path, start, board, found.state.get("logged") if found else None)
+
+
 def _fit(trainer: Trainer, stop: StopRequest) -> None:
     with trainer.log, trainer.progress as progress:
         progress.say(_opening(trainer))
+        pieces = pieces_of(trainer.settings.accumulate, trainer.processes.count)
+        if pieces > 1:
+            progress.say(
+                f"training.accumulate = {trainer.settings.accumulate} gives {trainer.processes.count} processes no "
+                f"whole micro-batch each: each one is divided in {pieces}, so dropout differs from one process's"
+            )
         trainer.fit(stop)
         if stop.received is None:
             _average(trainer)
@@ -198,19 +267,30 @@ def _opening(trainer: Trainer) -> str:
         verb = f"nothing left to train: {folder} stopped early at step {step} (training.patience)"
     elif trainer.finished:
         verb = f"nothing left to train: {folder} is at step {step}; raise training.steps to go on"
-    return f"{verb} ({parameters:,} parameters, {trainer.device}, seed {trainer.settings.seed})"
+    many = f", {trainer.processes.count} processes" if trainer.processes.many else ""
+    return f"{verb} ({parameters:,} parameters, {trainer.device}, seed {trainer.settings.seed}{many})"
+
+
+def _averaged(trainer: Trainer, folder: Path, steps: list[int]) -> dict[str, Tensor] | None:
+    """Return the average of some checkpoints, written if it was not; None if there is nothing left to do about it."""
+    made = averaged_steps(folder) == steps
+    if not steps or (made and trainer.log.has(AVERAGE, trainer.state.step)):
+        return None
+    return read_checkpoint(folder / AVERAGE, ["model"]).tensors["model"] if made else average_checkpoints(folder, steps)
 
 
 def _average(trainer: Trainer) -> None:
     """Average the last checkpoints, if the recipe wants it and it is not done, and measure the result."""
-    steps = trainer.scheduled_steps()[-trainer.settings.average :] if trainer.settings.average else []
-    folder = trainer.run.checkpoints_folder
-    made = averaged_steps(folder) == steps
-    if not steps or (made and trainer.log.has(AVERAGE, trainer.state.step)):
+    processes, folder = trainer.processes, trainer.run.checkpoints_folder
+    steps, means = [], None
+    with processes.agreed():
+        if processes.leads and trainer.settings.average:
+            steps = trainer.scheduled_steps()[-trainer.settings.average :]
+            means = _averaged(trainer, folder, steps)
+    if not processes.tell(means is not None):
         return
-    path = folder / AVERAGE
-    means = read_checkpoint(path, ["model"]).tensors["model"] if made else average_checkpoints(folder, steps)
-    load_model(trainer.model, means, path)
+    means = processes.tell_tensors({"model": means} if means else None)["model"]
+    load_whole(trainer.model, means, folder / AVERAGE)
     metrics = trainer.evaluate()
     if not trainer.log.has(AVERAGE, trainer.state.step):
         trainer.log.add(AVERAGE, trainer.state.step, {**metrics, "checkpoints": len(steps)})

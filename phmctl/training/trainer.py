@@ -5,21 +5,23 @@ the CPU, where looking costs nothing, the flag is read before each update.
 """
 
 import math
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import Checkpoint, load_model, model_tensors, saved_steps
+from phmctl.checkpoints import Checkpoint, model_tensors, saved_steps
 from phmctl.console import warn
 from phmctl.data.order import ORDER
 from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.nn.caching import cached
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
-from phmctl.tasks.base import ALONE
+from phmctl.training.division import Part, parts_of
 from phmctl.training.metrics_log import MetricsLog
 from phmctl.training.nonfinite import Guard, trace
 from phmctl.training.optimiser import (
@@ -30,6 +32,7 @@ from phmctl.training.optimiser import (
     skip_updates_when,
 )
 from phmctl.training.precision import build_autocast
+from phmctl.training.processes import GivenUpError, Listening, Processes
 from phmctl.training.progress import LogLine, ProgressLine
 from phmctl.training.randomness import seed_dropout
 from phmctl.training.saving import Tensors, save_checkpoint, scheduled_steps
@@ -38,6 +41,7 @@ from phmctl.training.signals import StopRequest
 from phmctl.training.state import TrainingState
 from phmctl.training.stream import BatchStream
 from phmctl.training.throughput import Throughput
+from phmctl.training.wrapping import exchanging, gathered, is_sharded, load_whole, whole, wrap
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Cost, Rows, Task, TrainingBatch
@@ -63,6 +67,7 @@ class Trainer:
         device: where it runs.
         log: the run's metrics.
         progress: what a person sees.
+        processes: those that train together; each has a trainer, and the first one writes.
     """
 
     task: "Task"
@@ -72,11 +77,13 @@ class Trainer:
     log: MetricsLog
     progress: ProgressLine
     state: TrainingState = field(default_factory=TrainingState)
+    processes: Processes = field(default_factory=Processes)
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.settings.seed)
         self.model: nn.Module = self.task.build_model(self.device)
         self.model.train()
+        self._called = wrap(self.model, self.processes, self.device, self.settings.sharding)
         self.optimiser = build_optimiser(self.model, self.settings)
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._schedule = build_schedule(self.settings)
@@ -93,7 +100,7 @@ class Trainer:
             RunError: it does not fit the model.
         """
         folder = where.checkpoints_folder
-        load_model(self.model, checkpoint.tensors["model"], folder)
+        load_whole(self.model, checkpoint.tensors["model"], folder)
         load_optimiser(self.optimiser, self.model, checkpoint.tensors["optimizer"])
         self.state = TrainingState.from_json(checkpoint.state)
         if self.state.order != ORDER:
@@ -139,21 +146,32 @@ class Trainer:
             OutputError: the run's folder cannot be written.
         """
         try:
-            self._loop(stop)
+            with suppress(GivenUpError):
+                self._loop(stop)
         except torch.OutOfMemoryError as error:
             raise PhmctlError(self._out_of_memory(error)) from error
+        self._stopping(stop)
         self.save()
 
     def _loop(self, stop: StopRequest) -> None:
         if self._resumed:
-            self._settle()
-        while not self.finished and stop.received is None:
+            self._settle(stop)
+        stopping = self._stopping(stop)
+        while not self.finished and not stopping:
             self._step()
             self.progress.step(self.state.step)
             if self._due(self.settings.log_every):
                 self._log()
-            if stop.received is None:
-                self._settle()
+            stopping = self._stopping(stop)
+            if not stopping and self._settle(stop):
+                stopping = self._stopping(stop)
+
+    def _stopping(self, stop: StopRequest) -> bool:
+        """Whether any process was asked to stop; all of them have then been asked."""
+        number = self.processes.largest(stop.received or 0)
+        if number and stop.received is None:
+            stop.received = signal.Signals(number)
+        return bool(number)
 
     def _out_of_memory(self, error: Exception) -> str:
         settings, reason = self.settings, str(error).partition(". ")[0]
@@ -167,20 +185,32 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return self.state.step % every == 0 or self.state.step == self.settings.steps
 
-    def _settle(self) -> None:
-        """Validate and save where due. After an interruption this makes up for what it left out."""
+    def _settle(self, stop: StopRequest) -> bool:
+        """Save and validate where due; return whether something was. After an interruption, do what it left out.
+
+        What is due is saved before the validation, which may take longer than a scheduler waits, and again with its
+        outcome.
+
+        Raises:
+            GivenUpError: a stop was asked for while validating; what was due is saved.
+        """
         state = self.state
         if state.step == 0:
-            return
-        validated = self._due(self.settings.validate_every) and state.validated < state.step
-        improved = self._validate() if validated else False
-        if improved or self._due(self.settings.save_every) or (validated and self._resumed):
+            return False
+        due = self._due(self.settings.save_every)
+        validating = self._due(self.settings.validate_every) and state.validated < state.step
+        if due:
+            self.save()
+        improved = self._validate(stop) if validating else False
+        if validating and (improved or due or self._resumed):
             self.save()
         self._resumed = False
+        return due or validating
 
     def _step(self) -> None:
         """Do one optimiser step over `accumulate` batches."""
         step = self.state.step + 1
+        self.processes.note_step(self.state.step)
         self._replayable.append(_Step(step, self._stream.epoch, self._stream.position))
         plan = self._stream.take(self.settings.accumulate)
         costs = [self.task.cost(rows) for rows in plan]
@@ -197,22 +227,33 @@ class Trainer:
 
     def _gradients(self, step: int, plan: Sequence["Rows"], items: int) -> Tensor:
         """Add up the gradient of the mean loss over all items of the step; return the summed loss."""
+        parts = self._parts(plan)
         total = torch.zeros((), device=self.device)
-        for number, rows in enumerate(plan):
-            seed_dropout(self.settings.seed, step, number)
-            total += self._backward(self.task.collate(rows), items)
-        return total
+        for number, part in enumerate(parts, start=1):
+            seed_dropout(self.settings.seed, step, part.micro_batch, part.piece)
+            with exchanging(self._called, last=number == len(parts)):
+                total += self._backward(self.task.collate(part.rows), items, counts=part.counts)
+        return self.processes.total(total)
 
-    def _backward(self, batch: "TrainingBatch", items: int) -> Tensor:
-        """Add the gradient of a micro-batch's summed loss, divided by the step's items; return the summed loss."""
+    def _parts(self, plan: Sequence["Rows"]) -> list[Part]:
+        """Return what this process runs of a step; where layers are shards, all run as much."""
+        return parts_of(plan, self.processes.rank, self.processes.count, in_step=is_sharded(self._called))
+
+    def _backward(self, batch: "TrainingBatch", items: int, *, counts: bool = True) -> Tensor:
+        """Add the gradient of a micro-batch's summed loss, divided by the step's items; return the summed loss.
+
+        Wrappers take the mean over processes where a sum is meant, so the loss is taken as many times.
+        """
         with self._autocast():
-            loss, _ = self.task.loss(self.model, batch.to(self.device))
-        (loss / items).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+            loss, _ = self.task.loss(self._called, batch.to(self.device))
+        scaled = loss / (items / self.processes.count) if counts else loss * 0
+        scaled.backward()  # type: ignore[no-untyped-call]
+        return loss.detach() * counts
 
     def _clip(self) -> Tensor:
         """Scale the gradients down to the norm allowed; return the norm before, on the device."""
-        return torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip or math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip or math.inf)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def _count(self, step: int, costs: Sequence["Cost"]) -> None:
         state = self.state
@@ -247,12 +288,12 @@ class Trainer:
         state.window_target_tokens = 0
         self._throughput.restart()
 
-    def _validate(self) -> bool:
-        """Measure the validation set; return whether this is the best so far."""
+    def _validate(self, stop: StopRequest) -> bool:
+        """Measure the validation set; return whether this is the best so far. Raises GivenUpError."""
         self._check()
-        self._unsaved = True
         with self._throughput.paused():
-            metrics = self.evaluate()
+            metrics = self.evaluate(stop)
+            self._unsaved = True
             improved = self.state.note_score(self.task.score(metrics))
         self.log.add("validation", self.state.step, {**metrics, "seconds": self._throughput.elapsed})
         figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
@@ -272,12 +313,17 @@ class Trainer:
             f"(training.patience = {self.settings.patience})"
         )
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the validation metrics of the model as it is."""
+    def evaluate(self, stop: StopRequest | None = None) -> dict[str, float]:
+        """Return the validation metrics of the model as it is; all processes measure them together.
+
+        Raises:
+            GivenUpError: `stop` was asked for meanwhile.
+        """
+        share = Listening(self.processes, lambda: (stop.received or 0) if stop else 0)
         self.model.eval()
         try:
-            with cached():
-                return self.task.validate(self.model, self._autocast, ALONE)
+            with gathered(self.model), cached():
+                return self.task.validate(self.model, self._autocast, share)
         finally:
             self.model.train()
 
@@ -295,14 +341,19 @@ class Trainer:
         with self._throughput.paused():
             state.window_loss = self._loss.item()
             state.logged = self.log.seal(state.step)
-            save_checkpoint(self.run, state, self._tensors, self.settings, standing=self._standing == state.step)
+            standing = self._standing == state.step
+            tensors = None if standing else self._tensors()
+            with self.processes.agreed():
+                if self.processes.leads:
+                    save_checkpoint(self.run, state, lambda: tensors or {}, self.settings, standing=standing)
         self._standing = state.step
         self._unsaved = False
 
     def _tensors(self) -> Tensors:
+        keep = self.processes.leads
         return {
-            "model": model_tensors(self.model),
-            "optimizer": optimiser_tensors(self.optimiser, self.model),
+            "model": whole(model_tensors(self.model), keep=keep),
+            "optimizer": whole(optimiser_tensors(self.optimiser, self.model), keep=keep),
         }
 
     def scheduled_steps(self) -> list[int]:
@@ -323,7 +374,9 @@ class Trainer:
             self._replayable.clear()
             return
         begun = next(step for step in self._replayable if step.step == bad)
-        place = trace(self.model, lambda: self._run_again(begun))
+        place = self._named(trace(self.model, lambda: self._run_again(begun)))
+        if not self.processes.leads:
+            raise SystemExit(NonFiniteError.exit_code)
         folder = self.run.checkpoints_folder
         left = f"the checkpoints in {folder} are sound" if saved_steps(folder) else "there is no checkpoint yet"
         raise NonFiniteError(
@@ -336,3 +389,10 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         plan = BatchStream(self.task, begun.epoch, begun.position).take(self.settings.accumulate)
         return self._gradients(begun.step, plan, sum(self.task.cost(rows).items for rows in plan))
+
+    def _named(self, place: str) -> str:
+        """Return the first process's place where something is not finite, of all the processes' places."""
+        places = self.processes.gather(place)
+        kinds = ("the output", "the loss", "the gradient")  # the others' gradients are bad too once they are exchanged
+        ranks = [rank for kind in kinds for rank, each in enumerate(places) if each.startswith(kind)] or [0]
+        return f"rank {ranks[0]}: {places[ranks[0]]}" if self.processes.many else place

@@ -1,0 +1,107 @@
+"""Who of the processes is still there: each beats in a store of ``torch.distributed``, for the others to see.
+
+Asked only when an exchange failed, to name who was lost; a training that goes well waits for none of it.
+"""
+
+import os
+import re
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import torch.distributed as dist
+
+from phmctl.devices import Place
+
+_BEAT = 0.5  # seconds between two beats
+_PATIENCE = 4.0  # seconds in which a process that lives beats at least once, on a busy machine too
+
+
+class Company:
+    """Beats for this process, and looks for the others' beats. A context.
+
+    Args:
+        where: which of how many processes this is.
+    """
+
+    def __init__(self, where: Place) -> None:
+        self.step = 0
+        self._where = where
+        self._beats = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat_on, daemon=True, name="phmctl-company")
+
+    def __enter__(self) -> Self:
+        self._store = _store()
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join(timeout=2 * _BEAT)
+
+    def leave(self, reason: str) -> None:
+        """Tell the others why this process ends."""
+        with suppress(RuntimeError, dist.DistError):
+            self._store.set(f"left/{self._where.rank}", reason.partition("\n")[0] or "it was stopped")
+
+    def describe_loss(self, error: str) -> str:
+        """Return who was lost, in words; takes some seconds.
+
+        Args:
+            error: what the exchange said.
+        """
+        try:
+            found = self._find()
+        except (RuntimeError, dist.DistError):
+            found = "the process that keeps the others' meeting place is gone: rank 0, or torchrun on its machine"
+        plain = re.sub(r"^\[\S+\] ", "", " ".join(error.split()))  # without the place in gloo's source
+        reason = plain.partition(". ")[0]
+        return (
+            f"rank {self._where.rank} stopped after step {self.step}: {found} ({reason})\n"
+            "nothing was saved after the last checkpoint; go on from it with: phmctl train … --resume auto"
+        )
+
+    def _find(self) -> str:
+        self._store.set(f"lost/{self._where.rank}", "yes")  # this one is well: it only lost another
+        before = self._beats_of_all()
+        time.sleep(_PATIENCE)
+        after = self._beats_of_all()
+        suspects = [rank for rank in range(self._where.processes) if not self._says(f"lost/{rank}")]
+        reasons = {rank: self._says(f"left/{rank}") for rank in suspects}
+        gone = [rank for rank in suspects if not reasons[rank] and after[rank] == before[rank]]
+        stuck = [rank for rank in suspects if not reasons[rank] and rank not in gone]
+        parts = [f"rank {rank} failed: {reason}" for rank, reason in reasons.items() if reason]
+        parts += [f"rank {rank} died or was halted" for rank in gone]
+        parts += [f"rank {rank} did not finish step {self.step + 1} in time" for rank in stuck]
+        return "; ".join(parts) or "another process did not answer in time"
+
+    def _beats_of_all(self) -> list[bytes]:
+        return [bytes(beat) for beat in self._store.multi_get([f"beat/{r}" for r in range(self._where.processes)])]
+
+    def _says(self, key: str) -> str:
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _beat(self) -> None:
+        self._beats += 1
+        self._store.set(f"beat/{self._where.rank}", str(self._beats))
+
+    def _beat_on(self) -> None:
+        with suppress(RuntimeError, dist.DistError):  # the store is gone: so is the training
+            while not self._done.wait(_BEAT):
+                self._beat()
+
+
+def _store() -> Any:
+    """Return a connection of our own to the meeting place: the process group's is busy while an exchange waits."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, is_master=False, timeout=timedelta(seconds=30)
+    )
+    return dist.PrefixStore(f"phmctl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)  # type: ignore[attr-defined]

@@ -1,0 +1,135 @@
+"""What several processes do in a test; each function is called in every one of them."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from phmctl.checkpoints import read_checkpoint
+from phmctl.data.store import PreparedData
+from phmctl.errors import DataError
+from phmctl.runs import Run
+from phmctl.tasks.base import Rows
+from phmctl.tasks.translation.task import TranslationTask
+from phmctl.training.metrics_log import read_metrics
+from phmctl.training.processes import Processes
+from phmctl.training.train import train_task
+from tests.training.copying import copying_recipe
+from tests.training.fake import FakeTask, make_recipe
+
+SETTINGS: dict[str, Any] = {
+    "steps": 20,
+    "accumulate": 4,
+    "batch_tokens": 128,
+    "clip": 0.5,
+    "label_smoothing": 0.1,
+    "log_every": 1,
+    "validate_every": 10,
+    "validate_bleu": True,
+    "save_every": 5,
+    "keep": 3,
+    "average": 2,
+}
+
+
+class DoubleTask(TranslationTask):
+    """The Transformer in float64. It remembers the rows that it built."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.built: list[int] = []
+
+    def build_model(self, device: torch.device | str | None = None) -> nn.Module:
+        return super().build_model(device).double()
+
+    def collate(self, rows: Rows) -> Any:
+        self.built += rows.tolist()
+        return super().collate(rows)
+
+
+class SingleTask(DoubleTask):
+    """The same in float32."""
+
+    def build_model(self, device: torch.device | str | None = None) -> nn.Module:
+        return TranslationTask.build_model(self, device)
+
+
+def translate(
+    data: Path,
+    root: Path,
+    processes: Processes | None = None,
+    task: type[DoubleTask] = DoubleTask,
+    old: Path | None = None,
+    **changes: Any,
+) -> tuple[Path, list[int]]:
+    """Train the copying corpus; return the run and the rows that this process built."""
+    recipe = copying_recipe(**(SETTINGS | changes))
+    bound = task(recipe, PreparedData.find(recipe.data, data))
+    leads = processes is None or processes.leads
+    continued = Run.open(old) if old is not None and leads else None
+    result = train_task(bound, recipe, root, quiet=True, old=continued, processes=processes)
+    return result.run.folder, bound.built
+
+
+def fake(
+    root: Path,
+    processes: Processes | None = None,
+    poison: tuple[int, int] | None = None,
+    asked: int | None = None,
+    refusing: int | None = None,
+    **training: Any,
+) -> tuple[Path, int, int]:
+    """Train the fake task; return the run, the steps and the exit code.
+
+    Args:
+        asked: this rank is sent SIGTERM in its third micro-batch.
+        refusing: this rank finds its data wanting.
+    """
+    rank = processes.rank if processes else 0
+
+    class Task(FakeTask):
+        calls = 0
+
+        def check_data(self) -> None:
+            if rank == refusing:
+                raise DataError("no data here")
+
+        def loss(self, model: nn.Module, batch: Any) -> Any:
+            self.calls += 1
+            if rank == asked and self.calls == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().loss(model, batch)
+
+    result = train_task(Task(poison=poison), make_recipe(**training), root, quiet=True, processes=processes)
+    return result.run.folder, result.steps, result.exit_code
+
+
+def slow(root: Path, processes: Processes, old: Path | None = None, **training: Any) -> tuple[Path, int, int]:
+    """Train the fake task, slowly enough to be killed in the midst of it; each process says how far it is."""
+
+    class Task(FakeTask):
+        def loss(self, model: nn.Module, batch: Any) -> Any:
+            time.sleep(0.02)
+            (root / f"reached-{processes.rank}").write_text("x")
+            return super().loss(model, batch)
+
+    continued = Run.open(old) if old is not None and processes.leads else None
+    recipe = make_recipe(**({"accumulate": 2, "average": 0} | training))
+    result = train_task(Task(), recipe, root, quiet=True, old=continued, processes=processes)
+    return result.run.folder, result.steps, result.exit_code
+
+
+def weights(folder: Path, name: str = "last") -> torch.Tensor:
+    """Return all weights of a run's checkpoint as one vector."""
+    tensors = read_checkpoint(Run.open(folder).checkpoint(name), ["model"]).tensors["model"]
+    return torch.cat([tensors[key].flatten() for key in sorted(tensors)])
+
+
+def curve(folder: Path, event: str, *keys: str) -> list[list[float]]:
+    """Return figures of a run's log."""
+    entries = read_metrics(Run.open(folder).metrics_path)
+    return [[entry[key] for key in keys] for entry in entries if entry["event"] == event]

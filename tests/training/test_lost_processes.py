@@ -1,0 +1,83 @@
+"""A process that dies or hangs: the others stop, name it, save nothing half, and what is saved is gone on from."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from phmctl.checkpoints import read_checkpoint, saved_steps
+from phmctl.runs import Run
+from tests.training import jobs, together
+from tests.training.jobs import curve, weights
+
+LONG = {"steps": 5000, "save_every": 7, "validate_every": 5000, "log_every": 5, "keep": 2}
+
+
+def _lose(folder: Path, lost: int, number: signal.Signals, seconds: float, count: int = 2) -> tuple[Path, list[str]]:
+    """Train, send a process a signal after some time, and return the run and what the others say before they end."""
+    processes = together.start(folder, [(jobs.slow, {"root": folder, **LONG})], count, timeout=4)
+    try:
+        _wait_for([folder / f"reached-{rank}" for rank in range(count)])
+        time.sleep(seconds)
+        processes[lost].send_signal(number)
+        codes = [process.wait(timeout=60) for rank, process in enumerate(processes) if rank != lost]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert all(code == 1 for code in codes)
+    said = [(folder / f"stderr-{rank}").read_text() for rank in range(count) if rank != lost]
+    return Run.open(folder / "fake").folder, said
+
+
+def _wait_for(paths: list[Path]) -> None:
+    until = time.monotonic() + 60
+    while not all(path.exists() for path in paths) and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _goes_on(run: Path, tmp_path: Path) -> None:
+    """All that is saved is whole, and a training from there ends as one that nobody disturbed."""
+    steps = saved_steps(Run.open(run).checkpoints_folder)
+    for step in steps:
+        read_checkpoint(Run.open(run).checkpoint(str(step)), ["model", "optimizer"])
+    assert not list(run.glob("**/.*.new"))
+    end = (steps[-1] if steps else 0) + 5
+    for folder, old in ((tmp_path / "whole", None), (tmp_path, run)):
+        task, recipe = jobs.FakeTask(), jobs.make_recipe(**(LONG | {"accumulate": 2, "steps": end}))
+        result = jobs.train_task(task, recipe, folder, quiet=True, old=old and Run.open(old))
+        assert result.steps == end
+    torch.testing.assert_close(weights(run), weights(tmp_path / "whole/fake/phm-n4/v001"), rtol=1e-5, atol=1e-6)
+    logged = [int(step) for (step,) in curve(run, "train", "step")]
+    assert logged == sorted(set(logged))
+
+
+def test_a_process_that_dies_is_named_and_the_training_goes_on(tmp_path: Path) -> None:
+    run, (said,) = _lose(tmp_path / "cut", 1, signal.SIGKILL, 0.5)
+    assert "rank 0 stopped after step" in said
+    assert "rank 1 died or was halted" in said
+    assert "nothing was saved after the last checkpoint" in said
+    _goes_on(run, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_named_within_the_timeout(tmp_path: Path) -> None:
+    run, (said,) = _lose(tmp_path / "cut", 1, signal.SIGSTOP, 0.5)
+    assert "rank 1 died or was halted" in said
+    _goes_on(run, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_kills_at_random_steps_of_random_ranks(tmp_path: Path, seed: int) -> None:
+    """Of four processes; the first one, which writes and keeps the meeting place, among them."""
+    chance = random.Random(seed)
+    lost = chance.randrange(4) if seed else 0
+    run, said = _lose(tmp_path / "cut", lost, signal.SIGKILL, chance.uniform(0, 3), count=4)
+    assert len(said) == 3
+    if lost:
+        assert all(f"rank {lost} died or was halted" in each for each in said)
+    _goes_on(run, tmp_path)

@@ -1,0 +1,129 @@
+"""Several processes train what one process trains."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phmctl.runs import Run
+from phmctl.training.processes import Processes
+from tests.training import jobs, together
+from tests.training.jobs import curve, weights
+
+HALF: dict[str, Any] = {"accumulate": 1, "dropout": 0.0}  # of a micro-batch for each of two processes
+
+
+@pytest.fixture(scope="module")
+def alone(copying_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What one process makes."""
+    root = tmp_path_factory.mktemp("alone")
+    with torch.random.fork_rng():
+        return {
+            "whole": jobs.translate(copying_data, root / "whole")[0],
+            "divided": jobs.translate(copying_data, root / "divided", **HALF)[0],
+            "begun": jobs.translate(copying_data, root / "begun", steps=10)[0],
+        }
+
+
+@pytest.fixture(scope="module")
+def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What two processes make, and what each of them returned."""
+    root = tmp_path_factory.mktemp("two")
+
+    def translation(name: str, **changes: Any) -> together.Job:
+        return jobs.translate, {"data": copying_data, "root": root / name, **changes}
+
+    def fake(name: str, **changes: Any) -> together.Job:
+        return jobs.fake, {"root": root / name, **changes}
+
+    wanted = {
+        "whole": translation("whole"),
+        "sharded": translation("sharded", sharding="full"),
+        "divided": translation("divided", **HALF),
+        "begun": translation("begun", steps=10),
+        "resumed": translation("resumed", old=alone["begun"]),
+        "sharded on": translation("sharded on", old=root / "begun/copying/phm-n4/v001", sharding="full", steps=15),
+        "asked": fake("asked", asked=1, accumulate=2),
+        "poisoned": fake("poisoned", poison=(0, 3), accumulate=2),
+        "refused": fake("refused", refusing=1),
+        "unwritable": fake("whole/copying/phm-n4/v001/recipe.yaml"),
+    }
+    return dict(zip(wanted, together.run(root, list(wanted.values()), 2), strict=True))
+
+
+@pytest.mark.parametrize("how", ["whole", "sharded"])
+def test_weights_and_figures_are_those_of_one_process(alone: dict[str, Path], two: dict[str, Any], how: str) -> None:
+    run = two[how][0][0]
+    for name in ("last", "average"):
+        torch.testing.assert_close(weights(run, name), weights(alone["whole"], name), rtol=0, atol=1e-10)
+    for event, *keys in (
+        ("train", "step", "epoch", "loss", "gradient_norm", "target_tokens"),
+        ("validation", "step", "loss", "bleu"),
+        ("average", "loss", "bleu"),
+    ):
+        found, expected = curve(run, event, *keys), curve(alone["whole"], event, *keys)
+        assert len(found) == len(expected) > 0
+        for one, other in zip(found, expected, strict=True):
+            assert one == pytest.approx(other, rel=1e-6)
+    assert Run.open(run).environment()["processes"] == 2
+
+
+def test_a_process_builds_only_what_it_trains_on(two: dict[str, Any]) -> None:
+    (_, first), (_, second) = two["whole"]
+    assert abs(len(first) - len(second)) < 0.3 * len(first)
+    assert not set(first[:200]) & set(second[:200])  # of the first epoch
+
+
+def test_too_few_micro_batches_are_divided(alone: dict[str, Path], two: dict[str, Any]) -> None:
+    run = two["divided"][0][0]
+    torch.testing.assert_close(weights(run), weights(alone["divided"]), rtol=0, atol=1e-10)
+    (_, first), (_, second) = two["divided"]
+    assert abs(len(first) - len(second)) <= 20  # a row a micro-batch
+
+
+def test_another_number_of_processes_goes_on_with_the_same_batches(
+    alone: dict[str, Path], two: dict[str, Any], copying_data: Path, tmp_path: Path
+) -> None:
+    """From one to two (in the fixture), and from two to one."""
+    assert two["resumed"][0][0] == two["resumed"][1][0] == alone["begun"]
+    torch.testing.assert_close(weights(alone["begun"]), weights(alone["whole"]), rtol=0, atol=1e-10)
+    begun = two["begun"][0][0]
+    assert two["sharded on"][0][0] == begun
+    assert Run.open(begun).checkpoint("last").name == "step-000015"
+    with torch.random.fork_rng():
+        jobs.translate(copying_data, tmp_path, old=begun)
+    torch.testing.assert_close(weights(begun), weights(alone["whole"]), rtol=0, atol=1e-10)
+
+
+def test_one_processs_wish_to_stop_is_everybodys(two: dict[str, Any]) -> None:
+    (run, *first), (_, *second) = two["asked"]
+    assert first == second == [3, 143]
+    assert Run.open(run).checkpoint_names() == ["last", "step-000003"]
+
+
+def test_a_bad_value_is_named_with_its_rank(two: dict[str, Any]) -> None:
+    """Micro-batch 3 of the epoch, counted from 0, is the second of step 2: rank 1's."""
+    first, second = two["poisoned"]
+    assert first.startswith("NonFiniteError: step 2: rank 1: the output of first is NaN or infinite (epoch 0, batch 2)")
+    assert second == "SystemExit: 1"
+
+
+def test_what_one_process_refuses_stops_all_before_a_run_is_made(two: dict[str, Any], tmp_path: Path) -> None:
+    assert two["refused"] == ["DataError: rank 1: no data here", "SystemExit: 2"]
+
+
+def test_what_the_first_process_cannot_write_stops_all(two: dict[str, Any]) -> None:
+    first, second = two["unwritable"]
+    assert first.startswith("OutputError")
+    assert "recipe.yaml" in first
+    assert second == "SystemExit: 2"
+
+
+def test_a_process_alone_has_all_to_itself() -> None:
+    processes = Processes()
+    assert (processes.many, processes.leads, processes.threads(2), processes.threads(0)) == (False, True, 2, 0)
+    assert processes.merge({1: "a"}) == {1: "a"}
+    assert processes.gather(3) == [3]
+    assert processes.tell("x") == "x"
+    assert processes.largest(7) == 7
