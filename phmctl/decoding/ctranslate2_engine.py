@@ -1,0 +1,174 @@
+"""CTranslate2's engine: the search runs in its own library, without torch.
+
+It searches as :mod:`phmctl.decoding.beam` does: a sentence ends when `beam` hypotheses have ended. What differs is put
+right here:
+
+- It normalises by length ** alpha. That decides only the order of what was found, so all `beam` hypotheses are asked
+  for and ordered by our penalty. (Where more have ended it leaves out the last ones of its own order: of very short
+  outputs the lowest ranks of an n-best list can be others than torch's.)
+- It renormalises where ids are forbidden, and cuts an output at the longest length instead of closing it. So what is
+  returned is scored anew by forced decoding: scores are the model's own log-probabilities.
+- It has one longest output a batch. A sentence whose hypotheses went beyond its own is searched again by itself.
+"""
+
+import importlib.machinery
+import importlib.util
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS
+from phmctl.data.tokenization import TokenizerPair
+from phmctl.decoding.engine import CTRANSLATE2, longest_outputs
+from phmctl.decoding.hypothesis import Hypothesis, length_penalty
+from phmctl.errors import RunError, UserError
+from phmctl.extras import missing
+from phmctl.recipe.schema import DecodingSection
+
+_EXTENSION = "ctranslate2._ext"
+_NEARLY_ZERO = 1e-6  # with no penalty at all it would end a search before `beam` hypotheses have ended
+
+Ids = Sequence[int]
+
+
+class CTranslate2Engine:
+    """Searches with a CTranslate2 model.
+
+    Args:
+        folder: of the model's files.
+        tokenizers: whose token types are the model's vocabularies.
+        quantize: the type that the model computes in; as it was exported.
+        threads: CPU threads; 0 leaves the library's own choice.
+
+    Raises:
+        MissingExtraError: the library is not installed.
+        RunError: the model cannot be loaded.
+        UserError: the processor cannot compute in that type.
+    """
+
+    name = CTRANSLATE2
+
+    def __init__(self, folder: Path, tokenizers: TokenizerPair, quantize: str, threads: int = 0) -> None:
+        library = load_library()
+        able = library.get_supported_compute_types("cpu")
+        if quantize not in able:
+            raise UserError(
+                f"{folder.parent} computes in {quantize}, which this machine's processor cannot; "
+                f"export the run again with --quantize {' or '.join(sorted(able))}"
+            )
+        try:
+            self._model = library.Translator(str(folder), device="cpu", compute_type=quantize, intra_threads=threads)
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"{folder} cannot be loaded by CTranslate2: {error}; make the export anew") from error
+        self._source, self._target = tokenizers.source.vocabulary, tokenizers.target.vocabulary
+        self._ids = {token: index for index, token in enumerate(self._target)}
+
+    def ready(self) -> AbstractContextManager[Any]:
+        """Nothing is to be prepared."""
+        return nullcontext()
+
+    def search(
+        self, sources: Sequence[Ids], settings: DecodingSection, *, allowed: int, n_best: int = 1
+    ) -> list[list[Hypothesis]]:
+        """Search one batch; see :class:`~phmctl.decoding.engine.Engine`. `allowed` is the vocabulary, all of it."""
+        limits = longest_outputs(sources, settings)
+        found = self._within(sources, limits, settings)
+        if n_best > 1 or any(not each.ended for outputs in found for each in outputs):
+            return [ranked[:n_best] for ranked in self._scored(sources, found, limits, settings.alpha)]
+        best = [[max(outputs, key=lambda each: each.score(settings.alpha))] for outputs in found]
+        return self._scored(sources, best, limits, settings.alpha)
+
+    def _within(
+        self, sources: Sequence[Ids], limits: Sequence[int], settings: DecodingSection
+    ) -> "list[list[_Output]]":
+        """Return the outputs found for each source, none of which ended beyond the source's limit."""
+        found = self._search(sources, max(limits), settings)
+        for row, limit in enumerate(limits):
+            if limit < max(limits) and any(len(each.tokens) > limit for each in found[row]):
+                found[row] = self._search([sources[row]], limit, settings)[0]
+        return found
+
+    def _search(self, sources: Sequence[Ids], limit: int, settings: DecodingSection) -> "list[list[_Output]]":
+        power = max(settings.alpha, _NEARLY_ZERO)
+        results = self._model.translate_batch(
+            [self._words(source) for source in sources],
+            beam_size=settings.beam,
+            num_hypotheses=settings.beam,
+            length_penalty=power,
+            min_decoding_length=0,
+            max_decoding_length=max(limit, 1),  # what is cut there is closed, and scored, by us
+            max_input_length=0,
+            disable_unk=True,
+            suppress_sequences=[[SPECIAL_TOKENS[PAD]], [SPECIAL_TOKENS[BOS]]],
+            return_end_token=True,
+            return_scores=True,
+        )
+        return [
+            [self._output(words, score, limit, power) for words, score in zip(one.hypotheses, one.scores, strict=True)]
+            for one in results
+        ]
+
+    def _output(self, words: Sequence[str], score: float, limit: int, power: float) -> "_Output":
+        ids = [self._ids[word] for word in words]
+        ended = ids[-1:] == [EOS]
+        return _Output(tuple(ids[:-1] if ended else ids[:limit]), score * max(len(ids), 1) ** power, ended)
+
+    def _scored(
+        self, sources: Sequence[Ids], found: "Sequence[Sequence[_Output]]", limits: Sequence[int], alpha: float
+    ) -> list[list[Hypothesis]]:
+        """Return the outputs of each source with the model's own log-probabilities, best first, each once."""
+        pairs = [(row, tokens) for row, outputs in enumerate(found) for tokens in {each.tokens: 0 for each in outputs}]
+        results = self._model.score_batch(
+            [self._words(sources[row]) for row, _ in pairs],
+            [[self._target[index] for index in tokens] for _, tokens in pairs],
+            max_input_length=0,
+        )
+        scored: list[list[Hypothesis]] = [[] for _ in found]
+        for (row, tokens), result in zip(pairs, results, strict=True):
+            total = math.fsum(result.log_probs)
+            scored[row].append(Hypothesis(list(tokens), total / length_penalty(len(tokens) + 1, alpha), total))
+        return [sorted(ranked, key=lambda each: -each.score) for ranked in scored]
+
+    def _words(self, source: Ids) -> list[str]:
+        return [self._source[index] for index in source]
+
+
+class _Output(NamedTuple):
+    """What the library found: ids without EOS, its own log-probability, and whether it ended with EOS."""
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    ended: bool
+
+    def score(self, alpha: float) -> float:
+        """Return the score by our length penalty."""
+        return self.log_prob / float(length_penalty(len(self.tokens) + 1, alpha))
+
+
+def load_library() -> Any:
+    """Return CTranslate2's compiled module.
+
+    The package around it imports converters for other libraries, and torch with them where it is installed: four
+    times as long as all else. Nothing of that is wanted to translate.
+
+    Raises:
+        MissingExtraError: the library is not installed.
+    """
+    if _EXTENSION in sys.modules:
+        return sys.modules[_EXTENSION]
+    package = importlib.util.find_spec("ctranslate2")
+    places = None if package is None else package.submodule_search_locations
+    found = None if places is None else importlib.machinery.PathFinder.find_spec(_EXTENSION, list(places))
+    if found is None or found.loader is None:
+        raise missing("ctranslate2", "ctranslate2")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[_EXTENSION] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[_EXTENSION]
+        raise
+    return module

@@ -1,0 +1,120 @@
+"""The form of CTranslate2: its own file of matrices, by name.
+
+A Transformer's maps are dense once H is built. CTranslate2 wants queries, keys and values of self-attention in one
+matrix, keys and values of cross-attention in another, and the sinusoids as a table of positions.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from phmctl.data.special import BOS, EOS, SPECIAL_TOKENS, UNK
+from phmctl.data.tokenization import TokenizerPair
+from phmctl.errors import UserError, check_known
+from phmctl.export.dense import DenseForm
+from phmctl.extras import require
+from phmctl.nn.positions import sinusoids
+
+QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
+FOLDER = "model"  # CTranslate2's files, in the export
+
+
+def check_quantize(quantize: str) -> None:
+    """Refuse (UserError) a quantisation that CTranslate2 does not have, or that this machine cannot run."""
+    check_known("quantisation", quantize, QUANTIZATIONS)
+    able = require("ctranslate2", "ctranslate2").get_supported_compute_types("cpu")
+    if quantize not in able:
+        known = ", ".join(name for name in QUANTIZATIONS if name in able)
+        raise UserError(f"--quantize {quantize}: this machine's processor cannot run it; it can run {known}")
+
+
+def write_ctranslate2(form: DenseForm, tokenizers: TokenizerPair, quantize: str, longest: int, folder: Path) -> None:
+    """Write a Transformer's dense form as a CTranslate2 model into ``folder/model``.
+
+    Args:
+        form: of a Transformer.
+        tokenizers: whose token types are the model's vocabularies.
+        quantize: one of :data:`QUANTIZATIONS`.
+        longest: rows of the table of positions: the longest source or output, in tokens with EOS.
+        folder: the export.
+
+    Raises:
+        UserError: `quantize` is not known, or not to this machine.
+        MissingExtraError: CTranslate2 is not installed.
+    """
+    check_quantize(quantize)
+    specs = require("ctranslate2.specs", "ctranslate2")
+    spec = _spec(specs, form, longest)
+    spec.register_source_vocabulary(tokenizers.source.vocabulary)
+    spec.register_target_vocabulary(tokenizers.target.vocabulary)
+    spec.config.bos_token, spec.config.eos_token = SPECIAL_TOKENS[BOS], SPECIAL_TOKENS[EOS]
+    spec.config.unk_token, spec.config.decoder_start_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
+    spec.config.add_source_bos = spec.config.add_source_eos = False  # ours are closed by EOS already
+    spec.validate()
+    spec.optimize(quantization=None if quantize == "float32" else quantize)
+    (folder / FOLDER).mkdir()
+    spec.save(str(folder / FOLDER))
+
+
+def _spec(specs: Any, form: DenseForm, longest: int) -> Any:
+    config = form.config
+    options = {"pre_norm": config["pre_norm"], "no_final_norm": not config["final_norm"]}
+    heads, head_width = config["heads"], config["inner"] // config["heads"]
+    if config["inner"] != config["width"]:
+        options["head_dim"] = head_width
+    encoder = specs.TransformerEncoderSpec(config["encoder_layers"], heads, **options)
+    decoder = specs.TransformerDecoderSpec(config["decoder_layers"], heads, **options)
+    spec = specs.TransformerSpec(encoder, decoder)
+    tensors = form.whole()
+    _embed(spec.encoder.embeddings[0], tensors["source_embedding.weight"])
+    _embed(spec.decoder.embeddings, tensors["target_embedding.weight"])
+    for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
+        stack.position_encodings.encodings = sinusoids(longest, config["width"]).numpy()
+        stack.scale_embeddings = True
+        if config["final_norm"]:
+            # The engine applies one behind post-norm layers too, where it finds it; the spec has no place for it there.
+            object.__setattr__(stack, "layer_norm", specs.common_spec.LayerNormSpec())
+            _norm(stack.layer_norm, tensors, f"{name}_norm")
+        for index, layer in enumerate(stack.layer):
+            _layer(layer, tensors, f"{name}.{index}", cross=name == "decoder")
+    _set(spec.decoder.projection, tensors["generator.weight"], tensors.get("generator.bias"))
+    return spec
+
+
+def _layer(spec: Any, tensors: dict[str, Tensor], name: str, *, cross: bool) -> None:
+    _maps(spec.self_attention.linear[0], tensors, f"{name}.attention", ("query", "key", "value"))
+    _maps(spec.self_attention.linear[1], tensors, f"{name}.attention", ("output",))
+    _norm(spec.self_attention.layer_norm, tensors, f"{name}.attention_residual.norm")
+    if cross:
+        for linear, parts in zip(spec.attention.linear, (("query",), ("key", "value"), ("output",)), strict=True):
+            _maps(linear, tensors, f"{name}.cross_attention", parts)
+        _norm(spec.attention.layer_norm, tensors, f"{name}.cross_residual.norm")
+    _maps(spec.ffn.linear_0, tensors, f"{name}.feed_forward", ("expand",))
+    _maps(spec.ffn.linear_1, tensors, f"{name}.feed_forward", ("contract",))
+    _norm(spec.ffn.layer_norm, tensors, f"{name}.feed_forward_residual.norm")
+
+
+def _maps(spec: Any, tensors: dict[str, Tensor], name: str, parts: Sequence[str]) -> None:
+    """Stack maps into one."""
+    weight = np.concatenate([tensors[f"{name}.{part}.weight"].numpy() for part in parts])
+    biases = [tensors[f"{name}.{part}.bias"].numpy() for part in parts if f"{name}.{part}.bias" in tensors]
+    spec.weight = weight
+    if biases:
+        spec.bias = np.concatenate(biases)
+
+
+def _set(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
+    spec.weight = weight.numpy()
+    if bias is not None:
+        spec.bias = bias.numpy()
+
+
+def _embed(spec: Any, weight: Tensor) -> None:
+    spec.weight = weight.numpy()
+
+
+def _norm(spec: Any, tensors: dict[str, Tensor], name: str) -> None:
+    spec.gamma, spec.beta = tensors[f"{name}.weight"].numpy(), tensors[f"{name}.bias"].numpy()

@@ -1,0 +1,93 @@
+"""CTranslate2 finds what our own search finds, with our own scores. Skipped where it is not installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("ctranslate2")
+
+from phmctl.data.special import EOS
+from phmctl.data.tokenization import TokenizerPair
+from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
+from phmctl.decoding.scoring import forced_scores
+from phmctl.decoding.torch_engine import TorchEngine, pad
+from phmctl.errors import RunError
+from phmctl.export.ctranslate2 import FOLDER, write_ctranslate2
+from phmctl.export.dense import dense_form
+from phmctl.recipe.schema import DecodingSection
+from tests.decoding.conftest import TEXT, Kit, sharp_model
+
+
+@pytest.fixture(scope="module")
+def pair(kit: Kit, tmp_path_factory: pytest.TempPathFactory):
+    """Torch's engine and CTranslate2's, of the same PHM model."""
+    size = kit.tokenizers.target.size
+    model = sharp_model(size, algebra="phm", n=4, generator="dense", generator_bias=True)
+    with torch.no_grad():
+        model.generator.bias[EOS] += 1.0  # some outputs end of themselves, others are cut
+    folder = tmp_path_factory.mktemp("export")
+    write_ctranslate2(dense_form(model, {"source": size, "target": size}), kit.tokenizers, "float32", 64, folder)
+    ours = TorchEngine(model, torch.device("cpu"))
+    return ours, CTranslate2Engine(folder / FOLDER, kit.tokenizers, "float32", threads=1), kit.tokenizers, folder
+
+
+def sources(tokenizers: TokenizerPair) -> list[list[int]]:
+    return [[*ids, EOS] for ids in tokenizers.source.encode(TEXT[:6])]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+def test_hypotheses_and_scores_are_those_of_torch(pair, beam: int, alpha: float) -> None:
+    ours, theirs, tokenizers, _ = pair
+    settings = DecodingSection(beam=beam, alpha=alpha, max_ratio=1.0, max_extra=3)
+    rows = sources(tokenizers)
+    found = [engine.search(rows, settings, allowed=tokenizers.target.size, n_best=beam) for engine in (ours, theirs)]
+    assert len({len(hypotheses[0].tokens) for hypotheses in found[0]}) > 1
+    assert len({len(hypotheses) for hypotheses in found[1]}) == 1
+    for row, one, other in zip(rows, *found, strict=True):
+        assert other[0].tokens == one[0].tokens
+        assert other[0].score == pytest.approx(one[0].score, abs=1e-4)
+        forced = forced_scores(ours.model, pad([row] * beam), [each.tokens for each in other], alpha=alpha)
+        assert [each.score for each in other] == pytest.approx([each.score for each in forced], abs=1e-4)
+        assert [each.log_prob for each in other] == pytest.approx([each.log_prob for each in forced], abs=1e-4)
+        assert [each.score for each in other] == sorted((each.score for each in other), reverse=True)
+
+
+def test_the_best_alone_is_the_first_of_several(pair) -> None:
+    _, theirs, tokenizers, _ = pair
+    settings = DecodingSection(beam=4, max_ratio=1.0, max_extra=3)
+    one, several = (theirs.search(sources(tokenizers), settings, allowed=999, n_best=count) for count in (1, 4))
+    assert [hypotheses[0].tokens for hypotheses in one] == [hypotheses[0].tokens for hypotheses in several]
+
+
+def test_a_short_sentence_is_cut_at_its_own_length_beside_a_long_one(pair) -> None:
+    ours, theirs, tokenizers, _ = pair
+    settings = DecodingSection(beam=2, max_ratio=0.5, max_extra=0)
+    rows = [sources(tokenizers)[2], sources(tokenizers)[1][-3:]]
+    limits = [(len(row) - 1) // 2 for row in rows]
+    assert limits[0] > 3 * limits[1]
+    for engine in (ours, theirs):
+        found = engine.search(rows, settings, allowed=tokenizers.target.size, n_best=1)
+        assert all(len(one.tokens) <= limit for (one, *_), limit in zip(found, limits, strict=True))
+
+
+def test_a_model_that_is_damaged_is_an_error(pair, tmp_path: Path) -> None:
+    *_, tokenizers, folder = pair
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in (folder / FOLDER).iterdir():
+        (model / path.name).write_bytes(path.read_bytes()[:100])
+    with pytest.raises(RunError, match="cannot be loaded by CTranslate2"):
+        CTranslate2Engine(model, tokenizers, "float32")
+
+
+def test_the_library_is_loaded_without_torch() -> None:
+    code = (
+        "import sys; from phmctl.decoding.ctranslate2_engine import load_library; load_library().Translator;"
+        "import phmctl.decoding.translator; print(sorted({'torch', 'numpy', 'datasets'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
