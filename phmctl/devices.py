@@ -1,6 +1,7 @@
 """Where this process runs: its place among others, the device, the number of threads."""
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,8 +61,13 @@ def pick_device(name: str) -> "torch.device":
 
 
 def set_threads(threads: int) -> None:
-    """Set torch's CPU threads; 0 leaves its own choice."""
-    import torch
+    """Set the CPU threads of torch and of other engines of this process; 0 leaves their own choice.
 
-    if threads:
+    Without torch it is not imported: a library that is loaded later reads the environment.
+    """
+    if not threads:
+        return
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch = sys.modules.get("torch")
+    if torch is not None:
         torch.set_num_threads(threads)

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from phmctl.errors import RunError
+from phmctl.errors import RunError, UserError
 from phmctl.files import are_file_entries, damaged_files, read_json_object, sha256_text
-from phmctl.runs import EXPORT as MANIFEST
-from phmctl.runs import RECIPE, Run, Weights, read_recipe
+from phmctl.runs import EXPORT, RECIPE, Run, Weights, read_recipe
 
 FORMAT = 1  # of the folder; a higher one is a later version's
 
@@ -31,6 +30,8 @@ CTRANSLATE2, ONNX, SAFETENSORS, TORCH, HUGGINGFACE = FORMATS = (
     "torch",
     "huggingface",
 )
+ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS, TORCH)  # those that phmctl answers with
+MODEL = "model"  # the folder of CTranslate2's own files
 _ADVICE = "copy the export again, or make it anew with: phmctl export"
 _WANTED = ("to", "run", "checkpoint", "checkpoint_sha256", "files")
 
@@ -49,7 +50,7 @@ class Export(Run):
             RunError: it is not complete, is damaged, or of a later version's format.
         """
         folder = Path(path)
-        manifest = _read_manifest(folder / MANIFEST)
+        manifest = _read_manifest(folder / EXPORT)
         wrong = damaged_files(folder, [entry for entry in manifest["files"] if entry["name"] == RECIPE])
         if wrong:
             raise RunError(f"{folder / RECIPE} is missing or damaged; {_ADVICE}")
@@ -59,6 +60,11 @@ class Export(Run):
     def to(self) -> str:
         """The format, one of :data:`FORMATS`."""
         return str(self.manifest["to"])
+
+    @property
+    def engine(self) -> str:
+        """What computes its answers: ``torch``, ``ctranslate2`` or ``onnx``."""
+        return TORCH if self.to in (SAFETENSORS, TORCH) else self.to
 
     @property
     def name(self) -> str:
@@ -112,7 +118,15 @@ def open_model(path: Path | str) -> Run:
     Raises:
         RunError: there is neither, or it is not complete.
     """
-    return Export.open(path) if (Path(path) / MANIFEST).is_file() else Run.open(path)
+    return Export.open(path) if (Path(path) / EXPORT).is_file() else Run.open(path)
+
+
+def no_engine(folder: Path) -> UserError:
+    """Return the error that says that phmctl does not answer with an export."""
+    return UserError(
+        f"{folder} is for the transformers library, which reads it itself; "
+        f"phmctl answers with a run or with an export to {', '.join(ANSWERING)}"
+    )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -162,17 +162,21 @@ def evaluate(
     against: str | Path | None = None,
     checkpoint: str = "best",
     device: str = "auto",
+    engine: str | None = None,
+    quantize: str | None = None,
     quiet: bool = True,
     **options: Any,
 ) -> "Report":
     """Score a split of a run's own text, and write the scores into the run: ``phmctl eval``.
 
     Args:
-        run: a run's folder, a folder of versions, or a name below the folder of runs.
+        run: a run's folder, a folder of versions, a name below the folder of runs, or an export's folder.
         split: ``test`` or ``valid``.
         against: a run to compare with by a paired test; it is only read.
         checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+        engine: what computes: ``torch``, ``ctranslate2`` or ``onnx``; an export is made of the run and kept in it.
+        quantize: CTranslate2's type.
         quiet: print nothing on stderr.
         options: those of the task, by the command's names: of a translator ``beam``, ``alpha``, ``batch_tokens``,
             ``execution`` and ``lowercase``, of a classifier ``execution``.
@@ -186,16 +190,17 @@ def evaluate(
         UserError: an option that the task does not have.
         OutputError: the run's folder cannot be written.
     """
-    from phmctl.runs import Run
+    from phmctl.export.engines import with_engine
+    from phmctl.exports import open_model
     from phmctl.tasks.registry import kind_of
 
     with _quiet(quiet):
-        opened = Run.open(run)
+        opened = with_engine(open_model(run), engine, checkpoint, quantize)
         return kind_of(opened.recipe).evaluate(
             opened,
             split,
             checkpoint,
-            against=None if against is None else Run.open(against),
+            against=None if against is None else open_model(against),
             device=device,
             options={name: value for name, value in options.items() if value is not None},
         )

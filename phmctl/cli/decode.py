@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from phmctl.cli.options import Checkpoint, Device, Execution, RunArgument, Threads
+from phmctl.cli.options import Checkpoint, Device, Engine, Execution, ModelArgument, Quantize, Threads
 
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")]
 Alpha = Annotated[float | None, typer.Option(help="Exponent of the length penalty. Default: the recipe's.")]
@@ -18,7 +18,7 @@ BatchTokens = Annotated[int | None, typer.Option(help="Source tokens a batch, pa
 
 
 def decode(
-    run: RunArgument,
+    run: ModelArgument,
     input_: Annotated[
         Path | None, typer.Option("--input", help="Text file, one sentence a line (default: stdin).")
     ] = None,
@@ -37,6 +37,8 @@ def decode(
     ] = None,
     batch_tokens: BatchTokens = None,
     execution: Execution = None,
+    engine: Engine = None,
+    quantize: Quantize = None,
     window: Annotated[int, typer.Option(help="Lines that are answered together, at most.", min=1)] = 1024,
     pause: Annotated[
         float, typer.Option(help="Seconds without a new line after which those that have come are answered.", min=0)
@@ -53,8 +55,9 @@ def decode(
     from phmctl.data.arriving import arriving_lines, in_groups
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
+    from phmctl.export.engines import with_engine
+    from phmctl.exports import open_model
     from phmctl.inference.answering import answer, open_output, refuse_same_file
-    from phmctl.runs import Run
     from phmctl.tasks.registry import kind_of
 
     if input_ is not None and split is not None:
@@ -64,7 +67,7 @@ def decode(
     if output is not None and split is None:
         refuse_same_file(input_, output)
     set_threads(threads)
-    opened = Run.open(run)
+    opened = with_engine(open_model(run), engine, checkpoint, quantize)
     kind = kind_of(opened.recipe)
     own = None if split is None else kind.split_lines(opened, split)
     given: dict[str, object] = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "execution": execution}

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from phmctl.cli.decode import Alpha, BatchTokens, Beam
-from phmctl.cli.options import Checkpoint, Device, Execution, Json, RunArgument, Threads
+from phmctl.cli.options import Checkpoint, Device, Engine, Execution, Json, ModelArgument, Quantize, Threads
 
 
 def evaluate(
-    run: RunArgument,
+    run: ModelArgument,
     split: Annotated[str, typer.Option(help="test or valid.")] = "test",
     against: Annotated[
         Path | None,
@@ -21,6 +21,8 @@ def evaluate(
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,
     execution: Execution = None,
+    engine: Engine = None,
+    quantize: Quantize = None,
     lowercase: Annotated[
         bool | None,
         typer.Option(
@@ -50,6 +52,8 @@ def evaluate(
         beam=beam,
         alpha=alpha,
         batch_tokens=batch_tokens,
+        engine=engine,
+        quantize=quantize,
         execution=execution,
         lowercase=lowercase,
     )

@@ -19,6 +19,7 @@ from phmctl.cli.bench import bench
 from phmctl.cli.count_params import count_params
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
+from phmctl.cli.export import export
 from phmctl.cli.prepare_data import prepare_data
 from phmctl.cli.serve import serve
 from phmctl.cli.train import TrainCommand, train
@@ -76,6 +77,7 @@ app.command("train", cls=TrainCommand)(train)
 app.command("decode")(decode)
 app.command("eval")(evaluate)
 app.command("serve")(serve)
+app.command("export")(export)
 app.command("count-params")(count_params)
 app.add_typer(bench, name="bench")
 

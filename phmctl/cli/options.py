@@ -25,6 +25,14 @@ def complete_card(incomplete: str) -> list[str]:
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe: a path or a shipped name.", autocompletion=complete_recipe)
 ]
+ModelArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run directory, a folder of versions (the newest is taken) or an export."),
+]
+Engine = Annotated[
+    str | None, typer.Option(help="torch, ctranslate2 or onnx: an export is made of the run, once, and kept in it.")
+]
+Quantize = Annotated[str | None, typer.Option(help="Of --engine ctranslate2: float32, int8, int8_float32, bfloat16, …")]
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run directory, or a folder of versions (the newest is taken).")
 ]

@@ -94,6 +94,10 @@ class Tokenizer:
         text: str = self._engine.decode([index for index in words if index >= len(SPECIAL_TOKENS)])
         return text.removeprefix(" ")
 
+    def engine_json(self) -> str:
+        """Return the pipeline as the `tokenizers` library writes it."""
+        return str(self._engine.to_str())
+
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON. The same tokenizer gives the same bytes.
 

@@ -86,9 +86,12 @@ class CTranslate2Engine:
     ) -> "list[list[_Output]]":
         """Return the outputs found for each source, none of which ended beyond the source's limit."""
         found = self._search(sources, max(limits), settings)
+        by_total = settings.model_copy(update={"alpha": 0.0})
         for row, limit in enumerate(limits):
             if limit < max(limits) and any(len(each.tokens) > limit for each in found[row]):
                 found[row] = self._search([sources[row]], limit, settings)[0]
+            if not all(each.ended for each in found[row]):  # what was cut took the place of shorter ones that ended
+                found[row] += self._search([sources[row]], limit, by_total)[0]
         return found
 
     def _search(self, sources: Sequence[Ids], limit: int, settings: DecodingSection) -> "list[list[_Output]]":

@@ -15,11 +15,11 @@ from phmctl.data.special import BOS, EOS, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import UserError, check_known
 from phmctl.export.dense import DenseForm
+from phmctl.exports import MODEL
 from phmctl.extras import require
 from phmctl.nn.positions import sinusoids
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
-FOLDER = "model"  # CTranslate2's files, in the export
 
 
 def check_quantize(quantize: str) -> None:
@@ -55,8 +55,8 @@ def write_ctranslate2(form: DenseForm, tokenizers: TokenizerPair, quantize: str,
     spec.config.add_source_bos = spec.config.add_source_eos = False  # ours are closed by EOS already
     spec.validate()
     spec.optimize(quantization=None if quantize == "float32" else quantize)
-    (folder / FOLDER).mkdir()
-    spec.save(str(folder / FOLDER))
+    (folder / MODEL).mkdir()
+    spec.save(str(folder / MODEL))
 
 
 def _spec(specs: Any, form: DenseForm, longest: int) -> Any:

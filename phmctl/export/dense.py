@@ -2,7 +2,7 @@
 
 H of each map is built from A and S in float64 and rounded once. Whatever the run's algebra, n, parametrization, sharing
 of rules and arrangement of the projections: the twin has a plain weight a map, with queries, keys and values apart, and
-tables without the rows that were only there for n to divide them. :mod:`phmctl.export.plain` is the code that runs it.
+tables without the rows that were only there for n to divide them. :mod:`phmctl.models.plain` is the code that runs it.
 """
 
 import copy
@@ -34,7 +34,7 @@ class DenseForm:
     """A model without phmctl.
 
     Attributes:
-        config: what :mod:`phmctl.export.plain` builds it from; ``shared`` names the tables that serve twice.
+        config: what :mod:`phmctl.models.plain` builds it from; ``shared`` names the tables that serve twice.
         tensors: float32 on the CPU, by name; a shared one once.
     """
 

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from phmctl.decoding.engine import TORCH
 from phmctl.errors import DataError, UserError
+from phmctl.exports import Export
 from phmctl.inference.model import Classified, Model, Texts, check_texts, silent
 from phmctl.runs import Run
 from phmctl.tasks.classification.predictor import TextClassifier, load_classifier
@@ -78,8 +80,9 @@ class ClassifierModel(Model):
         return examples
 
 
-def load_run(run: Run, checkpoint: str, device: str) -> ClassifierModel:
-    """Load a run's classifier; see :func:`phmctl.inference.loading.load`."""
+def load_run(run: Run, checkpoint: str, device: str, threads: int) -> ClassifierModel:
+    """Load a run's or an export's classifier; see :func:`phmctl.inference.loading.load`."""
     classifier = load_classifier(run, checkpoint, device, keep_factors=False)
-    about = {"folder": str(run.folder), "checkpoint": run.checkpoint(checkpoint).name}
-    return ClassifierModel(classifier, run.name, {**about, "engine": "torch", "device": str(classifier.device)})
+    engine = run.engine if isinstance(run, Export) else TORCH
+    about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name}
+    return ClassifierModel(classifier, run.name, {**about, "engine": engine, "device": str(classifier.device)})

@@ -5,11 +5,13 @@ from importlib import import_module
 from pathlib import Path
 
 from phmctl.console import silence
-from phmctl.errors import UserError
+from phmctl.decoding.engine import ENGINES, TORCH
+from phmctl.errors import UserError, check_known
+from phmctl.exports import Export, open_model
 from phmctl.inference.model import Model
 from phmctl.runs import Run
 
-# A task's name, and the function that loads a run of it: (run, checkpoint, device).
+# A task's name, and the function that loads a run of it: (run, checkpoint, device, threads).
 _TASKS = {
     "translation": "phmctl.inference.translation:load_run",
     "classification": "phmctl.inference.classification:load_run",
@@ -31,10 +33,10 @@ def load(
 
     Args:
         path: a run's folder wherever it was copied, a folder of versions (the newest with a checkpoint is taken), or a
-            name below ``$PHMCTL_RUNS`` or ``runs``.
+            name below ``$PHMCTL_RUNS`` or ``runs``; or an export's folder.
         checkpoint: ``best`` (the default), ``last``, ``average``, ``step-000200`` or ``200``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        engine: what computes; None is torch for a run.
+        engine: what computes; None is torch for a run, and an export's own.
         threads: CPU threads of an engine that has its own. torch's are the whole process's: set them yourself, by
             ``torch.set_num_threads``.
 
@@ -43,22 +45,30 @@ def load(
         RecipeError: there is no such device here.
         UserError: the run's task answers no text, the engine is not known, or threads are wanted of torch.
     """
-    if engine not in (None, "torch"):
-        raise UserError(f"engine {engine!r}: a run has torch")
-    if threads:
+    with silence():
+        run = open_model(path)
+        own = run.engine if isinstance(run, Export) else TORCH
+        _check_engine(run, own, engine, threads)
+        return _loader(run)(run, checkpoint or "best", device, threads or 0)
+
+
+def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -> None:
+    """Refuse (UserError) an engine that is not the model's own, and threads where they are the process's."""
+    check_known("engine", engine or own, ENGINES)
+    if engine not in (None, own):
+        advice = "leave engine out" if isinstance(run, Export) else f"make one with phmctl export --to {engine}"
+        raise UserError(f"engine {engine!r}: {run.folder} has {own}; {advice}")
+    if threads and own == TORCH:
         raise UserError(
             "threads: torch's threads are the whole process's, which load() leaves alone; "
             "call torch.set_num_threads, or set OMP_NUM_THREADS"
         )
-    with silence():
-        run = Run.open(path)
-        return _loader(run)(run, checkpoint or "best", device)
 
 
-def _loader(run: Run) -> Callable[[Run, str, str], Model]:
+def _loader(run: Run) -> Callable[[Run, str, str, int], Model]:
     task = run.recipe.task
     if task not in _TASKS:
         raise UserError(f"{run.folder} is a run of task {task!r}, which answers no text; there are {', '.join(_TASKS)}")
     module, _, name = _TASKS[task].partition(":")
-    loader: Callable[[Run, str, str], Model] = getattr(import_module(module), name)
+    loader: Callable[[Run, str, str, int], Model] = getattr(import_module(module), name)
     return loader

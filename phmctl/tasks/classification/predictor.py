@@ -2,19 +2,24 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from phmctl.assembly import Classifier, build_classifier, texts_of
+from phmctl import exports
+from phmctl.assembly import build_classifier, texts_of
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.cleaning import clean_line
 from phmctl.data.labelled.batching import collate, encode_texts, lengths_of, plan
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.tokenization import Tokenizer
+from phmctl.decoding.onnx_engine import OnnxClassifier
 from phmctl.devices import pick_device
-from phmctl.errors import DataError
+from phmctl.errors import DataError, UserError
+from phmctl.exports import Export
+from phmctl.models import plain
 from phmctl.nn.caching import cached
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import ClassificationRecipe
@@ -55,7 +60,7 @@ class TextClassifier:
 
     def __init__(
         self,
-        model: Classifier,
+        model: nn.Module,
         tokenizer: Tokenizer,
         labels: Sequence[str],
         cleaning: LabelledCleaning,
@@ -65,7 +70,8 @@ class TextClassifier:
         batch_size: int,
         device: torch.device,
     ) -> None:
-        self.model, self.tokenizer, self.labels, self.cleaning = model, tokenizer, labels, cleaning
+        self.tokenizer, self.labels, self.cleaning = tokenizer, labels, cleaning
+        self.model: Any = model
         self.texts, self.max_tokens, self.batch_size, self.device = texts, max_tokens, batch_size, device
 
     @torch.inference_mode()
@@ -97,6 +103,8 @@ class TextClassifier:
     @cached()
     def vectors(self, texts: Sequence[str]) -> Tensor:
         """Return what the model reads each text into, (N, d) float32 on the CPU; zeros for a text without tokens."""
+        if not hasattr(self.model, "encoded_width"):
+            raise UserError("an export of a classifier has labels and no vectors; ask the run for these")
         encoded = encode_texts([(text,) for text in texts], self.tokenizer, self.cleaning, self.max_tokens)
         result = torch.zeros(len(texts), self.model.encoded_width)
         for rows in plan(lengths_of(encoded), self.batch_size, seed=0, epoch=0, shuffle=False):
@@ -144,6 +152,25 @@ class TextClassifier:
         return texts
 
 
+def exported_model(to: str, folder: Path, *, device: str = "auto", execution: str | None = None) -> nn.Module:
+    """Return the model of a classifier's export.
+
+    Raises:
+        UserError: it cannot compute as asked, or the format is not one that phmctl answers with.
+        MissingExtraError: its engine is not installed.
+        RunError: the files cannot be read.
+    """
+    if execution is not None:
+        raise UserError(f"--execution: {folder} holds H itself; leave it out, or answer with the run")
+    if to in (exports.SAFETENSORS, exports.TORCH):
+        return plain.load(folder).to(pick_device(device))
+    if device not in ("auto", "cpu"):
+        raise UserError(f"--device {device}: an export to {to} runs on the CPU here; leave it out")
+    if to == exports.ONNX:
+        return OnnxClassifier(folder)
+    raise exports.no_engine(folder)
+
+
 def load_classifier(
     run: Run,
     checkpoint: str = "best",
@@ -172,10 +199,14 @@ def load_classifier(
     cleaning = cleaning_of(run)
     if cleaned:
         cleaning = cleaning.model_copy(update={"entities": "keep"})
-    model = build_classifier(recipe.model, tokenizer.size, len(labels), device="meta")
     folder = run.checkpoint(checkpoint)
-    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
-    set_execution(model.eval(), execution, folder, keep=keep_factors)
+    if isinstance(run, Export):
+        run.verify()
+        model = exported_model(run.to, folder, device=device, execution=execution)
+    else:
+        model = build_classifier(recipe.model, tokenizer.size, len(labels), device="meta")
+        load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
+        set_execution(model.eval(), execution, folder, keep=keep_factors)
     return TextClassifier(
         model,
         tokenizer,

@@ -1,0 +1,47 @@
+"""``phmctl export``: a trained run in the form of another engine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phmctl.cli.options import Checkpoint, Json, RunArgument, Threads
+
+
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="ctranslate2, onnx, safetensors, torch or huggingface.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
+    checkpoint: Checkpoint = "best",
+    quantize: Annotated[
+        str | None,
+        typer.Option(help="CTranslate2's type: float32, int8, int8_float32, bfloat16, …  [default: float32]"),
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(help="Of safetensors and torch: dense, or both (with the PHM form).  [default: both]")
+    ] = None,
+    texts: Annotated[
+        int | None, typer.Option(help="Compare on so many of the run's validation texts (default: all).", min=1)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that stands in the folder.")] = False,
+    threads: Threads = 0,
+    json: Json = False,
+) -> None:
+    """Export a run's model with its tokenizer, settings and model card; decode and eval take the folder as a run.
+
+    The export is verified against the run on the run's own validation text.
+    """
+    from phmctl.console import emit_json
+    from phmctl.devices import set_threads
+    from phmctl.export.verb import export as export_run
+    from phmctl.runs import Run
+
+    set_threads(threads)
+    made = export_run(
+        Run.open(run), to, output, checkpoint=checkpoint, quantize=quantize, form=form, force=force, texts=texts
+    )
+    if json:
+        emit_json(made.as_json())
+        return
+    for table in made.tables():
+        table.show()

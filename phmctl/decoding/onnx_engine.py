@@ -1,0 +1,143 @@
+"""onnxruntime's engines: an export's encoder and decoder step under our own beam search, and its classifiers.
+
+The graphs, whose axes B, S, K and t may have any size::
+
+    encoder.onnx     source (B, S) int64                             -> memory (L, 2, B, heads, S, w)
+    decoder.onnx     tokens (B, K), mask (B, S) bool, memory, past (L, 2, B·K, heads, t, w)
+                                                                     -> logits (B, K, V), past with t + 1
+    classifier.onnx  first (B, S) [and second (B, S′)]               -> logits (B, classes)
+
+`memory` holds each layer's keys and values of the source, `past` those of the tokens so far: none at the first step.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phmctl.data.special import PAD
+from phmctl.decoding.beam import beam_search
+from phmctl.decoding.engine import ONNX, longest_outputs
+from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.torch_engine import pad
+from phmctl.errors import RunError
+from phmctl.extras import require
+from phmctl.recipe.schema import DecodingSection
+
+ENCODER, DECODER, CLASSIFIER = "encoder.onnx", "decoder.onnx", "classifier.onnx"
+
+
+def session(path: Path, threads: int = 0) -> Any:
+    """Return an onnxruntime session on the CPU.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+        RunError: the file cannot be loaded.
+    """
+    library = require("onnxruntime", "onnx")
+    options = library.SessionOptions()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.log_severity_level = 3
+    try:
+        return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common base but this
+        raise RunError(f"{path} cannot be loaded by onnxruntime: {error}; make the export anew") from error
+
+
+class OnnxEngine:
+    """Beam search over an export's graphs.
+
+    Args:
+        folder: the export.
+        threads: CPU threads; 0 takes torch's number.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+        RunError: a graph cannot be loaded.
+    """
+
+    name = ONNX
+
+    def __init__(self, folder: Path, threads: int = 0) -> None:
+        self._model = _Stepwise(session(folder / ENCODER, threads), session(folder / DECODER, threads))
+
+    def ready(self) -> AbstractContextManager[Any]:
+        """Nothing is to be prepared."""
+        return nullcontext()
+
+    def search(
+        self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
+    ) -> list[list[Hypothesis]]:
+        """Search one batch; see :class:`~phmctl.decoding.engine.Engine`."""
+        return beam_search(
+            self._model,
+            pad(sources),
+            beam=settings.beam,
+            alpha=settings.alpha,
+            max_lengths=longest_outputs(sources, settings),
+            allowed=allowed,
+            n_best=n_best,
+        )
+
+
+class _State:
+    """The source's keys and values, once a sentence, and those of each prefix so far."""
+
+    def __init__(self, memory: Tensor, mask: Tensor, beams: int) -> None:
+        layers, parts, sentences, heads, _, width = memory.shape
+        self.memory, self.mask, self.beams = memory, mask, beams
+        self.past = memory.new_zeros(layers, parts, sentences * beams, heads, 0, width)
+
+    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
+        """Let each beam continue from another of its sentence; see :class:`phmctl.decoding.beam.State`."""
+        first = torch.arange(len(parents)) if sentences is None else sentences  # (B',)
+        self.past = self.past[:, :, (first[:, None] * self.beams + parents).flatten()]
+        self.beams = parents.shape[1]
+        if sentences is not None:
+            self.memory, self.mask = self.memory[:, :, sentences], self.mask[sentences]
+
+
+class _Stepwise:
+    """The graphs as the model that beam search wants."""
+
+    def __init__(self, encoder: Any, decoder: Any) -> None:
+        self._encoder, self._decoder = encoder, decoder
+
+    def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        (memory,) = self._encoder.run(None, {"source": source.numpy()})
+        return torch.from_numpy(memory), source != PAD
+
+    def start(self, memory: tuple[Tensor, Tensor], beams: int, max_length: int) -> _State:
+        return _State(*memory, beams)
+
+    def step(self, tokens: Tensor, state: _State) -> Tensor:
+        given = {"tokens": tokens, "mask": state.mask, "memory": state.memory, "past": state.past}
+        arrays = {name: value.contiguous().numpy() for name, value in given.items()}
+        logits, past = self._decoder.run(None, arrays)
+        state.past = torch.from_numpy(past)
+        return torch.from_numpy(logits)
+
+
+class OnnxClassifier(nn.Module):
+    """A classifier's graph as a module.
+
+    Args:
+        folder: the export.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+        RunError: the graph cannot be loaded.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._session = session(folder / CLASSIFIER)
+
+    def forward(self, *texts: Tensor) -> Tensor:
+        """Map the ids of each text, (B, S), to logits (B, classes)."""
+        names = [each.name for each in self._session.get_inputs()]
+        (logits,) = self._session.run(None, {name: ids.numpy() for name, ids in zip(names, texts, strict=True)})
+        return torch.from_numpy(logits)

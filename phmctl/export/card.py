@@ -1,0 +1,135 @@
+"""The model card of an export, in Markdown: what it is, its data, its scores, its size, its licence."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from phmctl import __version__
+from phmctl.accounting.ledger import ledger_for
+from phmctl.data.labelled.catalog import load_any_card
+from phmctl.errors import DataError
+from phmctl.export.subject import Subject
+from phmctl.runs import Run
+from phmctl.tasks.registry import kind_of
+
+_USE = {
+    "ctranslate2": "phmctl decode DIR, or CTranslate2 itself: the model's files are in `model/`.",
+    "onnx": "phmctl decode DIR, or any ONNX runtime: `phmctl.decoding.onnx_engine` says what the graphs take.",
+    "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in this folder, which wants torch alone.",
+    "torch": "phmctl decode DIR, or `load(DIR)` of `plain.py` in this folder, which wants torch alone.",
+    "huggingface": "the transformers library: AutoTokenizer and AutoModelForSeq2SeqLM, `from_pretrained(DIR)`.",
+}
+
+
+def model_card(subject: Subject, described: Mapping[str, Any]) -> str:
+    """Return the card of an export.
+
+    Args:
+        subject: what is exported.
+        described: the manifest's entries.
+    """
+    parts = [_what(subject, described), _data(subject.run), _scores(subject.run), _verified(described), _size(subject)]
+    return "\n".join(line for part in parts for line in part).rstrip() + "\n"
+
+
+def _what(subject: Subject, described: Mapping[str, Any]) -> Iterator[str]:
+    recipe, section = subject.run.recipe, subject.section
+    to, quantize = described["to"], described.get("quantize")
+    yield f"# {recipe.name}, {recipe.variant}"
+    yield ""
+    if recipe.description:
+        yield recipe.description
+        yield ""
+    maps = "dense maps" if section.dimension == 1 else f"{section.algebra} maps with n = {section.dimension}"
+    kind = "encoder-decoder Transformer" if subject.translates else f"classifier ({section.kind})"
+    yield f"- model: {kind}, trained with {maps} by phmctl; here each map is a plain matrix"
+    yield f"- form: {to}{f', {quantize}' if quantize else ''}"
+    yield f"- from: run `{described['run']}`, checkpoint {described['checkpoint']}, exported by phmctl {__version__}"
+    yield f"- use: {_USE[to]}"
+    if subject.labels:
+        yield f"- labels: {', '.join(subject.labels)}"
+    yield ""
+
+
+def _data(run: Run) -> Iterator[str]:
+    data = run.data()
+    name = run.recipe.model_dump()["data"].get("card", "")
+    yield "## Data"
+    yield ""
+    yield f"- corpus: {data.get('corpus', name)}"
+    if "source_language" in data:
+        yield f"- languages: {data['source_language']} to {data['target_language']}"
+    if "origin" in data:
+        yield f"- origin: {data['origin']}"
+    for split, counts in data.get("splits", {}).items():
+        if isinstance(counts, dict) and "kept" in counts:
+            yield f"- {split}: {counts['kept']:,} examples"
+    settings = data.get("settings", {})
+    if "tokenizer" in settings:
+        yield f"- tokens: {settings['tokenizer']}, {json.dumps(data.get('token_types', settings.get('vocabulary')))}"
+    if "cleaning" in settings:
+        yield f"- cleaning: {json.dumps(settings['cleaning'])}"
+    yield f"- licence of the data: {_licence(name)}"
+    yield ""
+
+
+def _licence(card: str) -> str:
+    try:
+        return load_any_card(card).licence
+    except DataError:
+        return "not known: the corpus has no card"
+
+
+def _scores(run: Run) -> Iterator[str]:
+    yield "## Scores of the run"
+    yield ""
+    found = list(_score_lines(run))
+    yield from found or ["none are recorded; measure them with: phmctl eval"]
+    yield ""
+
+
+def _score_lines(run: Run) -> Iterator[str]:
+    for path in sorted(run.results_folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if not isinstance(content, dict):
+            continue
+        where = f"checkpoint {content.get('checkpoint')}"
+        for score in content.get("scores", ()):
+            decoding = content.get("decoding", {})
+            search = f"beam {decoding.get('beam')}, alpha {decoding.get('alpha')}"
+            value = f"{score['name']} {score['value']:.2f} ({score['signature']})"
+            yield f"- {content['split']}: {value}, {where}, {search}"
+        for split in content.get("splits", ()):
+            share = split["accuracy"]
+            right, total = share["right"], share["total"]
+            yield f"- {split['split']}: accuracy {right / total:.2%} of {total:,} examples, {where}"
+
+
+def _verified(described: Mapping[str, Any]) -> Iterator[str]:
+    found = described["verification"]
+    yield "## This export against the run"
+    yield ""
+    if not found["split"]:
+        yield "not compared: the run keeps no text"
+    else:
+        yield (
+            f"- {found['texts']:,} texts of {found['split']}: {found['equal']:,} answers equal, {found['ties']:,} "
+            f"differ by a tie, {found['different']:,} otherwise"
+        )
+        scores = found["scores"]
+        if scores:
+            of = f" ({scores['signature']})" if "signature" in scores else ""
+            yield f"- {scores['metric']}{of}: torch {scores['torch']:.4g}, this export {scores['export']:.4g}"
+    yield ""
+
+
+def _size(subject: Subject) -> Iterator[str]:
+    ledger = ledger_for(kind_of(subject.run.recipe), subject.section, subject.sizes)
+    totals, maps = ledger.totals, ledger.without_embeddings
+    yield "## Parameters"
+    yield ""
+    yield f"- trained: {totals.parameters:,}; without embeddings {maps.parameters:,}"
+    yield f"- of the dense twin that this export holds: {totals.dense:,}; without embeddings {maps.dense:,}"

@@ -1,0 +1,271 @@
+"""The form of the transformers library: the tokenizer, and the model where an architecture there is exactly ours.
+
+Two are, once our sinusoids are written over theirs, which they hold as a table:
+
+- **Marian**: post-norm without a final norm.
+- **Pegasus**: pre-norm with final norms, one table for both sides.
+
+BART and mBART normalise the embeddings, which no model here does; M2M100 counts positions from padding's id + 1, not
+from 0. Neither fits.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phmctl.console import note, silence
+from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from phmctl.data.tokenization import Tokenizer
+from phmctl.decoding.torch_engine import pad
+from phmctl.decoding.translator import Translator, plan
+from phmctl.errors import PhmctlError
+from phmctl.export.dense import DenseForm
+from phmctl.export.subject import Subject
+from phmctl.export.verify import NEAR, Verification
+from phmctl.extras import require
+from phmctl.files import write_json
+from phmctl.nn.positions import sinusoids
+
+TARGET = "target"  # the folder of the target side's tokenizer, where it has its own
+_MARIAN, _PEGASUS = "marian", "pegasus"
+_CLASSES = {_MARIAN: "MarianMTModel", _PEGASUS: "PegasusForConditionalGeneration"}
+# Names of a layer's parts, here and there.
+_SELF = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+_NORMS = {
+    "attention_residual.norm": "self_attn_layer_norm",
+    "cross_residual.norm": "encoder_attn_layer_norm",
+    "feed_forward_residual.norm": "final_layer_norm",
+}
+_MAPS = {"feed_forward.expand": "fc1", "feed_forward.contract": "fc2"}
+
+
+def check_huggingface(subject: Subject) -> None:
+    """Refuse (MissingExtraError) where the library is not installed; say what of the model will be left out."""
+    require("transformers", "huggingface")
+    _, misfit = architecture(subject)
+    if misfit:
+        note(f"the model is left out, its tokenizer is written: {misfit}")
+
+
+def architecture(subject: Subject) -> tuple[str | None, str]:
+    """Return the architecture that a model is exactly, or None and what does not fit."""
+    section = subject.section
+    if not subject.translates:
+        return None, "transformers has no architecture of this classifier"
+    if section.upsize > 1:
+        return None, f"model.upsize: {section.upsize}; attention there is as wide as the residual"
+    if section.norm == "post":
+        return (
+            (None, "model.final_norm behind post-norm layers: Marian has none") if section.final_norm else (_MARIAN, "")
+        )
+    if not section.final_norm:
+        return None, "pre-norm without model.final_norm: Pegasus has final norms"
+    if not section.share_embeddings:
+        return None, "pre-norm with a table a side: Pegasus has one for both"
+    return _PEGASUS, ""
+
+
+def write_huggingface(subject: Subject, folder: Path) -> None:
+    """Write tokenizer and model as ``from_pretrained`` reads them.
+
+    Raises:
+        MissingExtraError: transformers is not installed.
+    """
+    pair = subject.tokenizers
+    write_tokenizer(pair.source, folder)
+    if not pair.joint:
+        write_tokenizer(pair.target, folder / TARGET)
+    kind, _ = architecture(subject)
+    if kind is None:
+        return
+    from safetensors.torch import save_file
+
+    write_json(folder / "config.json", _config(kind, subject))
+    write_json(folder / "generation_config.json", _generation(subject))
+    path = folder / "model.safetensors"
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(_tensors(kind, subject.form, subject.longest)), path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer as ``PreTrainedTokenizerFast`` reads it: the same ids, closed by EOS, and the text back."""
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import decoders, processors
+
+    folder.mkdir(exist_ok=True)
+    engine = Engine.from_str(tokenizer.engine_json())
+    eos = SPECIAL_TOKENS[EOS]
+    engine.post_processor = processors.TemplateProcessing(single=f"$A {eos}", special_tokens=[(eos, EOS)])
+    engine.decoder = decoders.Sequence([engine.decoder, decoders.Strip(" ", 1, 0)])  # the space before the first word
+    engine.save(str(folder / "tokenizer.json"))
+    named = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{name: SPECIAL_TOKENS[index] for name, index in named.items()},
+        "split_special_tokens": True,  # "</s>" in a text is punctuation and a letter
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / "tokenizer_config.json", config)
+
+
+def _config(kind: str, subject: Subject) -> dict[str, Any]:
+    config = subject.form.config
+    shared = {
+        "architectures": [_CLASSES[kind]],
+        "model_type": kind,
+        "vocab_size": config["source_vocabulary"],
+        "d_model": config["width"],
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "max_position_embeddings": subject.longest,
+        "tie_word_embeddings": config["tied"],
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": BOS,
+        "forced_eos_token_id": None,
+        "dropout": 0.0,
+        "is_encoder_decoder": True,
+        "torch_dtype": "float32",
+    }
+    for side in ("encoder", "decoder"):
+        shared[f"{side}_layers"] = config[f"{side}_layers"]
+        shared[f"{side}_attention_heads"] = config["heads"]
+        shared[f"{side}_ffn_dim"] = config["feed_forward"]
+    if kind == _MARIAN:
+        shared["decoder_vocab_size"] = config["target_vocabulary"]
+        shared["share_encoder_decoder_embeddings"] = config["share_embeddings"]
+    return shared
+
+
+def _generation(subject: Subject) -> dict[str, Any]:
+    """Return the search's settings; the library's length penalty is length ** alpha, and so are not our scores."""
+    decoding = subject.run.recipe.model_dump()["decoding"]
+    return {
+        "num_beams": decoding["beam"],
+        "length_penalty": decoding["alpha"],
+        "max_length": subject.longest,
+        "decoder_start_token_id": BOS,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "bad_words_ids": [[PAD], [UNK], [BOS]],
+    }
+
+
+def _tensors(kind: str, form: DenseForm, longest: int) -> Iterator[tuple[str, Tensor]]:
+    config, tensors = form.config, form.tensors
+    width = config["width"]
+    if config["share_embeddings"]:
+        yield "model.shared.weight", tensors["source_embedding.weight"]
+    else:
+        yield "model.encoder.embed_tokens.weight", tensors["source_embedding.weight"]
+        yield "model.decoder.embed_tokens.weight", tensors["target_embedding.weight"]
+    if not config["tied"]:
+        yield "lm_head.weight", tensors["generator.weight"]
+    bias = tensors.get("generator.bias")
+    yield "final_logits_bias", (torch.zeros(config["target_vocabulary"]) if bias is None else bias)[None].clone()
+    for side in ("encoder", "decoder"):
+        yield f"model.{side}.embed_positions.weight", sinusoids(longest, width).clone()
+        for index in range(config[f"{side}_layers"]):
+            yield from _layer(form, f"{side}.{index}", f"model.{side}.layers.{index}", cross=side == "decoder")
+        if kind == _PEGASUS:
+            yield from _norm(form, f"{side}_norm", f"model.{side}.layer_norm")
+
+
+def _layer(form: DenseForm, ours: str, theirs: str, *, cross: bool) -> Iterator[tuple[str, Tensor]]:
+    attentions = {"attention": "self_attn", **({"cross_attention": "encoder_attn"} if cross else {})}
+    for attention, name in attentions.items():
+        for part, projection in _SELF.items():
+            yield from _map(form, f"{ours}.{attention}.{part}", f"{theirs}.{name}.{projection}")
+    for part, name in _MAPS.items():
+        yield from _map(form, f"{ours}.{part}", f"{theirs}.{name}")
+    for part, name in _NORMS.items():
+        if cross or not part.startswith("cross"):
+            yield from _norm(form, f"{ours}.{part}", f"{theirs}.{name}")
+
+
+def _map(form: DenseForm, ours: str, theirs: str) -> Iterator[tuple[str, Tensor]]:
+    weight = form.tensors[f"{ours}.weight"]
+    yield f"{theirs}.weight", weight
+    yield f"{theirs}.bias", form.tensors.get(f"{ours}.bias", torch.zeros(len(weight)))
+
+
+def _norm(form: DenseForm, ours: str, theirs: str) -> Iterator[tuple[str, Tensor]]:
+    for part in ("weight", "bias"):
+        yield f"{theirs}.{part}", form.tensors[f"{ours}.{part}"]
+
+
+# -------------------------------------------------------------------------------------------------- does it fit?
+
+
+def verify_huggingface(subject: Subject, folder: Path, count: int | None = None) -> Verification:
+    """Compare ids and logits with the library's own, on the run's own text.
+
+    Returns:
+        `equal` counts the sentences all of whose logits, of the reference, are those of torch within 0.001;
+        `largest` is the largest difference of a logit.
+
+    Raises:
+        PhmctlError: the library's tokenizer gives other ids.
+    """
+    texts = subject.texts(count)
+    library = require("transformers", "huggingface")
+    _check_ids(subject, library, folder, texts)
+    ours = subject.answering
+    if architecture(subject)[0] is None or not isinstance(ours, Translator) or not texts:
+        return Verification(None)
+    with silence():
+        sources, _ = ours.encode(texts, strict=False, first_line=1)
+    targets = [
+        [BOS, *ids][: subject.longest - 1] for ids in subject.tokenizers.target.encode(subject.references(count))
+    ]
+    model = _load(library, folder)
+    equal, largest = 0, 0.0
+    for rows in plan([len(source) for source in sources], ours.settings.batch_tokens):
+        gaps = _gaps(subject, model, pad([sources[row] for row in rows]), pad([targets[row] for row in rows]))  # (B,)
+        equal += int((gaps < NEAR).sum())
+        largest = max(largest, float(gaps.max()))
+    equal += sum(not source for source in sources)
+    return Verification(subject.split, len(texts), equal, 0, largest)
+
+
+def _load(library: Any, folder: Path) -> Any:
+    name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    level = library.logging.get_verbosity()
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return getattr(library, name).from_pretrained(str(folder), local_files_only=True).eval()
+    finally:
+        library.logging.set_verbosity(level)
+        library.logging.enable_progress_bar()
+
+
+@torch.no_grad()
+def _gaps(subject: Subject, model: Any, source: Tensor, target: Tensor) -> Tensor:
+    """Return each sentence's largest difference of a logit, (B,)."""
+    torchs: Any = subject.model
+    ours = torchs.logits(torchs(source, target))[..., : subject.sizes["target"]]  # (B, T, V)
+    theirs = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits
+    seen = (target != PAD)[..., None]
+    return (ours - theirs).abs().masked_fill(~seen, 0.0).amax((1, 2))  # type: ignore[no-any-return]
+
+
+def _check_ids(subject: Subject, library: Any, folder: Path, texts: list[Any]) -> None:
+    pair = subject.tokenizers
+    lines = [text for each in texts for text in ([each] if isinstance(each, str) else each)]
+    sides = [(pair.source, folder)] + ([] if pair.joint else [(pair.target, folder / TARGET)])
+    for tokenizer, place in sides:
+        theirs = library.PreTrainedTokenizerFast.from_pretrained(str(place), local_files_only=True)
+        found = theirs(lines)["input_ids"] if lines else []
+        for line, ours, ids in zip(lines, tokenizer.encode(lines), found, strict=True):
+            if [*ours, EOS] != ids:
+                raise PhmctlError(f"transformers gives other ids of {line!r}; the export was not written")

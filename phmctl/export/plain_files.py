@@ -1,0 +1,53 @@
+"""The forms ``safetensors`` and ``torch``: the dense twin for plain torch code, and the PHM form for other PHM code."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phmctl.errors import check_known
+from phmctl.export.dense import phm_form
+from phmctl.export.subject import Subject
+from phmctl.exports import TORCH
+from phmctl.files import write_json
+from phmctl.models import plain
+from phmctl.models.plain_weights import CONFIG, SAFETENSORS_FILE, TORCH_FILE
+
+FORMS = ("both", "dense")
+CODE = "plain.py"
+
+
+def write_plain(subject: Subject, to: str, form: str, folder: Path) -> None:
+    """Write ``config.json``, the weights and the code that reads them.
+
+    Args:
+        subject: the model.
+        to: ``safetensors`` or ``torch``.
+        form: ``dense`` (``model.…``), or ``both``: that and the PHM form (``phm.…`` and ``phm.json``).
+        folder: the export.
+
+    Raises:
+        UserError: no such form.
+    """
+    check_known("form", form, FORMS)
+    whole = subject.form
+    write_json(folder / CONFIG, whole.config)
+    shutil.copyfile(plain.__file__, folder / CODE)
+    _save(whole.whole() if to == TORCH else whole.tensors, folder / (TORCH_FILE if to == TORCH else SAFETENSORS_FILE))
+    if form != "dense" and subject.section.dimension > 1:
+        described, tensors = phm_form(subject.model)
+        write_json(folder / "phm.json", described)
+        _save(tensors, folder / f"phm{'.pt' if to == TORCH else '.safetensors'}")
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    if path.suffix == ".pt":
+        torch.save(tensors, path)
+        return
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode  # as the user's files are made; safetensors makes its own for the owner alone
+    save_file(tensors, path)
+    path.chmod(mode)

@@ -1,0 +1,131 @@
+"""What is exported: a run's trained model, with all that the formats ask of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from phmctl.data.copies import read_text
+from phmctl.data.tokenization import TokenizerPair
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import Translator
+from phmctl.errors import RunError, UserError
+from phmctl.export.dense import DenseForm, dense_form
+from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
+from phmctl.runs import Run, Weights
+from phmctl.tasks.classification.copies import read_examples
+from phmctl.tasks.classification.predictor import TextClassifier, load_classifier
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run's model at one checkpoint.
+
+    Attributes:
+        run: the run.
+        weights: which checkpoint.
+        model: torch's, in evaluation mode, on the CPU.
+        answering: the translator or the classifier around it, for the run's own text.
+    """
+
+    run: Run
+    weights: Weights
+    model: nn.Module
+    answering: Translator | TextClassifier
+
+    @property
+    def section(self) -> Any:
+        """The ``model`` section of the recipe."""
+        return self.run.recipe.model
+
+    @property
+    def translates(self) -> bool:
+        """Whether it is a translator; a classifier otherwise."""
+        return isinstance(self.answering, Translator)
+
+    @property
+    def tokenizers(self) -> TokenizerPair:
+        """Of a translator; of a classifier the one twice."""
+        if isinstance(self.answering, Translator):
+            return self.answering.tokenizers
+        return TokenizerPair(self.answering.tokenizer, self.answering.tokenizer)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The tokenizers' sizes, as the task names them."""
+        pair = self.tokenizers
+        if self.translates:
+            return {"source": pair.source.size, "target": pair.target.size}
+        return {"vocabulary": pair.source.size, "classes": len(self.labels)}
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """A classifier's classes."""
+        return () if isinstance(self.answering, Translator) else self.answering.labels
+
+    @property
+    def longest(self) -> int:
+        """The longest source or output that decoding can ask for, in tokens with the boundary ones."""
+        recipe = self.run.recipe_of(TranslationRecipe)
+        decoding, source = recipe.decoding, recipe.data.max_tokens
+        return max(source, int(decoding.max_ratio * source) + decoding.max_extra) + 2
+
+    @cached_property
+    def form(self) -> DenseForm:
+        """The dense twin."""
+        return dense_form(self.model, self.section, self.sizes)
+
+    @cached_property
+    def split(self) -> str | None:
+        """The split of the run's own text that an export is verified on; None where the run keeps none."""
+        for name in ("valid", "test"):
+            try:
+                self._lines(name)
+            except RunError:
+                continue
+            return name
+        return None
+
+    def texts(self, count: int | None = None) -> list[Any]:
+        """Return the texts to verify with: lines, or the texts of each example; `count` of them, evenly chosen."""
+        found = [] if self.split is None else self._lines(self.split)
+        if count is None or count >= len(found):
+            return found
+        return [found[row * len(found) // count] for row in range(count)]
+
+    def references(self, count: int | None = None) -> list[str]:
+        """Return what belongs to :meth:`texts`: translations, or labels."""
+        if self.split is None:
+            return []
+        if self.translates:
+            found = read_text(self.run, self.split, "target")
+        else:
+            found = read_examples(self.run, self.split).labels
+        if count is None or count >= len(found):
+            return found
+        return [found[row * len(found) // count] for row in range(count)]
+
+    def _lines(self, split: str) -> list[Any]:
+        return read_text(self.run, split, "source") if self.translates else list(read_examples(self.run, split).texts)
+
+
+def open_subject(run: Run, checkpoint: str) -> Subject:
+    """Load a run's model for export.
+
+    Raises:
+        RunError: the run has no such checkpoint, or something of it is missing or damaged.
+        UserError: its task has nothing to export.
+    """
+    weights = run.weights(checkpoint)
+    if isinstance(run.recipe, TranslationRecipe):
+        translator = load_translator(run, checkpoint, "cpu", cleaned=True, keep_factors=False)
+        return Subject(run, weights, translator.engine.model, translator)  # type: ignore[attr-defined]  # torch's
+    if isinstance(run.recipe, ClassificationRecipe):
+        classifier = load_classifier(run, checkpoint, "cpu", cleaned=True, keep_factors=False)
+        return Subject(run, weights, classifier.model, classifier)
+    raise UserError(
+        f"{run.folder} is a run of task {run.recipe.task!r}, whose model answers no text; "
+        "translators and classifiers can be exported"
+    )

@@ -1,0 +1,137 @@
+"""Does an export answer as its run does? Asked at export, on the run's own validation text."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from phmctl.console import progress, silence
+from phmctl.data.special import EOS
+from phmctl.decoding.engine import Engine
+from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.torch_engine import pad
+from phmctl.decoding.translator import Translator, plan
+from phmctl.export.subject import Subject
+from phmctl.metrics.text import bleu
+from phmctl.tasks.classification.predictor import TextClassifier
+
+NEAR = 1e-3  # nats: two next tokens whose log-probabilities are nearer than this are a tie
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How an export's answers compare with torch's.
+
+    Attributes:
+        split: whose text was answered; None: the run keeps none, and nothing was compared.
+        texts: how many were.
+        equal: how many answers are the same: greedy outputs, token by token, or labels.
+        ties: of the others, those that part where torch itself has two next tokens, or two classes, alike.
+        largest: the largest difference of a log-probability between answers that are the same, in nats.
+        scores: BLEU (or accuracy) of both, ``torch`` and ``export``, with its signature; None without references.
+    """
+
+    split: str | None
+    texts: int = 0
+    equal: int = 0
+    ties: int = 0
+    largest: float = 0.0
+    scores: dict[str, Any] | None = None
+
+    @property
+    def different(self) -> int:
+        """How many answers differ without a tie."""
+        return self.texts - self.equal - self.ties
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {**asdict(self), "different": self.different}
+
+
+def verify_translator(subject: Subject, engine: Engine, count: int | None = None) -> Verification:
+    """Compare an engine's greedy outputs with torch's on the run's own text.
+
+    Args:
+        subject: a translator.
+        engine: of the export.
+        count: how many sentences, evenly chosen; None: all.
+    """
+    ours = subject.answering
+    if not isinstance(ours, Translator):
+        raise TypeError("a classifier has no greedy outputs")
+    lines = subject.texts(count)
+    if not lines:
+        return Verification(None)
+    with silence():  # that a line is cut is no news of the export
+        ids, _ = ours.encode(lines, strict=False, first_line=1)
+    greedy = ours.settings.model_copy(update={"beam": 1, "alpha": 0.0, "execution": None})
+    found = {}
+    with progress(f"comparing {len(lines):,} lines with torch", 2 * len(lines)) as advance:
+        for name, each in (("torch", ours.engine), ("export", engine)):
+            results: list[Hypothesis] = [Hypothesis([], 0.0, 0.0)] * len(ids)
+            with each.ready():
+                for rows in plan([len(row) for row in ids], greedy.batch_tokens):
+                    batch = [ids[row] for row in rows]
+                    for row, best in zip(
+                        rows, each.search(batch, greedy, allowed=subject.sizes["target"], n_best=1), strict=True
+                    ):
+                        results[row] = best[0]
+                    advance(len(rows))
+            found[name] = results
+    same = [one.tokens == other.tokens for one, other in zip(found["torch"], found["export"], strict=True)]
+    ties = sum(
+        _is_tie(subject, ids[row], found["torch"][row].tokens, found["export"][row].tokens)
+        for row, equal in enumerate(same)
+        if not equal
+    )
+    gaps = [
+        abs(one.log_prob - other.log_prob)
+        for one, other, equal in zip(found["torch"], found["export"], same, strict=True)
+        if equal
+    ]
+    texts = {name: [ours.tokenizers.target.decode(one.tokens) for one in results] for name, results in found.items()}
+    scores = _bleu(texts, subject.references(count), lowercase=ours.tokenizers.target.lowercase)
+    return Verification(subject.split, len(lines), sum(same), ties, max(gaps, default=0.0), scores)
+
+
+@torch.no_grad()
+def _is_tie(subject: Subject, source: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two outputs part where torch's two next tokens are alike."""
+    ours, theirs = [*one, EOS], [*other, EOS]
+    place = next(index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    model: Any = subject.model
+    prefix = torch.tensor([[2, *ours[:place]]])
+    logits = model.logits(model(pad([source]), prefix))[0, -1]  # (V,)
+    return abs(float(logits[ours[place]] - logits[theirs[place]])) < NEAR
+
+
+def _bleu(texts: dict[str, list[str]], references: Sequence[str], *, lowercase: bool) -> dict[str, Any] | None:
+    if not references:
+        return None
+    scores = {name: bleu(lines, references, lowercase=lowercase) for name, lines in texts.items()}
+    signature = scores["torch"].signature
+    return {"metric": "BLEU", **{name: score.value for name, score in scores.items()}, "signature": signature}
+
+
+def verify_classifier(subject: Subject, classifier: TextClassifier, count: int | None = None) -> Verification:
+    """Compare an export's probabilities with torch's on the run's own examples; see :func:`verify_translator`."""
+    ours = subject.answering
+    if not isinstance(ours, TextClassifier):
+        raise TypeError("a translator has no probabilities of classes")
+    texts = subject.texts(count)
+    if not texts:
+        return Verification(None)
+    one, other = (each.probabilities(texts).clamp(min=1e-30).log() for each in (ours, classifier))  # (N, classes)
+    labels, theirs = one.argmax(1), other.argmax(1)
+    same = labels == theirs
+    rows = torch.arange(len(texts))
+    ties = (~same & ((one[rows, labels] - one[rows, theirs]).abs() < NEAR)).sum()
+    gaps = (one[rows, labels] - other[rows, labels]).abs()[same]
+    truth = subject.references(count)
+    given = {
+        name: sum(ours.labels[index] == right for index, right in zip(found.tolist(), truth, strict=True)) / len(truth)
+        for name, found in (("torch", labels), ("export", theirs))
+    }
+    largest = float(gaps.max()) if len(gaps) else 0.0
+    return Verification(subject.split, len(texts), int(same.sum()), int(ties), largest, {"metric": "accuracy", **given})

@@ -1,0 +1,14 @@
+from pathlib import Path
+
+import pytest
+
+from phmctl.export.verb import Exported, export
+from phmctl.exports import CTRANSLATE2
+from phmctl.runs import Run
+
+
+@pytest.fixture(scope="session")
+def exported(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """An export of the tiny run to CTranslate2. Shared: do not change it."""
+    pytest.importorskip("ctranslate2")
+    return export(tiny_run, CTRANSLATE2, Path(tmp_path_factory.mktemp("exports") / "ct2"), texts=16)

@@ -1,0 +1,265 @@
+"""Exporting: what an export holds, that it answers as its run, and that nothing is lost or half written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from phmctl import exports
+from phmctl.decoding.loading import load_translator
+from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
+from phmctl.export import verb
+from phmctl.export.engines import with_engine
+from phmctl.export.verb import Exported, export
+from phmctl.exports import Export, open_model
+from phmctl.files import damaged_files, write_json
+from phmctl.models.plain import load
+from phmctl.recipe.schema import DecodingSection
+from phmctl.runs import Run
+from tests.evaluation.runs import SOURCES, make_run
+
+CT2 = exports.CTRANSLATE2
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of a random model with seven lines of text. Shared: do not change it."""
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+def answers(run: Run, **settings: object) -> list[list[tuple[str, float]]]:
+    decoding = DecodingSection(**({"beam": 3, "max_ratio": 1.0, "max_extra": 4} | settings))
+    found = load_translator(run, decoding=decoding).translate(SOURCES)
+    return [[(one.text, round(one.score, 3)) for one in each] for each in found]
+
+
+def copy_of(exported: Exported, folder: Path) -> Path:
+    return Path(shutil.copytree(exported.export.folder, folder / "copy"))
+
+
+@pytest.mark.parametrize("to", [CT2, exports.ONNX, exports.SAFETENSORS, exports.TORCH])
+def test_an_export_answers_as_its_run_does(small_run: Run, tmp_path: Path, to: str) -> None:
+    for library in {CT2: ["ctranslate2"], exports.ONNX: ["onnx", "onnxruntime"]}.get(to, []):
+        pytest.importorskip(library)
+    made = export(small_run, to, tmp_path / "export")
+    assert made.verification.split == "test"
+    assert made.verification.equal + made.verification.ties == len(SOURCES)
+    assert made.verification.scores["torch"] == pytest.approx(made.verification.scores["export"], abs=0.5)
+    moved = made.export.folder.rename(tmp_path / "moved")
+    beam = 1 if to == CT2 else 3  # a random model's outputs are all cut, and what is cut is not ranked alike
+    found, ours = ([each[0] for each in answers(run, beam=beam)] for run in (open_model(moved), small_run))
+    assert [text for text, _ in found] == [text for text, _ in ours]
+    assert [score for _, score in found] == pytest.approx([score for _, score in ours], abs=2e-3)
+    assert found[3] == ("", 0.0)  # an empty line stays an empty line
+
+
+def test_what_an_export_holds(exported: Exported, tiny_run: Run) -> None:
+    folder, manifest = exported.export.folder, exported.export.manifest
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert names == {entry["name"] for entry in manifest["files"]} | {"export.json"}
+    assert damaged_files(folder, manifest["files"]) == []
+    assert {"README.md", "recipe.yaml", "data.json", "tokenizer/tokenizer.json", "text/test.source"} <= names
+    assert (manifest["run"], manifest["checkpoint"]) == (tiny_run.name, tiny_run.checkpoint("best").name)
+    assert manifest["verification"]["texts"] == 16
+    assert exported.export.recipe == tiny_run.recipe
+
+
+def test_the_model_card(exported: Exported) -> None:
+    card = (exported.export.folder / "README.md").read_text(encoding="utf-8")
+    for words in (
+        "phm maps with n = 4",
+        "languages: de to en",
+        "licence of the data:",
+        "16 texts of valid",
+        "## Parameters",
+    ):
+        assert words in card
+
+
+def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) -> None:
+    from phmctl.evaluation.translation import evaluate
+
+    run = make_run(tmp_path)
+    found = evaluate(run, device="cpu")
+    card = (export(run, exports.SAFETENSORS, tmp_path / "out").export.folder / "README.md").read_text(encoding="utf-8")
+    assert f"test: BLEU {found.scores[0].value:.2f} ({found.scores[0].signature})" in card
+
+
+@pytest.mark.parametrize("to", [exports.SAFETENSORS, exports.TORCH])
+@torch.no_grad()
+def test_the_plain_form_is_read_by_plain_code(tiny_run: Run, tmp_path: Path, to: str) -> None:
+    folder = export(tiny_run, to, tmp_path / "export", texts=4).export.folder
+    model, plain = load_translator(tiny_run, device="cpu").engine.model, load(folder)
+    source, target = torch.tensor([[5, 6, 7, 3], [9, 3, 0, 0]]), torch.tensor([[2, 8, 9], [2, 7, 7]])
+    ours = model.logits(model(source, target))[..., : plain.generator.out_features]
+    torch.testing.assert_close(plain(source, target), ours, rtol=1e-4, atol=1e-4)
+    assert (folder / f"phm.{'pt' if to == exports.TORCH else 'safetensors'}").is_file()
+    described = json.loads((folder / "phm.json").read_text())
+    assert described["maps"]["encoder.0.attention.query_key_value"]["n"] == 4
+
+
+def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
+    from phmctl.evaluation.translation import evaluate
+
+    run = make_run(tmp_path)
+    made = export(run, exports.SAFETENSORS, tmp_path / "export").export
+    ours, theirs = evaluate(run, device="cpu"), evaluate(made, against=run, device="cpu")
+    assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
+    assert theirs.against == run.name
+    assert (made.results_folder / "test.json").is_file()
+    assert not (run.results_folder / "test.against.x.hyp").exists()
+
+
+def test_an_engine_for_a_run_is_made_once_and_made_anew_when_it_is_stale(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    run = make_run(tmp_path)
+    first = with_engine(run, CT2)
+    made = first.folder / "export.json"
+    stamp = made.stat().st_mtime_ns
+    assert with_engine(run, CT2).folder == first.folder
+    assert made.stat().st_mtime_ns == stamp
+    assert answers(first, beam=1)[0][0][0] == answers(run, beam=1)[0][0][0]
+    write_json(made, json.loads(made.read_text()) | {"checkpoint_sha256": "of another"})
+    assert with_engine(run, CT2).manifest["checkpoint_sha256"] == run.weights().sha256
+    assert with_engine(run, CT2, "last").folder != first.folder
+    assert with_engine(run, "torch") is run
+
+
+# ------------------------------------------------------------------------------------------------------ bad input
+
+
+def test_an_unknown_format_names_the_nearest(tiny_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'ctranslate2'"):
+        export(tiny_run, "ctranslate", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"to": exports.ONNX, "quantize": "int8"}, "--quantize is CTranslate2's"),
+        ({"to": CT2, "form": "dense"}, "--form is for"),
+        ({"to": CT2, "quantize": "int9"}, "no quantisation 'int9'"),
+        ({"to": exports.TORCH, "form": "tensor"}, "no form 'tensor'"),
+        ({"to": CT2, "checkpoint": "step-9"}, "has no checkpoint 'step-9'"),
+    ],
+)
+def test_a_wrong_option_writes_nothing(tiny_run: Run, tmp_path: Path, options: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        export(tiny_run, output=tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_type_that_the_processor_cannot_run(tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(library, "get_supported_compute_types", lambda device: {"float32", "int8"})
+    with pytest.raises(UserError, match="bfloat16: this machine's processor cannot run it; it can run float32, int8"):
+        export(tiny_run, CT2, tmp_path / "out", quantize="bfloat16")
+
+
+def test_an_engine_that_is_not_installed(tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name, extra, to in (("ctranslate2", "ctranslate2", CT2), ("onnxruntime", "onnx", exports.ONNX)):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(MissingExtraError, match=rf"{name} is not installed.*pip install 'phmctl\[{extra}\]'"):
+            export(tiny_run, to, tmp_path / "out")
+
+
+def test_a_run_without_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    shutil.rmtree(run.checkpoints_folder)
+    run.checkpoints_folder.mkdir()
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        export(run, exports.SAFETENSORS, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    for force in (False, True):
+        with pytest.raises(OutputError, match="is not empty and holds no export"):
+            export(small_run, exports.SAFETENSORS, tmp_path, force=force)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    export(small_run, exports.SAFETENSORS, tmp_path / "out")
+    with pytest.raises(OutputError, match="--force"):
+        export(small_run, exports.SAFETENSORS, tmp_path / "out")
+    assert export(small_run, exports.TORCH, tmp_path / "out", force=True).export.to == exports.TORCH
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_one_that_fails_leaves_what_stood_there(
+    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = export(small_run, exports.SAFETENSORS, tmp_path / "out").export
+
+    def broken(*arguments: object) -> None:
+        raise PhmctlError("it answers otherwise")
+
+    monkeypatch.setattr(verb, "_verify", broken)
+    with pytest.raises(PhmctlError, match="it answers otherwise"):
+        export(small_run, exports.TORCH, tmp_path / "out", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    Export.open(tmp_path / "out").verify()
+    assert Export.open(tmp_path / "out").manifest == before.manifest
+
+
+@pytest.mark.parametrize("name", ["model/model.bin", "model/config.json", "tokenizer/tokenizer.json", "data.json"])
+@pytest.mark.parametrize("how", ["flipped", "missing"])
+def test_a_damaged_export_is_refused(exported: Exported, tmp_path: Path, name: str, how: str) -> None:
+    folder = copy_of(exported, tmp_path)
+    path = folder / name
+    if how == "flipped":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(bytes(content))
+    else:
+        path.unlink()
+    with pytest.raises(RunError, match=rf"{Path(name).name} is (damaged|missing)|{Path(name).name} cannot be read"):
+        load_translator(open_model(folder))
+
+
+def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: Path) -> None:
+    folder = copy_of(exported, tmp_path)
+    with (folder / "recipe.yaml").open("a") as handle:
+        handle.write("#\n")
+    with pytest.raises(RunError, match=r"recipe\.yaml is missing or damaged"):
+        open_model(folder)
+    (folder / "export.json").write_text("{}")
+    with pytest.raises(RunError, match="no format number"):
+        open_model(folder)
+    write_json(folder / "export.json", {"format": 1, "to": CT2})
+    with pytest.raises(RunError, match="does not describe an export"):
+        open_model(folder)
+
+
+def test_one_of_a_newer_format_says_which_version_it_wants(exported: Exported, tmp_path: Path) -> None:
+    folder = copy_of(exported, tmp_path)
+    write_json(folder / "export.json", exported.export.manifest | {"format": 2, "phmctl": "9.9"})
+    with pytest.raises(RunError, match=r"format 2, made by phmctl 9\.9; this version reads up to 1: upgrade phmctl"):
+        open_model(folder)
+
+
+def test_training_does_not_take_an_export(exported: Exported) -> None:
+    with pytest.raises(RunError, match="is an export, not a run"):
+        Run.open(exported.export.folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"checkpoint": "last"}, "no checkpoint 'last'"),
+        ({"device": "cuda"}, "--device cuda: an export to ctranslate2 runs on the CPU"),
+        ({"decoding": DecodingSection(execution="rank")}, "--execution"),
+    ],
+)
+def test_what_an_export_cannot_do(exported: Exported, options: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_translator(exported.export, **options)
+
+
+def test_another_engine_than_its_own(exported: Exported) -> None:
+    assert with_engine(exported.export, CT2) is exported.export
+    with pytest.raises(UserError, match="leave --engine and --quantize out"):
+        with_engine(exported.export, "onnx")
