@@ -162,11 +162,12 @@ def _generation(subject: Subject) -> dict[str, Any]:
 def _tensors(kind: str, form: DenseForm, longest: int) -> Iterator[tuple[str, Tensor]]:
     config, tensors = form.config, form.tensors
     width = config["width"]
+    whole = form.whole()
     if config["share_embeddings"]:
-        yield "model.shared.weight", tensors["source_embedding.weight"]
-    else:
-        yield "model.encoder.embed_tokens.weight", tensors["source_embedding.weight"]
-        yield "model.decoder.embed_tokens.weight", tensors["target_embedding.weight"]
+        yield "model.shared.weight", whole["source_embedding.weight"]
+    if not (config["share_embeddings"] and config["tied"]):  # a generator of its own unties the tables there too
+        yield "model.encoder.embed_tokens.weight", whole["source_embedding.weight"].clone()
+        yield "model.decoder.embed_tokens.weight", whole["target_embedding.weight"].clone()
     if not config["tied"]:
         yield "lm_head.weight", tensors["generator.weight"]
     bias = tensors.get("generator.bias")

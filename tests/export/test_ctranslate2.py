@@ -1,0 +1,60 @@
+"""CTranslate2 computes what torch computes, for every kind of Transformer. Skipped where it is not installed."""
+
+from pathlib import Path
+
+import pytest
+
+from phmctl.data.tokenization import TokenizerPair
+from phmctl.decoding.scoring import forced_scores
+from phmctl.export.ctranslate2 import write_ctranslate2
+from phmctl.export.dense import dense_form
+from phmctl.exports import MODEL
+from tests.export.test_dense import TRANSFORMERS, ids, section, transformer
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+
+OUTPUTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+
+
+class Words:
+    """A tokenizer of so many types."""
+
+    def __init__(self, size: int) -> None:
+        self.vocabulary = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{index}" for index in range(4, size))]
+
+
+def scored(model, form, sizes, quantize, folder):
+    """Return the log-probabilities of three outputs by both."""
+    source_words, target_words = (Words(size).vocabulary for size in sizes)
+    write_ctranslate2(form, TokenizerPair(Words(sizes[0]), Words(sizes[1])), quantize, 40, folder)
+    theirs = ctranslate2.Translator(str(folder / MODEL), compute_type=quantize, intra_threads=1)
+    source = ids(3, 9, sizes[0])
+    rows = [[source_words[index] for index in row if index] for row in source.tolist()]
+    found = theirs.score_batch(rows, [[target_words[index] for index in row] for row in OUTPUTS])
+    ours = forced_scores(model, source, OUTPUTS, alpha=0.0)
+    return [sum(each.log_probs) for each in found], [each.log_prob for each in ours]
+
+
+# A table with rows that only n wanted shares its softmax with them; the export has them cut off.
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_log_probabilities_are_torchs(tmp_path: Path, name: str) -> None:
+    settings = TRANSFORMERS[name]
+    sizes = (44, 44) if settings.get("share_embeddings", True) else (44, 40)
+    model = transformer(settings, *sizes)
+    form = dense_form(model, section(settings), {"source": sizes[0], "target": sizes[1]})
+    theirs, ours = scored(model, form, sizes, "float32", tmp_path)
+    assert theirs == pytest.approx(ours, abs=1e-3)
+
+
+def test_int8_is_near_and_smaller(tmp_path: Path) -> None:
+    if "int8" not in ctranslate2.get_supported_compute_types("cpu"):
+        pytest.skip("this processor has no int8")
+    model = transformer(TRANSFORMERS["phm"])
+    form = dense_form(model, section(TRANSFORMERS["phm"]), {"source": 42, "target": 42})
+    sizes = {}
+    for quantize in ("float32", "int8"):
+        (tmp_path / quantize).mkdir()
+        theirs, ours = scored(model, form, (42, 42), quantize, tmp_path / quantize)
+        assert theirs == pytest.approx(ours, abs=1e-3 if quantize == "float32" else 1.0)
+        sizes[quantize] = (tmp_path / quantize / MODEL / "model.bin").stat().st_size
+    assert sizes["int8"] < 0.6 * sizes["float32"]

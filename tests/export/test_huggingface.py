@@ -1,0 +1,111 @@
+"""What transformers reads of an export: the same ids and text back, and the same logits where an architecture fits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from phmctl import exports
+from phmctl.assembly import build_transformer
+from phmctl.checkpoints import model_tensors, write_checkpoint
+from phmctl.data.copies import load_tokenizers, read_text
+from phmctl.data.tokenization import train_tokenizer
+from phmctl.decoding.loading import load_translator
+from phmctl.errors import UserError
+from phmctl.export.huggingface import write_tokenizer
+from phmctl.export.verb import export
+from phmctl.runs import Run
+from tests.decoding.conftest import TEXT
+from tests.evaluation.runs import make_run
+from tests.export.test_dense import scattered
+
+transformers = pytest.importorskip("transformers")
+
+POST = {"norm": "post", "final_norm": False}
+FITTING = {
+    "pegasus": {"algebra": "phm", "n": 4},
+    "marian": {"algebra": "phm", "n": 4, **POST},
+    "marian-own-tables": {**POST, "share_embeddings": False},
+    "pegasus-dense-generator": {"generator": "dense", "generator_bias": True},
+    "marian-no-bias": {**POST, "bias": False},
+}
+MISFITS = {
+    "upsize": {"upsize": 2},
+    "final_norm behind post-norm": {"norm": "post"},
+    "pre-norm without model.final_norm": {"final_norm": False},
+    "a table a side": {"share_embeddings": False},
+}
+
+
+def run_of(root: Path, settings: dict[str, object]) -> Run:
+    """A run of a random model with these settings."""
+    base = make_run(root / "base")
+    section = type(base.recipe.model)(
+        **({"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 1, "decoder_layers": 2} | settings)
+    )
+    recipe = base.recipe.model_copy(update={"model": section})
+    pair = load_tokenizers(base)
+
+    def fill(run: Run) -> None:
+        pair.save(run.tokenizer_folder)
+        for name in ("data.json", "text/test.source", "text/test.target"):
+            (run.folder / name).parent.mkdir(exist_ok=True)
+            (run.folder / name).write_bytes((base.folder / name).read_bytes())
+
+    run = Run.create(root / "runs", recipe, fill=fill)
+    torch.manual_seed(1)
+    model = scattered(build_transformer(section, pair.source.size, pair.target.size))
+    write_checkpoint(run.checkpoints_folder / "step-000001", {"model": model_tensors(model)}, {"step": 1})
+    run.point("best", 1)
+    return run
+
+
+@pytest.mark.parametrize("name", FITTING)
+@torch.no_grad()
+def test_logits_are_equal_where_an_architecture_fits(tmp_path: Path, name: str) -> None:
+    run = run_of(tmp_path, FITTING[name])
+    made = export(run, exports.HUGGINGFACE, tmp_path / "out")
+    assert made.verification.equal == made.verification.texts == 7
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    assert theirs.config.model_type == name.split("-", maxsplit=1)[0]
+    ours = load_translator(run, device="cpu").engine.model
+    source, target = torch.tensor([[9, 8, 7, 3], [30, 3, 0, 0]]), torch.tensor([[2, 5, 6], [2, 40, 41]])
+    found = theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
+    torch.testing.assert_close(found, ours.logits(ours(source, target)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("words", MISFITS)
+def test_what_does_not_fit_is_left_out_and_named(
+    tmp_path: Path, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = export(run_of(tmp_path, MISFITS[words]), exports.HUGGINGFACE, tmp_path / "out")
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    assert made.verification.split is None
+
+
+def test_the_tokenizer_gives_the_ids_of_the_validation_text(tiny_run: Run, tmp_path: Path) -> None:
+    folder = export(tiny_run, exports.HUGGINGFACE, tmp_path / "out", texts=4).export.folder
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert isinstance(theirs, transformers.PreTrainedTokenizerFast)
+    lines = read_text(tiny_run, "valid", "source")
+    ours = load_tokenizers(tiny_run).source
+    assert theirs(lines)["input_ids"] == [[*ids, 3] for ids in ours.encode(lines)]
+    assert theirs.batch_decode(theirs(lines[:50])["input_ids"], skip_special_tokens=True) == lines[:50]
+    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.bos_token_id, theirs.unk_token_id) == (0, 3, 2, 1)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_a_special_token_in_a_text_is_text(tmp_path: Path, kind: str) -> None:
+    tokenizer = train_tokenizer(TEXT, kind, 320, lowercase=kind == "word")
+    write_tokenizer(tokenizer, tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for line in ("Der </s> Hund <pad> schläft", " zwei  Leerzeichen ", "Ein Mann liest."):
+        assert theirs(line)["input_ids"] == [*tokenizer.encode([line])[0], 3]
+
+
+def test_phmctl_leaves_it_to_transformers(tmp_path: Path) -> None:
+    made = export(run_of(tmp_path, FITTING["pegasus"]), exports.HUGGINGFACE, tmp_path / "out").export
+    with pytest.raises(UserError, match="is for the transformers library"):
+        load_translator(made)
