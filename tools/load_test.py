@@ -273,7 +273,11 @@ class Storm:
             mine = Client(self.server)
             for kind in rest:
                 self.counts[kind.__name__] += 1
-                await kind(mine)
+                try:
+                    await kind(mine)
+                except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+                    self.wrong.append(f"{kind.__name__}: {error!r}")
+                    mine.close()
             mine.close()
 
         await asyncio.gather(*(client() for _ in range(clients)))
@@ -372,13 +376,11 @@ class Storm:
     async def slow(self, client: Client) -> None:
         client.close()
         await client.send(request(b"", length=100))
-        with suppress(ConnectionError):
-            for _ in range(30):
-                await client.send(b" ")
-                await asyncio.sleep(0.5)
-                if client.reader is not None and client.reader._buffer:  # type: ignore[attr-defined]
-                    break
-        await self._refused(client, await client.reply(), 408)
+        reply, (_, writer) = asyncio.ensure_future(client.reply()), await client.open()
+        while not reply.done():
+            writer.write(b" ")
+            await asyncio.wait([reply], timeout=0.5)
+        await self._refused(client, await reply, 408)
         client.close()
 
 

@@ -29,6 +29,7 @@ class FakeModel:
     def about(self) -> dict[str, Any]:
         decoding = {"beam": 4, "alpha": 0.6}
         return {
+            "engine": "fake",
             "methods": list(self.methods),
             "decoding": decoding,
             "folder": "/secret",
@@ -92,11 +93,11 @@ def service(model: FakeModel | None = None, **settings: Any) -> Service:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve a fake model; the argument is JSON with ``limits`` and ``grace``."""
+    """Serve a fake model; the argument is JSON with ``model``, ``limits`` and ``grace``."""
     from phmctl.serving.server import listen, serve, url_of
 
     settings = json.loads(arguments[0])
     sock = listen("127.0.0.1", 0)
-    served = service(limits=Limits(**settings.get("limits", {})))
+    served = service(FakeModel(**settings.get("model", {})), limits=Limits(**settings.get("limits", {})))
     serve_it = {"grace": settings.get("grace", 30.0), "ready": lambda: print(url_of(sock), flush=True)}  # noqa: T201
     raise SystemExit(serve(served, sock, **serve_it))

@@ -180,6 +180,25 @@ def test_a_failure_is_the_items_own() -> None:
     assert (batcher.counts.answered, batcher.counts.failed) == (4, 1)
 
 
+def test_what_is_cancelled_while_its_batch_fails_is_not_tried_again() -> None:
+    gate, batcher = held(BatchLimits())
+    tried: list[list[int]] = []
+
+    def answer(key: str, items: Sequence[int]) -> list[int]:
+        tried.append(list(items))
+        if len(items) > 1:
+            futures[1].cancel()
+            raise BadItemError
+        return list(items)
+
+    batcher._answer = answer
+    futures = [batcher.submit("x", [item], [1]) for item in (1, 2, 3)]
+    gate.open.set()
+    assert [futures[0].result(SECONDS), futures[2].result(SECONDS)] == [[1], [3]]
+    assert tried == [[1, 2, 3], [1], [3]]
+    batcher.close(SECONDS)
+
+
 def test_too_few_answers_are_a_failure_not_a_shift() -> None:
     batcher: Batcher = Batcher(lambda key, items: [])
     with pytest.raises(RuntimeError, match="0 answers came to 1 items"):
