@@ -325,17 +325,27 @@ def load_model(
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in own.items()}
     _compare({name: own[name] for name in first.values()}, tensors, where)
-    if device is not None:
-        model.to_empty(device=device)  # what no checkpoint holds, fixed rules and positions, is made anew
-        tensors = {name: _parameter(tensor.to(device)) for name, tensor in tensors.items()}
-    model.load_state_dict({name: tensors[source] for name, source in names.items()}, assign=device is not None)
+    if device is None:
+        model.load_state_dict({name: tensors[source] for name, source in names.items()})
+    else:
+        _give(model, {name: tensors[source] for name, source in names.items()}, device)
 
 
-def _parameter(tensor: "Tensor") -> "Tensor":
-    """Return a parameter: one that two modules share remains one only if they are given the same object."""
+def _give(model: "nn.Module", tensors: Mapping[str, "Tensor"], device: "torch.device") -> None:
+    """Make tensors the parameters of a model on ``meta``."""
+    import torch
     from torch import nn
 
-    return nn.Parameter(tensor)
+    # One object for a tensor that several modules share: it remains one parameter.
+    parameters = {id(tensor): nn.Parameter(tensor.to(device)) for tensor in tensors.values()}
+    model.load_state_dict({name: parameters[id(tensor)] for name, tensor in tensors.items()}, assign=True)
+
+    # What no checkpoint holds, fixed rules and positions, is made anew by its module. Not by to_empty(), which would
+    # import torch's compiler for a tensor on meta.
+    def placed(tensor: "Tensor") -> "Tensor":
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor
+
+    model._apply(placed)  # type: ignore[no-untyped-call]
 
 
 def _compare(own: Mapping[str, "Tensor"], tensors: Mapping[str, "Tensor"], where: Path) -> None:

@@ -50,6 +50,11 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def _may_be_terminal() -> bool:
+    """Whether rich, which takes a while to import, could say that stderr is a terminal."""
+    return sys.stderr.isatty() or any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
+
+
 def note(message: str) -> None:
     """Print one line for people on stderr."""
     if _silent.get():
@@ -187,7 +192,7 @@ def progress(description: str, total: int | None, *, plain: bool = True) -> Iter
     Yields:
         a function ``advance(amount)``.
     """
-    console = None if _silent.get() else people()
+    console = people() if not _silent.get() and _may_be_terminal() else None
     description = printable(description)
     if console is None or not console.is_terminal:
         if plain:

@@ -84,6 +84,8 @@ app.add_typer(bench, name="bench")
 
 def run() -> None:
     """Run the command line and exit with its code."""
+    # Looking for pydantic's plugins reads the metadata of every installed package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _hear_signals()
     try:
         app()

@@ -75,7 +75,9 @@ def _engine_of_run(
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
     set_execution(model.eval(), settings.execution, folder, keep=keep_factors)
-    return TorchEngine(model, target)
+    engine = TorchEngine(model, target)
+    engine.scope.hold()  # nobody trains it further: H is built once
+    return engine
 
 
 def _engine_of_export(

@@ -12,7 +12,6 @@ from phmctl.decoding.translator import Translator, plan
 from phmctl.errors import UserError
 from phmctl.inference.model import check_texts, silent
 from phmctl.inference.translation import TranslationModel
-from phmctl.nn.caching import cached
 from phmctl.nn.pooling import mean_pool
 
 _VECTORS = "the mean of the encoder's states over all positions"
@@ -37,11 +36,10 @@ class TorchTranslationModel(TranslationModel):
         if not isinstance(engine, TorchEngine):
             raise TypeError(f"the engine is {engine.name}, not torch")
         super().__init__(translator, name, {**about, "device": str(engine.device), "vectors": _VECTORS})
-        self._model, self._device = engine.model, engine.device
+        self._engine, self._model, self._device = engine, engine.model, engine.device
 
     @silent
     @torch.no_grad()
-    @cached()
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """Return the log-probability of each target."""
         checked, outputs = check_texts(sources, "sources"), check_texts(targets, "targets")
@@ -52,24 +50,25 @@ class TorchTranslationModel(TranslationModel):
         wanted = translator.encode_targets(outputs)
         scores = [-torch.inf if ids else 0.0 for ids in wanted]  # of sources without a token
         lengths = [max(len(row), len(ids) + 1) if row else 0 for row, ids in zip(rows, wanted, strict=True)]
-        for places in plan(lengths, translator.settings.batch_tokens):
-            source = pad([rows[place] for place in places]).to(self._device)  # (B, S)
-            found = forced_scores(self._model, source, [wanted[place] for place in places], alpha=0.0)  # type: ignore[arg-type]
-            for place, hypothesis in zip(places, found, strict=True):
-                scores[place] = hypothesis.log_prob
+        with self._engine.ready():
+            for places in plan(lengths, translator.settings.batch_tokens):
+                source = pad([rows[place] for place in places]).to(self._device)  # (B, S)
+                found = forced_scores(self._model, source, [wanted[place] for place in places], alpha=0.0)  # type: ignore[arg-type]
+                for place, hypothesis in zip(places, found, strict=True):
+                    scores[place] = hypothesis.log_prob
         return scores
 
     @silent
     @torch.no_grad()
-    @cached()
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Return the mean of the encoder's states of each text, (N, d)."""
         translator = self._translator
         rows, _ = translator.encode(check_texts(texts), strict=False)
         width = self._model.target_embedding.embedding_dim  # type: ignore[union-attr]
         vectors = torch.zeros(len(rows), width)  # type: ignore[arg-type]  # (N, d)
-        for places, means in self._means(rows):
-            vectors[places] = means
+        with self._engine.ready():
+            for places, means in self._means(rows):
+                vectors[places] = means
         return vectors
 
     def _means(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:

@@ -5,7 +5,7 @@ stale; inside one it is built once, and a change that is written *into* a parame
 """
 
 from contextlib import ContextDecorator
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from threading import Lock
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -65,6 +65,10 @@ class cached(ContextDecorator):  # noqa: N801  # a context manager, named as tor
             with self._lock:
                 held = values.setdefault(module, {})
         return held
+
+    def hold(self) -> None:
+        """Stay open for as long as this object lives, for weights that do not change; no thread enters by it."""
+        copy_context().run(self.__enter__)
 
     @property
     def is_open(self) -> bool:

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from phmctl.algebra.bilinear import Factors, decompose, recompose
-from phmctl.algebra.execution import AUTO, EXECUTIONS, RANK
+from phmctl.algebra.bilinear import Factors, decompose, generic_rank, recompose
+from phmctl.algebra.execution import AUTO, EXECUTIONS, RANK, choose
 from phmctl.console import progress
 from phmctl.errors import OutputError, check_known
 from phmctl.files import write_atomic
@@ -23,6 +23,7 @@ from phmctl.nn.linear import PHMLinear
 
 FILE = "factors.safetensors"  # in a checkpoint's folder
 QUICKEST = 5  # largest n that `auto` decomposes unasked: it takes a twentieth of a second a rule
+MANY = 4096  # tokens; rank pays for more rather than for fewer of them
 _EXACT = 1e-9  # relative residual of factors that are read
 
 
@@ -30,7 +31,8 @@ _EXACT = 1e-9  # relative residual of factors that are read
 def set_execution(model: nn.Module, execution: str | None, folder: Path | None = None, *, keep: bool = True) -> None:
     """Say how the maps of a trained model are applied, and find the factors of their rules where they are wanted.
 
-    ``rank`` decomposes every rule that has no factors, ``auto`` those of n ≤ :data:`QUICKEST`; both use what is kept.
+    ``rank`` decomposes every rule that has no factors, ``auto`` those of n ≤ :data:`QUICKEST` whose layer is
+    so large that it would be applied by rank; both use what is kept.
 
     Args:
         model: with its trained weights, on its device.
@@ -47,7 +49,7 @@ def set_execution(model: nn.Module, execution: str | None, folder: Path | None =
     layers = [module for module in model.modules() if isinstance(module, PHMLinear)]
     for layer in layers:
         layer.execution = execution or layer.execution
-    wanting = [layer for layer in layers if layer.execution in (AUTO, RANK) and layer.n > 1 and layer.factors is None]
+    wanting = [layer for layer in layers if _wants_factors(layer) and layer.factors is None]
     if not wanting:
         return
     rules = {_digest(layer.A): layer.A for layer in wanting}
@@ -59,6 +61,16 @@ def set_execution(model: nn.Module, execution: str | None, folder: Path | None =
             layer.factors = factors
     if keep and found and folder is not None and any(layer.execution == RANK for layer in wanting):
         _write(folder / FILE, known | found)
+
+
+def _wants_factors(layer: PHMLinear) -> bool:
+    """Whether a layer would be applied by rank: if it is told to be, or where that is quickest for many tokens."""
+    if layer.n == 1 or layer.execution not in (AUTO, RANK):
+        return False
+    shape = layer.in_features, layer.out_features, layer.n
+    device, dtype = layer.S.device.type, layer.S.dtype
+    rank = generic_rank(layer.n)
+    return layer.execution == RANK or choose(MANY, *shape, rank, trains=False, device=device, dtype=dtype) == RANK
 
 
 def _limit(layers: list[PHMLinear]) -> int:

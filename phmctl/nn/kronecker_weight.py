@@ -158,6 +158,8 @@ class KroneckerWeight(nn.Module):
 
     def initialise(self, scheme: str, fan_in: int, fan_out: int) -> None:
         """Draw the parameters anew, so that H has the variance of the dense scheme; a shared rule is left as it is."""
+        if next(self.parameters()).is_meta:
+            return  # nothing to draw; torch would import its compiler to do so
         if self.n == 1:
             initialise_dense_(self.weight, scheme, fan_in, fan_out)
             return

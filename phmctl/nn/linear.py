@@ -127,10 +127,12 @@ class PHMLinear(KroneckerWeight):
     def reset_parameters(self) -> None:
         """Draw the parameters anew. A rule that was passed in is left as it is."""
         self.initialise(self.initialization, self.in_features, self.out_features // self.splits)
-        if self.bias is not None and self.initialization == "default":
+        if self.bias is None or self.bias.is_meta:
+            return
+        if self.initialization == "default":
             bound = 1 / math.sqrt(self.in_features)
             self.bias.uniform_(-bound, bound)
-        elif self.bias is not None:
+        else:
             self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,27 +4,30 @@
 without data; there is one for each task, found by its name in :mod:`phmctl.tasks.registry`.
 """
 
+from __future__ import annotations  # commands ask kinds of tasks; what a kind is about is imported when it is used
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
-
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from phmctl.console import Table
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+    from torch import Tensor, nn
+
 R = TypeVar("R", bound=Recipe)
 P = TypeVar("P")
 
-Rows = npt.NDArray[np.int64]  # numbers of a split's rows
+Rows: TypeAlias = "npt.NDArray[np.int64]"  # numbers of a split's rows
 
 USUAL_COMMANDS = ("prepare-data", "train", "eval", "decode", "count-params", "bench train")
 
@@ -39,7 +42,7 @@ class TrainingBatch(Protocol):
         """How many items the batch's loss sums over, known without asking the device."""
         ...
 
-    def to(self, device: torch.device) -> "TrainingBatch":
+    def to(self, device: torch.device) -> TrainingBatch:
         """Return the batch on a device."""
         ...
 

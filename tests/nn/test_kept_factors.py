@@ -74,10 +74,16 @@ def test_what_does_not_give_the_rule_back_is_not_used(tmp_path: Path, searches: 
     torch.testing.assert_close(trained(x), dense)
 
 
-def test_auto_decomposes_small_rules_and_writes_nothing(tmp_path: Path, searches: list[int]) -> None:
+@pytest.mark.parametrize(("quickest", "expected"), [("rank", [4, 4]), ("dense", [])])
+def test_auto_decomposes_small_rules_where_rank_pays_and_writes_nothing(
+    tmp_path: Path, searches: list[int], monkeypatch: pytest.MonkeyPatch, quickest: str, expected: list[int]
+) -> None:
+    asked = []
+    monkeypatch.setattr(kept_factors, "choose", lambda *arguments, **options: asked.append(arguments) or quickest)
     set_execution(two_maps(), None, tmp_path)
     set_execution(two_maps(8), "auto", tmp_path)
-    assert searches == [4, 4]
+    assert searches == expected
+    assert asked[0] == (kept_factors.MANY, 24, 24, 4, 7)
     assert list(tmp_path.iterdir()) == []
 
 

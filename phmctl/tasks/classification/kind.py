@@ -1,26 +1,25 @@
 """Classification, as the commands know it."""
 
+from __future__ import annotations  # what a method works with is imported in it: decoding wants nothing else
+
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from phmctl.assembly import Classifier, ClassifierSection, build_classifier, texts_of
-from phmctl.data.labelled.batching import lengths_of, real_token_share
-from phmctl.data.labelled.options import LabelledOptions, prepare_labelled_named
-from phmctl.data.labelled.store import LabelledData, labelled_sizes
-from phmctl.data.labelled.summary import show_labelled
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.tasks.base import Preparation, Sizes, TaskKind, Trial, option_name
-from phmctl.tasks.classification.copies import read_examples
-from phmctl.tasks.classification.evaluation import ClassifierReport, evaluate
-from phmctl.tasks.classification.predictor import TextClassifier, load_classifier
-from phmctl.tasks.classification.task import ClassificationTask
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from phmctl.assembly import Classifier, ClassifierSection
+    from phmctl.data.labelled.store import LabelledData
+    from phmctl.tasks.classification.evaluation import ClassifierReport
+    from phmctl.tasks.classification.predictor import TextClassifier
+    from phmctl.tasks.classification.task import ClassificationTask
 
 TYPICAL_LENGTH = 32  # tokens of a text
 _LOADING = ("execution",)  # options of loading a model
@@ -35,6 +34,8 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     def prepare(self, asked: Preparation) -> LabelledData:
         """Clean and tokenize labelled text."""
+        from phmctl.data.labelled.options import LabelledOptions, prepare_labelled_named
+
         if asked.files:
             files = ", ".join(map(option_name, asked.files))
             raise DataError(f"{files} is for parallel text; {asked.name} is labelled text: give --table SPLIT=FILE")
@@ -44,14 +45,21 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     def show_prepared(self, manifest: Mapping[str, Any]) -> None:
         """Print what was read, kept and dropped, and how much of it has a word vector."""
+        from phmctl.data.labelled.summary import show_labelled
+
         show_labelled(manifest)
 
     def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
         """Bind a recipe to its prepared examples."""
+        from phmctl.data.labelled.store import LabelledData
+        from phmctl.tasks.classification.task import ClassificationTask
+
         return ClassificationTask(recipe, LabelledData.find(recipe.data, data))
 
     def sizes(self, recipe: ClassificationRecipe, data: Path | None = None) -> Sizes:
         """Return the ``vocabulary`` and the number of ``classes``."""
+        from phmctl.data.labelled.store import labelled_sizes
+
         trained = None if data is None else labelled_sizes(recipe.data, data)
         if trained is not None:
             note = "vocabulary: {:,} token types and {:,} classes, as in the prepared data".format(*trained)
@@ -64,10 +72,17 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         self, settings: ClassifierSection, sizes: Mapping[str, int], device: torch.device | str | None = None
     ) -> Classifier:
         """Build the classifier, with a table that is trained."""
+        from phmctl.assembly import build_classifier
+
         return build_classifier(settings, sizes["vocabulary"], sizes["classes"], device=device)
 
     def trial(self, recipe: ClassificationRecipe) -> Trial:
         """Return a batch of texts of one typical length."""
+        import torch
+        from torch.nn import functional as F
+
+        from phmctl.assembly import texts_of
+
         rows, length = recipe.training.batch_size, min(TYPICAL_LENGTH, recipe.data.max_tokens)
         texts = texts_of(recipe.model)
 
@@ -90,6 +105,8 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         options: Mapping[str, Any] | None = None,
     ) -> ClassifierReport:
         """Score labels by accuracy; compare two runs by McNemar's exact test."""
+        from phmctl.tasks.classification.evaluation import evaluate
+
         given = self.check_options(options, _LOADING)
         return evaluate(run, split, checkpoint, against=against, device=device, **given)
 
@@ -103,11 +120,15 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         own_text: bool = False,
     ) -> TextClassifier:
         """Load a run's model, ready to label lines."""
+        from phmctl.tasks.classification.predictor import load_classifier
+
         given = self.check_options(options, _LOADING)
         return load_classifier(run, checkpoint, device, cleaned=own_text, **given)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
         """Return a split's texts, those of a pair with a tab between."""
+        from phmctl.tasks.classification.copies import read_examples
+
         return ["\t".join(" ".join(text.split()) for text in texts) for texts in read_examples(run, split).texts]
 
     def notes(self, settings: ClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -122,6 +143,8 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     def real_share(self, task: ClassificationTask) -> float:
         """Return the share of real tokens in an epoch."""
+        from phmctl.data.labelled.batching import lengths_of, real_token_share
+
         split = task.prepared.split("train")
         return real_token_share(task.plan(0), lengths_of(split))
 

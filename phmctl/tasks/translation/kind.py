@@ -1,30 +1,27 @@
 """Translation, as the commands know it."""
 
+from __future__ import annotations  # what a method works with is imported in it: decoding with an export wants no torch
+
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from phmctl.assembly import bare_transformer, build_transformer
-from phmctl.data.batching import Batch, real_token_share
 from phmctl.data.copies import read_text
-from phmctl.data.preparation import choose_section, prepare_named
-from phmctl.data.store import PreparedData, trained_vocabularies
-from phmctl.data.summary import preparation_table
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.settings import change_decoding
 from phmctl.errors import DataError, UserError
-from phmctl.evaluation.translation import Evaluation, evaluate
-from phmctl.models.bare import bare_loss
-from phmctl.models.transformer import Transformer
-from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial, option_name
 from phmctl.tasks.translation.predictor import TranslationPredictor
-from phmctl.tasks.translation.task import TranslationTask
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from phmctl.data.batching import Batch
+    from phmctl.data.store import PreparedData
+    from phmctl.evaluation.translation import Evaluation
+    from phmctl.models.transformer import Transformer
+    from phmctl.tasks.translation.task import TranslationTask
 
 TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution")
@@ -39,6 +36,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def prepare(self, asked: Preparation) -> PreparedData:
         """Clean and tokenize a corpus of sentence pairs."""
+        from phmctl.data.preparation import choose_section, prepare_named
+
         if asked.options:
             options = ", ".join(map(option_name, asked.options))
             raise DataError(f"{options} is for labelled text; {asked.name} is parallel text, to translate")
@@ -55,14 +54,21 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def show_prepared(self, manifest: Mapping[str, Any]) -> None:
         """Print what was read, kept and dropped."""
+        from phmctl.data.summary import preparation_table
+
         preparation_table(manifest).show()
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
         """Bind a recipe to its prepared pairs."""
+        from phmctl.data.store import PreparedData
+        from phmctl.tasks.translation.task import TranslationTask
+
         return TranslationTask(recipe, PreparedData.find(recipe.data, data))
 
     def sizes(self, recipe: TranslationRecipe, data: Path | None = None) -> Sizes:
         """Return the vocabularies, ``source`` and ``target``."""
+        from phmctl.data.store import trained_vocabularies
+
         trained = None if data is None else trained_vocabularies(recipe.data, data)
         if trained is not None:
             note = "vocabulary: {:,} source and {:,} target token types, as in the prepared data".format(*trained)
@@ -75,10 +81,16 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         self, settings: TransformerSection, sizes: Mapping[str, int], device: torch.device | str | None = None
     ) -> Transformer:
         """Build the Transformer for two vocabularies."""
+        from phmctl.assembly import build_transformer
+
         return build_transformer(settings, sizes["source"], sizes["target"], device)
 
     def trial(self, recipe: TranslationRecipe) -> Trial:
         """Return a batch of sentences of one typical length."""
+        import torch
+
+        from phmctl.nn.loss import vocabulary_loss
+
         budget = recipe.training.batch_tokens
         length = min(TYPICAL_LENGTH, recipe.data.max_tokens)
         rows = max(budget // length, 1)
@@ -103,6 +115,9 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         options: Mapping[str, Any] | None = None,
     ) -> Evaluation:
         """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
+        from phmctl.decoding.settings import change_decoding
+        from phmctl.evaluation.translation import evaluate
+
         given = self.check_options(options, (*_SEARCH, "lowercase"))
         lowercase = given.pop("lowercase", None)
         chosen = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
@@ -118,6 +133,9 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         own_text: bool = False,
     ) -> TranslationPredictor:
         """Load a run's model for beam search."""
+        from phmctl.decoding.loading import load_translator
+        from phmctl.decoding.settings import change_decoding
+
         given = self.check_options(options, (*_SEARCH, "n_best", "strict"))
         n_best, strict = given.pop("n_best", None), given.pop("strict", False)
         settings = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
@@ -146,6 +164,11 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def rivals(self, task: TranslationTask, device: torch.device) -> dict[str, Rival]:
         """Return a bare ``nn.Transformer`` of the same shape."""
+        import torch
+
+        from phmctl.assembly import bare_transformer
+        from phmctl.models.bare import bare_loss
+
         sizes = task.prepared.tokenizers
         model = bare_transformer(task.recipe.model, max(sizes.source.size, sizes.target.size)).to(device)
         smoothing = task.recipe.training.label_smoothing
@@ -157,6 +180,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def real_share(self, task: TranslationTask) -> float:
         """Return the share of real tokens in an epoch, both sides."""
+        from phmctl.data.batching import real_token_share
+
         split = task.prepared.split("train")
         return real_token_share(task.plan(0), split.source.lengths, split.target.lengths)
 
