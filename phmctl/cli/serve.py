@@ -4,20 +4,19 @@ from typing import Annotated
 
 import typer
 
-from phmctl.cli.options import Checkpoint, Device, Json, RunArgument, Threads
+from phmctl.cli.options import Checkpoint, Device, Engine, Json, ModelArgument, Quantize, Threads
 
 
 def serve(
-    run: RunArgument,
+    run: ModelArgument,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one, which is printed.", min=0, max=65535)] = 8000,
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A further name that requests may call. Repeatable.")
     ] = None,
     checkpoint: Checkpoint = "best",
-    engine: Annotated[
-        str | None, typer.Option(help="What computes. Default: torch for a run, an export's own.")
-    ] = None,
+    engine: Engine = None,
+    quantize: Quantize = None,
     device: Device = None,
     threads: Threads = 0,
     workers: Annotated[int, typer.Option(help="Batches answered at a time.", min=1, max=64)] = 1,
@@ -48,6 +47,8 @@ def serve(
         require(library, "serve")
     from phmctl.console import emit, emit_json, note
     from phmctl.devices import set_threads
+    from phmctl.export.engines import with_engine
+    from phmctl.exports import open_model
     from phmctl.inference.loading import load
     from phmctl.serving.batching import BatchLimits
     from phmctl.serving.requests import Limits
@@ -57,7 +58,8 @@ def serve(
 
     with listen(host, port) as sock:
         set_threads(threads)
-        model = load(run, checkpoint=checkpoint, device=device or "auto", engine=engine)
+        opened = with_engine(open_model(run), engine, checkpoint, quantize)
+        model = load(opened.folder, checkpoint=checkpoint, device=device or "auto")
         batching = BatchLimits(max_batch, max_batch_tokens, max_queue, max_wait / 1000)
         limits = Limits(max_body, max_texts, max_characters, max_beam, connections=max_connections)
         service = Service(model, limits, batching, workers=workers, cut=cut)

@@ -14,6 +14,8 @@ from phmctl.cli.main import app
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.output import as_json
 from phmctl.errors import MissingExtraError, PhmctlError, RunError, UserError
+from phmctl.export.verb import export
+from phmctl.exports import CTRANSLATE2, open_model
 from phmctl.inference.loading import load
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -156,3 +158,41 @@ def test_the_page_translates_in_a_browser(server: Server, tmp_path: Path) -> Non
         assert "characters" in page.run("document.getElementById('error').innerText")
         page.complaints = [each for each in page.complaints if "413" not in each]  # what was asked for
         assert page.complaints == []
+
+
+# ------------------------------------------------------------------------------------------------------- exports
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("ctranslate2")
+    folder = tmp_path_factory.mktemp("exports") / "ct2"
+    export(tiny_run, CTRANSLATE2, folder, texts=4)
+    return folder
+
+
+def test_an_export_is_served_as_decode_answers_it(exported: Path, tiny_run: Run) -> None:
+    lines = (tiny_run.text_folder / "test.source").read_text(encoding="utf-8").split("\n")[:8]
+    expected = load_translator(open_model(exported)).translate(lines)
+    server = Server(["-c", MAIN, "serve", str(exported), "--port", "0", "--threads", "1"])
+    try:
+        found = server.ask(*lines, cut=True).json()["answers"]
+        assert [answer["translations"][0]["text"] for answer in found] == [best[0].text for best in expected]
+        health = server.health()
+        assert (health["about"]["engine"], health["answers"]) == ("ctranslate2", ["/translate"])
+    finally:
+        assert server.end(signal.SIGTERM)[0] == 143
+
+
+@pytest.mark.parametrize("how", ["flipped", "missing"])
+def test_a_damaged_export_is_not_served(exported: Path, tmp_path: Path, how: str) -> None:
+    copy = tmp_path / "export"
+    shutil.copytree(exported, copy)
+    path = copy / "model" / "model.bin"
+    if how == "missing":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    assert "model.bin" in str(failure(copy, "--port", 0))
