@@ -20,7 +20,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 # Two test processes of one thread each suit two cores; a bigger machine takes more.
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 
-.PHONY: help demo test lint check format bench wheel-test clean
+.PHONY: help demo docs test lint check format bench wheel-test clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -42,13 +42,16 @@ $(DEVELOPMENT): $(MADE) pyproject.toml constraints.txt
 demo: $(RUNTIME) ## Prepare, train, translate, score and count on the built-in miniature corpus
 	@PHMCTL=$(PHMCTL) bash tools/demo.sh
 
-test: lint ## Everything that must pass: ruff, mypy, pytest
+test: lint docs ## Everything that must pass: ruff, mypy, the documentation, pytest
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES)
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(DEVELOPMENT) ## Render the documentation and the API reference into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format: $(DEVELOPMENT) ## Rewrite the code in the project's format
 	$(BIN)/ruff format .

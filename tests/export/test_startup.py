@@ -19,7 +19,17 @@ except SystemExit:
 sys.stderr.write(json.dumps(sorted({name.split(".")[0] for name in sys.modules} | {*sys.modules})))
 """
 # Torch's compiler, what trains, prepares, scores, draws and serves, and what looks at every installed package.
-NEVER = {"torch._dynamo", "torch._inductor", "sympy", "datasets", "pyarrow", "pandas", "sacrebleu", "matplotlib", "rich"}
+NEVER = {
+    "torch._dynamo",
+    "torch._inductor",
+    "sympy",
+    "datasets",
+    "pyarrow",
+    "pandas",
+    "sacrebleu",
+    "matplotlib",
+    "rich",
+}
 NEVER |= {"transformers", "onnx", "onnxruntime", "huggingface_hub", "starlette", "uvicorn", "tensorboard"}
 
 
