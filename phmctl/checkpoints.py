@@ -230,6 +230,15 @@ def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
     return Checkpoint(tensors, read_state(folder))
 
 
+def checkpoint_digest(folder: Path, group: str) -> str:
+    """Return the SHA-256 of a group's file, as the checkpoint's manifest has it.
+
+    Raises:
+        RunError: the manifest is missing or damaged.
+    """
+    return str(_read_manifest(folder)[f"{group}.safetensors"]["sha256"])
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's state alone, unverified. Raises RunError where there is none."""
     return read_json_object(folder / STATE, RunError, _advice(folder))

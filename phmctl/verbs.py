@@ -45,8 +45,8 @@ def prepare(
         refetch: download the card's files again.
         quiet: print nothing on stderr.
         options: further options by the command's names. Of the vocabulary: ``tokenizer``, ``vocabulary``, ``joint``,
-            ``max_tokens``. Of labelled text: ``table`` (``["train=train.tsv", …]``), ``text``, ``label``, ``quoting``,
-            ``header``, ``extra_split``, ``vectors``.
+            ``max_tokens``, ``direction`` (``reverse``). Of labelled text: ``table`` (``["train=train.tsv", …]``),
+            ``text``, ``label``, ``quoting``, ``header``, ``extra_split``, ``vectors``.
 
     Returns:
         the prepared data: its ``folder`` and its ``manifest``, which counts what was read, kept and dropped.
@@ -84,7 +84,7 @@ def prepare(
         return kind.prepare(asked)
 
 
-_VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens")
+_VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens", "direction")
 _LABELLED = ("table", "text", "label", "quoting", "header", "extra_split", "vectors")
 
 

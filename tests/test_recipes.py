@@ -7,6 +7,7 @@ import pytest
 
 from phmctl.accounting.ledger import ledger_for_recipe, ledger_for_settings
 from phmctl.accounting.published import published_tables
+from phmctl.accounting.published_ni import ROWS, ni_model
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.data.labelled.preparation import choose_labelled_section
 from phmctl.data.preparation import choose_section
@@ -18,6 +19,7 @@ ALL = shipped_names("recipes")
 NAMES = [name for name in ALL if isinstance(load_recipe(name), TranslationRecipe)]  # of translation
 CLASSIFICATION = [name for name in ALL if isinstance(load_recipe(name), ClassificationRecipe)]
 PAIRS = [name for name in CLASSIFICATION if load_recipe(name).model.kind == "lstm-pair"]
+ROW_KEYS = ("compose_layers", "compose_heads")
 ENCODERS = [name for name in CLASSIFICATION if load_recipe(name).model.kind == "encoder"]
 
 
@@ -48,6 +50,11 @@ def test_the_experiments_that_have_cards_are_shipped():
         "snli-counterfactual",
         "table5-agreement",
         "agreement-resplit",
+        "ni-wmt14-en-de",
+        "ni-wmt14-en-de-big",
+        "ni-wmt14-en-fr",
+        "ni-wmt14-en-fr-big",
+        "ni-multi30k-en-de",
     }
 
 
@@ -165,6 +172,37 @@ def test_a_recipe_names_the_command_that_prepares_its_data(name):
     (command,) = re.findall(r"^# Prepare its data: phmctl prepare-data (\S+)(?: --recipe (\S+))?$", text, re.MULTILINE)
     choose = choose_section if name in NAMES else choose_labelled_section
     assert choose(command[0], command[1] or None, {}) == load_recipe(name).data
+
+
+# Neuron interaction.
+
+NI = [name for name in NAMES if name.startswith("ni-")]
+
+
+@pytest.mark.parametrize("name", NI)
+def test_each_row_of_the_paper_is_its_recipe_and_two_settings(name):
+    for layers, heads in [("none", "none"), *((row.get(at, "none") for at in ROW_KEYS) for _, row in ROWS.values())]:
+        recipe = load_recipe(name, [f"model.compose_layers={layers}", f"model.compose_heads={heads}"])
+        model = build_transformer(recipe.model, 8, 8, device="meta")
+        composed = [path for path, _ in model.named_parameters() if ".composition." in path or "output.P" in path]
+        assert bool(composed) == (layers == "bilinear" or heads == "bilinear" or layers in ("linear", "hierarchical"))
+    assert (recipe.model.compose_layers, recipe.model.compose_heads) == ("bilinear", "bilinear")
+    assert recipe.model == load_recipe(name).model  # row 8
+    assert recipe.model.pooling_rank == recipe.model.width
+
+
+@pytest.mark.parametrize("name", [name for name in NI if "wmt14" in name])
+def test_the_models_are_those_whose_parameters_are_counted(name):
+    model = load_recipe(name).model
+    counted = ni_model(1024, 16) if name.endswith("big") else ni_model()
+    bilinear = {"compose_layers": "bilinear", "compose_heads": "bilinear"}
+    dropouts = {"dropout": model.dropout, "attention_dropout": 0.1, "activation_dropout": 0.1}
+    assert model == counted.model_copy(update={**bilinear, **dropouts})
+
+
+def test_multi30k_is_turned_round():
+    data = load_recipe("ni-multi30k-en-de").data
+    assert data == load_recipe("multi30k-de-en").data.model_copy(update={"direction": "reverse"})
 
 
 # Classifiers.

@@ -51,6 +51,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any recipe key: training.clip=1.0. Repeatable."),
 ]
+Reverse = Annotated[
+    bool, typer.Option("--reverse", help="Translation: from the corpus' target language to its source language.")
+]
 DataRoot = Annotated[
     Path | None, typer.Option("--data", help="Data folder (default: $PHMCTL_DATA or ./data).", show_default=False)
 ]

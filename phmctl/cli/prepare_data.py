@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phmctl.cli.options import DataRoot, Json, complete_card, complete_recipe
+from phmctl.cli.options import DataRoot, Json, Reverse, complete_card, complete_recipe
 from phmctl.cli.prepare_labelled import (
     ExtraSplit,
     Header,
@@ -47,6 +47,7 @@ def prepare_data(
     joint: Annotated[
         bool | None, typer.Option("--joint/--separate", help="Translation: one vocabulary for both sides, or one each.")
     ] = None,
+    reverse: Reverse = False,
     max_tokens: Annotated[
         int | None, typer.Option(help="Longest text kept in train, in tokens; in translation with the end of sentence.")
     ] = None,
@@ -81,6 +82,7 @@ def prepare_data(
         )
     named = {"train": train, "valid": valid, "test": test}
     settings = {"tokenizer": tokenizer, "vocabulary": vocabulary, "joint": joint, "max_tokens": max_tokens}
+    settings |= {"direction": "reverse"} if reverse else {}
     files = {split: pair for split, pair in named.items() if pair is not None}
     labelled: dict[str, object] = {"table": table, "text": text, "label": label, "quoting": quoting, "header": header}
     labelled |= {"extra_split": extra_split, "vectors": vectors}

@@ -43,6 +43,10 @@ def train(
         str | None,
         typer.Option(help="How the maps are applied: auto, dense, factored, rank (a learned rule: held as factors)."),
     ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option("--init", metavar="RUN", help="Begin with this run's tensors of the same name and shape."),
+    ] = None,
     settings: options.Settings = None,
     data: options.DataRoot = None,
     runs: options.RunsRoot = None,
@@ -73,7 +77,9 @@ def train(
 
     if checkpoint is not None and not resume and not resume_auto and run is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
-    common = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution)
+    common = common_overrides(
+        n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=init
+    )
     resolved = load_recipe(recipe, [*common, *(settings or [])])
     if dry_run:
         if place().processes > 1:

@@ -147,6 +147,19 @@ def _entries(run: Run) -> list[dict[str, Any]]:
     return entries
 
 
+def check_same_vocabulary(run: Run, folder: Path, same: bool) -> None:
+    """Refuse to begin with the tensors of a run whose tokenizers are not those of the prepared data.
+
+    Raises:
+        RunError: they are not.
+    """
+    if not same:
+        raise RunError(
+            f"training.initialise_from: {run.folder} has another vocabulary than {folder}, so its tables mean other "
+            "tokens; take a run that was trained on this data"
+        )
+
+
 def check_same_data(run: Run, folder: Path, manifest: Mapping[str, Any], same_tokenizers: Callable[[], bool]) -> None:
     """Refuse to continue a run on data other than its own.
 

@@ -76,6 +76,33 @@ def divided(corpus: Corpus, divide: Divide) -> Corpus:
     return replace(corpus, splits={**corpus.splits, **made}, held_out=words) if made else corpus
 
 
+@dataclass(frozen=True)
+class TurnedRound:
+    """Pairs of which the target comes first."""
+
+    pairs: PairSource
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Yield (target, source) in order."""
+        return ((target, source) for source, target in self.pairs)
+
+
+def turned_round(corpus: Corpus) -> Corpus:
+    """Return a corpus whose sources are the targets of another: for the other direction of translation.
+
+    Splits are divided, where the card says so, before: both directions have the same pairs in each.
+    """
+    sides = {"source": "target", "target": "source"}
+    return replace(
+        corpus,
+        source_language=corpus.target_language,
+        target_language=corpus.source_language,
+        splits={name: TurnedRound(pairs) for name, pairs in corpus.splits.items()},
+        files=[replace(file, side=sides.get(file.side, file.side)) for file in corpus.files],
+        origin=f"{corpus.origin}, turned round",
+    )
+
+
 def _opened(card: Card, source: Path | None, cache: Path, refetch: bool) -> Corpus:
     if source is not None:
         return _from_folder(card, source, f"folder {source.resolve().name}")

@@ -14,7 +14,7 @@ from phmctl.console import note, progress
 from phmctl.data.building import build, chunks, current, memory_of
 from phmctl.data.catalog import SPLITS, Cleaning, load_card
 from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
-from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus
+from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus, turned_round
 from phmctl.data.manifest import write_manifest
 from phmctl.data.provenance import Sources
 from phmctl.data.readers import PairSource
@@ -60,7 +60,7 @@ def prepare_named(
         OutputError: the folder cannot be written.
     """
     if files:
-        corpus = _own_corpus(data.card, source, files)
+        corpus = _directed(_own_corpus(data.card, source, files), data)
         return prepare(data, corpus, Cleaning(), root=root, workers=workers, force=force)
     card = load_card(data.card)
     folder = prepared_folder(data, root)
@@ -68,11 +68,15 @@ def prepare_named(
     if known and current(folder, _settings(data, card.cleaning), None, card=card.digest):
         prepared = PreparedData.open(folder)
     else:
-        corpus = open_corpus(card, source, root / "raw" / card.id, refetch=refetch)
+        corpus = _directed(open_corpus(card, source, root / "raw" / card.id, refetch=refetch), data)
         prepared = prepare(data, corpus, card.cleaning, root=root, workers=workers, force=force)
     _tell_of_division(prepared)
     warn_of_parts(prepared.manifest, card.id, card.sizes, "pairs")
     return prepared
+
+
+def _directed(corpus: Corpus, data: ParallelSection) -> Corpus:
+    return turned_round(corpus) if data.direction == "reverse" else corpus
 
 
 def _tell_of_division(prepared: PreparedData) -> None:
@@ -131,7 +135,9 @@ def prepare(
 
 
 def _settings(data: ParallelSection, cleaning: Cleaning) -> dict[str, Any]:
-    return {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
+    # Folders of before there was a direction do not name it.
+    left_out = {"card", "direction"} if data.direction == "forward" else {"card"}
+    return {**data.model_dump(exclude=left_out), "cleaning": cleaning.model_dump()}
 
 
 def _own_corpus(name: str, source: Path | None, files: Mapping[str, Sequence[Path]]) -> Corpus:

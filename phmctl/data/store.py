@@ -35,8 +35,9 @@ def prepared_folder(data: ParallelSection, root: Path) -> Path:
         DataError: the corpus' name cannot be a folder's.
     """
     joint = "-joint" if data.joint else ""
+    turned = "-reverse" if data.direction == "reverse" else ""
     name = corpus_name(data.card)
-    return root / "prepared" / name / f"{data.tokenizer}-{data.vocabulary}{joint}-{data.max_tokens}"
+    return root / "prepared" / name / f"{data.tokenizer}-{data.vocabulary}{joint}-{data.max_tokens}{turned}"
 
 
 def corpus_name(card: str) -> str:
@@ -69,10 +70,11 @@ def root_option(root: Path | None) -> str:
 def prepare_command(data: ParallelSection, root: Path | None = None) -> str:
     """Return the command that prepares the data of these settings in a data folder, by default the default one."""
     joint = "--joint" if data.joint else "--separate"
+    reverse = " --reverse" if data.direction == "reverse" else ""
     files = "" if is_card(data.card) else " --train SRC TGT --valid SRC TGT --test SRC TGT"
     return (
         f"phmctl prepare-data {data.card} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary} {joint} "
-        f"--max-tokens {data.max_tokens}{files}{root_option(root)}"
+        f"--max-tokens {data.max_tokens}{reverse}{files}{root_option(root)}"
     )
 
 
@@ -153,7 +155,8 @@ class PreparedData(PreparedFolder[ParallelSection, ParallelSplit]):
 
 def _command_for(folder: Path) -> str:
     """Return the command that would prepare a folder, from its path's own parts where they say so."""
-    kind, vocabulary, *rest = [*folder.name.split("-"), ""]
+    name = folder.name.removesuffix("-reverse")
+    kind, vocabulary, *rest = [*name.split("-"), ""]
     joint, length = rest[:1] == ["joint"], rest[-2] if len(rest) > 1 else ""
     if kind not in ("bpe", "word") or not vocabulary.isdigit() or not length.isdigit():
         return UNKNOWN_COMMAND
@@ -162,6 +165,7 @@ def _command_for(folder: Path) -> str:
         tokenizer="bpe" if kind == "bpe" else "word",
         vocabulary=max(int(vocabulary), 8),
         joint=joint,
+        direction="forward" if name == folder.name else "reverse",
         max_tokens=max(int(length), 1),
     )
     above = folder.parent.parent

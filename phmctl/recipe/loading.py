@@ -18,6 +18,7 @@ Kind = TypeVar("Kind", bound=Recipe)
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
+_COMMON |= {"init": "training.initialise_from"}
 _COMMON |= {"device": "training.device", "steps": "training.steps", "execution": "model.execution"}
 
 
@@ -31,7 +32,8 @@ class Override:
 
 
 def common_overrides(**options: object) -> list[Override]:
-    """Return the overrides behind ``--n``, ``--algebra``, ``--seed``, ``--device``, ``--steps`` and ``--execution``.
+    """Return the overrides behind ``--n``, ``--algebra``, ``--seed``, ``--device``, ``--steps``, ``--execution`` and
+    ``--init``.
 
     Options that are None are left out. A learned n names the learned algebra (``--n 4`` is ``phm``; ``--n 1`` is
     ``real``), unless ``algebra`` is given too.

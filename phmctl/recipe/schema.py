@@ -71,6 +71,7 @@ class ParallelSection(CorpusSection):
     tokenizer: Literal["bpe", "word"] = "bpe"
     vocabulary: Vocabulary = 8000  # token types, special tokens included; a side, if not joint
     joint: bool = True  # one vocabulary for both sides
+    direction: Literal["forward", "reverse"] = "forward"  # reverse: from the corpus' target language to its source
     max_tokens: PositiveInt = 256  # longest side kept in train, in tokens with the end of sentence
 
 
@@ -124,6 +125,7 @@ class TrainingSection(Section):
     average: NonNegativeInt = 0  # average the last so many checkpoints at the end; 0 is off
     patience: NonNegativeInt = 0  # validations without improvement before the run stops; 0 is off
     device: str = "auto"  # auto, cpu, cuda, cuda:1
+    initialise_from: str | None = None  # a run: the model begins with its tensors of the same name and shape
     threads: NonNegativeInt = 0  # CPU threads; 0 leaves torch's own choice
     tensorboard: bool = False
     sharding: Literal["none", "full"] = "none"  # of many processes; full: each holds a part of weights and moments

@@ -147,6 +147,10 @@ class Task(Protocol):
         """Refuse (RunError) to continue a run that was trained on other data."""
         ...
 
+    def check_vocabulary(self, run: Run) -> None:
+        """Refuse (RunError) to begin with the tensors of a run to which ids mean something else."""
+        ...
+
     def furnish(self, run: Run) -> None:
         """Write into a new run what using it elsewhere needs: tokenizers, raw evaluation text."""
         ...

@@ -1,6 +1,7 @@
 """``train``: from a recipe and prepared data to a run with checkpoints."""
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor
 
 from phmctl.algebra.products import library
-from phmctl.checkpoints import AVERAGE, Checkpoint, read_checkpoint
+from phmctl.checkpoints import AVERAGE, Checkpoint, read_checkpoint, saved_steps
 from phmctl.console import warn
 from phmctl.devices import set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
 from phmctl.training.averaging import average_checkpoints, averaged_steps
 from phmctl.training.division import pieces_of
+from phmctl.training.initial import Start, find_start
 from phmctl.training.metrics_log import MetricsLog, UnwrittenLog, read_metrics, summary_writer
 from phmctl.training.precision import has_bfloat16
 from phmctl.training.processes import Processes, is_restart, job, joined
@@ -170,7 +172,8 @@ def train_task(
         set_threads(processes.threads(recipe.training.threads))
         if recipe.training.tensorboard:
             summary_writer()  # is it there? a run should not be made in vain
-        environment = _environment(recipe, device, processes)
+        start = _start_of(old, recipe, task) if processes.leads else None
+        environment = _environment(recipe, device, processes) | (start.noted() if start else {})
     with ExitStack() as held, StopRequest(insist=not processes.many) as stop, processes.company():
         run, found = None, None
         with processes.agreed():
@@ -182,8 +185,11 @@ def train_task(
                     found = read_to_resume(old, checkpoint)
                     check_position(task, found)
         run, found = _shared(run, found, recipe, processes)
+        initial = processes.tell_tensors({"model": start.tensors} if start else None).get("model", {})
         with processes.agreed():
-            trainer = _build(task, Run(run.folder, recipe), device, found, quiet, processes)
+            trainer = _build(task, Run(run.folder, recipe), device, found, initial, quiet, processes)
+            if start is not None:
+                trainer.progress.say(start.words())
             if old is not None and not trainer.finished:
                 take_over(old, recipe, environment, found)
             elif old is not None:  # a kill may have come before all was settled
@@ -199,6 +205,12 @@ def train_task(
     return TrainingResult(
         trainer.run, state.step, state.step - begun, seconds, state.best_score, state.best_step, stop.exit_code or 0
     )
+
+
+def _start_of(old: Run | None, recipe: Recipe, task: "Task") -> Start | None:
+    """Return what the model begins with, if the recipe names a run; a run with checkpoints has begun already."""
+    begun = old is not None and saved_steps(old.checkpoints_folder)
+    return None if begun else find_start(recipe, task)
 
 
 def _shared(
@@ -225,14 +237,20 @@ def _environment(recipe: Recipe, device: torch.device, processes: Processes) -> 
 
 
 def _build(
-    task: "Task", run: Run, device: torch.device, found: Checkpoint | None, quiet: bool, processes: Processes
+    task: "Task",
+    run: Run,
+    device: torch.device,
+    found: Checkpoint | None,
+    initial: Mapping[str, Tensor],
+    quiet: bool,
+    processes: Processes,
 ) -> Trainer:
     """Build the trainer and put the checkpoint into it. Whatever does not fit is refused here; the run is only read."""
     settings = run.recipe.training
     start = int(found.state["step"]) if found else 0
     log = _open_log(run, start, found) if processes.leads else UnwrittenLog()
     progress = ProgressLine(settings.steps, start, quiet=quiet or not processes.leads)
-    trainer = Trainer(task, settings, run, device, log, progress, processes=processes)
+    trainer = Trainer(task, settings, run, device, log, progress, processes=processes, initial=initial)
     if found is not None:
         trainer.restore(found, run)
     return trainer

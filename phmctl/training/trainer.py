@@ -6,7 +6,7 @@ the CPU, where looking costs nothing, the flag is read before each update.
 
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from phmctl.nn.caching import cached
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.training.division import Part, parts_of
+from phmctl.training.initial import take
 from phmctl.training.metrics_log import MetricsLog
 from phmctl.training.nonfinite import Guard, trace
 from phmctl.training.optimiser import (
@@ -68,6 +69,7 @@ class Trainer:
         log: the run's metrics.
         progress: what a person sees.
         processes: those that train together; each has a trainer, and the first one writes.
+        initial: tensors that the model begins with, by name; the others are drawn.
     """
 
     task: "Task"
@@ -78,10 +80,12 @@ class Trainer:
     progress: ProgressLine
     state: TrainingState = field(default_factory=TrainingState)
     processes: Processes = field(default_factory=Processes)
+    initial: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.settings.seed)
         self.model: nn.Module = self.task.build_model(self.device)
+        take(self.model, self.initial)
         self.model.train()
         self._called = wrap(self.model, self.processes, self.device, self.settings.sharding)
         self.optimiser = build_optimiser(self.model, self.settings)

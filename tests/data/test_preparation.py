@@ -491,3 +491,26 @@ def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):
         sizes = [batch.num_rows for batch in stream]
     assert sum(sizes) == 300
     assert max(sizes) < 64 + 16
+
+
+def test_the_other_direction_has_the_same_pairs_turned_round(tmp_path):
+    files = write_files(tmp_path / "raw")
+    forward = prepare_named(SECTION, root=tmp_path, files=files)
+    section = SECTION.model_copy(update={"direction": "reverse"})
+    reverse = prepare_named(section, root=tmp_path, files=files)
+    assert reverse.folder == forward.folder.with_name(f"{forward.folder.name}-reverse")
+    assert (tmp_path / "prepared" / "tiny" / "bpe-300-joint-40").is_dir()
+    there, back = forward.split("valid"), reverse.split("valid")
+    assert (list(back.source_text), list(back.target_text)) == (list(there.target_text), list(there.source_text))
+    assert len(reverse.split("train")) == len(forward.split("train"))
+    manifest = reverse.manifest
+    assert (manifest["source_language"], manifest["target_language"]) == ("target", "source")
+    assert manifest["settings"]["direction"] == "reverse"
+    assert "direction" not in forward.manifest["settings"]  # as folders of earlier versions are
+    assert {(file["name"][-2:], file["side"]) for file in manifest["sources"]} == {("de", "target"), ("en", "source")}
+
+
+def test_a_reversed_folder_names_its_command(tmp_path):
+    folder = tmp_path / "data" / "prepared" / "multi30k-de-en" / "bpe-8000-joint-256-reverse"
+    with pytest.raises(DataError, match="--max-tokens 256 --reverse"):
+        PreparedData.open(folder)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe, TranslationTraining
+from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Cost, Rows, Share
 
 BATCHES_PER_EPOCH = 7
@@ -113,6 +114,9 @@ class FakeTask:
 
     def score(self, metrics: Mapping[str, float]) -> float:
         return -metrics["loss"]
+
+    def check_vocabulary(self, run: Run) -> None:
+        """There are no tokens."""
 
     def check_data(self) -> None:
         """There is always data."""

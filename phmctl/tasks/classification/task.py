@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.assembly import Classifier, build_classifier, texts_of
-from phmctl.console import note
-from phmctl.data.copies import check_same_data
+from phmctl.console import note, warn
+from phmctl.data.copies import check_same_data, check_same_vocabulary
 from phmctl.data.labelled.batching import LabelledBatch, collate, lengths_of, plan
 from phmctl.data.labelled.store import LabelledData, LabelledSplit, coverage_of
 from phmctl.errors import DataError
@@ -101,6 +101,15 @@ class ClassificationTask:
         """Refuse (RunError) to continue a run on data other than its own."""
         prepared = self.prepared
         check_same_data(run, prepared.folder, prepared.manifest, lambda: load_tokenizer(run) == prepared.tokenizer)
+
+    def check_vocabulary(self, run: Run) -> None:
+        """Refuse (RunError) a run whose tokenizer is another: its table would mean other tokens."""
+        check_same_vocabulary(run, self.prepared.folder, load_tokenizer(run) == self.prepared.tokenizer)
+        labels = run.data().get("labels")
+        if labels != self.prepared.labels:
+            warn(
+                f"{run.folder} has the labels {labels}, and the data {self.prepared.labels}: a map to as many is taken"
+            )
 
     def furnish(self, run: Run) -> None:
         """Write the tokenizer, the evaluation splits and the data's manifest into the run."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
 from phmctl.data.batching import Batch, collate, costs, plan_batches
-from phmctl.data.copies import check_same_data, load_tokenizers, write_copies
+from phmctl.data.copies import check_same_data, check_same_vocabulary, load_tokenizers, write_copies
 from phmctl.data.store import ParallelSplit, PreparedData
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
@@ -114,6 +114,10 @@ class TranslationTask:
         """
         prepared = self.prepared
         check_same_data(run, prepared.folder, prepared.manifest, lambda: load_tokenizers(run) == prepared.tokenizers)
+
+    def check_vocabulary(self, run: Run) -> None:
+        """Refuse (RunError) a run whose tokenizers are others: its tables would mean other tokens."""
+        check_same_vocabulary(run, self.prepared.folder, load_tokenizers(run) == self.prepared.tokenizers)
 
     def planned(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[Rows]:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""

@@ -152,3 +152,17 @@ def test_other_data_does_not_continue_a_run(small: Small, runs: dict[str, Run], 
     prepare_labelled(recipe.data, root=tmp_path, tables=tables, rows=rows, quoting=False)
     with pytest.raises(RunError, match=r"is not what .* was trained on: .*sources"):
         opened(recipe, tmp_path).check_run(runs["encoder"])
+
+
+def test_a_classifier_begins_with_another(small, labelled_data, runs, tmp_path, capsys) -> None:
+    """Fine-tuning: everything fits the same model; another kind of model is refused, and so are other texts' tokens."""
+    source = runs["encoder"]
+    recipe = small("encoder", f"training.initialise_from={source.folder}")
+    run = train(recipe, data=labelled_data, runs=tmp_path).run
+    noted = run.environment()["initialised_from"]
+    assert (noted["new"], noted["left"]) == ([], [])
+    assert "embedding.weight" in noted["taken"]
+    assert "labels" not in capsys.readouterr().err  # they are the same
+    other = small("lstm-pair", f"training.initialise_from={source.folder}")
+    with pytest.raises(RunError, match=r"has model\.kind = encoder, and this recipe has lstm-pair"):
+        train(other, data=labelled_data, runs=tmp_path, quiet=True)

@@ -1,0 +1,127 @@
+"""``training.initialise_from``: begin with the tensors of another run, as in fine-tuning.
+
+Every tensor of the same name and shape is taken. What a person must know is said, and kept in the new run's
+environment: the source run, its checkpoint and SHA-256, and which tensors were taken, are new, or were left.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
+from phmctl.errors import RunError
+from phmctl.recipe.schema import Recipe
+from phmctl.runs import Run
+
+if TYPE_CHECKING:
+    from phmctl.tasks.base import Task
+
+_WIDTHS = ("kind", "width", "embedding_width")  # keys of a model's section that all tensors depend on
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a model's first tensors come from.
+
+    Attributes:
+        source: the run's folder.
+        checkpoint: the checkpoint's name.
+        step: its step.
+        sha256: of the file with its model.
+        tensors: those that are taken, by name.
+        new: names of the model's tensors that the source does not have, or has in another shape.
+        left: names of the source's tensors that the model does not have, or has in another shape.
+    """
+
+    source: Path
+    checkpoint: str
+    step: int
+    sha256: str
+    tensors: Mapping[str, Tensor]
+    new: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def noted(self) -> dict[str, Any]:
+        """Return what the run's environment keeps."""
+        kept = {
+            "run": str(self.source.resolve()),
+            "checkpoint": self.checkpoint,
+            "step": self.step,
+            "sha256": self.sha256,
+            "taken": list(self.tensors),
+            "new": list(self.new),
+            "left": list(self.left),
+        }
+        return {"initialised_from": kept}
+
+    def words(self) -> str:
+        """Return what was taken, is new and was left, for people; equal layers in one name."""
+        parts = [
+            f"initialised: {len(self.tensors)} tensors taken from {self.source} ({self.checkpoint}, step {self.step})"
+        ]
+        for verb, names in (("new", self.new), ("left", self.left)):
+            if names:
+                parts.append(f"{len(names)} {verb}: {_folded(names)}")
+        return "; ".join(parts)
+
+
+def find_start(recipe: Recipe, task: "Task") -> Start | None:
+    """Return what a recipe's model begins with, or None where it begins at random. Nothing is changed.
+
+    Raises:
+        RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
+            vocabulary; or has no tensor that fits.
+    """
+    source = recipe.training.initialise_from
+    if source is None:
+        return None
+    run = Run.open(Path(source))
+    _check_model(run, recipe)
+    task.check_vocabulary(run)
+    name = "best" if "best" in run.checkpoint_names() else "last"
+    return run.use(name, lambda folder: _read(run, folder, task))
+
+
+def take(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors into those of a model that have their names."""
+    own = model_tensors(model)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def _check_model(run: Run, recipe: Recipe) -> None:
+    """Refuse a run of another task, or with a model that shares no shape with the recipe's."""
+    where = f"training.initialise_from: {run.folder}"
+    if run.recipe.task != recipe.task:
+        raise RunError(f"{where} was trained for task {run.recipe.task!r}, and this recipe is for {recipe.task!r}")
+    for key in _WIDTHS:
+        theirs, ours = getattr(run.recipe.model, key, None), getattr(recipe.model, key, None)
+        if theirs != ours:
+            raise RunError(
+                f"{where} has model.{key} = {theirs}, and this recipe has {ours}: no tensor would fit; "
+                f"set model.{key}={theirs}, or take another run"
+            )
+
+
+def _read(run: Run, folder: Path, task: "Task") -> Start:
+    found = read_checkpoint(folder, ("model",))
+    theirs = found.tensors["model"]
+    own = {name: tensor.shape for name, tensor in model_tensors(task.build_model(torch.device("meta"))).items()}
+    taken = {name: tensor for name, tensor in theirs.items() if own.get(name) == tensor.shape}
+    if not taken:
+        raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
+    new, left = (tuple(name for name in names if name not in taken) for names in (own, theirs))
+    digest = checkpoint_digest(folder, "model")
+    return Start(run.folder, folder.name, int(found.state["step"]), digest, taken, new, left)
+
+
+def _folded(names: Iterable[str]) -> str:
+    """Return names with the numbers of layers left out, each once."""
+    return ", ".join(dict.fromkeys(_NUMBER.sub("*", name) for name in names))

@@ -1,0 +1,169 @@
+"""Beginning with another run's tensors: what is taken, what is new, what was left, and what is refused."""
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from phmctl.checkpoints import model_tensors, read_checkpoint
+from phmctl.cli.main import app
+from phmctl.errors import RecipeError, RunError
+from phmctl.recipe.loading import load_recipe
+from phmctl.recipe.schema import Recipe, TranslationRecipe
+from phmctl.runs import Run
+from phmctl.tasks.registry import kind_of
+from phmctl.training.initial import Start, find_start, take
+from phmctl.training.train import train
+from tests.conftest import TINY
+from tests.tasks.rule_learning.recipes import rule_recipe
+
+FEW = ("training.steps=1", "training.validate_every=1", "training.save_every=1", "training.average=0")
+
+
+def changed(source: Path | str, *settings: str) -> TranslationRecipe:
+    """The tiny run's recipe, begun with its tensors."""
+    base = ["model.algebra=phm", "model.n=4", *TINY, *FEW]
+    recipe: TranslationRecipe = load_recipe("miniature", [*base, f"training.initialise_from={source}", *settings])
+    return recipe
+
+
+def start_of(recipe: Recipe, data: Path) -> Start:
+    found = find_start(recipe, kind_of(recipe).open(recipe, data))
+    assert found is not None
+    return found
+
+
+def tensors_of(run: Run) -> dict[str, torch.Tensor]:
+    return dict(read_checkpoint(run.checkpoint("best"), ["model"]).tensors["model"])
+
+
+def validations(run: Run) -> list[dict[str, float]]:
+    entries = map(json.loads, run.metrics_path.read_text().splitlines())
+    return [entry for entry in entries if entry["event"] == "validation"]
+
+
+def test_the_same_model_takes_everything(tiny_run: Run, miniature_data: Path) -> None:
+    recipe = changed(tiny_run.folder)
+    start = start_of(recipe, miniature_data)
+    assert (start.new, start.left) == ((), ())
+    torch.manual_seed(5)
+    model = kind_of(recipe).open(recipe, miniature_data).build_model(torch.device("cpu"))
+    take(model, start.tensors)
+    own, theirs = model_tensors(model), tensors_of(tiny_run)
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+
+
+def test_a_composed_model_begins_with_its_base(tiny_run: Run, miniature_data: Path) -> None:
+    """The output maps are left, the compositions are new, all else is taken."""
+    start = start_of(changed(tiny_run.folder, "model.compose_heads=bilinear"), miniature_data)
+    assert all(re.search(r"attention\.output\.[UVP]", name) for name in start.new)
+    assert {name.rpartition(".")[0] for name in start.left} == {
+        "encoder.0.attention.output",
+        "decoder.0.attention.output",
+        "decoder.0.cross_attention.output",
+    }
+    assert start.tensors.keys() == tensors_of(tiny_run).keys() - set(start.left)
+    assert "new: encoder.*.attention.output.U.maps.*.A" in start.words()
+    assert "encoder.*.attention.output.S" in start.words()
+
+
+def test_the_run_says_where_it_began(tiny_run: Run, miniature_data: Path, tmp_path: Path, capsys) -> None:
+    recipe = changed(tiny_run.folder, "model.compose_heads=bilinear")
+    run = train(recipe, data=miniature_data, runs=tmp_path).run
+    noted = run.environment()["initialised_from"]
+    path = tiny_run.checkpoint("best") / "model.safetensors"
+    assert noted["run"] == str(tiny_run.folder.resolve())
+    assert noted["checkpoint"] == path.parent.name
+    assert noted["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert len(noted["taken"]) + len(noted["left"]) == len(tensors_of(tiny_run))
+    assert f"initialised: {len(noted['taken'])} tensors taken from {tiny_run.folder}" in capsys.readouterr().err
+    assert run.recipe.training.initialise_from == str(tiny_run.folder)
+
+
+def test_training_begins_where_the_other_ended(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
+    """With a rate of nearly nothing, the first validation is the source's."""
+    recipe = changed(tiny_run.folder, "training.learning_rate=1e-12", "training.warmup=0")
+    ours = validations(train(recipe, data=miniature_data, runs=tmp_path, quiet=True).run)
+    theirs = validations(tiny_run)
+    best = int(tiny_run.checkpoint("best").name.removeprefix("step-"))
+    (wanted,) = [entry["loss"] for entry in theirs if entry["step"] == best]
+    assert ours[0]["loss"] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_resuming_does_not_begin_again(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
+    """The source may be gone by then; what it was is still noted."""
+    source = tmp_path / "source"
+    shutil.copytree(tiny_run.folder, source)
+    first = train(changed(source), data=miniature_data, runs=tmp_path, quiet=True).run
+    shutil.rmtree(source)
+    second = train(changed(source, "training.steps=2"), data=miniature_data, runs=tmp_path, resume=True, quiet=True)
+    assert (second.run.folder, second.steps) == (first.folder, 2)
+    assert second.run.environment()["initialised_from"]["run"] == str(source)
+    with pytest.raises(RecipeError, match=r"training\.initialise_from"):
+        train(changed(tiny_run.folder), data=miniature_data, runs=tmp_path, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("model.width=64", "has model.width = 32, and this recipe has 64: no tensor would fit"),
+        ("data.vocabulary=300", "has another vocabulary than"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tiny_run: Run, miniature_data: Path, tmp_path: Path, setting: str, words: str
+) -> None:
+    recipe = changed(tiny_run.folder, setting)
+    if setting.startswith("data"):
+        from phmctl.data.preparation import prepare_named
+
+        miniature_data = tmp_path / "data"
+        prepare_named(recipe.data, root=miniature_data)
+    with pytest.raises(RunError, match=re.escape(words)):
+        train(recipe, data=miniature_data, runs=tmp_path / "runs", quiet=True)
+    assert not (tmp_path / "runs").exists()  # nothing was begun
+
+
+def test_another_task_is_refused(tiny_run: Run, tmp_path: Path) -> None:
+    recipe = rule_recipe("hamilton", f"training.initialise_from={tiny_run.folder}")
+    with pytest.raises(RunError, match="was trained for task 'translation', and this recipe is for 'rule'"):
+        train(recipe, runs=tmp_path, quiet=True)
+
+
+def test_a_run_that_is_not_there_or_damaged(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nowhere"):
+        start_of(changed(tmp_path / "nowhere"), miniature_data)
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_run.folder, broken)
+    with (Run.open(broken).checkpoint("best") / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(RunError, match=r"model\.safetensors"):
+        start_of(changed(broken), miniature_data)
+
+
+def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
+    source = train(rule_recipe("hamilton", "training.steps=1"), runs=tmp_path, quiet=True).run
+    other = rule_recipe("octonion", f"training.initialise_from={source.folder}", "model.n=8")
+    with pytest.raises(RunError, match="no tensor of"):
+        train(other, runs=tmp_path, quiet=True)
+
+
+def test_it_works_for_rules_too(tmp_path: Path) -> None:
+    source = train(rule_recipe("hamilton", "training.steps=2"), runs=tmp_path, quiet=True).run
+    start = start_of(rule_recipe("hamilton", f"training.initialise_from={source.folder}"), tmp_path)
+    assert set(start.tensors) == {"product.A", "product.S"}
+
+
+def test_the_option(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
+    settings = [part for each in ("model.algebra=phm", "model.n=4", *TINY, *FEW) for part in ("--set", each)]
+    places = ["--data", str(miniature_data), "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, ["train", "miniature", *settings, *places, "--init", str(tiny_run.folder)])
+    assert done.exit_code == 0, done.output
+    (run,) = tmp_path.glob("miniature/*/v001")
+    assert Run.open(run).environment()["initialised_from"]["new"] == []
