@@ -28,8 +28,9 @@ if site == Path.cwd() or (site / "pyproject.toml").exists():
 recipes = [load_recipe(name) for name in shipped_names("recipes")]
 cards = [load_any_card(name) for name in card_names()]
 pairs = generate(sizes=(20, 5, 5))["train"]
-if not recipes or not cards or len(pairs) != 20:
-    raise SystemExit("the wheel lacks recipes, cards or the miniature")
+page = Path(phmctl.__file__).with_name("serving") / "page.html"
+if not recipes or not cards or len(pairs) != 20 or not page.is_file():
+    raise SystemExit("the wheel lacks recipes, cards, the miniature or the server's page")
 print(f"wheel: {len(recipes)} recipes, {len(cards)} cards, the miniature")
 PYTHON
 "$work/site/bin/phmctl" count-params miniature --n 1,4

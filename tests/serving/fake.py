@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from phmctl.decoding.translator import Translation
@@ -90,6 +90,15 @@ def as_json(text: str, **options: Any) -> dict[str, Any]:
 def service(model: FakeModel | None = None, **settings: Any) -> Service:
     """A service of a fake model."""
     return Service(model or FakeModel(), **settings)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for something to become true; fail if it does not."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > ends:
+            raise TimeoutError
+        time.sleep(0.002)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from phmctl.serving.app import LOCAL_NAMES, build_app
 from phmctl.serving.batching import BatchLimits
 from phmctl.serving.requests import Limits
 from phmctl.serving.service import Service
-from tests.serving.fake import FakeModel, as_json, service
+from tests.serving.fake import FakeModel, as_json, service, until
 
 JSON = {"content-type": "application/json"}
 SECONDS = 10
@@ -101,8 +101,7 @@ def test_many_clients_are_answered_together_and_each_its_own() -> None:
             pool.submit(http.post, "/translate", json={"text": f"t{number}", **option})
             for number, option in enumerate(options)
         ]
-        while served.batcher.queued + served.batcher.running < 20:
-            model.entered.wait(0.01)
+        until(lambda: served.batcher.queued + served.batcher.running == 20)
         model.gate.set()
         for number, (future, option) in enumerate(zip(asked, options, strict=True)):
             found = future.result(SECONDS).json()["answers"]
@@ -213,8 +212,7 @@ def test_a_failure_of_the_model_is_500_for_its_request_alone(capsys: pytest.Capt
         first = pool.submit(http.post, "/translate", json={"text": "first"})
         assert model.entered.wait(SECONDS)
         asked = {text: pool.submit(http.post, "/translate", json={"text": text}) for text in ("a", "BOOM", "b")}
-        while served.batcher.queued < 3:
-            model.entered.wait(0.01)
+        until(lambda: served.batcher.queued == 3)
         model.gate.set()
         found = {text: future.result(SECONDS) for text, future in asked.items()}
         assert first.result(SECONDS).status_code == 200
@@ -264,8 +262,7 @@ def test_a_client_that_hangs_up_is_dropped_from_the_queue() -> None:
         await asyncio.to_thread(model.entered.wait, SECONDS)
         gone = asyncio.Event()
         second = asyncio.create_task(_raw(app, {"texts": ["x", "y"]}, gone))
-        while served.batcher.queued < 2:
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(until, lambda: served.batcher.queued == 2)
         gone.set()
         await second
         assert served.batcher.queued == 0

@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn")
 
 from phmctl.errors import UserError
 from phmctl.serving.server import listen, names_of, url_of
-from tests.serving.fake import as_json
+from tests.serving.fake import as_json, until
 from tests.serving.processes import SECONDS, Server, fake_server, head, read_all
 
 TEN_MB = 10_000_000
@@ -26,13 +26,6 @@ def server() -> Iterator[Server]:
 
 def works(server: Server) -> bool:
     return server.ask("a").json()["answers"][0]["translations"] == [as_json("a")]
-
-
-def until(condition) -> None:
-    ends = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 # ---------------------------------------------------------------------------------------------------- the socket
