@@ -24,7 +24,7 @@ def materialise(A: Tensor, S: Tensor) -> Tensor:
     lower = autocast_dtype(S.device.type)
     if lower is not None and S.dtype != torch.float64:
         A, S = A.to(lower), S.to(lower)
-    if not torch.compiler.is_compiling() and is_transformed():
+    if is_transformed():
         return _plain(A, S)
     return _kronecker_sum(A, S)  # type: ignore[no-any-return]
 

@@ -62,13 +62,21 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type)
 
 
+def is_recorded() -> bool:
+    """Whether a graph is being made of what is computed, by a compiler, an exporter or ``jit.trace``.
+
+    It must hold for other numbers than those at hand, and for other numbers of tokens.
+    """
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
 def is_transformed() -> bool:
     """Whether torch.func or forward differentiation is at work, or ``jit.trace`` records.
 
-    Operators of our own have no rules for these: they see plain torch operations.
+    Operators of our own have no rules for these: they see plain torch operations. Never so for a compiler.
     """
-    if torch._C._is_tracing():
-        return True
+    if is_recorded():
+        return not torch.compiler.is_compiling()
     try:
         return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
     except AttributeError:  # torch calls them something else by now: take no chances

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phmctl.algebra.operators import is_transformed
+from phmctl.algebra.operators import is_recorded, is_transformed
 from phmctl.algebra.pristine import computed_once
 from phmctl.errors import UserError, check_known
 
@@ -98,6 +98,8 @@ def are_large(rows: int, R: int, d: int, k: int) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x Wᵀ + b``. (..., d), (k, d), (k,) -> (..., k); ``F.linear``, by the faster library."""
+    if is_recorded():
+        return F.linear(x, weight, bias)
     k, d = weight.shape
     trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     if not (is_large(x.numel() // max(d, 1), d, k, trains=trains) and _fits(x, weight, bias) and library() == ONEDNN):

@@ -47,7 +47,7 @@ def rank_product(
     Returns:
         (N, k), differentiable in all five as often as one likes: the first time in tiles, then by plain operations.
     """
-    if not torch.compiler.is_compiling() and is_transformed():
+    if is_transformed():
         return _plain(x, T, U, V, bias, False)[0]
     y, _ = _rank_product(x, T, U, V, bias, keep and U.requires_grad and torch.is_grad_enabled())
     return y  # type: ignore[no-any-return]

@@ -88,4 +88,4 @@ class DecoderLayer(nn.Module):
 def embed(embedding: PHMEmbedding, positions: SinusoidalPositions, ids: Tensor, dropout: float = 0.0) -> Tensor:
     """Embed ids (B, T), scaled by √d (Vaswani et al. §3.4), with positions added and dropout: (B, T, d)."""
     x = embedding(ids) * math.sqrt(embedding.embedding_dim) + positions(ids.shape[1])  # (B, T, d)
-    return F.dropout(x, dropout, dropout > 0)
+    return F.dropout(x, dropout) if dropout else x

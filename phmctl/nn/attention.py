@@ -140,4 +140,5 @@ def _attention_by_products(
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()  # (T, S)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return F.dropout(scores.softmax(-1), dropout, training=dropout > 0) @ value
+    shares = scores.softmax(-1)
+    return (F.dropout(shares, dropout) if dropout else shares) @ value

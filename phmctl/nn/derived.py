@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phmctl.algebra.operators import is_recorded
 from phmctl.errors import UserError
 
 _WRITES = (
@@ -57,4 +58,4 @@ class Derived(Tensor):
 
 def as_derived(weight: Tensor) -> Tensor:
     """Return a weight as what must not be written into. A compiler sees it as it is."""
-    return weight if torch.compiler.is_compiling() or torch._C._is_tracing() else weight.as_subclass(Derived)
+    return weight if is_recorded() else weight.as_subclass(Derived)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phmctl.algebra.operators import is_recorded
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError
@@ -71,7 +72,7 @@ class PHMEmbedding(KroneckerWeight):
     def forward(self, ids: Tensor) -> Tensor:
         """Look tokens up. Integers (...) -> (..., d)."""
         # A batch with more tokens than the table has rows is cheaper to read from the table.
-        if self.n == 1 or (not torch.compiler.is_compiling() and self._reads_table(ids)):
+        if self.n == 1 or (not is_recorded() and self._reads_table(ids)):
             rows = F.embedding(ids, weight_of(self))  # (..., d)
         else:
             rows = self._rows_of(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)  # (..., d)

@@ -14,7 +14,7 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
 )
 from phmctl.algebra.kronecker import materialise
-from phmctl.algebra.operators import autocast_dtype, is_transformed
+from phmctl.algebra.operators import autocast_dtype, is_recorded, is_transformed
 from phmctl.algebra.rank_product import blocks_of
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.errors import DimensionError, RankError, UserError
@@ -119,7 +119,7 @@ class KroneckerWeight(nn.Module):
             return None
         if self._holds_factors:
             return Factors(self.W, self.U, self.V)
-        if self._found is None and self.algebra != LEARNED and self.n <= QUICK and not torch.compiler.is_compiling():
+        if self._found is None and self.algebra != LEARNED and self.n <= QUICK and not is_recorded():
             self.factors = fixed_factors(self.algebra)
         if self._found is None:
             return None
@@ -190,7 +190,7 @@ class KroneckerWeight(nn.Module):
 
     def _values(self) -> dict[Any, Any] | None:
         """Return what the scope holds of this layer as it is; None outside a scope, and where it must be built."""
-        if torch.compiler.is_compiling() or is_transformed():
+        if is_recorded() or is_transformed():
             return None
         held = values_of(self)
         if held is None or self._wants_graph():

@@ -21,7 +21,7 @@ from phmctl.algebra.execution import (
 )
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.nearest import nearest_kronecker_sum
-from phmctl.algebra.operators import autocast_dtype
+from phmctl.algebra.operators import autocast_dtype, is_recorded
 from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
@@ -164,7 +164,7 @@ class PHMLinear(KroneckerWeight):
         """Return the execution for so many tokens; inside a scope the choice is made once."""
         if self._execution in (DENSE, FACTORED):
             return self._execution
-        if torch.compiler.is_compiling():  # one graph for any number of tokens
+        if is_recorded():  # one graph for any number of tokens
             return RANK if self._execution == RANK and self._rank() is not None else DENSE
         if values is None:
             return self._choice(tokens, kept=False)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from phmctl.algebra.operators import is_recorded, is_transformed
 from phmctl.algebra.products import linear
 
 # Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
@@ -43,6 +44,8 @@ def vocabulary_loss(
         the smoothed loss, which has gradients, and the negative log-likelihood, which has none; both scalars, float32.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])  # (N, d)
+    if is_recorded() or is_transformed():
+        return _plain_loss(flat, weight, bias, targets.reshape(-1), smoothing, ignore)
     loss, likelihood = _VocabularyLoss.apply(  # type: ignore[no-untyped-call]
         flat, weight, bias, targets.reshape(-1), smoothing, ignore
     )
@@ -53,6 +56,17 @@ def label_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
     """Return the label-smoothed cross-entropy of (N, classes) logits summed over N labels, in float32 or wider."""
     wide = logits.float() if logits.dtype.itemsize < 4 else logits
     return F.cross_entropy(wide, labels, reduction="sum", label_smoothing=smoothing)
+
+
+def _plain_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, ignore: int
+) -> tuple[Tensor, Tensor]:
+    """Return the same two sums by operations that torch has every rule for; all logits exist at once."""
+    logits = F.linear(hidden, weight, bias)  # (N, V)
+    wide = logits.float() if logits.dtype.itemsize < 4 else logits
+    loss = F.cross_entropy(wide, targets, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
+    likelihood = F.cross_entropy(wide.detach(), targets, ignore_index=ignore, reduction="sum")
+    return loss, likelihood
 
 
 class _VocabularyLoss(torch.autograd.Function):

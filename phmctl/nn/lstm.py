@@ -8,28 +8,27 @@ padding. All layers of a stack work on the packed rows.
 The input half of all gates is one product over all steps, or that of
 the maps' own execution where it is ``rank``. What is left of a step is one product and six elementwise
 operations in buffers that exist. Autograd would record each of these, and add up the weight's gradient step by step;
-:class:`_Recurrence` runs the loop and its backward pass itself, and takes the weights' gradients in one product each.
+:class:`~phmctl.nn.recurrence.Recurrence` runs the loop and its backward pass itself, and takes the gradients of the
+weights in one product each.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from phmctl.algebra.execution import RANK
-from phmctl.algebra.products import linear
+from phmctl.algebra.operators import is_recorded, is_transformed
 from phmctl.algebra.rules import LEARNED
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.kronecker_weight import weight_of
 from phmctl.nn.linear import PHMLinear
+from phmctl.nn.recurrence import Cell, Inputs, Recurrence, State, Step, plain_recurrence, steps_of
 
 Gates = Literal["separate", "fused"]
-Cell = Literal["standard", "as_printed"]
-State = tuple[Tensor, Tensor]  # (h, c)
-
 GATES = ("forget", "input", "output", "candidate")  # the order of the paper's split φ: f, i, o, x′
 
 
@@ -50,7 +49,8 @@ class PHMLSTM(nn.Module):
     Parameters of a layer, without the bias: ``4h(d + h)/n`` components, and n³ for each rule. There are 8 rules with
     separate gates, 2 with fused ones. Table 1 of the paper (d = h = 300) counts separate gates.
 
-    It can be differentiated once, in reverse; ``torch.func`` transforms do not go through it.
+    It can be differentiated as often as one likes. Compilers, exporters and ``torch.func`` see its steps unrolled,
+    in plain operations: a graph is for one T, and for any batch.
     """
 
     def __init__(
@@ -119,9 +119,11 @@ class PHMLSTM(nn.Module):
             DimensionError: a shape is wrong, the batch is empty, or a length is not of 1 to T.
         """
         self._check(x, state)
+        if is_recorded() or is_transformed():
+            return self._plainly(x, lengths, state)
         packed = _pack(x, lengths)
         # Without lengths no value of a tensor is asked for, so that a step can be traced.
-        steps = _steps([len(x)] * x.shape[1] if lengths is None else packed.batch_sizes.tolist())
+        steps = steps_of([len(x)] * x.shape[1] if lengths is None else packed.batch_sizes.tolist())
         order = packed.sorted_indices
         data = packed.data  # (N, d)
         finals = []
@@ -130,6 +132,20 @@ class PHMLSTM(nn.Module):
             data, h, c = layer(data, steps, start)  # (N, h), (B, h), (B, h)
             finals.append((_rows(h, packed.unsorted_indices), _rows(c, packed.unsorted_indices)))
         output = _unpack(packed, data, x.shape[1])  # (B, T, h)
+        return output, (torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals]))
+
+    def _plainly(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+        """Run by operations that torch has every rule for, over padding too, and ask for no value of a tensor."""
+        batch, longest, width = x.shape
+        data = x.transpose(0, 1).reshape(-1, width)  # (T B, d)
+        steps = steps_of([batch] * longest)
+        finals = []
+        for index, layer in enumerate(self.layers):
+            start = None if state is None else (state[0][index], state[1][index])
+            inputs = layer.inputs(data, batch, start)  # type: ignore[operator]
+            h, c, data = plain_recurrence(inputs, steps, self.cell, None if lengths is None else lengths.to(x.device))
+            finals.append((h, c))
+        output = data.view(longest, batch, self.hidden_size).transpose(0, 1)  # (B, T, h)
         return output, (torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals]))
 
     def _check(self, x: Tensor, state: State | None) -> None:
@@ -194,7 +210,7 @@ class LSTMLayer(nn.Module):
         self.from_input = _maps(builder, input_size, hidden_size, gates)
         self.from_hidden = _maps(builder, hidden_size, hidden_size, gates, bias=False)
 
-    def forward(self, data: Tensor, steps: Sequence["_Step"], state: State | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, data: Tensor, steps: Sequence["Step"], state: State | None) -> tuple[Tensor, Tensor, Tensor]:
         """Run over all steps.
 
         Args:
@@ -205,176 +221,35 @@ class LSTMLayer(nn.Module):
         Returns:
             the outputs (N, h), and h and c after each sequence's last step, (B, h) each.
         """
-        dtype = _compute_dtype(data)
-        if state is None:
-            zeros = data.new_zeros(steps[0].before.stop, self.hidden_size, dtype=dtype)  # (B, h)
-            state = zeros, zeros
-        if _by_rank(self.from_input, len(data)):
-            data, weight, bias = torch.cat([layer(data) for layer in self.from_input.values()], dim=1), None, None
-        else:
-            weight, bias = _weight(self.from_input), _bias(self.from_input)
-        h, c, output = _Recurrence.apply(  # type: ignore[no-untyped-call]
-            data.to(dtype),  # (N, d), or the input half of the gates (N, 4h)
-            None if weight is None else weight.to(dtype),  # (4h, d)
-            None if bias is None else bias.to(dtype),  # (4h,)
-            _weight(self.from_hidden).to(dtype),  # (4h, h)
-            state[0].to(dtype),
-            state[1].to(dtype),
-            steps,
-            self.cell,
+        h, c, output = Recurrence.apply(  # type: ignore[no-untyped-call]
+            *self.inputs(data, steps[0].before.stop, state), steps, self.cell
         )
         return output, h, c
 
+    def inputs(self, data: Tensor, batch: int, state: State | None) -> Inputs:
+        """Return what the recurrence works on, in the dtype that it is computed in.
 
-class _Step(NamedTuple):
-    """Where one step's rows lie, of the sequences that are as long; N rows in all, B sequences."""
-
-    rows: slice  # of packed data, 0 to N
-    here: slice  # of the states after the step, behind the B first ones: 0 to B + N
-    before: slice  # of the same sequences' states before the step
-    ended: slice  # of the states here that are their sequences' last
-
-
-def _steps(sizes: Sequence[int]) -> list[_Step]:
-    """Return the steps of a packed batch, from the number of sequences that have each; it never grows."""
-    first, before, steps = 0, 0, []
-    for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
-        here = first + sizes[0]
-        steps.append(
-            _Step(
-                rows=slice(first, first + size),
-                here=slice(here, here + size),
-                before=slice(before, before + size),
-                ended=slice(here + following, here + size),
-            )
+        Returns:
+            the rows (N, d) with H of the input's maps (4h, d) and b (4h,); or, where these go by rank, the
+            input half of the gates (N, 4h) and None twice. Then H of the state's maps (4h, h), and h and c (B, h).
+        """
+        dtype = _compute_dtype(data)
+        if state is None:
+            zeros = data.new_zeros(batch, self.hidden_size, dtype=dtype)  # (B, h)
+            state = zeros, zeros
+        weight: Tensor | None
+        if _by_rank(self.from_input, data.shape[0]):
+            data, weight, bias = torch.cat([layer(data) for layer in self.from_input.values()], dim=1), None, None
+        else:
+            weight, bias = _weight(self.from_input), _bias(self.from_input)
+        return (
+            data.to(dtype),
+            None if weight is None else weight.to(dtype),
+            None if bias is None else bias.to(dtype),
+            _weight(self.from_hidden).to(dtype),
+            state[0].to(dtype),
+            state[1].to(dtype),
         )
-        first, before = first + size, here
-    return steps
-
-
-class _Recurrence(torch.autograd.Function):
-    """All steps of a layer as one operation; all floating-point arguments are of one dtype.
-
-    Where `input_weight` is None, `data` is the input half of the gates, which was made elsewhere.
-
-    The cell is kept in float32 where that dtype is a shorter one: it is a sum over the steps.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        data: Tensor,
-        input_weight: Tensor | None,
-        bias: Tensor | None,
-        weight: Tensor,
-        h: Tensor,
-        c: Tensor,
-        steps: Sequence[_Step],
-        cell: Cell,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        gates = data.clone() if input_weight is None else linear(data, input_weight, bias)  # (N, 4h)
-        hidden = gates.new_empty(len(h) + len(gates), h.shape[1])  # (B + N, h): h_0, then h after each step
-        cells = torch.empty_like(hidden, dtype=torch.promote_types(c.dtype, torch.float32))  # (B + N, h)
-        hidden[: len(h)] = h
-        cells[: len(c)] = c
-        recurrent = weight.t()  # (h, 4h)
-        for step in steps:
-            gate = gates[step.rows].addmm_(hidden[step.before], recurrent)  # (b, 4h)
-            _advance(gate, cells[step.before], cells[step.here], hidden[step.here], cell)
-        ctx.save_for_backward(data, input_weight, weight, gates, hidden, cells)
-        ctx.steps, ctx.cell = steps, cell
-        return _last(hidden, steps), _last(cells, steps).to(c.dtype), hidden[len(h) :]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        data, input_weight, weight, gates, hidden, cells = ctx.saved_tensors
-        needs_data, needs_input_weight, needs_bias, needs_weight, *_ = ctx.needs_input_grad
-        with torch.autocast(data.device.type, enabled=False):
-            grads = torch.empty_like(gates)  # (N, 4h), of the gates before they are squashed
-            dh = grad_h.clone()  # (B, h); of a sequence that is not reached yet, its last state's
-            dc = grad_c.to(cells.dtype, copy=True)  # (B, h)
-            for step in reversed(ctx.steps):
-                active = slice(0, step.rows.stop - step.rows.start)
-                dh_now = dh[active].add_(grad_output[step.rows])  # (b, h)
-                kept = gates[step.rows], cells[step.before], cells[step.here]
-                _retreat(grads[step.rows], *kept, dh_now, dc[active], ctx.cell)
-                torch.mm(grads[step.rows], weight, out=dh_now)
-            return (
-                _of_data(grads, input_weight) if needs_data else None,
-                linear(grads.t(), data.t()) if needs_input_weight else None,
-                grads.sum(0) if needs_bias else None,
-                linear(grads.t(), _earlier(hidden, ctx.steps).t()) if needs_weight else None,
-                dh,
-                dc.to(grad_c.dtype),
-                None,
-                None,
-            )
-
-
-def _advance(gate: Tensor, before: Tensor, now: Tensor, hidden: Tensor, cell: Cell) -> None:
-    """Squash a step's gates (b, 4h) in place; write the cell `now` and the state `hidden`, (b, h) each."""
-    width = now.shape[1]
-    gate[:, : _sigmoids(cell) * width].sigmoid_()
-    gate[:, 3 * width :].tanh_()
-    f, i, o, candidate = gate.chunk(4, dim=1)
-    torch.mul(f, before, out=now).addcmul_(i, candidate)
-    if cell == "as_printed":
-        torch.mul(o, now, out=hidden)
-    else:
-        torch.tanh(now, out=hidden).mul_(o)
-
-
-def _retreat(grad: Tensor, gate: Tensor, before: Tensor, now: Tensor, dh: Tensor, dc: Tensor, cell: Cell) -> None:
-    """Write the gradient `grad` (b, 4h) of a step's gates before they were squashed; turn dc into that of `before`.
-
-    Args:
-        grad: written.
-        gate: the gates after they were squashed, (b, 4h).
-        before: the cell before the step, (b, h).
-        now: the cell after it, (b, h).
-        dh: the gradient of the state after the step, (b, h).
-        dc: the gradient of the cell after the step from later steps; overwritten.
-        cell: which equations.
-    """
-    f, i, o, candidate = gate.chunk(4, dim=1)
-    df, di, do, dcandidate = grad.chunk(4, dim=1)
-    if cell == "as_printed":
-        torch.mul(dh, now, out=do)
-        dc.addcmul_(dh, o)
-    else:
-        squashed = now.tanh()  # again: cheaper than to keep it
-        torch.mul(dh, squashed, out=do)
-        dc.add_(torch.ops.aten.tanh_backward(dh * o, squashed))
-    torch.mul(dc, before, out=df)
-    torch.mul(dc, candidate, out=di)
-    torch.mul(dc, i, out=dcandidate)
-    dc.mul_(f)
-    sigmoids, width = _sigmoids(cell), dc.shape[1]
-    _through_sigmoid(grad[:, : sigmoids * width], gate[:, : sigmoids * width])
-    torch.ops.aten.tanh_backward.grad_input(dcandidate, candidate, grad_input=dcandidate)
-
-
-def _through_sigmoid(grad: Tensor, value: Tensor) -> None:
-    """Turn the gradient of a sigmoid's value into that of its argument, in place."""
-    torch.ops.aten.sigmoid_backward.grad_input(grad, value, grad_input=grad)
-
-
-def _sigmoids(cell: Cell) -> int:
-    """Return how many of the gates, in the order of :data:`GATES`, go through a sigmoid."""
-    return 2 if cell == "as_printed" else 3
-
-
-def _last(states: Tensor, steps: Sequence[_Step]) -> Tensor:
-    """Return each sequence's last state, the longest first. (B + N, h) -> (B, h)."""
-    return torch.cat([states[step.ended] for step in reversed(steps)])
-
-
-def _earlier(states: Tensor, steps: Sequence[_Step]) -> Tensor:
-    """Return the states before each packed row. (B + N, h) -> (N, h)."""
-    if steps[0].rows.stop * len(steps) == steps[-1].rows.stop:  # all of one length: they lie as they should
-        return states[: steps[-1].rows.stop]
-    return torch.cat([states[step.before] for step in steps])
 
 
 def _maps(
@@ -396,11 +271,6 @@ def _weight(maps: nn.ModuleDict) -> Tensor:
     """Return H of all gates, (4h, d)."""
     weights = [weight_of(layer) for layer in maps.values()]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
-
-
-def _of_data(grads: Tensor, input_weight: Tensor | None) -> Tensor:
-    """Return the gradient of `data` from that of the gates, (N, 4h)."""
-    return grads if input_weight is None else linear(grads, input_weight.t())
 
 
 def _by_rank(maps: nn.ModuleDict, tokens: int) -> bool:

@@ -1,0 +1,210 @@
+"""Compilers, exporters and torch.func take the layers as they take torch's own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import phmctl
+from phmctl import PHMLSTM, PHMLinear
+from phmctl.assembly import build_transformer
+from phmctl.recipe.schema import TransformerSection
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+EXECUTIONS: list[dict[str, Any]] = [
+    {"execution": "auto"},
+    {"execution": "dense"},
+    {"execution": "factored"},
+    {"execution": "rank", "parametrization": "factors"},
+    {"execution": "rank", "algebra": "quaternion"},
+]
+DYNAMIC = torch.export.Dim.DYNAMIC
+
+
+def gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(y.square().sum(), [x, *model.parameters()]))
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("options", EXECUTIONS)
+def test_one_graph_for_a_layer_in_training_and_evaluation(options: dict[str, Any]) -> None:
+    layer = PHMLinear(12, 8, n=4, **options)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (3, 5):
+        x = torch.randn(tokens, 12, requires_grad=True)
+        torch.testing.assert_close(compiled(x), layer(x), **CLOSE)
+        for one, other in zip(gradients(layer, x, compiled(x)), gradients(layer, x, layer(x)), strict=True):
+            torch.testing.assert_close(one, other, **CLOSE)
+    layer.eval()
+    with torch.no_grad(), phmctl.cached():
+        torch.testing.assert_close(compiled(x), layer(x), **CLOSE)
+        layer.S.mul_(2)
+        torch.testing.assert_close(compiled(x) - layer.bias, x @ phmctl.to_dense(layer).weight.T, **CLOSE)
+
+
+def test_compilers_see_the_operators() -> None:
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    for options in (EXECUTIONS[1], EXECUTIONS[3]):
+        torch.compile(PHMLinear(12, 8, n=4, **options), fullgraph=True, backend=backend)(torch.randn(3, 12))
+    assert "phmctl.kronecker_sum.default" in seen
+    assert "phmctl.rank_product.default" in seen
+
+
+def test_the_operators_are_sound() -> None:
+    x, T, U, V, bias = (torch.randn(*size, dtype=torch.float64) for size in ((5, 6), (3, 4, 3), (2, 3), (3, 2), (8,)))
+    for part in (x, T, U, V, bias):
+        part.requires_grad_()
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.phmctl.rank_product, (x, T, U, V, bias, False), test_utils=checks)
+    A, S = torch.randn(2, 2, 2, requires_grad=True), torch.randn(2, 4, 3, requires_grad=True)
+    torch.library.opcheck(torch.ops.phmctl.kronecker_sum, (A, S), test_utils=checks)
+
+
+@pytest.mark.parametrize("options", EXECUTIONS)
+def test_export_and_trace_hold_for_any_batch(options: dict[str, Any]) -> None:
+    layer = PHMLinear(12, 8, n=4, **options).eval()
+    x = torch.randn(7, 12)
+    exported = torch.export.export(layer, (torch.randn(3, 12),), dynamic_shapes=({0: DYNAMIC},)).module()
+    torch.testing.assert_close(exported(x), layer(x), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("options", EXECUTIONS)
+def test_a_trace(options: dict[str, Any]) -> None:
+    layer = PHMLinear(12, 8, n=4, **options).eval()
+    x = torch.randn(7, 12)
+    traced = torch.jit.trace(layer, torch.randn(3, 12))
+    torch.testing.assert_close(traced(x), layer(x), **CLOSE)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2, 3])])
+@pytest.mark.parametrize("cell", ["standard", "as_printed"])
+def test_an_lstm(lengths: Tensor | None, cell: Any) -> None:
+    model = PHMLSTM(8, 4, n=2, num_layers=2, cell=cell)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    x = torch.randn(3, 4, 8, requires_grad=True)
+    found, wanted = compiled(x, lengths), model(x, lengths)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    for one, other in zip(gradients(model, x, found[0]), gradients(model, x, wanted[0]), strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_an_lstm_is_exported_for_any_batch() -> None:
+    model = PHMLSTM(8, 4, n=2).eval()
+    exported = torch.export.export(model, (torch.randn(3, 4, 8),), dynamic_shapes=({0: DYNAMIC},)).module()
+    x = torch.randn(5, 4, 8)
+    torch.testing.assert_close(exported(x), model(x), **CLOSE)
+
+
+def transformer(layers: int = 1, **options: Any) -> nn.Module:
+    sizes = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": layers, "decoder_layers": layers}
+    return build_transformer(TransformerSection(algebra="phm", n=4, dropout=0.0, **sizes, **options), 24, 24)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("embeddings", ["dense", "phm"])
+def test_a_transformer_and_its_loss(embeddings: str, mode: bool) -> None:
+    model = transformer(2, embeddings=embeddings).train(mode)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    source, target = torch.tensor([[4, 5, 3, 0], [4, 4, 6, 3]]), torch.tensor([[2, 7, 9], [2, 5, 0]])
+    found, wanted = compiled(source, target, target, 0.1), model(source, target, target, 0.1)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    parameters = list(model.parameters())
+    for one, other in zip(
+        torch.autograd.grad(found[0], parameters), torch.autograd.grad(wanted[0], parameters), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_transformer_is_exported_for_any_batch() -> None:
+    model = transformer().eval()
+    inputs = torch.randint(4, 24, (2, 5)), torch.randint(4, 24, (2, 6))
+    exported = torch.export.export(model, inputs, dynamic_shapes=({0: DYNAMIC}, {0: DYNAMIC}))
+    more = torch.randint(4, 24, (7, 5)), torch.randint(4, 24, (7, 6))
+    torch.testing.assert_close(exported.module()(*more), model(*more), **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own
+@pytest.mark.parametrize("options", EXECUTIONS)
+def test_onnx_with_a_dynamic_batch(options: dict[str, Any], tmp_path: Any) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    layer = PHMLinear(12, 8, n=4, **options).eval()
+    path = str(tmp_path / "layer.onnx")
+    torch.onnx.export(layer, (torch.randn(3, 12),), path, dynamo=True, dynamic_shapes=({0: DYNAMIC},))
+    session = onnxruntime.InferenceSession(path)
+    x = torch.randn(7, 12)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), layer(x).detach(), **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of inductor's own
+@pytest.mark.parametrize("options", [EXECUTIONS[0], EXECUTIONS[3]])
+def test_inductor(options: dict[str, Any]) -> None:
+    layer = PHMLinear(12, 8, n=4, **options)
+    compiled = torch.compile(layer, fullgraph=True)
+    x = torch.randn(5, 12, requires_grad=True)
+    for one, other in zip(gradients(layer, x, compiled(x)), gradients(layer, x, layer(x)), strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+# --- torch.func and double backward, where `auto` takes the rank product
+
+
+DEFAULTS: list[dict[str, Any]] = [{"algebra": "phm"}, {"algebra": "quaternion"}, {"parametrization": "factors"}]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, of a forward derivative
+@pytest.mark.parametrize("options", DEFAULTS)
+@pytest.mark.parametrize("tokens", [3, 512])
+def test_transforms_of_every_default(options: dict[str, Any], tokens: int) -> None:
+    layer = PHMLinear(64, 64, n=4, **options)
+    parameters = {name: part.detach() for name, part in layer.named_parameters()}
+    x = torch.randn(tokens, 64)
+
+    def call(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (x,))
+
+    H = layer.to_dense().weight.detach()
+    grads = torch.func.grad(lambda p: call(p, x).square().sum())(parameters)
+    layer(x).square().sum().backward()
+    torch.testing.assert_close(grads["S"], layer.S.grad, rtol=1e-3, atol=1e-3)
+    _, tangent = torch.func.jvp(lambda x: call(parameters, x), (x,), (x,))
+    torch.testing.assert_close(tangent, x @ H.T, rtol=1e-3, atol=1e-4)
+    each = torch.func.vmap(lambda x: call(parameters, x))(torch.stack([x, -x]))
+    torch.testing.assert_close(each[0] + each[1], (2 * layer.bias).expand(tokens, -1).detach(), **CLOSE)
+
+
+@pytest.mark.parametrize("options", [*DEFAULTS, *EXECUTIONS[3:]])
+def test_gradients_of_gradients(options: dict[str, Any]) -> None:
+    layer = PHMLinear(8, 8, n=4, dtype=torch.float64, **options)
+    names, values = zip(*layer.named_parameters(), strict=True)
+
+    def call(x: Tensor, *parameters: Tensor) -> Tensor:
+        with torch.nn.utils.stateless._reparametrize_module(layer, dict(zip(names, parameters, strict=True))):
+            return layer(x)
+
+    x = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(call, (x, *values))
+    assert torch.autograd.gradgradcheck(call, (x, *values))
+
+
+@pytest.mark.parametrize("gates", ["separate", "fused"])
+def test_gradients_of_an_lstm_s_gradients(gates: Any) -> None:
+    model = PHMLSTM(4, 4, n=2, gates=gates).double()
+    x, lengths = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True), torch.tensor([1, 3])
+    assert torch.autograd.gradgradcheck(lambda x: model(x, lengths)[0], x)
+    tangent = torch.func.jvp(lambda x: model(x)[0], (x.detach(),), (x.detach(),))[1]
+    assert tangent.any()
