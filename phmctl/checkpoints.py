@@ -15,7 +15,6 @@ aside for the moment between two renames; whoever may write there next puts it b
 
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 from phmctl.errors import RunError
 from phmctl.files import (
     discard,
+    move_into_place,
+    put_back,
     read_json_object,
     refused,
     sha256,
     sha256_text,
     sweep,
     sync_file,
-    sync_folder,
     temporary_folder,
     write_atomic,
     writing,
@@ -45,7 +45,6 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 AVERAGE = "average"  # the folder of the averaged weights
 _STEP = re.compile(r"step-(\d{6,})")
-_ASIDE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]+\.old")
 _NEXT = "next"  # in the manifest's entry of the state, while that is amended: the entry it will have
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -110,7 +109,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
         tidy(folder.parent)
         with temporary_folder(folder) as temporary:
             _fill(temporary, tensors, state)
-            _move_into_place(temporary, folder)
+            move_into_place(temporary, folder)
 
 
 def _fill(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
@@ -150,20 +149,6 @@ def _save_tensors(path: Path, named: Mapping[str, "Tensor"]) -> None:
         raise refused(path, str(error), int(number[1]) if number else None) from error
 
 
-def _move_into_place(temporary: Path, folder: Path) -> None:
-    old = temporary.with_suffix(".old")
-    if folder.exists():
-        folder.rename(old)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        with suppress(OSError):
-            old.rename(folder)
-        raise
-    sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def amend_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Give a whole checkpoint another state; its tensors stay. A crash leaves it whole, with the old state or the new.
 
@@ -193,12 +178,7 @@ def tidy(folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    for entry in folder.glob(".*.old"):
-        match = _ASIDE.fullmatch(entry.name)
-        if match and not (folder / match["name"]).exists():
-            entry.rename(folder / match["name"])
-        else:
-            shutil.rmtree(entry, ignore_errors=True)
+    put_back(folder)
     sweep(folder)
     for checkpoint in (folder / step_name(step) for step in saved_steps(folder)):
         sweep(checkpoint)

@@ -13,13 +13,14 @@
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from phmctl.errors import RunError, UserError
 from phmctl.files import are_file_entries, damaged_files, read_json_object, sha256_text
-from phmctl.runs import EXPORT, RECIPE, Run, Weights, read_recipe
+from phmctl.runs import EXPORT, RECIPE, Loaded, Run, Weights, read_recipe
 
 FORMAT = 1  # of the folder; a higher one is a later version's
 
@@ -99,6 +100,11 @@ class Export(Run):
                 "leave --checkpoint out, or export that one from the run"
             )
         return self.folder
+
+    def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
+        """Return what `read` makes of the export's only checkpoint, which nobody prunes."""
+        self.checkpoint(name)
+        return read(name)
 
     def weights(self, name: str = "best") -> Weights:
         """Return what tells the export's weights from others."""

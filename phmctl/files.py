@@ -24,6 +24,7 @@ _A_DAY = 86_400.0  # seconds
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 # what a file system without flock answers; NFS wants a descriptor that may write, which a folder's is not
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
+_ASIDE = re.compile(r"\.(?P<name>.+?)(?:\.(?:[0-9a-f]{8}|\d+))?\.old")
 _TEMPORARY = re.compile(r"\.(?:[0-9a-f]{8}|\d+)\.tmp$")  # earlier versions named them by a process id
 
 
@@ -199,6 +200,43 @@ def _hold(path: Path) -> int | None:
     return None
 
 
+def move_into_place(temporary: Path, folder: Path) -> None:
+    """Rename a folder that is filled; what has its name already steps aside, for a moment, and is removed.
+
+    Raises:
+        OSError: it cannot be renamed: what was there stays.
+    """
+    aside = _temporary(folder, "old")
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        with suppress(OSError):
+            aside.rename(folder)
+        raise
+    sync_folder(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_back(parent: Path, name: str | None = None) -> None:
+    """Put back what :func:`move_into_place` had moved aside when its process died: the folder `name`, or all.
+
+    For who alone may write there: nothing tells whether the process lives.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    for entry in parent.glob(".*.old"):
+        match = _ASIDE.fullmatch(entry.name)
+        if match is None or name not in (None, match["name"]):
+            continue
+        if (parent / match["name"]).exists():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.rename(parent / match["name"])
+
+
 def discard(folder: Path) -> None:
     """Remove a folder so that a crash leaves no part of it under its name.
 
@@ -215,11 +253,15 @@ def sweep(folder: Path, name: str | None = None) -> None:
 
     Where there are no locks, those of the last day are left. What cannot be removed is left too.
     """
-    pattern = ".*.tmp" if name is None else f".{glob.escape(name)}.*.tmp"
-    for entry in folder.glob(pattern):
-        if _TEMPORARY.search(entry.name):
-            with suppress(OSError):
-                _sweep(entry)
+    for entry in temporaries(folder / "*") if name is None else temporaries(folder / name):
+        with suppress(OSError):
+            _sweep(entry)
+
+
+def temporaries(path: Path) -> list[Path]:
+    """Return the temporary files and folders that were to become `path`; all of its folder where its name is ``*``."""
+    name = path.name if path.name == "*" else glob.escape(path.name)
+    return [entry for entry in path.parent.glob(f".{name}.*.tmp") if _TEMPORARY.search(entry.name)]
 
 
 def _sweep(entry: Path) -> None:

@@ -221,8 +221,8 @@ class Run:
             raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
         raise RunError(f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}")
 
-    def use(self, name: str, read: Callable[[Path], Loaded]) -> Loaded:
-        """Return what `read` makes of a checkpoint's folder; `name` is followed once.
+    def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
+        """Return what `read` makes of a checkpoint. It is given the name of the folder: `name` is followed once.
 
         A training beside this process may prune the folder while it is read: then `name` is followed again.
 
@@ -232,14 +232,13 @@ class Run:
         folder = self.checkpoint(name)
         while True:
             try:
-                return read(folder)
+                return read(folder.name)
             except (RunError, FileNotFoundError):
                 if folder.is_dir():
                     raise
-                followed = self.checkpoint(name)
-                if followed == folder:  # made again meanwhile
-                    return read(folder)
-                folder = followed
+                before, folder = folder, self.checkpoint(name)
+                if folder == before:
+                    raise
 
     def _follow(self, name: str) -> Path:
         pointer = self.checkpoints_folder / name

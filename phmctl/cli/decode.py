@@ -6,11 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phmctl.cli.options import Checkpoint, Device, Engine, Execution, ModelArgument, Quantize, Threads
+
+if TYPE_CHECKING:
+    from phmctl.runs import Weights
+    from phmctl.tasks.base import Predictor
 
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")]
 Alpha = Annotated[float | None, typer.Option(help="Exponent of the length penalty. Default: the recipe's.")]
@@ -73,13 +77,18 @@ def decode(
     given: dict[str, object] = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "execution": execution}
     given |= {"n_best": n_best, "strict": strict or None}
     options = {name: value for name, value in given.items() if value is not None}
-    predictor = kind.predictor(opened, checkpoint, device or "auto", options=options, own_text=own is not None)
+
+    def load(name: str) -> "tuple[Predictor, Weights]":
+        own_text = own is not None
+        return kind.predictor(opened, name, device or "auto", options=options, own_text=own_text), opened.weights(name)
+
+    predictor, weights = opened.use(checkpoint, load)
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
     # A person sees the answers themselves, unless they go into a file.
     silent = (output is not None and not json) or _stdout_is_a_file()
     bar = _progress(predictor.verb, None if own is None else len(own), shown=silent and not typed)
-    file = nullcontext() if output is None else open_output(output, predictor, opened, checkpoint, resume=resume)
+    file = nullcontext() if output is None else open_output(output, predictor, opened, weights, resume=resume)
     with file as answers, bar as advance:
         answer(predictor, groups, output=answers, as_json=json, advance=advance)
 

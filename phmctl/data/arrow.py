@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -142,9 +142,12 @@ class RowWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._handle:
+        try:
             if kind is None:
                 self._finish()
+        finally:
+            with writing(self._path) if kind is None else suppress(OSError):
+                self._handle.close()  # what is still buffered may not fit the disk
 
     def add(self, rows: Sequence[Sequence[Any]]) -> None:
         """Append rows: a value for each column, in their order; what stands behind the last column is left."""

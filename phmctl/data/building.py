@@ -1,9 +1,9 @@
 """A prepared folder is built beside its name, takes it when it is complete, and is left alone while nothing changes."""
 
+import glob
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,8 +11,18 @@ from typing import Any, TypeVar
 from phmctl.console import note
 from phmctl.data.manifest import MANIFEST, read_manifest
 from phmctl.data.provenance import CARD, Sources
-from phmctl.errors import DataError
-from phmctl.files import damaged_files, locked, sync_folder, writing
+from phmctl.errors import DataError, OutputError
+from phmctl.files import (
+    damaged_files,
+    locked,
+    move_into_place,
+    put_back,
+    sweep,
+    sync_folder,
+    temporaries,
+    temporary_folder,
+    writing,
+)
 
 LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 _CHUNK = 4096  # rows that are tokenized at a time
@@ -44,12 +54,16 @@ def build(
         OutputError: the folder cannot be written.
     """
     if force or not current(folder, settings, sources):
-        lock = folder.with_name(f".{folder.name}.lock")
+        lock = _lock_of(folder)
         with locked(lock), tidying(lock):  # a second process waits, and then finds it done
+            with writing(folder):
+                _recover(folder, settings, sources)
             if force or not current(folder, settings, sources, say=True):
                 with _replacing(folder) as temporary, _threads(workers):
                     write(temporary, {"settings": dict(settings), **sources.describe()})
                 note(f"prepared in {folder}")
+    else:
+        _clear(folder)
     sources.remember()
 
 
@@ -108,25 +122,52 @@ def tidying(lock: Path) -> Iterator[None]:
         raise
 
 
+def _clear(folder: Path) -> None:
+    """Remove what a process left that was killed beside a folder that is whole, unless another is at work there."""
+    asides = folder.parent.glob(f".{glob.escape(folder.name)}.*.old")
+    if temporaries(folder) or any(asides):
+        with suppress(OSError, OutputError), locked(_lock_of(folder), wait=False) as held:
+            if held:
+                put_back(folder.parent, folder.name)
+                sweep(folder.parent, folder.name)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _recover(folder: Path, settings: Mapping[str, Any], sources: Sources) -> None:
+    """Take what a process left that was killed at its end: the new folder if it is complete, else the former one.
+
+    The lock is held, so the process is dead. What is half written goes.
+    """
+    if not folder.exists():
+        for entry in temporaries(folder):
+            if _is_current(entry, settings, sources):
+                entry.rename(folder)
+                break
+    put_back(folder.parent, folder.name)
+    sweep(folder.parent, folder.name)
+
+
+def _is_current(folder: Path, settings: Mapping[str, Any], sources: Sources) -> bool:
+    try:
+        manifest = read_manifest(folder)
+        return manifest is not None and not _changed(folder, manifest, settings, sources)
+    except (DataError, KeyError, TypeError):
+        return False
+
+
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise."""
-    temporary, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("new", "old"))
-    for leftover in (temporary, old):  # of a process that was killed
-        shutil.rmtree(leftover, ignore_errors=True)
-    with writing(folder):
-        temporary.mkdir()
-    try:
+    with ExitStack() as stack:
+        with writing(folder):
+            temporary = stack.enter_context(temporary_folder(folder))
         yield temporary
         with writing(folder):
             sync_folder(temporary)
-            if folder.exists():
-                folder.rename(old)
-            temporary.rename(folder)
-            sync_folder(folder.parent)
-    finally:
-        for leftover in (temporary, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+            move_into_place(temporary, folder)
 
 
 @contextmanager

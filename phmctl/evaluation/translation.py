@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phmctl.console import Table, note, progress, warn
 from phmctl.data.copies import load_tokenizers, read_text
@@ -31,6 +31,9 @@ from phmctl.metrics.text import (
 )
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
+
+if TYPE_CHECKING:
+    from phmctl.decoding.translator import Translator
 
 _IRRELEVANT = {"batch_tokens"}  # settings that change the speed only
 
@@ -144,7 +147,8 @@ def evaluate(
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
     chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    hypotheses = decode_split(run, split, checkpoint, decoding=chosen, device=device)
+    own = _result(run, split, checkpoint, "hyp")
+    loaded, hypotheses = _decode(run, split, checkpoint, chosen, device, kept_in=[own])
     comparisons = []
     if against is not None:
         baseline = _decode_baseline(run, against, split, checkpoint, chosen, device)
@@ -152,7 +156,7 @@ def evaluate(
     evaluation = Evaluation(
         run=run.name,
         split=split,
-        checkpoint=run.weights(checkpoint).name,
+        checkpoint=loaded,
         decoding=chosen,
         sentences=len(references),
         scores=all_scores(hypotheses, references, lowercase=lowercase),
@@ -177,7 +181,8 @@ def decode_split(
         OutputError: the run's folder cannot be written.
     """
     own = _result(run, split, checkpoint, "hyp")
-    return _decode(run, split, checkpoint, decoding or run.recipe_of(TranslationRecipe).decoding, device, kept_in=[own])
+    chosen = decoding or run.recipe_of(TranslationRecipe).decoding
+    return _decode(run, split, checkpoint, chosen, device, kept_in=[own])[1]
 
 
 def _decode_baseline(
@@ -186,33 +191,43 @@ def _decode_baseline(
     """Return a baseline's translations, its own if they fit; what must be made is kept with the system's results."""
     own = _result(baseline, split, checkpoint, "hyp")
     here = _result(system, split, checkpoint, f"against.{baseline.name.replace('/', '-')}.hyp")
-    return _decode(baseline, split, checkpoint, decoding, device, kept_in=[own, here])
+    return _decode(baseline, split, checkpoint, decoding, device, kept_in=[own, here])[1]
 
 
 def _decode(
     run: Run, split: str, checkpoint: str, decoding: DecodingSection, device: str, *, kept_in: Sequence[Path]
-) -> list[str]:
-    """Return the translations from the first of the files that has them; otherwise make them, and write the last."""
+) -> tuple[str, list[str]]:
+    """Return the name of the checkpoint that was taken, and its translations.
+
+    They are read from the first of the files that has them; otherwise they are made, and written to the last.
+    """
     lines = read_text(run, split, "source")
+    origin, found = run.use(checkpoint, lambda name: _find_or_load(run, lines, name, decoding, device, kept_in=kept_in))
+    if not isinstance(found, list):
+        found = _translate(run, found, lines)
+        content = "".join(f"{line}\n" for line in found)
+        write_atomic(kept_in[-1], content)
+        write_json(_origin_path(kept_in[-1]), {**origin, "hypotheses_sha256": sha256_text([content])})
+    return str(origin["checkpoint"]), found
+
+
+def _find_or_load(
+    run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection, device: str, *, kept_in: Sequence[Path]
+) -> "tuple[dict[str, Any], list[str] | Translator]":
+    """Return what determines the translations, and themselves where they are kept, or what makes them."""
+    from phmctl.decoding.loading import load_translator
+
     origin = _origin(run, lines, checkpoint, decoding)
     for path in kept_in:
         kept = _kept(path, origin)
         if kept is not None:
             _warn_of_damage(run, checkpoint, path)
-            return kept
-    hypotheses = _translate(run, lines, checkpoint, decoding, device, len(kept_in) == 1)
-    content = "".join(f"{line}\n" for line in hypotheses)
-    write_atomic(kept_in[-1], content)
-    write_json(_origin_path(kept_in[-1]), {**origin, "hypotheses_sha256": sha256_text([content])})
-    return hypotheses
+            return origin, kept
+    own = len(kept_in) == 1
+    return origin, load_translator(run, checkpoint, device, decoding, cleaned=True, keep_factors=own)
 
 
-def _translate(
-    run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection, device: str, keep_factors: bool
-) -> list[str]:
-    from phmctl.decoding.loading import load_translator
-
-    translator = load_translator(run, checkpoint, device, decoding, cleaned=True, keep_factors=keep_factors)
+def _translate(run: Run, translator: "Translator", lines: Sequence[str]) -> list[str]:
     with progress(f"decoding {len(lines):,} lines with {run.name}", len(lines)) as advance:
         return [best.text for best, *_ in translator.translate(lines, advance=advance)]
 

@@ -12,7 +12,7 @@ from phmctl.errors import OutputError
 from phmctl.inference.answers_file import AnswersFile
 
 if TYPE_CHECKING:
-    from phmctl.runs import Run
+    from phmctl.runs import Run, Weights
     from phmctl.tasks.base import Predictor
 
 
@@ -53,9 +53,8 @@ def answer(
         output.finish()
 
 
-def open_output(path: Path, predictor: "Predictor", run: "Run", checkpoint: str, *, resume: bool) -> AnswersFile:
+def open_output(path: Path, predictor: "Predictor", run: "Run", weights: "Weights", *, resume: bool) -> AnswersFile:
     """Open the file that a model's answers go to; see :class:`~phmctl.inference.answers_file.AnswersFile`."""
-    weights = run.weights(checkpoint)
     origin: dict[str, Any] = {"run": run.name, "checkpoint": weights.name, "weights": weights.sha256}
     return AnswersFile(path, {**origin, **predictor.origin()}, resume=resume)
 

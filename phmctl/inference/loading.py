@@ -49,7 +49,8 @@ def load(
         run = open_model(path)
         own = run.engine if isinstance(run, Export) else TORCH
         _check_engine(run, own, engine, threads)
-        return _loader(run)(run, checkpoint or "best", device, threads or 0)
+        loader = _loader(run)
+        return run.use(checkpoint or "best", lambda name: loader(run, name, device, threads or 0))
 
 
 def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -> None:

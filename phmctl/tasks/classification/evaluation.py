@@ -109,15 +109,19 @@ def evaluate(
     if against is not None:
         for name, own in examples.items():
             _check_same(run, against, name, own)
-    load = partial(load_classifier, checkpoint=checkpoint, device=device, cleaned=True, execution=execution)
-    answers = _answers(run.name, load(run), examples)
-    baseline = None if against is None else _answers(against.name, load(against, keep_factors=False), examples)
+    load = partial(load_classifier, device=device, cleaned=True, execution=execution)
+    loaded, classifier = run.use(checkpoint, lambda name: (run.weights(name).name, load(run, name)))
+    answers = _answers(run.name, classifier, examples)
+    baseline = None
+    if against is not None:
+        rival = against.use(checkpoint, partial(load, against, keep_factors=False))
+        baseline = _answers(against.name, rival, examples)
     labels = labels_of(run)
     results = [
         _score(name, labels, own, answers[name], None if baseline is None else baseline[name])
         for name, own in examples.items()
     ]
-    report = ClassifierReport(run.name, run.weights(checkpoint).name, results, against.name if against else None)
+    report = ClassifierReport(run.name, loaded, results, against.name if against else None)
     for name, own in examples.items():
         _write_predictions(run, _stem(name, checkpoint), own, answers[name])
     write_json(run.results_folder / f"{_stem(split, checkpoint)}.json", report.as_json())

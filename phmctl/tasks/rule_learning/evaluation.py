@@ -128,8 +128,7 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, de
     if split not in SPLITS:
         raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
     truth = read_truth(run)
-    folder = run.checkpoint(checkpoint)
-    model = load_rule_model(run, checkpoint, device)
+    loaded, model = run.use(checkpoint, lambda name: (name, load_rule_model(run, name, device)))
     samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
     rule_note = _why_not(recipe, truth)
     rule = None if rule_note else compare_rules(model, truth)
@@ -137,7 +136,7 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, de
     evaluation = RuleEvaluation(
         run=run.name,
         split=split,
-        checkpoint=folder.name,
+        checkpoint=loaded,
         product=recipe.data.product,
         samples=EVALUATION_SAMPLES,
         loss=mean_squared_error(model, samples),

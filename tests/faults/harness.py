@@ -1,0 +1,125 @@
+"""A fork server for faults: a child a point, whose N-th write is disturbed at the C library's edge.
+
+Run it with :file:`shim.c`, compiled, in ``LD_PRELOAD`` (:func:`preloaded`). The parent imports all that is slow and
+never computes, so a child starts in a few milliseconds and no thread is lost by the fork.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SHIM = Path(__file__).with_name("shim.c")
+KINDS = ("kill", "torn", "full", "broken", "short")  # in the order of shim.c's `enum kind`
+
+
+def compiler() -> str | None:
+    """Return a C compiler of this machine, or None."""
+    return shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+
+
+def preloaded(folder: Path) -> dict[str, str]:
+    """Compile the shim into `folder`; return the environment that loads it."""
+    library = folder / "shim.so"
+    subprocess.run([compiler() or "cc", "-O1", "-shared", "-fPIC", "-o", library, SHIM, "-ldl"], check=True)
+    root = str(Path(__file__).parents[2])
+    return os.environ | {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "COLUMNS": "200"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: its exit code (-9: killed), what it said, its calls, the N-th's name and all names."""
+
+    code: int
+    said: str
+    calls: int
+    name: str
+    names: tuple[str, ...] = ()
+
+
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    library.fault_name.restype = ctypes.c_char_p
+    library.fault_disarm.restype = ctypes.c_long
+    library.fault_arm.argtypes = (ctypes.c_char_p, ctypes.c_long, ctypes.c_int)
+    library.fault_name.argtypes = (ctypes.c_long,)
+    return library
+
+
+def import_all() -> None:
+    """Import what a command would, so that no child must."""
+    import datasets  # noqa: F401
+    import numpy.random  # noqa: F401
+    import pyarrow.ipc  # noqa: F401
+    import rich.progress
+    import rich.table  # noqa: F401
+    import sacrebleu  # noqa: F401
+    import tokenizers  # noqa: F401
+    import torch
+    import torch._dynamo
+
+    import phmctl.cli.main
+    import phmctl.tasks.registry
+    import phmctl.training.train
+    from phmctl.tasks.registry import TASKS
+
+    for name in TASKS:
+        phmctl.tasks.registry.task_kind(name)
+    torch.set_num_threads(1)
+
+
+def run(commands: Sequence[Sequence[str]], below: Path, log: Path, at: int = 0, kind: str = "kill") -> Ended:
+    """Run commands of phmctl, one after the other, in one child; the `at`-th write below `below` is disturbed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _be_child(commands, below, log, at, KINDS.index(kind), writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        report = pipe.read().decode()
+    _, status = os.waitpid(child, 0)
+    calls, name, *names = report.split() or ["0", "?"]
+    code = os.waitstatus_to_exitcode(status)
+    return Ended(code, log.read_text(errors="replace"), int(calls), name, tuple(names))
+
+
+def _be_child(commands: Sequence[Sequence[str]], below: Path, log: Path, at: int, kind: int, report: int) -> None:
+    code = 70
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
+        library = _library()
+        library.fault_arm(str(below).encode(), at, kind)
+        code = _run_all(commands)
+        calls = library.fault_disarm()
+        names = [library.fault_name(number).decode() for number in range(1, calls + 1)]
+        os.write(report, f"{calls} {library.fault_name(at).decode()} {' '.join(names)}".encode())
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_all(commands: Sequence[Sequence[str]]) -> int:
+    from phmctl.cli.main import run as phmctl
+
+    for command in commands:
+        sys.argv = ["phmctl", *command]
+        try:
+            phmctl()
+        except SystemExit as ended:
+            if ended.code:
+                return int(ended.code)
+    return 0

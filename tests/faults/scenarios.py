@@ -1,0 +1,141 @@
+"""What is swept: a command on a small state, how one goes on after it, and what must be the same at the end."""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phmctl.checkpoints import whole_steps
+from tests.faults.harness import run
+
+Command = Sequence[str]
+
+RECIPE = """\
+name: tiny
+task: translation
+data: {card: tiny, tokenizer: word, vocabulary: 40, joint: false, max_tokens: 8}
+model:
+  {algebra: phm, n: 2, width: 8, feed_forward: 8, heads: 2, encoder_layers: 1, decoder_layers: 1, dropout: 0.1,
+   share_embeddings: false}
+training:
+  {steps: 6, batch_tokens: 128, learning_rate: 0.01, warmup: 2, log_every: 1, validate_every: 2, save_every: 2, keep: 2,
+   average: 2, device: cpu, threads: 1, precision: float32}
+decoding: {beam: 2}
+"""
+CLOCK = ("seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command and its surroundings.
+
+    Attributes:
+        name: for people.
+        prepare: commands that make the state it starts from.
+        command: what is disturbed.
+        again: what a person runs after it, given the folder.
+        checkpoints: whether one that was whole must be left whatever happens.
+    """
+
+    name: str
+    prepare: Sequence[Command]
+    command: Command
+    again: Callable[[Path], Sequence[Command]]
+    checkpoints: bool = False
+
+
+def scenarios(work: Path) -> list[Scenario]:
+    """Return all scenarios, with their files below `work`."""
+    data, runs, recipe = str(work / "data"), str(work / "runs"), str(work / "recipe.yaml")
+    files = [part for split in ("train", "valid", "test") for part in (f"--{split}", *_sides(work, split))]
+    settings = ("--tokenizer", "word", "--vocabulary", "40", "--separate", "--max-tokens", "8", "--data", data)
+    prepare = ("prepare-data", "tiny", *files, *settings)
+    train = ("train", recipe, "--data", data, "--runs", runs)
+    short, longer = (*train, "--steps", "2"), (*train, "--resume")
+    evaluate = ("eval", f"{runs}/tiny", "--device", "cpu")
+    decode = ("decode", f"{runs}/tiny", "--input", str(work / "test.source"), "--output", str(work / "out"))
+
+    def go_on(folder: Path) -> Sequence[Command]:
+        return [(*train, "--resume") if any((folder / "runs").glob("*/*/v*")) else train]
+
+    return [
+        Scenario("train", [prepare], train, go_on),
+        Scenario("train-resumed", [prepare, short], longer, lambda folder: [longer], checkpoints=True),
+        Scenario(
+            "train-from-an-earlier-step",
+            [prepare, train],
+            (*train, "--resume", "--checkpoint", "step-000004"),
+            go_on,
+            checkpoints=True,
+        ),
+        Scenario("prepare-data", [], prepare, lambda folder: [prepare]),
+        Scenario("prepare-data --force", [prepare], (*prepare, "--force"), lambda folder: [prepare]),
+        Scenario("eval", [prepare, train], evaluate, lambda folder: [evaluate]),
+        Scenario("decode --output", [prepare, train], decode, lambda folder: [decode]),
+    ]
+
+
+def _sides(work: Path, split: str) -> tuple[str, str]:
+    return str(work / f"{split}.source"), str(work / f"{split}.target")
+
+
+def write_inputs(work: Path) -> None:
+    """Write the recipe and a corpus of thirty pairs."""
+    generator = random.Random(3)
+    words = [a + b for a in "bdfgk" for b in "aeiou"]
+    for split, count in (("train", 60), ("valid", 6), ("test", 6)):
+        lines = [generator.choices(words[:12], k=generator.randint(2, 6)) for _ in range(count)]
+        for side, shift in (("source", 0), ("target", 12)):
+            text = "".join(" ".join(words[words.index(word) + shift] for word in line) + "\n" for line in lines)
+            (work / f"{split}.{side}").write_text(text)
+    (work / "recipe.yaml").write_text(RECIPE)
+
+
+def make_state(scenario: Scenario, work: Path, log: Path) -> None:
+    """Make what a scenario starts from."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    write_inputs(work)
+    ended = run(scenario.prepare, work, log)
+    if ended.code:
+        raise RuntimeError(f"{scenario.name}: {ended.said}")
+
+
+# ------------------------------------------------------------------------------------------------- what must hold
+
+
+def contents(work: Path) -> dict[str, str]:
+    """Return a digest of each file, without what the clock says and what tells one start from another."""
+    return {str(path.relative_to(work)): _digest(path) for path in sorted(work.rglob("*")) if not path.is_dir()} | {
+        str(path.relative_to(work)) + "/": "" for path in sorted(work.rglob("*")) if path.is_dir()
+    }
+
+
+def _digest(path: Path) -> str:
+    if path.name in ("environment.json", "metrics.seal.json") or path.name.endswith(".seen.json"):
+        return "any"
+    if path.name == "metrics.jsonl":
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        return json.dumps([{key: value for key, value in entry.items() if key not in CLOCK} for entry in entries])
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def differences(wanted: dict[str, str], found: dict[str, str]) -> list[str]:
+    """Return the names that are missing, too many or of other content."""
+    names = sorted(wanted.keys() | found.keys())
+    words = {name: "lost" if name not in found else "left" if name not in wanted else "other" for name in names}
+    return [f"{words[name]} {name}" for name in names if wanted.get(name) != found.get(name)]
+
+
+def whole_checkpoints(work: Path) -> list[int]:
+    """Return the whole steps of the only run."""
+    return [step for folder in (work / "runs").glob("*/*/v*/checkpoints") for step in whole_steps(folder)]
+
+
+def as_json(value: Any) -> str:
+    """Return a line of JSON."""
+    return json.dumps(value, sort_keys=True)
