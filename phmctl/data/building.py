@@ -153,7 +153,7 @@ def _recover(folder: Path, settings: Mapping[str, Any], sources: Sources) -> Non
 def _is_current(folder: Path, settings: Mapping[str, Any], sources: Sources) -> bool:
     try:
         manifest = read_manifest(folder)
-        return manifest is not None and not _changed(folder, manifest, settings, sources)
+        return manifest is not None and not _changed(folder, manifest, settings, sources, "")
     except (DataError, KeyError, TypeError):
         return False
 
