@@ -59,7 +59,7 @@ def note(message: str) -> None:
     """Print one line for people on stderr."""
     if _silent.get():
         return
-    stream = _Stderr()
+    stream = _Stderr() if not hasattr(sys.stderr, "rich_proxied_file") else sys.stderr  # a bar shows it above itself
     stream.write(printable(message) + "\n")
     stream.flush()
 
@@ -67,33 +67,39 @@ def note(message: str) -> None:
 class _Stderr(io.TextIOBase):
     """Stderr, for people. That nobody reads it any more (``| head -1``, a lost terminal) is no reason to stop work."""
 
+    @property
+    def _stream(self) -> TextIO:
+        """Stderr itself: while a bar is shown, rich stands in its place and would write to us again."""
+        stream: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+        return stream
+
     def write(self, text: str) -> int:
         try:
-            return sys.stderr.write(text)
+            return self._stream.write(text)
         except RuntimeError:  # a signal's handler came while a line was being written
             with suppress(OSError):
                 os.write(2, text.encode(errors="replace"))
         except OSError:
-            _discard(sys.stderr)
+            _discard(self._stream)
         return len(text)
 
     def flush(self) -> None:
         try:
-            sys.stderr.flush()
+            self._stream.flush()
         except RuntimeError:
             return
         except OSError:
-            _discard(sys.stderr)
+            _discard(self._stream)
 
     def isatty(self) -> bool:
-        return sys.stderr.isatty()
+        return self._stream.isatty()
 
     def fileno(self) -> int:
-        return sys.stderr.fileno()
+        return self._stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return sys.stderr.encoding
+        return self._stream.encoding
 
 
 def warn(message: str) -> None:

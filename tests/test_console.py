@@ -4,8 +4,11 @@ import errno
 import io
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +136,29 @@ def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture
 def test_json_has_what_utf8_has_not(capsys: pytest.CaptureFixture[str]) -> None:
     emit_json({"file": "a\udc80"})
     assert json.loads(capsys.readouterr().out) == {"file": "a\udc80"}
+
+
+def test_a_reader_of_stderr_that_goes_away_stops_no_work() -> None:
+    """``2>&1 | head -1``: the rest is done all the same, and what is said goes nowhere."""
+    work = "from phmctl.console import note, people\nfor n in range(5000): note(str(n))\npeople().print('x')\n"
+    work += "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"
+    with tempfile.TemporaryDirectory() as folder:
+        done = Path(folder) / "done"
+        command = [sys.executable, "-c", work, str(done)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline() == b"0\n"
+            process.stderr.close()
+            assert process.wait(timeout=60) == 0
+        assert done.exists()
+
+
+def test_a_note_in_a_signal_s_handler_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy:
+        def write(self, text: str) -> int:
+            raise RuntimeError("reentrant call inside")
+
+        flush = write
+
+    monkeypatch.setattr(sys, "stderr", Busy())
+    note("heard")

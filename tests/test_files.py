@@ -1,5 +1,7 @@
 """Writing that survives a crash, and the lock."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -10,8 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.errors import OutputError
-from phmctl.files import locked, sha256, sha256_text, sync_file, write_atomic, write_json, writing
+from phmctl.errors import OutputError, WriteFailedError
+from phmctl.files import (
+    locked,
+    sha256,
+    sha256_text,
+    sweep,
+    sync_file,
+    temporary_folder,
+    write_atomic,
+    write_json,
+    writing,
+)
 
 
 @pytest.mark.parametrize("content", ["Straße\n", b"\x00\xff"])
@@ -155,3 +167,49 @@ def test_a_lock_that_cannot_be_made_is_an_output_error(tmp_path: Path) -> None:
 def test_sha256_of_text_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("äöü\n€", encoding="utf-8")
     assert sha256_text(["ä", "öü\n", "", "€"]) == sha256(tmp_path / "file")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path / "lock", wait=False) as held:
+        assert held
+    assert f"no locks are to be had in {tmp_path}: see to it" in capsys.readouterr().err
+    write_atomic(tmp_path / "file", "x")
+    with temporary_folder(tmp_path / "folder"):
+        sweep(tmp_path)
+        assert len(list(tmp_path.glob(".folder.*.tmp"))) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EIO, 1), (errno.EDQUOT, 1), (errno.EACCES, 2)])
+def test_a_disk_that_fails_is_no_fault_of_the_input(tmp_path: Path, number: int, code: int) -> None:
+    with pytest.raises(OutputError) as refused, writing(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert refused.value.exit_code == code
+    assert isinstance(refused.value, WriteFailedError) is (code == 1)
+
+
+def test_temporaries_of_the_dead_are_swept_and_those_of_the_living_left(tmp_path: Path) -> None:
+    for name in (".file.0123abcd.tmp", ".other.4711.tmp"):
+        (tmp_path / name).touch()
+    (tmp_path / ".folder.0123abcd.tmp").mkdir()
+    others = [".hidden.tmp", "file.0123abcd.tmp", ".file.0123abcd.old"]
+    for name in others:
+        (tmp_path / name).touch()
+    with temporary_folder(tmp_path / "folder") as living:
+        (living / "in").touch()
+        sweep(tmp_path)
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*others, living.name])
+    assert not living.exists()
+
+
+def test_a_write_sweeps_what_an_earlier_one_left(tmp_path: Path) -> None:
+    for name in (".file.0123abcd.tmp", ".fil.0123abcd.tmp"):
+        (tmp_path / name).touch()
+    write_atomic(tmp_path / "file", "x")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".fil.0123abcd.tmp", "file"]

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
@@ -148,6 +149,7 @@ def _recover(folder: Path, settings: Mapping[str, Any], sources: Sources) -> Non
                 break
     put_back(folder.parent, folder.name)
     sweep(folder.parent, folder.name)
+    shutil.rmtree(folder.with_name(f".{folder.name}.new"), ignore_errors=True)  # an earlier version's
 
 
 def _is_current(folder: Path, settings: Mapping[str, Any], sources: Sources) -> bool:

@@ -270,13 +270,34 @@ def test_a_failed_second_preparation_keeps_the_first(tmp_path):
     assert content(PreparedData.find(SECTION, tmp_path).folder) == before
 
 
-def test_what_a_killed_process_left_is_swept(tmp_path):
+@pytest.mark.parametrize("suffix", ["new", "0123abcd.tmp"])
+def test_what_a_killed_process_left_is_swept(tmp_path, suffix):
     folder = prepared_folder(SECTION, tmp_path)
-    leftover = folder.with_name(f".{folder.name}.new")
+    leftover = folder.with_name(f".{folder.name}.{suffix}")
     leftover.mkdir(parents=True)
     (leftover / "train.arrow").write_bytes(b"half")
     prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     assert not leftover.exists()
+
+
+@pytest.mark.parametrize("suffix", ["old", "0123abcd.old", "0123abcd.tmp"])
+def test_a_complete_folder_is_taken_after_a_crash_between_two_renames(tmp_path, suffix, capsys):
+    folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
+    before = content(folder)
+    folder.rename(folder.with_name(f".{folder.name}.{suffix}"))
+    capsys.readouterr()
+    prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    assert content(folder) == before
+    assert "up to date" in capsys.readouterr().err
+    assert [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] == [folder.name]
+
+
+def test_leftovers_beside_a_folder_that_is_up_to_date_go_too(tmp_path):
+    folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
+    for suffix in ("0123abcd.tmp", "0123abcd.old"):
+        folder.with_name(f".{folder.name}.{suffix}").mkdir()
+    prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    assert [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] == [folder.name]
 
 
 def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch):

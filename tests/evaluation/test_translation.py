@@ -10,6 +10,7 @@ from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
 from phmctl.evaluation import translation as module
 from phmctl.evaluation.translation import decode_split, evaluate
+from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by_length
 from phmctl.runs import Run
 from tests.evaluation.runs import REFERENCES, SOURCES, make_run
@@ -26,9 +27,9 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     real = module._translate
 
-    def spy(run, lines, checkpoint, *rest):
-        calls.append(checkpoint)
-        return real(run, lines, checkpoint, *rest)
+    def spy(run, translator, lines):
+        calls.append(run.name)
+        return real(run, translator, lines)
 
     monkeypatch.setattr(module, "_translate", spy)
     return calls
@@ -53,7 +54,7 @@ def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
 def test_translations_are_kept(run: Run, decodings: list[str]) -> None:
     first = evaluate(run, device="cpu")
     assert evaluate(run, device="cpu") == first
-    assert decodings == ["best"]
+    assert decodings == [run.name]
 
 
 @pytest.mark.parametrize("change", ["settings", "checkpoint", "text", "torn", "record"])
@@ -72,7 +73,7 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
     else:
         (run.results_folder / "test.decoding.json").write_text("{", encoding="utf-8")
     after = decode_split(run, "test", decoding=settings, device="cpu")
-    assert decodings == ["best", "best"]
+    assert decodings == [run.name, run.name]
     if change in {"torn", "record"}:
         assert after == before
     assert path.read_text(encoding="utf-8").split("\n")[:-1] == after
@@ -204,3 +205,37 @@ def test_tokenised_references_are_noted_once(run: Run, capfd: pytest.CaptureFixt
     (run.text_folder / "test.target").write_text("".join(f"word {number} .\n" for number in range(len(SOURCES))))
     evaluate(run, device="cpu")
     assert capfd.readouterr().err.count("tokenised") == 1
+
+
+def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pointer is followed once; where what it named was pruned meanwhile it is followed again, and that is said."""
+    real, pruned = load_translator, []
+
+    def load(run, checkpoint, *rest, **options):
+        if not pruned:
+            pruned.append(checkpoint)
+            run.point("best", 1)
+            discard(run.checkpoints_folder / checkpoint)
+        return real(run, checkpoint, *rest, **options)
+
+    monkeypatch.setattr("phmctl.decoding.loading.load_translator", load)
+    found = evaluate(run, device="cpu")
+    assert pruned == ["step-000002"]
+    assert found.checkpoint == "step-000001"
+    assert decode_split(run, "test", device="cpu") == by_hand(run, "step-000001")
+
+
+def test_a_report_names_the_checkpoint_that_made_its_translations(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module._translate
+
+    def translate(run, translator, lines):
+        run.point("best", 1)
+        return real(run, translator, lines)
+
+    monkeypatch.setattr(module, "_translate", translate)
+    assert evaluate(run, device="cpu").checkpoint == "step-000002"
+    assert read_origin(run)["checkpoint"] == "step-000002"
+
+
+def read_origin(run: Run) -> dict[str, object]:
+    return json.loads((run.results_folder / "test.decoding.json").read_text())
