@@ -155,7 +155,7 @@ def test_a_reader_of_stderr_that_goes_away_stops_no_work() -> None:
 
 def test_a_note_in_a_signal_s_handler_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     class Busy:
-        def write(self, text: str) -> int:
+        def write(self, text: str = "") -> int:
             raise RuntimeError("reentrant call inside")
 
         flush = write

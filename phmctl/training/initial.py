@@ -85,7 +85,7 @@ def find_start(recipe: Recipe, task: "Task") -> Start | None:
     _check_model(run, recipe)
     task.check_vocabulary(run)
     name = "best" if "best" in run.checkpoint_names() else "last"
-    return run.use(name, lambda folder: _read(run, folder, task))
+    return run.use(name, lambda found: _read(run, run.checkpoint(found), task))
 
 
 def take(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
