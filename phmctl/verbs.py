@@ -97,6 +97,7 @@ def train(
     device: str | None = None,
     steps: int | None = None,
     execution: str | None = None,
+    init: str | Path | None = None,
     settings: Settings = (),
     data: str | Path | None = None,
     runs: str | Path | None = None,
@@ -119,6 +120,7 @@ def train(
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         steps: of the optimiser.
         execution: how the maps are applied: ``auto``, ``dense``, ``factored``, ``rank``.
+        init: begin with this run's tensors of the same name and shape.
         settings: any recipe keys: ``{"training.clip": 1.0}``, or ``["training.clip=1.0"]``.
         data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
         runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
@@ -142,7 +144,10 @@ def train(
     from phmctl.recipe.loading import common_overrides, resolve
     from phmctl.training.train import train as run_training
 
-    common = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution)
+    begun = None if init is None else str(init)
+    common = common_overrides(
+        n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun
+    )
     with _quiet(quiet):
         return run_training(
             resolve(recipe, common, settings),

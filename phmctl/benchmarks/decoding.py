@@ -204,10 +204,10 @@ def applied_weights(settings: TransformerSection, vocabulary: int) -> int:
 
     The keys and values of the memory are computed once a sentence and not counted.
     """
-    width, inner = settings.width, settings.upsize * settings.width
-    self_attention, cross_attention = 4 * width * inner, 2 * width * inner
-    feed_forward = 2 * width * settings.upsize * settings.feed_forward
-    return settings.decoder_layers * (self_attention + cross_attention + feed_forward) + vocabulary * width
+    decoder = build_transformer(settings.dense_twin, 1, 1, device="meta").decoder
+    memory = 2 * settings.decoder_layers * settings.width * settings.upsize * settings.width
+    matrices = sum(parameter.numel() for parameter in decoder.parameters() if parameter.ndim == 2)
+    return matrices - memory + vocabulary * settings.width
 
 
 def _models(recipe: TranslationRecipe, sizes: tuple[int, int], device: torch.device) -> dict[str, Transformer]:
