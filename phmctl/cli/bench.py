@@ -270,9 +270,19 @@ def bench_decode(
     sentences: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1000,
     uncached: Annotated[int, typer.Option(min=1, help="How many of them without cache and batches.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each candidate.")] = 5,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a run: torch, onnx, ctranslate2 or ctranslate2:int8; repeatable, the first is 1."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    """Beam search against the dense twin, against no cache and no batches, and against the machine's sgemm."""
+    """Beam search against the dense twin, against no cache and no batches, and against the machine's sgemm.
+
+    With --engine, RECIPE is a trained run, whose engines are measured side by side on its own text.
+    """
+    if engine:
+        _bench_engines(Path(recipe), engine, split=split, sentences=sentences, rounds=rounds, json=json)
+        return
     from phmctl.benchmarks.decoding import bench_decoding
     from phmctl.data.store import data_root
     from phmctl.recipe.loading import expect
@@ -306,6 +316,32 @@ def bench_decode(
     print_table(title, columns, cells)
     steps = [(f"{length}", _milliseconds(seconds)) for length, seconds in result.step_seconds.items()]
     print_table("a step at growing output lengths", ("length", "ms a step"), steps)
+
+
+def _bench_engines(run: Path, engines: list[str], *, split: str, sentences: int, rounds: int, json: bool) -> None:
+    from phmctl.benchmarks.engines import bench_engines
+    from phmctl.runs import Run
+
+    result = bench_engines(Run.open(run), engines, split=split, sentences=sentences, rounds=rounds)
+    if _shown(result.as_json(), json=json):
+        return
+    cells = [
+        (
+            row.engine,
+            f"{row.seconds.median:.2f}",
+            f"{row.sentences_per_second:.0f}",
+            _ratio(row.speed),
+            f"{row.same:,}",
+            f"{row.bleu:.2f}",
+        )
+        for row in result.rows
+    ]
+    title = (
+        f"{result.run}: {result.sentences} sentences of {result.split}, beam {result.decoding.beam}, "
+        f"{result.threads} threads; BLEU {result.signature}"
+    )
+    columns = ("engine", "seconds", "sentences/s", f"speed / {result.rows[0].engine}", "same outputs", "BLEU")
+    print_table(title, columns, cells)
 
 
 def _shown(document: object, *, json: bool, output: Path | None = None) -> bool:

@@ -1,0 +1,52 @@
+"""The page of code in the docs is the code that runs, and reads an export without this package."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from phmctl import exports
+from phmctl.decoding.loading import load_translator
+from phmctl.errors import RunError
+from phmctl.export.verb import export
+from phmctl.models import plain
+from phmctl.runs import Run
+
+DOCS = Path(__file__).parents[2] / "docs" / "export.md"
+
+
+def page() -> str:
+    """The code that docs/export.md shows."""
+    return DOCS.read_text(encoding="utf-8").split("```python\n")[1].split("```\n")[0]
+
+
+def test_the_page_is_the_code_that_an_export_carries(tiny_run: Run, tmp_path: Path) -> None:
+    code = Path(plain.__file__).read_text(encoding="utf-8")
+    assert page() == code
+    folder = export(tiny_run, exports.SAFETENSORS, tmp_path / "out", texts=2).export.folder
+    assert (folder / "plain.py").read_text(encoding="utf-8") == code
+
+
+@torch.no_grad()
+def test_the_page_alone_gives_equal_logits(tiny_run: Run, tmp_path: Path) -> None:
+    export(tiny_run, exports.SAFETENSORS, tmp_path / "out", texts=2)
+    (tmp_path / "page.py").write_text(page(), encoding="utf-8")
+    code = (
+        "import sys, torch; sys.modules['phmctl'] = None; import page;"
+        "model = page.load('out'); torch.save(model(torch.tensor([[9, 8, 3]]), torch.tensor([[2, 7]])), 'logits.pt')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    model = load_translator(tiny_run, device="cpu").engine.model
+    ours = model.logits(model(torch.tensor([[9, 8, 3]]), torch.tensor([[2, 7]])))
+    theirs = torch.load(tmp_path / "logits.pt", weights_only=True)
+    torch.testing.assert_close(theirs, ours[..., : theirs.shape[-1]], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_an_export_without_one_of_its_files_is_refused(tiny_run: Run, tmp_path: Path, name: str) -> None:
+    made = export(tiny_run, exports.SAFETENSORS, tmp_path / "out", texts=2).export
+    (made.folder / name).unlink()
+    with pytest.raises(RunError, match=f"{name} is missing"):
+        load_translator(made)
