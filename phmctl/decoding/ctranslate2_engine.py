@@ -25,7 +25,7 @@ from phmctl.data.tokenization import TokenizerPair
 from phmctl.decoding.engine import CTRANSLATE2, longest_outputs
 from phmctl.decoding.hypothesis import Hypothesis, length_penalty
 from phmctl.errors import RunError, UserError
-from phmctl.extras import missing
+from phmctl.extras import missing, too_old
 from phmctl.recipe.schema import DecodingSection
 
 _EXTENSION = "ctranslate2._ext"
@@ -96,19 +96,22 @@ class CTranslate2Engine:
 
     def _search(self, sources: Sequence[Ids], limit: int, settings: DecodingSection) -> "list[list[_Output]]":
         power = max(settings.alpha, _NEARLY_ZERO)
-        results = self._model.translate_batch(
-            [self._words(source) for source in sources],
-            beam_size=settings.beam,
-            num_hypotheses=settings.beam,
-            length_penalty=power,
-            min_decoding_length=0,
-            max_decoding_length=max(limit, 1),  # what is cut there is closed, and scored, by us
-            max_input_length=0,
-            disable_unk=True,
-            suppress_sequences=[[SPECIAL_TOKENS[PAD]], [SPECIAL_TOKENS[BOS]]],
-            return_end_token=True,
-            return_scores=True,
-        )
+        options: dict[str, Any] = {
+            "beam_size": settings.beam,
+            "num_hypotheses": settings.beam,
+            "length_penalty": power,
+            "min_decoding_length": 0,
+            "max_decoding_length": max(limit, 1),  # what is cut there is closed, and scored, by us
+            "max_input_length": 0,
+            "disable_unk": True,
+            "suppress_sequences": [[SPECIAL_TOKENS[PAD]], [SPECIAL_TOKENS[BOS]]],
+            "return_end_token": True,
+            "return_scores": True,
+        }
+        try:
+            results = self._model.translate_batch([self._words(source) for source in sources], **options)
+        except TypeError as error:
+            raise too_old("CTranslate2", "ctranslate2", error) from error
         return [
             [self._output(words, score, limit, power) for words, score in zip(one.hypotheses, one.scores, strict=True)]
             for one in results

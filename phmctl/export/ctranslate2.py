@@ -16,7 +16,7 @@ from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import UserError, check_known
 from phmctl.export.dense import DenseForm
 from phmctl.exports import MODEL
-from phmctl.extras import require
+from phmctl.extras import require, too_old
 from phmctl.nn.positions import sinusoids
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
@@ -43,11 +43,14 @@ def write_ctranslate2(form: DenseForm, tokenizers: TokenizerPair, quantize: str,
 
     Raises:
         UserError: `quantize` is not known, or not to this machine.
-        MissingExtraError: CTranslate2 is not installed.
+        MissingExtraError: CTranslate2 is not installed, or is too old for the model.
     """
     check_quantize(quantize)
     specs = require("ctranslate2.specs", "ctranslate2")
-    spec = _spec(specs, form, longest)
+    try:
+        spec = _spec(specs, form, longest)
+    except TypeError as error:  # an option that only later versions have, such as the width of a head
+        raise too_old("CTranslate2", "ctranslate2", error) from error
     spec.register_source_vocabulary(tokenizers.source.vocabulary)
     spec.register_target_vocabulary(tokenizers.target.vocabulary)
     spec.config.bos_token, spec.config.eos_token = SPECIAL_TOKENS[BOS], SPECIAL_TOKENS[EOS]

@@ -6,6 +6,7 @@ import pytest
 
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.decoding.scoring import forced_scores
+from phmctl.errors import MissingExtraError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form
 from phmctl.exports import MODEL
@@ -58,3 +59,15 @@ def test_int8_is_near_and_smaller(tmp_path: Path) -> None:
         assert theirs == pytest.approx(ours, abs=1e-3 if quantize == "float32" else 1.0)
         sizes[quantize] = (tmp_path / quantize / MODEL / "model.bin").stat().st_size
     assert sizes["int8"] < 0.6 * sizes["float32"]
+
+
+def test_a_version_that_lacks_an_option_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def old(layers, heads, pre_norm=True, no_final_norm=False):
+        raise AssertionError("never called: it has no head_dim")
+
+    monkeypatch.setattr(ctranslate2.specs, "TransformerEncoderSpec", old)
+    form = dense_form(
+        transformer(TRANSFORMERS["upsized"]), section(TRANSFORMERS["upsized"]), {"source": 42, "target": 42}
+    )
+    with pytest.raises(MissingExtraError, match=r"head_dim.*pip install --upgrade 'phmctl"):
+        write_ctranslate2(form, TokenizerPair(Words(42), Words(42)), "float32", 40, tmp_path)
