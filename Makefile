@@ -20,7 +20,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 # Two test processes of one thread each suit two cores; a bigger machine takes more.
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 
-.PHONY: help demo docs test lint check format bench wheel-test clean
+.PHONY: help demo docs test faults lint check format bench wheel-test clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -44,6 +44,12 @@ demo: $(RUNTIME) ## Prepare, train, translate, score and count on the built-in m
 
 test: lint docs ## Everything that must pass: ruff, mypy, the documentation, pytest
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES)
+
+# How many files of each kind are tried.
+FUZZ ?= 20000
+
+faults: $(DEVELOPMENT) ## Give every reader hostile files: FUZZ of each, new ones every time
+	PHMCTL_EXPLORE=1 PHMCTL_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/fuzz
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .

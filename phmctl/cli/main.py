@@ -20,6 +20,7 @@ from phmctl.cli.count_params import count_params
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.export import export
+from phmctl.cli.options import Once
 from phmctl.cli.prepare_data import prepare_data
 from phmctl.cli.serve import serve
 from phmctl.cli.train import TrainCommand, train
@@ -72,7 +73,7 @@ def main(
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
-app.command("prepare-data")(prepare_data)
+app.command("prepare-data", cls=Once)(prepare_data)
 app.command("train", cls=TrainCommand)(train)
 app.command("decode")(decode)
 app.command("eval")(evaluate)

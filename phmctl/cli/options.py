@@ -1,9 +1,26 @@
 """The options that several subcommands share, each declared once."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+from phmctl.errors import UserError
+
+
+class Once(TyperCommand):
+    """Refuses an option that is given twice and has one meaning: the last would win without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; raises UserError."""
+        order = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for param, times in Counter(order).items():
+            if times > 1 and param.param_type_name == "option" and not getattr(param, "multiple", False):
+                join = "; join the files first (cat A B > C)" if param.nargs > 1 else "; leave one out"
+                raise UserError(f"{param.opts[0]} is given {times} times, and means one thing{join}")
+        return super().parse_args(ctx, args)
 
 
 def _complete(kind: str, incomplete: str) -> list[str]:

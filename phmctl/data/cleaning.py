@@ -29,6 +29,7 @@ _IN_WORDS = {
 }
 CUT = "cut"  # a text of valid or test that is kept in part
 # What is counted but kept: a train pair of which one side alone stands in valid or test.
+SAME_SIDES = "same_sides"  # and a pair of the same text twice
 SOURCE_HELD_OUT, TARGET_HELD_OUT = "source_in_valid_or_test", "target_in_valid_or_test"
 
 # What Moses' escape-special-chars.perl writes, and nothing else: "&copy" in a text is meant.
@@ -142,6 +143,7 @@ class CleanPairs:
         self.tally = Tally()
         for pair in clean_pairs(self._pairs, self._settings):
             self.tally.read += 1
+            self.tally.noted[SAME_SIDES] += pair[0] == pair[1] != ""
             if self._stays(pair):
                 yield pair
 

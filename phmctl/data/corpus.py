@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from phmctl.console import note
 from phmctl.data.catalog import Card, Divide
 from phmctl.data.layouts import find_files, read_split
-from phmctl.data.readers import Pair, PairSource, ParallelFiles, SourceFile, TabSeparated
+from phmctl.data.readers import Pair, PairSource, ParallelFiles, SourceFile, TabSeparated, read_lines
 from phmctl.data.sourcing import from_network, held_out_of_train
 from phmctl.errors import DataError
 
@@ -138,6 +139,7 @@ def corpus_from_files(
         given["test"] = test
     for split, paths in given.items():
         _check_files(split, paths)
+    given = {split: _told_apart(split, paths) for split, paths in given.items()}
     splits = {split: _own_split(paths, columns) for split, paths in given.items()}
     files = [SourceFile(path, split, side) for split, paths in given.items() for path, side in _sides(paths)]
     return Corpus(name, *languages, splits=splits, files=files, origin="files given by the user")
@@ -149,6 +151,16 @@ def _check_files(split: str, paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.is_file():
             raise DataError(f"--{split}: no file {path}")
+
+
+def _told_apart(split: str, paths: Sequence[Path]) -> Sequence[Path]:
+    """Return a split's files; one of tab-separated pairs that is named as both sides is one file."""
+    if len(paths) == 1 or not paths[0].samefile(paths[1]):
+        return paths
+    if "\t" not in next(read_lines(paths[0]), ""):
+        raise DataError(f"--{split}: {paths[0]} is named as both sides; name the source file and the target file")
+    note(f"--{split}: {paths[0]} is both sides, so it is read by columns: source, tab, target")
+    return paths[:1]
 
 
 def _sides(paths: Sequence[Path]) -> list[tuple[Path, str]]:

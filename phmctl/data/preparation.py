@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import note, progress
+from phmctl.console import note, progress, warn
 from phmctl.data.building import build, chunks, current, memory_of
 from phmctl.data.catalog import SPLITS, Cleaning, load_card
-from phmctl.data.cleaning import CleanPairs, HeldOut, clean_pairs
+from phmctl.data.cleaning import SAME_SIDES, CleanPairs, HeldOut, clean_pairs
 from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus, turned_round
 from phmctl.data.manifest import write_manifest
 from phmctl.data.provenance import Sources
@@ -158,6 +158,10 @@ def _write(
     tokenizers.save(folder)
     counts = {name: _encode(folder / f"{name}.arrow", pairs, tokenizers) for name, pairs in splits.items()}
     refuse_nothing(counts["train"], "pair")
+    for name, split in counts.items():
+        same = split["noted"].get(SAME_SIDES, 0)
+        if 2 * same > split["read"]:
+            warn(f"{same:,} of {split['read']:,} {name} pairs have the same text on both sides; is it a translation?")
     content = {
         **provenance,
         **({"learned_from": learned} if learned else {}),

@@ -4,8 +4,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from phmctl.cli import main
 from phmctl.cli.prepare_data import prepare_data
-from phmctl.errors import DataError
+from phmctl.errors import DataError, UserError
 
 app = typer.Typer()
 app.command()(prepare_data)
@@ -137,3 +138,27 @@ def test_refetch_is_for_what_is_downloaded(tmp_path, files):
     for given in (["mine", *files], ["multi30k-de-en", "--source", str(tmp_path)]):
         with pytest.raises(DataError, match="--refetch is for what a card downloads"):
             call(tmp_path, *given, "--refetch")
+
+
+@pytest.mark.parametrize(
+    ("twice", "advice"),
+    [
+        (["--train", "a.de", "a.en", "--train", "b.de", "b.en"], "--train is given 2 times.*; join the files first"),
+        (
+            ["--vocabulary", "5", "--vocabulary", "6", "--vocabulary", "7"],
+            "--vocabulary is given 3 times.*; leave one out",
+        ),
+        (["--joint", "--separate"], "--joint is given 2 times"),
+    ],
+)
+def test_an_option_given_twice_is_refused(twice, advice):
+    with pytest.raises(UserError, match=advice):
+        CliRunner().invoke(main.app, ["prepare-data", "mine", *twice], catch_exceptions=False)
+
+
+def test_options_that_mean_several_may_be_repeated(tmp_path):
+    (tmp_path / "t.tsv").write_text("a\tb\tlabel\n" + "".join(f"w{n}\tv{n}\t{n % 2}\n" for n in range(40)))
+    (tmp_path / "v.tsv").write_text("a\tb\tlabel\nx\ty\t0\nx\tz\t1\n")
+    given = ["--table", f"train={tmp_path}/t.tsv", "--table", f"valid={tmp_path}/v.tsv", "--text", "a", "--text", "b"]
+    given += ["--label", "label", "--vocabulary", "50", "--data", str(tmp_path / "data")]
+    assert CliRunner().invoke(main.app, ["prepare-data", "mine", *given], catch_exceptions=False).exit_code == 0

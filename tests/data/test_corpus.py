@@ -158,6 +158,20 @@ def test_own_files_that_are_missing(tmp_path):
         corpus_from_files("mine", (there,) * 3, (there, there))
 
 
+def test_one_table_named_as_both_sides_is_read_by_columns(tmp_path, capsys):
+    table = put(tmp_path / "t.tsv", "eins\tone", "zwei\ttwo")
+    corpus = corpus_from_files("mine", (table, table), (table, tmp_path / "." / "t.tsv"))
+    assert list(corpus.splits["train"]) == list(corpus.splits["valid"]) == [("eins", "one"), ("zwei", "two")]
+    assert [file.side for file in corpus.files] == ["pairs", "pairs"]
+    assert capsys.readouterr().err.count("is read by columns: source, tab, target") == 2
+
+
+def test_one_text_named_as_both_sides_is_refused(tmp_path):
+    text = put(tmp_path / "t.de", "eins", "zwei")
+    with pytest.raises(DataError, match=r"--train: .*t\.de is named as both sides; name the source file and"):
+        corpus_from_files("mine", (text, text), (text, text))
+
+
 def test_the_miniature_needs_no_files(tmp_path):
     corpus = open_corpus(load_card("miniature"), None, tmp_path)
     assert sizes(corpus) == load_card("miniature").sizes

@@ -216,6 +216,15 @@ def test_a_damaged_folder_is_prepared_anew(tmp_path, damage):
     assert content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder) == before
 
 
+@pytest.mark.parametrize(("copies", "said"), [(250, True), (100, False)])
+def test_sides_that_are_mostly_the_same_are_warned_of(tmp_path, capsys, copies, said):
+    train = [(f"wort {i}", f"wort {i}" if i < copies else f"word {i}") for i in range(400)]
+    manifest = prepare(SECTION, corpus(train), CLEANING, root=tmp_path).manifest
+    assert manifest["splits"]["train"]["noted"]["same_sides"] == copies
+    warned = "warning: 250 of 400 train pairs have the same text on both sides" in capsys.readouterr().err
+    assert warned is said
+
+
 def test_a_changed_card_is_not_up_to_date(tmp_path, capsys):
     first, second = (replace(corpus(), card=digest) for digest in ("a" * 64, "b" * 64))
     prepare(SECTION, first, CLEANING, root=tmp_path)

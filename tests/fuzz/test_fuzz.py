@@ -1,0 +1,334 @@
+"""Hostile files: anything but an error of phmctl is a bug, and so is a file that takes long.
+
+The quick suite tries a few of each, the same ones every time. ``make faults`` tries PHMCTL_FUZZ of each, new ones, and
+prints how many were refused and how many were read.
+"""
+
+import gzip
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from phmctl.checkpoints import read_checkpoint
+from phmctl.data.archives import extract
+from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
+from phmctl.data.labelled.catalog import Rows, load_any_card
+from phmctl.data.labelled.preparation import _labels_of
+from phmctl.data.labelled.readers import TableRows
+from phmctl.data.readers import Format, TabSeparated, read_sentences
+from phmctl.data.store import ParallelSplit, PreparedData, prepared_folder
+from phmctl.data.tokenization import Tokenizer, train_tokenizer
+from phmctl.data.vectors import read_vectors
+from phmctl.errors import PhmctlError
+from phmctl.files import file_entry
+from phmctl.recipe.loading import dump_recipe, load_recipe, parse_recipe
+from phmctl.recipe.schema import TranslationRecipe
+from phmctl.runs import Run
+from phmctl.shipped import shipped
+from tests.fuzz.mutations import TOKENS, as_json, changed_bytes, changed_values
+
+EXAMPLES = int(os.environ.get("PHMCTL_FUZZ", "40"))
+SLOW = 10.0  # seconds for one file
+
+RECIPES = [path.read_bytes() for path in sorted(shipped("recipes").glob("*.yaml"))]
+CARDS = [path.read_bytes() for path in sorted(shipped("cards").glob("*.yaml"))]
+
+Make = Callable[[Random], bytes]
+Use = Callable[[bytes], Any]
+
+
+def attack(name: str, make: Make, use: Use) -> None:
+    """Give `use` what `make` makes, EXAMPLES times."""
+    ended: Counter[str] = Counter()
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=True))
+    def one(random: Random) -> None:
+        content = make(random)
+        begun = time.monotonic()
+        said = "said nothing"
+        try:
+            use(content)
+            ended["read"] += 1
+        except PhmctlError as error:
+            said = str(error)
+            ended["refused"] += 1
+        except BaseException as error:
+            raise AssertionError(f"{name}: {error!r} for {content[:3000]!r}") from error
+        assert said.strip(), f"{name}: an empty message for {content[:3000]!r}"
+        assert time.monotonic() - begun < SLOW, f"{name}: too slow for {content[:3000]!r}"
+
+    one()
+    sys.stdout.write(f"\n{name}: {ended.total():,} inputs, {ended['refused']:,} refused, {ended['read']:,} read\n")
+
+
+def bytes_of(*seeds: bytes) -> Make:
+    return lambda random: changed_bytes(random.choice(seeds), seeds, random)
+
+
+def values_of(*seeds: Any, dump: Callable[[Any], bytes] = as_json) -> Make:
+    return lambda random: dump(changed_values(random.choice(seeds), random))
+
+
+def as_yaml(value: Any) -> bytes:
+    return yaml.safe_dump(value, allow_unicode=True).encode("utf-8", "surrogatepass")
+
+
+def at(path: Path, use: Callable[[Path], Any]) -> Use:
+    """Return what writes the input to a file first."""
+
+    def write(content: bytes) -> Any:
+        path.write_bytes(content)
+        return use(path)
+
+    return write
+
+
+def read_recipe(content: bytes) -> None:
+    recipe = parse_recipe(content.decode("utf-8", "replace"), where="r.yaml")
+    assert parse_recipe(dump_recipe(recipe), where="again") == recipe
+
+
+def test_recipes_by_bytes() -> None:
+    attack("recipe, bytes", bytes_of(*RECIPES), read_recipe)
+
+
+def test_recipes_by_values() -> None:
+    attack("recipe, values", values_of(*map(yaml.safe_load, RECIPES), dump=as_yaml), read_recipe)
+
+
+def test_recipe_files(tmp_path: Path) -> None:
+    attack("recipe, file", bytes_of(*RECIPES), at(tmp_path / "r.yaml", lambda path: load_recipe(str(path))))
+
+
+def test_overrides() -> None:
+    text = RECIPES[0].decode()
+    keys = ["training.steps", "model.width", "data.card", "model", "a.b", "training.seed", ""]
+
+    def make(random: Random) -> bytes:
+        value = b"".join(random.choices(TOKENS, k=random.randint(1, 4)))
+        return random.choice(keys).encode() + random.choice((b"=", b"=", b"")) + value
+
+    def use(content: bytes) -> None:
+        parse_recipe(text, where="r.yaml", overrides=[content.decode("utf-8", "replace")])
+
+    attack("--set", make, use)
+
+
+def test_cards_by_bytes(tmp_path: Path) -> None:
+    attack("card, bytes", bytes_of(*CARDS), at(tmp_path / "c.yaml", lambda path: load_any_card(str(path))))
+
+
+def test_cards_by_values(tmp_path: Path) -> None:
+    make = values_of(*map(yaml.safe_load, CARDS), dump=as_yaml)
+    attack("card, values", make, at(tmp_path / "c.yaml", lambda path: load_any_card(str(path)).digest))
+
+
+XML = b'<doc>\n<title>T</title><seg id="1"> ein &amp; Hund &#228; </seg><seg>zwei\nZeilen</seg><seg>x</seg></doc>\n'
+TEXT = "Ein Hund läuft .\tA dog runs .\tx\nZwei@@ Katzen\ttwo cats\ty\r\n\n".encode()
+
+
+@pytest.mark.parametrize("form", ["text", "bpe", "iwslt-xml", "iwslt-tags"])
+def test_sentences(tmp_path: Path, form: Format) -> None:
+    make = bytes_of(XML, TEXT, XML.decode().encode("utf-16"), TEXT.decode().encode("utf-32"))
+    attack(f"sentences, {form}", make, at(tmp_path / "a.txt", lambda path: list(read_sentences(path, form))))
+
+
+def test_compressed_sentences(tmp_path: Path) -> None:
+    use = at(tmp_path / "a.txt.gz", lambda path: list(read_sentences(path)))
+    attack("sentences, .gz", bytes_of(gzip.compress(TEXT * 20), gzip.compress(XML)), use)
+
+
+def test_pairs(tmp_path: Path) -> None:
+    attack("pairs, .tsv", bytes_of(TEXT.rstrip()), at(tmp_path / "a.tsv", lambda path: list(TabSeparated([path]))))
+
+
+TABLE = b'text,label,extra\n"a, ""b""",x,1\nc d,y,-2\n"e\nf",-5,3\n'
+LINES = b'{"text": "a b", "label": "x", "extra": 1}\n{"text": "\\u00e4", "label": 2, "extra": "3"}\n'
+
+
+@pytest.mark.parametrize(
+    ("form", "quoting", "seed"),
+    [
+        ("csv", True, TABLE),
+        ("csv", False, b"text,label,extra\na b,x,1\n"),
+        ("tsv", False, b'text\tlabel\textra\na, b\tx\t1\n"c\t-5\t-2\n'),
+        ("jsonl", False, LINES),
+        ("jsonl", False, b"[" + LINES.strip().replace(b"\n", b",\n") + b"]"),
+    ],
+)
+def test_tables(tmp_path: Path, form: Any, quoting: bool, seed: bytes) -> None:
+    rows = Rows(format=form, quoting=quoting, texts=("text",), label="label", extras={"extra": "extra"})
+
+    def use(path: Path) -> None:
+        source = TableRows([path], rows)
+        for example in source:
+            "".join(example.texts).encode()
+        _labels_of(source)
+
+    attack(f"table, {form}{', quoted' if quoting else ''}", bytes_of(seed), at(tmp_path / "a", use))
+
+
+def test_vectors(tmp_path: Path) -> None:
+    seed = b"2 3\nein 0.1 -0.2 3e-1\nHund 1 2 3\nsept 11 0.1 0.2 0.3\n"
+    vocabulary = ["<pad>", "<unk>", "<s>", "</s>", " ein", " Hund"]
+    attack("vectors", bytes_of(seed, seed[4:]), at(tmp_path / "v.txt", lambda path: read_vectors(path, vocabulary)))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    texts = ["ein Hund läuft .", "eine Katze läuft auch ."] * 3
+    train_tokenizer(texts, "bpe", 280).save(folder / "bpe")
+    train_tokenizer(texts, "word", 50, lowercase=True).save(folder / "word")
+    return [(folder / name).read_bytes() for name in ("bpe", "word")]
+
+
+def use_tokenizer(path: Path) -> None:
+    tokenizer = Tokenizer.load(path)
+    for ids in tokenizer.encode(["ein Hund", "", "ß\u2028 <s> 漢", "x" * 300]):
+        tokenizer.decode(ids)
+    tokenizer.decode([0, 1, 5, 10**9])
+
+
+def test_tokenizers(tmp_path: Path, tokenizer_files: list[bytes]) -> None:
+    use = at(tmp_path / "t.json", use_tokenizer)
+    attack("tokenizer, bytes", bytes_of(*tokenizer_files), use)
+    attack("tokenizer, values", values_of(*map(json.loads, tokenizer_files)), use)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, miniature_data: Path, tiny_recipe: TranslationRecipe) -> Path:
+    return Path(shutil.copytree(prepared_folder(tiny_recipe.data, miniature_data), tmp_path / "prepared"))
+
+
+def test_manifests(prepared: Path) -> None:
+    seed = (prepared / "manifest.json").read_bytes()
+
+    def use(path: Path) -> None:
+        opened = PreparedData.open(path.parent)
+        for name in opened.splits:
+            len(opened.split(name))
+
+    attack("manifest, bytes", bytes_of(seed), at(prepared / "manifest.json", use))
+    attack("manifest, values", values_of(json.loads(seed)), at(prepared / "manifest.json", use))
+
+
+def test_arrow_files(tmp_path: Path) -> None:
+    rows = [[1, 2], [], [3, 4, 5]]
+    lists = pa.array(rows, pa.list_(pa.int32()))
+    table = pa.table({"source": lists, "target": lists, "source_text": ["a", "", "ß"], "target_text": ["b", "c", "d"]})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+    def use(path: Path) -> None:
+        split = ParallelSplit(path)
+        assert len(split.source_text) == len(split) == len(split.source)
+        [split.source[row].sum() + split.target[row].sum() for row in range(min(len(split), 100))]
+
+    attack("Arrow file", bytes_of(sink.getvalue()), at(tmp_path / "valid.arrow", use))
+
+
+@pytest.fixture
+def archives(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    files = {"set/train.de": b"eins\n" * 50, "set/deep/train.en": b"one\n", "readme": b""}
+    made = []
+    for mode in ("w", "w:gz", "w:xz", "w:bz2"):
+        sink = io.BytesIO()
+        with tarfile.open(fileobj=sink, mode=mode) as tar:  # type: ignore[call-overload]
+            for name, content in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        made.append(sink.getvalue())
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        sink = io.BytesIO()
+        with zipfile.ZipFile(sink, "w", method) as packed:
+            for name, content in files.items():
+                packed.writestr(name, content)
+        made.append(sink.getvalue())
+    return made
+
+
+def test_archives(tmp_path: Path, archives: list[bytes]) -> None:
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+
+    def use(path: Path) -> None:
+        try:
+            extract(path, inside / "out")
+        finally:
+            shutil.rmtree(inside / "out", ignore_errors=True)
+            assert sorted(each.name for each in tmp_path.rglob("*")) == ["a", "b", "x"]
+
+    attack("archive", bytes_of(*archives), at(tmp_path / "x", use))
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_run: Run) -> Run:
+    return Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+
+
+def test_runs(run: Run) -> None:
+    def use(path: Path) -> None:
+        opened = Run.open(path.parent)
+        load_cleaning(opened)
+        load_tokenizers(opened)
+        read_text(opened, "test", "target")
+        opened.environment()
+
+    for name in ("data.json", "environment.json", "recipe.yaml"):
+        seed = (run.folder / name).read_bytes()
+        attack(f"{name} of a run, bytes", bytes_of(seed), at(run.folder / name, use))
+        (run.folder / name).write_bytes(seed)
+    seed = (run.folder / "data.json").read_bytes()
+    attack("data.json of a run, values", values_of(json.loads(seed)), at(run.folder / "data.json", use))
+
+
+def sealed(folder: Path) -> None:
+    """Write the checksums of a checkpoint's files anew, as whoever meant harm would."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = [file_entry(folder, path.name) for path in sorted(folder.iterdir()) if path.name != "manifest.json"]
+    text = json.dumps(manifest | {"files": files} if "files" in manifest else {each["name"]: each for each in files})
+    (folder / "manifest.json").write_text(text)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors"])
+def test_checkpoints(run: Run, name: str) -> None:
+    folder = run.checkpoint("best")
+    seed = (folder / name).read_bytes()
+
+    def use(path: Path) -> None:
+        if name != "manifest.json":
+            sealed(folder)
+        read_checkpoint(folder, ["model"])
+
+    attack(f"{name} of a checkpoint, bytes", bytes_of(seed), at(folder / name, use))
+    if name.endswith(".json"):
+        attack(f"{name} of a checkpoint, values", values_of(json.loads(seed)), at(folder / name, use))
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from phmctl.console import silence
+
+    with silence():
+        yield
