@@ -344,10 +344,10 @@ class Trainer:
         state = self.state
         with self._throughput.paused():
             state.window_loss = self._loss.item()
-            state.logged = self.log.seal(state.step)
             standing = self._standing == state.step
             tensors = None if standing else self._tensors()
             with self.processes.agreed():
+                state.logged = self.log.seal(state.step)
                 if self.processes.leads:
                     save_checkpoint(self.run, state, lambda: tensors or {}, self.settings, standing=standing)
         self._standing = state.step

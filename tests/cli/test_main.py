@@ -195,3 +195,33 @@ def test_json_is_one_document_on_stdout() -> None:
     done = phmctl("count-params", "miniature", "--n", "4", "--json")
     assert done.returncode == 0, done.stderr
     assert isinstance(json.loads(done.stdout), dict)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_what_asks_to_end_leaves_nothing_half_made(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", _MAKING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "making\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert said == f"ended by {number.name}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+_MAKING = """
+import sys, time
+from pathlib import Path
+import phmctl.cli.main as main
+from phmctl.files import temporary_folder
+
+def make():
+    with temporary_folder(Path(sys.argv[1]) / "new"):
+        print("making", flush=True)
+        time.sleep(60)
+
+main.app = make
+main.run()
+"""

@@ -146,6 +146,25 @@ def test_a_signal_saves_and_the_run_can_be_resumed(
     assert json.loads(resumed.stdout)["steps"] == saved + 2
 
 
+def test_a_lost_terminal_loses_no_training(data: Path, recipe: Path, tmp_path: Path) -> None:
+    """Nobody reads stderr any more: it trains on. Then the hang-up comes: it saves."""
+    arguments = [str(recipe), "--data", str(data), "--runs", str(tmp_path / "runs"), "--steps", "100000"]
+    command = [sys.executable, "-c", _PROGRAM, *arguments, "--set", "training.log_every=1"]
+    run = tmp_path / "runs/copying/phm-n2/v001"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.stderr.close()
+        deadline = time.monotonic() + 100
+        while len(read_metrics(run / "metrics.jsonl")) < 5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert process.poll() is None
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=100) == 129
+    saved = int((run / "checkpoints/last").read_text().removeprefix("step-"))
+    assert saved >= 5
+
+
 def test_importing_the_command_imports_no_torch() -> None:
     code = "import sys, phmctl.cli.train; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
