@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from phmctl.devices import Place
 
+GROUP = "group"  # the purpose of the process group's own connection
 _BEAT = 0.5  # seconds between two beats
 _PATIENCE = 4.0  # seconds in which a process that lives beats at least once, on a busy machine too
 
@@ -35,7 +36,7 @@ class Company:
         self._thread = threading.Thread(target=self._beat_on, daemon=True, name="phmctl-company")
 
     def __enter__(self) -> Self:
-        self._store = _store()
+        self._store = meeting_place(self._where, "company", 30)
         self._beat()
         self._thread.start()
         return self
@@ -98,10 +99,21 @@ class Company:
                 self._beat()
 
 
-def _store() -> Any:
-    """Return a connection of our own to the meeting place: the process group's is busy while an exchange waits."""
+def meeting_place(where: Place, name: str, timeout: float) -> Any:
+    """Return a connection to the store where the processes of this start meet; the first one asked for may keep it.
+
+    What an earlier start left there is not seen: ``torchrun`` keeps one store for all restarts, and gloo would find the
+    addresses of processes that are dead.
+
+    Args:
+        where: which process this is.
+        name: of what is kept there; each purpose has its own.
+        timeout: seconds to wait for the one that keeps it.
+    """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    keeps = name == GROUP and where.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=False, timeout=timedelta(seconds=30)
+        address, port, is_master=keeps, timeout=timedelta(seconds=timeout), multi_tenant=True
     )
-    return dist.PrefixStore(f"phmctl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)  # type: ignore[attr-defined]
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"phmctl/{start}/{name}", store)  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from torch import Tensor
 from phmctl.console import silence
 from phmctl.devices import Place, pick_device, place
 from phmctl.errors import PhmctlError, RecipeError
-from phmctl.training.company import Company
+from phmctl.training.company import GROUP, Company, meeting_place
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -247,7 +247,9 @@ def joined(timeout: float) -> Iterator[Processes]:
     # Host tensors go by gloo, so that what hosts tell each other waits for no device.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        store = meeting_place(where, GROUP, timeout)
+        limit = timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.processes, timeout=limit)
     except (RuntimeError, dist.DistError, ValueError) as error:
         raise PeerError(f"rank {where.rank}: the {where.processes} processes did not come together: {error}") from error
     company = Company(where)

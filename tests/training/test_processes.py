@@ -127,3 +127,40 @@ def test_a_process_alone_has_all_to_itself() -> None:
     assert processes.gather(3) == [3]
     assert processes.tell("x") == "x"
     assert processes.largest(7) == 7
+
+
+@pytest.mark.slow
+def test_four_processes_and_shards_of_three_micro_batches(
+    alone: dict[str, Path], copying_data: Path, tmp_path: Path
+) -> None:
+    """Four micro-batches for four; and five for four, where shards must keep step with each other."""
+    five = {"accumulate": 5}
+    with torch.random.fork_rng():
+        uneven = jobs.translate(copying_data, tmp_path / "uneven alone", **five)[0]
+    common = {"data": copying_data}
+    wanted: list[together.Job] = [
+        (jobs.translate, common | {"root": tmp_path / "whole"}),
+        (jobs.translate, common | {"root": tmp_path / "sharded", "sharding": "full"}),
+        (jobs.translate, common | {"root": tmp_path / "uneven"} | five),
+        (jobs.translate, common | {"root": tmp_path / "uneven sharded", "sharding": "full"} | five),
+        (jobs.translate, common | {"root": tmp_path / "divided"} | HALF),
+    ]
+    found = [each[0][0] for each in together.run(tmp_path, wanted, 4)]
+    expected = [alone["whole"], alone["whole"], uneven, uneven, alone["divided"]]
+    for run, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(weights(run), weights(other), rtol=0, atol=1e-10)
+        assert curve(run, "validation", "bleu") == curve(other, "validation", "bleu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_in_float32_the_loss_curve_is_the_same_for_200_steps(copying_data: Path, tmp_path: Path, count: int) -> None:
+    changes = {"task": jobs.SingleTask, "steps": 200, "validate_every": 100, "save_every": 100}
+    with torch.random.fork_rng():
+        alone = jobs.translate(copying_data, tmp_path / "alone", **changes)[0]
+    job = (jobs.translate, {"data": copying_data, "root": tmp_path / "together"} | changes)
+    ((run, _), *_) = together.run(tmp_path, [job], count)[0]
+    found, expected = (curve(each, "train", "loss") for each in (run, alone))
+    assert len(found) == len(expected) == 200
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)

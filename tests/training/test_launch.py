@@ -1,0 +1,100 @@
+"""``train --processes`` and ``torchrun``: from the command line to the exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.cli.main import app
+from phmctl.errors import UserError
+from phmctl.runs import Run
+from phmctl.training.launch import launch, without_option
+from tests.training.together import ROOT
+
+PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+RULE = ["hamilton", "--set", "training.accumulate=2"]
+
+
+def _command(*arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *arguments], env=environment, text=True, cwd=ROOT, **pipe)
+
+
+def test_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path) -> None:
+    arguments = [*RULE, "--steps", "4", "--runs", str(tmp_path), "--json"]
+    process = _command("-m", "phmctl", "train", *arguments, "--processes", "2")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert json.loads(out)["steps"] == 4
+    assert err.count("training ") == 1
+    run = Run.latest(tmp_path, Run.open(json.loads(out)["run"]).recipe)
+    assert run is not None
+    assert run.environment()["processes"] == 2
+    assert len(list(run.folder.parent.iterdir())) == 1
+
+
+def test_sigterm_to_all_saves_once(tmp_path: Path) -> None:
+    """To the starter and to both processes, as a scheduler sends it; the starter sends it on once more."""
+    arguments = [*RULE, "--steps", "1000000", "--runs", str(tmp_path), "--set", "training.log_every=5"]
+    process = _command("-m", "phmctl", "train", *arguments, "--processes", "2")
+    until = time.monotonic() + 90
+    while not (logs := list(tmp_path.glob("*/*/*/metrics.jsonl"))) or not logs[0].stat().st_size:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in (*map(int, children), process.pid):
+        os.kill(pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert err.count("stopped and saved at step") == 1
+    run = Run.open(logs[0].parent)
+    assert f"step {run.checkpoint('last').name.removeprefix('step-').lstrip('0')};" in err
+
+
+@pytest.mark.slow
+def test_a_users_mistake_is_said_once_and_exits_2(tmp_path: Path) -> None:
+    process = _command("-m", "phmctl", "train", "miniature", "--data", str(tmp_path), "--processes", "2")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err.count("error: ") == 1
+
+
+def test_other_commands_are_refused_in_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in PLACE.items():
+        monkeypatch.setenv(name, value)
+    for command in ("count-params", "decode"):
+        result = CliRunner().invoke(app, [command, "miniature"])
+        assert isinstance(result.exception, UserError)
+        assert str(result.exception) == f"{command} works in one process; start it without torchrun"
+    result = CliRunner().invoke(app, ["train", "miniature", "--dry-run"])
+    assert "--dry-run works in one process" in str(result.exception)
+    with pytest.raises(UserError, match="torchrun has started several processes already"):
+        launch(["train"], 2)
+
+
+def test_resume_auto_begins_and_goes_on(tmp_path: Path) -> None:
+    def train(*arguments: str) -> str:
+        result = CliRunner().invoke(
+            app, ["train", *RULE, "--set", "training.schedule=constant", "--runs", str(tmp_path), *arguments]
+        )
+        assert result.exit_code == 0, result.exception
+        return result.stdout.strip()
+
+    first = train("--resume", "auto", "--steps", "3")
+    assert train("--steps", "5", "--resume=auto") == first
+    assert train("--resume", "--steps", "6") == first
+    assert train("--steps", "3") != first
+
+
+def test_the_option_is_taken_from_the_command_line() -> None:
+    line = ["train", "x", "--processes", "2", "--n", "4"]
+    assert without_option(line, "--processes") == ["train", "x", "--n", "4"]
+    assert without_option(["train", "--processes=8", "x"], "--processes") == ["train", "x"]
