@@ -400,3 +400,54 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(fit: Fit, capsys: pytest.
     assert read_checkpoint(run.checkpoint("last"), []).state["order"] == 1
     fit(old=run, steps=30)
     assert "order" not in capsys.readouterr().err
+
+
+class InterruptedInValidation(FakeTask):
+    """Gets a signal between two batches of a validation, of which it has ten; it never comes to the ninth."""
+
+    def __init__(self, at_validation: int) -> None:
+        super().__init__()
+        self.at_validation = at_validation
+        self.reached = 0
+
+    def validate(self, model: Any, autocast: Any, share: Any) -> dict[str, float]:
+        for part in share.mine(range(10)):
+            self.reached = part
+            if self.validations + 1 == self.at_validation and part == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return super().validate(model, autocast, share)
+
+
+@pytest.mark.parametrize(("validation", "step"), [(1, 8), (3, 24), (5, 40)])
+def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
+    fit: Fit, tmp_path: Path, validation: int, step: int
+) -> None:
+    """At step 40 a checkpoint is due as well: it is saved before the validation."""
+    whole = fit(root=tmp_path / "whole", **SETTINGS)
+    task = InterruptedInValidation(validation)
+    stopped = fit(task, root=tmp_path / "cut", **SETTINGS)
+    assert task.reached == 3
+    assert (stopped.steps, stopped.exit_code) == (step, 143)
+    assert stopped.run.checkpoint("last").name == step_name(step)
+    resumed = fit(old=stopped.run, **SETTINGS)
+    assert _contents(resumed.run) == _contents(whole.run)
+    assert _figures(resumed.run) == _figures(whole.run)
+
+
+def test_what_is_due_is_saved_before_the_validation(fit: Fit) -> None:
+    found: list[int] = []
+
+    class Watching(FakeTask):
+        def validate(self, *rest: Any) -> dict[str, float]:
+            folder = task.run.checkpoints_folder
+            found.append(saved_steps(folder)[-1] if saved_steps(folder) else 0)
+            return super().validate(*rest)
+
+        def furnish(self, run: Run) -> None:
+            super().furnish(run)
+            self.run = Run(run.folder.parent / "v001", run.recipe)
+
+    task = Watching()
+    run = fit(task, steps=20, validate_every=5, save_every=10).run
+    assert found == [0, 10, 10, 20]
+    assert read_checkpoint(run.checkpoint("last"), []).state["validated"] == 20
