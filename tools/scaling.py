@@ -4,20 +4,22 @@
     python tools/scaling.py bytes                        # what a step sends, counted and computed
     python tools/scaling.py paper                        # step times on 8 to 1,024 GPUs, from these
 
-``speed`` starts real trainings, reads the tokens a second that they log, and leaves out their first interval.
+``speed`` starts a real training of each kind and lets them take some steps in turns; who waits uses no core.
 """
 
 import argparse
-import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +29,8 @@ from phmctl.console import emit, note
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.tasks.registry import kind_of
-from phmctl.training.processes import Processes
+from phmctl.training.processes import Processes, joined
+from phmctl.training.train import train_task
 from phmctl.training.wrapping import exchanging, wrap
 
 WAYS = {"1 process × 2 threads": (1, 2), "2 processes × 1 thread": (2, 1)}
@@ -43,14 +46,26 @@ MB = 1e6
 # -------------------------------------------------------------------------------------------------------- speed
 
 
-def speed(recipe: str, rounds: int, steps: int, log_every: int, data: Path, settings: Sequence[str]) -> None:
-    """Train in turns in both ways, and print tokens a second and the ratio within each round."""
+def speed(recipe: str, rounds: int, steps: int, data: Path, settings: Sequence[str]) -> None:
+    """Let trainings of both kinds take some steps in turns, and print tokens a second and the ratio of each round."""
     found: dict[str, list[float]] = {name: [] for name in WAYS}
-    for round_ in range(rounds):
-        names = list(WAYS) if round_ % 2 == 0 else list(WAYS)[::-1]
-        for name in names:
-            found[name].append(rate(recipe, *WAYS[name], steps, log_every, data, settings))
-            note(f"round {round_ + 1}: {name}: {found[name][-1]:,.0f} tokens/s")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as held:
+        command = [sys.executable, __file__, "pace", recipe, "--steps", str(steps), "--data", str(data)]
+        command += ["--runs", folder, *(f"--set={change}" for change in settings)]
+        teams = {name: [held.enter_context(each) for each in team(command, *way)] for name, way in WAYS.items()}
+        for name, processes in teams.items():
+            note(f"{name}: {turn(processes):,.0f} tokens in the first steps, which do not count")
+        for round_ in range(rounds):
+            for name in list(WAYS) if round_ % 2 == 0 else list(WAYS)[::-1]:
+                began = time.perf_counter()
+                tokens = turn(teams[name])
+                found[name].append(tokens / (time.perf_counter() - began))
+            note(
+                f"round {round_ + 1}: "
+                + ", ".join(f"{name} {rates[-1]:,.0f} tokens/s" for name, rates in found.items())
+            )
+        for process in (each for processes in teams.values() for each in processes):
+            process.kill()
     one, two = found.values()
     ratios = [b / a for a, b in zip(one, two, strict=True)]
     for name, rates in found.items():
@@ -58,20 +73,51 @@ def speed(recipe: str, rounds: int, steps: int, log_every: int, data: Path, sett
     emit(f"ratio, 2 × 1 to 1 × 2, within a round: {spread(ratios, '.2f')}\n")
 
 
-def rate(
-    recipe: str, processes: int, threads: int, steps: int, log_every: int, data: Path, settings: Sequence[str]
-) -> float:
-    """Return the median of the tokens a second of a short training's log intervals but the first."""
-    changes = (f"training.log_every={log_every}", "training.validate_bleu=false", "training.average=0")
-    options = [part for change in (*changes, *settings) for part in ("--set", change)]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "phmctl", "train", recipe, "--steps", str(steps), *options]
-        command += ["--runs", folder, "--data", str(data), "--processes", str(processes), "--device", "cpu"]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        log = next(Path(folder).glob("*/*/*/metrics.jsonl")).read_text().splitlines()
-    entries = [entry for entry in map(json.loads, log) if entry["event"] == "train"]
-    return statistics.median(entry["tokens_per_second"] for entry in entries[1:])
+def team(command: Sequence[str], processes: int, threads: int) -> list[subprocess.Popen[str]]:
+    """Start a training that waits to be told to go on; its processes are given what torchrun gives them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "OMP_NUM_THREADS": threads}
+    common |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    started = []
+    for rank in range(processes):
+        own = {key: str(value) for key, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=os.environ | own, **pipes))
+    return started
+
+
+def turn(processes: Sequence[subprocess.Popen[str]]) -> int:
+    """Let the processes of a training take their steps; return the tokens of these."""
+    for process in processes:
+        print("go", file=process.stdin, flush=True)
+    tokens = [int(process.stdout.readline()) for process in processes if process.stdout]
+    return tokens[0]
+
+
+def pace(recipe: str, steps: int, data: Path, runs: Path, settings: Sequence[str]) -> None:
+    """Train, and wait for a line on stdin after every so many steps."""
+    resolved = load_recipe(
+        recipe, ["training.steps=1000000", "training.log_every=1000000", "training.device=cpu", *settings]
+    )
+    task = kind_of(resolved).open(resolved, data)
+    count, counted, done = task.cost, [0, 0], steps * resolved.training.accumulate
+
+    def paced(rows: Any) -> Any:  # each process counts each micro-batch at the start of its step
+        if counted[0] % done == 0:
+            if counted[0]:
+                print(counted[1], flush=True)  # noqa: T201
+            counted[1] = 0
+            if not sys.stdin.readline():
+                raise SystemExit
+        found = count(rows)
+        counted[0], counted[1] = counted[0] + 1, counted[1] + found.tokens
+        return found
+
+    task.cost = paced  # type: ignore[method-assign]
+    with joined(600) as processes:
+        train_task(task, resolved, runs, quiet=True, processes=processes)
 
 
 def spread(values: Sequence[float], form: str) -> str:
@@ -209,13 +255,14 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    timed = commands.add_parser("speed")
-    timed.add_argument("recipe")
-    timed.add_argument("--rounds", type=int, default=5)
-    timed.add_argument("--steps", type=int, default=24)
-    timed.add_argument("--log-every", type=int, default=4)
-    timed.add_argument("--data", type=Path, default=Path("data"))
-    timed.add_argument("--set", action="append", default=[], dest="settings")
+    for name in ("speed", "pace"):
+        timed = commands.add_parser(name)
+        timed.add_argument("recipe")
+        timed.add_argument("--rounds", type=int, default=10)
+        timed.add_argument("--steps", type=int, default=2, help="of a turn")
+        timed.add_argument("--data", type=Path, default=Path("data"))
+        timed.add_argument("--runs", type=Path)
+        timed.add_argument("--set", action="append", default=[], dest="settings")
     commands.add_parser("bytes")
     paper = commands.add_parser("paper")
     paper.add_argument("--tokens", type=int, default=4096, help="of a GPU's part of a step")
@@ -223,7 +270,9 @@ def main() -> None:
     paper.add_argument("--latency", type=float, default=5e-6, help="seconds a round of the ring")
     given = parser.parse_args()
     if given.command == "speed":
-        speed(given.recipe, given.rounds, given.steps, given.log_every, given.data, given.settings)
+        speed(given.recipe, given.rounds, given.steps, given.data, given.settings)
+    elif given.command == "pace":
+        pace(given.recipe, given.steps, given.data, given.runs, given.settings)
     elif given.command == "bytes":
         show_bytes()
     else:

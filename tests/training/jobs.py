@@ -118,7 +118,7 @@ def slow(root: Path, processes: Processes, old: Path | None = None, **training: 
             return super().loss(model, batch)
 
     continued = Run.open(old) if old is not None and processes.leads else None
-    recipe = make_recipe(**({"accumulate": 2, "average": 0} | training))
+    recipe = make_recipe(**training)
     result = train_task(Task(), recipe, root, quiet=True, old=continued, processes=processes)
     return result.run.folder, result.steps, result.exit_code
 

@@ -13,7 +13,7 @@ from phmctl.runs import Run
 from tests.training import jobs, together
 from tests.training.jobs import curve, weights
 
-LONG = {"steps": 5000, "save_every": 7, "validate_every": 5000, "log_every": 5, "keep": 2}
+LONG = {"accumulate": 4, "steps": 5000, "save_every": 7, "validate_every": 5000, "log_every": 5, "keep": 2}
 
 
 def _lose(folder: Path, lost: int, number: signal.Signals, seconds: float, count: int = 2) -> tuple[Path, list[str]]:
@@ -47,7 +47,7 @@ def _goes_on(run: Path, tmp_path: Path) -> None:
     assert not list(run.glob("**/.*.new"))
     end = (steps[-1] if steps else 0) + 5
     for folder, old in ((tmp_path / "whole", None), (tmp_path, run)):
-        task, recipe = jobs.FakeTask(), jobs.make_recipe(**(LONG | {"accumulate": 2, "steps": end}))
+        task, recipe = jobs.FakeTask(), jobs.make_recipe(**(LONG | {"steps": end}))
         result = jobs.train_task(task, recipe, folder, quiet=True, old=old and Run.open(old))
         assert result.steps == end
     torch.testing.assert_close(weights(run), weights(tmp_path / "whole/fake/phm-n4/v001"), rtol=1e-5, atol=1e-6)

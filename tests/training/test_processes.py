@@ -155,7 +155,9 @@ def test_four_processes_and_shards_of_three_micro_batches(
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_in_float32_the_loss_curve_is_the_same_for_200_steps(copying_data: Path, tmp_path: Path, count: int) -> None:
-    changes = {"task": jobs.SingleTask, "steps": 200, "validate_every": 100, "save_every": 100}
+    # The fixtures' learning rate, 5e-3 at once, blows rounding up to 1e-3 in 200 steps: Adam divides small by small.
+    gentle = {"learning_rate": 1e-3, "warmup": 1000, "validate_bleu": False}
+    changes = {"task": jobs.SingleTask, "steps": 200, "validate_every": 100, "save_every": 100} | gentle
     with torch.random.fork_rng():
         alone = jobs.translate(copying_data, tmp_path / "alone", **changes)[0]
     job = (jobs.translate, {"data": copying_data, "root": tmp_path / "together"} | changes)
