@@ -1,5 +1,6 @@
 import asyncio
 import json
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -140,6 +141,29 @@ def test_a_body_that_is_too_large_is_refused_and_not_kept(declared: bool) -> Non
     assert found.headers["connection"] == "close"
     fits = json.dumps({"text": "a"}).encode().ljust(1000)
     assert post(fits, served=served).status_code == 200
+
+
+def test_what_is_too_large_takes_no_memory() -> None:
+    limit, chunks = 100_000, iter([b"x" * 50_000] * 60)  # 3 MB
+    served = service(limits=Limits(body_bytes=limit))
+    replies = []
+
+    async def receive():
+        chunk = next(chunks, None)
+        return {"type": "http.request", "body": bytes(chunk or b""), "more_body": chunk is not None}
+
+    async def send(message) -> None:
+        replies.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
+    app = build_app(served)
+    tracemalloc.start()
+    asyncio.run(app(scope, receive, send))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert replies[0]["status"] == 413
+    assert peak < 10 * limit
 
 
 # --------------------------------------------------------------------------------------------------- bad input
