@@ -18,13 +18,14 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from phmctl.console import emit, emit_json, note
@@ -41,7 +42,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Decoded:
-    """What ``decode`` says to lines: translations best first, seconds on the clock and of the processor."""
+    """What ``decode`` says to lines, best first; how long all but the first took, once that was answered."""
 
     answers: list[list[str]]
     seconds: float
@@ -49,21 +50,48 @@ class Decoded:
 
 
 def decode(run: str, lines: Sequence[str], *options: str) -> Decoded:
-    """Decode lines in a process of its own."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    text = "".join(f"{line}\n" for line in lines)
-    command = [*PHMCTL, "decode", run, *options]
-    done = subprocess.run(command, input=text.encode(), stdout=subprocess.PIPE, check=True)
+    """Decode lines in a process of its own: the first alone, so that it has started, then the others."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen(
+        [*PHMCTL, "decode", run, *options], text=True, encoding="utf-8", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    if process.stdin is None or process.stdout is None:
+        raise SystemExit("decode has no pipes")
+    process.stdin.write(f"{lines[0]}\n")
+    process.stdin.flush()
+    rows = [process.stdout.readline()]
+    began, start = time.perf_counter(), processor_of(process.pid)
+    feeder = threading.Thread(target=_feed, args=(process.stdin, lines[1:]))
+    feeder.start()
+    rest = process.stdout.read()
+    feeder.join()
+    process.wait()
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    rows = done.stdout.decode().split("\n")[:-1]
-    if "--n-best" in options:
-        found: list[list[str]] = [[] for _ in lines]
-        for number, _, _, answer in (row.split("\t", 3) for row in rows):
-            found[int(number) - 1].append(answer)
-    else:
-        found = [[row] for row in rows]
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Decoded(found, seconds, used)
+    process.stdout.close()
+    if process.returncode:
+        raise SystemExit(f"decode ended with {process.returncode}")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime - start
+    return Decoded(_by_line((rows[0] + rest).split("\n")[:-1], len(lines), "--n-best" in options), seconds, used)
+
+
+def _feed(stdin: IO[str], lines: Sequence[str]) -> None:
+    stdin.writelines(f"{line}\n" for line in lines)
+    stdin.close()
+
+
+def _by_line(rows: Sequence[str], lines: int, n_best: bool) -> list[list[str]]:
+    if not n_best:
+        return [[row] for row in rows]
+    found: list[list[str]] = [[] for _ in range(lines)]
+    for number, _, _, answer in (row.split("\t", 3) for row in rows):
+        found[int(number) - 1].append(answer)
+    return found
+
+
+def processor_of(pid: int) -> float:
+    """Return the seconds of processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 @dataclass
@@ -76,8 +104,7 @@ class Server:
 
     def processor(self) -> float:
         """Return the seconds of processor time that it has taken."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        return processor_of(self.process.pid)
 
     def peak(self) -> float:
         """Return the largest resident size that it had, in MB."""
@@ -216,9 +243,9 @@ def speed(run: str, lines: Sequence[str], options: Sequence[str], rounds: int) -
         expected = decode(run, lines, *threads).answers
         asyncio.run(ask_all(server, lines[:64], expected, 8))  # to be warm
         for _ in range(rounds):
-            whole, start = decode(run, lines, *threads), decode(run, lines[:1], *threads)
-            seconds, used = whole.seconds - start.seconds, whole.processor - start.processor
-            found.setdefault("`decode`, all at once", []).append(Round(len(lines) / seconds, 1000 * used / len(lines)))
+            whole, others = decode(run, lines, *threads), len(lines) - 1
+            one = Round(others / whole.seconds, 1000 * whole.processor / others)
+            found.setdefault("`decode`, all at once", []).append(one)
             for clients in CLIENTS:
                 some = lines[: max(64, len(lines) // 4)] if clients == 1 else lines
                 words = f"`serve`, {clients} client{'s' * (clients > 1)}"
