@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
 _WIDTHS = ("kind", "width", "embedding_width")  # keys of a model's section that all tensors depend on
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -123,5 +123,6 @@ def _read(run: Run, folder: Path, task: "Task") -> Start:
 
 
 def _folded(names: Iterable[str]) -> str:
-    """Return names with the numbers of layers left out, each once."""
-    return ", ".join(dict.fromkeys(_NUMBER.sub("*", name) for name in names))
+    """Return the modules that tensors are of, each once, with the numbers of layers left out."""
+    modules = (_NUMBER.sub("*", name.rpartition(".")[0] or name) for name in names)
+    return ", ".join(dict.fromkeys(modules))
