@@ -20,6 +20,7 @@ from phmctl.console import warn
 from phmctl.errors import OutputError, UserError, WriteFailedError
 
 _CHUNK = 1 << 20
+_ENTRY = {"name": str, "bytes": int, "sha256": str}  # what a manifest says of a file
 _A_DAY = 86_400.0  # seconds
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 # what a file system without flock answers; NFS wants a descriptor that may write, which a folder's is not
@@ -317,7 +318,8 @@ def file_entry(folder: Path, name: str) -> dict[str, Any]:
 def are_file_entries(value: object) -> bool:
     """Whether a value read from a manifest is a list of what :func:`file_entry` returns."""
     return isinstance(value, list) and all(
-        isinstance(entry, dict) and entry.keys() >= {"name", "bytes", "sha256"} for entry in value
+        isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _ENTRY.items())
+        for entry in value
     )
 
 

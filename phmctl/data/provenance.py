@@ -64,8 +64,9 @@ class Sources:
         self._memory = memory
         self._news = False
         self._seen: dict[str, list[Any]] = {}
-        with suppress(OSError, ValueError, TypeError):
-            self._seen = dict(json.loads(memory.read_text(encoding="utf-8")))
+        with suppress(OSError, ValueError, RecursionError, AttributeError):  # a damaged one is as good as none
+            seen = json.loads(memory.read_text(encoding="utf-8")).items()
+            self._seen = {path: state for path, state in seen if _is_state(state)}
 
     def describe(self) -> dict[str, Any]:
         """Return the manifest's entries.
@@ -132,6 +133,11 @@ class Sources:
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
         return {"name": path.name, "bytes": state.st_size, "sha256": self._seen[key][2]}
+
+
+def _is_state(value: object) -> bool:
+    """Whether a value is what is remembered of a file: its size, its time and its SHA-256."""
+    return isinstance(value, list) and [*map(type, value)] == [int, int, str]
 
 
 def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:

@@ -28,14 +28,17 @@ from hypothesis import strategies as st
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.archives import extract
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
+from phmctl.data.corpus import corpus_from_files
 from phmctl.data.labelled.catalog import Rows, load_any_card
 from phmctl.data.labelled.preparation import _labels_of
 from phmctl.data.labelled.readers import TableRows
+from phmctl.data.provenance import Sources
 from phmctl.data.readers import Format, TabSeparated, read_sentences
 from phmctl.data.store import ParallelSplit, PreparedData, prepared_folder
 from phmctl.data.tokenization import Tokenizer, train_tokenizer
 from phmctl.data.vectors import read_vectors
 from phmctl.errors import PhmctlError
+from phmctl.exports import Export
 from phmctl.files import file_entry
 from phmctl.recipe.loading import dump_recipe, load_recipe, parse_recipe
 from phmctl.recipe.schema import TranslationRecipe
@@ -301,6 +304,33 @@ def test_runs(run: Run) -> None:
         (run.folder / name).write_bytes(seed)
     seed = (run.folder / "data.json").read_bytes()
     attack("data.json of a run, values", values_of(json.loads(seed)), at(run.folder / "data.json", use))
+
+
+def test_exports(run: Run) -> None:
+    entries = [file_entry(run.folder, name) for name in ("recipe.yaml", "data.json")]
+    manifest = {"format": 1, "to": "ctranslate2", "run": "tiny", "checkpoint": "best", "checkpoint_sha256": "0"}
+
+    def use(path: Path) -> None:
+        export = Export.open(path.parent)
+        export.verify()
+        assert export.name
+        export.weights()
+
+    attack("export.json", values_of({**manifest, "files": entries}), at(run.folder / "export.json", use))
+
+
+def test_memories_of_sources(tmp_path: Path) -> None:
+    text = tmp_path / "a.de"
+    text.write_text("ein Hund\n")
+    corpus = corpus_from_files("mine", (text,), (text,))
+    sources = Sources(corpus, tmp_path / "none.json")
+    manifest = sources.describe()
+    seed = {str(text.resolve()): [text.stat().st_size, text.stat().st_mtime_ns, "0" * 64], "other": [1, 2, "x"]}
+
+    def use(path: Path) -> None:
+        Sources(corpus, path).changed(manifest)
+
+    attack("memory of sources", values_of(seed), at(tmp_path / "seen.json", use))
 
 
 def sealed(folder: Path) -> None:
