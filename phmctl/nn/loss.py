@@ -140,7 +140,8 @@ def _sliced(
             weight_grad += gradient.t() @ hidden[part]
         if bias_grad is not None:
             bias_grad += wide_gradient.sum(0)
-    return total[0], total[1], hidden_grad, weight_grad, bias_grad
+    # No views: a wrapper that shards a model hangs its backward pass on what comes out of it.
+    return total[0].clone(), total[1].clone(), hidden_grad, weight_grad, bias_grad
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:

@@ -43,8 +43,9 @@ def run(folder: Path, jobs: Sequence[Job], count: int) -> list[list[Any]]:
     """Return what each job returned in each process; what it raised stands there as text."""
     processes = start(folder, jobs, count)
     codes = [process.wait(timeout=300) for process in processes]
-    if any(codes):
-        raise AssertionError("".join((folder / f"stderr-{rank}").read_text() for rank in range(count)))
+    said = "".join((folder / f"stderr-{rank}").read_text() for rank in range(count))
+    if any(codes) or "Warning:" in said:
+        raise AssertionError(said)
     found = [pickle.loads((folder / f"found-{rank}").read_bytes()) for rank in range(count)]
     return [list(each) for each in zip(*found, strict=True)]
 
