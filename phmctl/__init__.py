@@ -20,6 +20,7 @@ __all__ = [
     "Translation",
     "__version__",
     "cached",
+    "convert",
     "evaluate",
     "load",
     "prepare",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from phmctl.inference.loading import load
     from phmctl.inference.model import Classified, Model
     from phmctl.nn.caching import cached
+    from phmctl.nn.conversion import convert
     from phmctl.nn.dense import to_dense
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
@@ -50,6 +52,7 @@ _HOMES = {
     "load": "phmctl.inference.loading",
     "prepare": "phmctl.verbs",
     "cached": "phmctl.nn.caching",
+    "convert": "phmctl.nn.conversion",
     "to_dense": "phmctl.nn.dense",
     "train": "phmctl.verbs",
 }

@@ -26,7 +26,7 @@ def stack(candidate: str, width: int, n: int, layers: int) -> nn.Sequential:
             layer: nn.Module = nn.Linear(width, width)
         else:
             execution, _, rest = candidate.partition(",")
-            layer = PHMLinear(width, width, n, parametrization="factors", execution=execution, keep_products=not rest)
+            layer = PHMLinear(width, width, n=n, parametrization="factors", execution=execution, keep_products=not rest)
         parts += [layer, nn.ReLU()]
     return nn.Sequential(*parts)
 

@@ -40,7 +40,7 @@ def main() -> None:
         parser.add_argument(name, type=int, default=default)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    layer = PHMLinear(options.d, options.k, options.n, parametrization="factors", execution="rank")
+    layer = PHMLinear(options.d, options.k, n=options.n, parametrization="factors", execution="rank")
     dense = nn.Linear(options.d, options.k)
     x, gradient = torch.randn(options.tokens, options.d, requires_grad=True), torch.randn(options.tokens, options.k)
 

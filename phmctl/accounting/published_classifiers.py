@@ -78,7 +78,7 @@ def _quaternion_lstm_row(label: str, figure: str) -> PublishedRow:
 
 
 def _lstm(choice: Choice, **options: Any) -> PHMLSTM:
-    return PHMLSTM(300, 300, choice["n"], algebra=choice["algebra"], device="meta", **options)
+    return PHMLSTM(300, 300, n=choice["n"], algebra=choice["algebra"], device="meta", **options)
 
 
 # Table 5.

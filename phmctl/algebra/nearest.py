@@ -47,3 +47,23 @@ def nearest_kronecker_sum(weight: Tensor, n: int) -> NearestSum:
     norm = singular.norm().item()
     error = singular[terms:].norm().item() / norm if norm else 0.0
     return NearestSum(A.view(n, n, n).to(weight.dtype), S.view(n, rows, columns).to(weight.dtype), error)
+
+
+@torch.no_grad()
+def nearest_components(weight: Tensor, A: Tensor) -> tuple[Tensor, float]:
+    """Return the components S whose sum with a given rule is nearest to a matrix, by least squares in float64.
+
+    Args:
+        weight: (k, d).
+        A: (n, n, n).
+
+    Returns:
+        S (n, k/n, d/n) and the relative error ‖W − H‖ / ‖W‖ (Frobenius).
+    """
+    n, (k, d) = len(A), weight.shape
+    blocks = weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)  # (a b, s t)
+    rule = A.double().reshape(n, n * n).t()  # (a b, i)
+    S = torch.linalg.pinv(rule) @ blocks  # (i, s t)
+    norm = blocks.norm().item()
+    error = (rule @ S - blocks).norm().item() / norm if norm else 0.0
+    return S.view(n, k // n, d // n).to(weight.dtype), error

@@ -95,7 +95,9 @@ def bench_layer(
     device = str(pick_device(device))
     factory: dict[str, Any] = {"device": device, "dtype": _DTYPES[dtype]}
     layers = {
-        name: PHMLinear(d, k, n, algebra=algebra, execution=name, parametrization=parametrization, rank=rank, **factory)
+        name: PHMLinear(
+            d, k, n=n, algebra=algebra, execution=name, parametrization=parametrization, rank=rank, **factory
+        )
         for name in executions
     }
     dense = nn.Linear(d, k, **factory)

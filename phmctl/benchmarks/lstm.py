@@ -87,8 +87,8 @@ def bench_lstm(
     check_positive(batch=batch, steps=steps, rounds=rounds)
     device = str(pick_device(device))
     models: dict[str, nn.Module] = {
-        "dense": PHMLSTM(d, h, 1, device=device),  # first: the ratios are to it
-        "phm": PHMLSTM(d, h, n, algebra=algebra, gates=gates, device=device),
+        "dense": PHMLSTM(d, h, n=1, device=device),  # first: the ratios are to it
+        "phm": PHMLSTM(d, h, n=n, algebra=algebra, gates=gates, device=device),
         "torch": nn.LSTM(d, h, batch_first=True, device=device),
     }
     x = torch.randn(batch, steps, d, device=device)

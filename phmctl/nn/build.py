@@ -69,8 +69,8 @@ class LinearBuilder:
         layer = PHMLinear(
             in_features,
             out_features,
-            self.n,
-            self.bias if bias is None else bias,
+            n=self.n,
+            bias=self.bias if bias is None else bias,
             algebra=self.algebra,
             rule=self._shared,
             initialization="xavier_uniform",
@@ -97,7 +97,7 @@ class LinearBuilder:
         return PHMEmbedding(
             vocabulary,
             width,
-            n,
+            n=n,
             algebra=algebra,
             initialization=initialization,
             device=self.device,

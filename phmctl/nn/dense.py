@@ -8,14 +8,16 @@ from torch import nn
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.kronecker_weight import KroneckerWeight
 from phmctl.nn.linear import PHMLinear
+from phmctl.nn.multihead import PHMMultiheadAttention
 
 
 def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Replace every PHM map of a model by the dense layer of the same function, to rounding.
 
-    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``. A ``PHMLSTM`` stays what its model
-    calls, with dense maps; ``PHMLSTM.to_dense`` makes an ``nn.LSTM`` of it. What was one thing stays one: a module that
-    stands in two places, a table that is the generator's weight too, a shared bias.
+    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``; what :func:`phmctl.convert` made of
+    another layer becomes that again. A ``PHMLSTM`` stays what its model calls, with dense maps; ``PHMLSTM.to_dense``
+    makes an ``nn.LSTM`` of it. What was one thing stays one: a module that stands in two places, a table that is the
+    generator's weight too, a shared bias.
 
     Args:
         model: any module; it may be such a layer itself.
@@ -29,8 +31,10 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}
     for module in list(model.modules()):
-        if isinstance(module, (PHMLinear, PHMEmbedding)):
-            replaced[id(module)] = _dense(module, weights)
+        if isinstance(module, PHMMultiheadAttention):
+            replaced[id(module)] = module.to_dense()
+        elif isinstance(module, (PHMLinear, PHMEmbedding)):
+            replaced[id(module)] = _as_found(_dense(module, weights), getattr(module, "dense_type", None))
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # not named_children(), which leaves out repetitions
             if id(child) in replaced:
@@ -50,6 +54,15 @@ def _dense(module: PHMLinear | PHMEmbedding, weights: dict[tuple[int, ...], nn.P
     if isinstance(module, PHMLinear) and module.bias is not None:
         dense.bias = module.bias
     return dense
+
+
+def _as_found(dense: nn.Module, kind: type[nn.Module] | None) -> nn.Module:
+    """Return a linear map as the kind of layer that ``phmctl.convert`` replaced: Conv1D's weight is (d, k)."""
+    if kind is None or not isinstance(dense, nn.Linear):
+        return dense
+    found = kind(dense.out_features, dense.in_features).train(dense.training)
+    found.weight, found.bias = nn.Parameter(dense.weight.t().contiguous()), dense.bias
+    return found
 
 
 def _sources(module: KroneckerWeight) -> list[nn.Parameter]:

@@ -1,5 +1,7 @@
 """The PHM embedding: a table that is a sum of Kronecker products (the PHM+ of the CENG501 reproduction)."""
 
+from typing import Any, Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from phmctl.algebra.operators import is_recorded
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
-from phmctl.errors import DimensionError
+from phmctl.errors import DimensionError, UserError
 from phmctl.nn.kronecker_weight import KroneckerWeight, weight_of
 
 
@@ -27,8 +29,8 @@ class PHMEmbedding(KroneckerWeight):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        n: int,
         *,
+        n: int,
         algebra: str = LEARNED,
         rule: nn.Parameter | None = None,
         padding_idx: int | None = None,
@@ -92,6 +94,21 @@ class PHMEmbedding(KroneckerWeight):
         rules = F.embedding(outer, self.A.permute(1, 2, 0).reshape(n, n * n))  # (T, b i)
         parts = F.embedding(inner, self.S.reshape(n * height, width))  # (T, i, t)
         return torch.bmm(rules.view(-1, n, n), parts).view(-1, n * width)  # (T, b t)
+
+    @classmethod
+    def from_dense(cls, embedding: nn.Embedding, n: int, *, algebra: str = LEARNED) -> tuple[Self, float]:
+        """Return the table nearest to a dense one, and the relative error ‖W − H‖ / ‖W‖ (Frobenius) that it leaves.
+
+        Raises:
+            DimensionError: n does not divide a dimension, or is not the algebra's own.
+            UserError: the table has ``max_norm`` or counts frequencies, which a PHM table cannot.
+        """
+        if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
+            raise UserError("a PHM table has no max_norm, scale_grad_by_freq and sparse")
+        weight = embedding.weight.detach()
+        options: dict[str, Any] = {"algebra": algebra, "device": weight.device, "dtype": weight.dtype}
+        table = cls(*weight.shape, n=n, padding_idx=embedding.padding_idx, **options).train(embedding.training)
+        return table, table.set_nearest(weight)
 
     @torch.no_grad()
     def to_dense(self, num_embeddings: int | None = None) -> nn.Embedding:

@@ -14,6 +14,7 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
 )
 from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.nearest import nearest_components, nearest_kronecker_sum
 from phmctl.algebra.operators import autocast_dtype, is_recorded, is_transformed
 from phmctl.algebra.rank_product import blocks_of
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
@@ -155,6 +156,29 @@ class KroneckerWeight(nn.Module):
             return found
         self.factors = found
         return self.factors or found
+
+    @torch.no_grad()
+    def set_nearest(self, weight: Tensor) -> float:
+        """Take the A and S whose H is nearest to a weight (rows, columns); with a fixed or shared rule the S.
+
+        Returns:
+            the relative error ‖W − H‖ / ‖W‖ (Frobenius).
+
+        Raises:
+            RankError: the layer's factors are of too low a rank for the rule that was found.
+        """
+        if self.n == 1:
+            self.weight.copy_(weight)
+            return 0.0
+        if self.algebra != LEARNED or not self._owns_rule:
+            S, error = nearest_components(weight, self.A)
+        else:
+            A, S, error = nearest_kronecker_sum(weight, self.n)
+            held = decompose(A, len(self.V)).factors if self._holds_factors else (A,)
+            for mine, found in zip((self.W, self.U, self.V) if self._holds_factors else (self.A,), held, strict=True):
+                mine.copy_(found)
+        self.S.copy_(S)
+        return error
 
     def initialise(self, scheme: str, fan_in: int, fan_out: int) -> None:
         """Draw the parameters anew, so that H has the variance of the dense scheme; a shared rule is left as it is."""

@@ -20,7 +20,6 @@ from phmctl.algebra.execution import (
     choose,
 )
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.nearest import nearest_kronecker_sum
 from phmctl.algebra.operators import autocast_dtype, is_recorded
 from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
@@ -50,14 +49,15 @@ class PHMLinear(KroneckerWeight):
     """
 
     bias: nn.Parameter | None
+    dense_type: type[nn.Module] | None = None  # what phmctl.convert found here, where that is not nn.Linear
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
-        n: int,
         bias: bool = True,
         *,
+        n: int,
         algebra: str = LEARNED,
         rule: nn.Parameter | Factors | None = None,
         initialization: str = "default",
@@ -74,8 +74,8 @@ class PHMLinear(KroneckerWeight):
         Args:
             in_features: d.
             out_features: k.
-            n: the PHM hyperparameter; 1 is ``nn.Linear``.
             bias: add a learned b.
+            n: the PHM hyperparameter; 1 is ``nn.Linear``.
             algebra: ``phm`` for a learned rule, or ``real`` (n = 1), ``complex`` (2), ``quaternion`` (4),
                 ``octonion`` (8), ``sedenion`` (16).
             rule: a learned rule (:func:`~phmctl.algebra.rules.learned_rule`) or the factors of one to share with other
@@ -203,34 +203,40 @@ class PHMLinear(KroneckerWeight):
         return apply_blocks(flat, self.built("T"), factors, self.bias, keep=self.keep_products)
 
     @classmethod
-    def from_dense(cls, linear: nn.Linear, n: int) -> tuple[Self, float]:
+    def from_dense(
+        cls,
+        linear: nn.Linear,
+        n: int,
+        *,
+        algebra: str = LEARNED,
+        parametrization: str = RULE,
+        rank: int | None = None,
+    ) -> tuple[Self, float]:
         """Return the PHM layer nearest to a dense one, with a copy of its bias.
 
         Args:
             linear: a dense layer, unchanged.
             n: the PHM hyperparameter; divides both its dimensions.
+            algebra: ``phm``: the nearest A and S; a fixed one: the S that is nearest with its rule, by least squares.
+            parametrization: hold the rule that was found as A (``rule``) or as W, U and V (``factors``).
+            rank: R of the factors, by default one that gives the rule back exactly.
 
         Returns:
             the layer, on the same device and of the same dtype, and the relative error ‖W − H‖ / ‖W‖ (Frobenius)
-            that it leaves: zero, but for rounding, when the weight is a sum of n Kronecker products.
+            that it leaves: zero, but for rounding, when the weight is such a sum of n Kronecker products.
 
         Raises:
-            DimensionError: n does not divide a dimension.
+            DimensionError: n does not divide a dimension, or is not the algebra's own.
+            RankError: the rule that was found wants a higher rank.
         """
-        weight = linear.weight.detach()
-        has_bias = linear.bias is not None
-        layer = cls(linear.in_features, linear.out_features, n, has_bias, device=weight.device, dtype=weight.dtype)
-        layer.train(linear.training)
+        weight, bias = linear.weight.detach(), linear.bias is not None
+        options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}
+        made: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+        layer = cls(linear.in_features, linear.out_features, bias, n=n, **options, **made).train(linear.training)
         with torch.no_grad():
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)
-            if n == 1:
-                layer.weight.copy_(weight)
-                return layer, 0.0
-            nearest = nearest_kronecker_sum(weight, n)
-            layer.A.copy_(nearest.A)
-            layer.S.copy_(nearest.S)
-        return layer, nearest.relative_error
+        return layer, layer.set_nearest(weight)
 
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:

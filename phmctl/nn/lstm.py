@@ -57,8 +57,8 @@ class PHMLSTM(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        n: int = 1,
         *,
+        n: int = 1,
         algebra: str = LEARNED,
         num_layers: int = 1,
         bias: bool = True,
@@ -102,13 +102,14 @@ class PHMLSTM(nn.Module):
         self.layers = nn.ModuleList(LSTMLayer(maker.sublayer(), width, hidden_size, gates, cell) for width in widths)
 
     def forward(
-        self, x: Tensor, lengths: Tensor | None = None, state: State | None = None
+        self, x: Tensor, lengths: Tensor | State | None = None, state: State | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run over a batch of sequences.
 
         Args:
             x: (B, T, d). What stands at padding is never read.
-            lengths: (B,) integers of 1 to T, in any order, on any device; all T where None.
+            lengths: (B,) integers of 1 to T, in any order, on any device; all T where None. The state may stand here
+                instead, where ``nn.LSTM`` has it.
             state: h and c before the first step, (num_layers, B, h) each; zeros where None.
 
         Returns:
@@ -118,6 +119,8 @@ class PHMLSTM(nn.Module):
         Raises:
             DimensionError: a shape is wrong, the batch is empty, or a length is not of 1 to T.
         """
+        if isinstance(lengths, tuple):
+            lengths, state = None, lengths
         self._check(x, state)
         if is_recorded() or is_transformed():
             return self._plainly(x, lengths, state)

@@ -121,7 +121,7 @@ def test_folding_equal_layers_keeps_the_sums():
 
 
 def test_rows_of_counts_any_model():
-    model = nn.Sequential(nn.Embedding(10, 8), PHMLinear(8, 4, 2), nn.Linear(4, 3), nn.LayerNorm(3), nn.GRU(3, 2))
+    model = nn.Sequential(nn.Embedding(10, 8), PHMLinear(8, 4, n=2), nn.Linear(4, 3), nn.LayerNorm(3), nn.GRU(3, 2))
     rows, rules = rows_of(model)
     assert sum(row.parameters for row in rows) == real_count(model)
     assert [row.kind for row in rows] == ["embedding", "map", "map", "norm", "other"]

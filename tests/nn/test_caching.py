@@ -21,7 +21,7 @@ from phmctl.nn.derived import DerivedWeightError
 
 
 def eval_layer(**options) -> PHMLinear:
-    return PHMLinear(12, 8, 4, **options).eval()
+    return PHMLinear(12, 8, n=4, **options).eval()
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_another_tensor_dtype_or_autocast_is_seen_inside(x: torch.Tensor) -> Non
     layer = eval_layer(execution="dense")
     with phmctl.cached():
         check(layer, x)
-        layer.load_state_dict(PHMLinear(12, 8, 4).state_dict(), assign=True)
+        layer.load_state_dict(PHMLinear(12, 8, n=4).state_dict(), assign=True)
         check(layer, x)
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
@@ -200,7 +200,7 @@ def average(layer: PHMLinear) -> None:
 
 
 CHANGES = {
-    "load_state_dict": lambda layer: layer.load_state_dict(PHMLinear(12, 8, 4).state_dict()),
+    "load_state_dict": lambda layer: layer.load_state_dict(PHMLinear(12, 8, n=4).state_dict()),
     "sgd fused": lambda layer: optimizer_step(lambda p: torch.optim.SGD(p, lr=0.5, fused=True), layer),
     "adam foreach": lambda layer: optimizer_step(lambda p: torch.optim.Adam(p, lr=0.5, foreach=True), layer),
     "to": lambda layer: layer.to(torch.float64),
@@ -227,7 +227,7 @@ def test_a_change_in_evaluation_is_seen(change: Callable[[PHMLinear], object], x
 
 def test_a_rule_that_other_layers_share(x: torch.Tensor) -> None:
     rule = learned_rule(4)
-    first, second = PHMLinear(12, 8, 4, rule=rule).eval(), PHMLinear(12, 20, 4, rule=rule).eval()
+    first, second = PHMLinear(12, 8, n=4, rule=rule).eval(), PHMLinear(12, 20, n=4, rule=rule).eval()
     check(second, x)
     optimizer_step(lambda p: torch.optim.SGD(p, lr=0.5), first)
     check(second, x)
@@ -263,7 +263,7 @@ def test_writing_into_a_derived_weight_is_an_error(
 
 
 def test_a_derived_weight_can_be_read_as_any_tensor(x: torch.Tensor) -> None:
-    layer = PHMLinear(12, 8, 4)
+    layer = PHMLinear(12, 8, n=4)
     y = nn.functional.linear(x, layer.weight, layer.bias)
     assert type(y) is torch.Tensor
     torch.testing.assert_close(y, layer(x))
@@ -278,7 +278,7 @@ def test_a_derived_weight_can_be_read_as_any_tensor(x: torch.Tensor) -> None:
 
 
 def test_n_1_is_written_as_any_parameter() -> None:
-    layer = PHMLinear(12, 8, 1)
+    layer = PHMLinear(12, 8, n=1)
     nn.init.zeros_(layer.weight)
     assert not layer(torch.randn(2, 12)).sub(layer.bias).any()
 
@@ -290,7 +290,7 @@ def test_a_parametrised_rule_or_component(name: str, execution: str, x: torch.Te
         def forward(self, part: torch.Tensor) -> torch.Tensor:
             return 2 * part
 
-    layer = PHMLinear(12, 8, 4, execution=execution)
+    layer = PHMLinear(12, 8, n=4, execution=execution)
     plain = copy.deepcopy(layer)
     parametrize.register_parametrization(layer, name, Doubled())
     with torch.no_grad():
@@ -307,10 +307,10 @@ def test_a_parametrised_rule_or_component(name: str, execution: str, x: torch.Te
 
 
 def test_a_parametrised_table_and_a_parametrised_dense_weight() -> None:
-    table = PHMEmbedding(12, 8, 4)
+    table = PHMEmbedding(12, 8, n=4)
     nn.utils.parametrizations.weight_norm(table, "S")
     assert table(torch.tensor([1, 2])).shape == (2, 8)
-    layer = PHMLinear(8, 8, 1)
+    layer = PHMLinear(8, 8, n=1)
     nn.utils.parametrizations.weight_norm(layer)
     assert layer(torch.randn(2, 8)).shape == (2, 8)
 
@@ -319,7 +319,7 @@ def test_a_parametrised_table_and_a_parametrised_dense_weight() -> None:
 
 
 def test_found_factors_outlive_what_leaves_the_rule_alone(x: torch.Tensor) -> None:
-    layer, other = eval_layer(execution="rank"), PHMLinear(4, 4, 2)
+    layer, other = eval_layer(execution="rank"), PHMLinear(4, 4, n=2)
     factors = layer.decompose()
     optimizer_step(lambda p: torch.optim.Adam(p, lr=0.5, fused=True), other)
     assert layer.factors is factors
@@ -358,7 +358,7 @@ def test_inference_mode(x: torch.Tensor) -> None:
     layer = eval_layer()
     with torch.inference_mode(), phmctl.cached():
         expected = layer(x)
-        born = PHMLinear(12, 8, 4).eval()
+        born = PHMLinear(12, 8, n=4).eval()
         check(born, x)
     with torch.no_grad():
         torch.testing.assert_close(layer(x), expected)
@@ -379,11 +379,11 @@ def fresh() -> None:
 def test_no_cache_of_the_process_is_poisoned(mode: str, algebra: str, n: int) -> None:
     modes = {"meta": torch.device("meta"), "fake": FakeTensorMode(), "inference": torch.inference_mode()}
     with modes[mode]:
-        early = PHMLinear(32, 32, n, algebra=algebra)
+        early = PHMLinear(32, 32, n=n, algebra=algebra)
         early(torch.randn(3, 32))
         if n < 16:
             _ = early.factors
-    layer = PHMLinear(32, 32, n, algebra=algebra)
+    layer = PHMLinear(32, 32, n=n, algebra=algebra)
     check(layer, torch.randn(3, 32))
     if n < 16:
         layer.execution = "rank"

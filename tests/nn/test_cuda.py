@@ -36,7 +36,7 @@ def outcome(layer: nn.Module, x: Tensor, device: str, dtype: torch.dtype | None 
 @pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
 def test_linear_equals_the_cpu(algebra: str, n: int, tokens: int) -> None:
     torch.manual_seed(0)
-    layer, x = PHMLinear(64, 96, n, algebra=algebra), torch.randn(tokens, 64)
+    layer, x = PHMLinear(64, 96, n=n, algebra=algebra), torch.randn(tokens, 64)
     torch.testing.assert_close(outcome(layer, x, "cuda"), outcome(layer, x, "cpu"), rtol=1e-3, atol=1e-3)
 
 
@@ -44,7 +44,7 @@ def test_linear_equals_the_cpu(algebra: str, n: int, tokens: int) -> None:
 @pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
 def test_embedding_equals_the_cpu(algebra: str, n: int, tokens: int) -> None:
     torch.manual_seed(0)
-    layer, ids = PHMEmbedding(96, 64, n, algebra=algebra, padding_idx=0), torch.randint(0, 96, (tokens,))
+    layer, ids = PHMEmbedding(96, 64, n=n, algebra=algebra, padding_idx=0), torch.randint(0, 96, (tokens,))
     torch.testing.assert_close(outcome(layer, ids, "cuda"), outcome(layer, ids, "cpu"), rtol=1e-3, atol=1e-3)
 
 
@@ -52,7 +52,7 @@ def test_embedding_equals_the_cpu(algebra: str, n: int, tokens: int) -> None:
 @pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
 def test_bfloat16_autocast_is_near_float32(algebra: str, n: int, tokens: int) -> None:
     torch.manual_seed(0)
-    layer, x = PHMLinear(64, 96, n, algebra=algebra), torch.randn(tokens, 64)
+    layer, x = PHMLinear(64, 96, n=n, algebra=algebra), torch.randn(tokens, 64)
     exact = outcome(layer, x, "cpu")
     for name, value in outcome(layer, x, "cuda", torch.bfloat16).items():
         assert (value - exact[name]).norm() <= 0.03 * exact[name].norm(), name
@@ -61,7 +61,7 @@ def test_bfloat16_autocast_is_near_float32(algebra: str, n: int, tokens: int) ->
 @pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
 def test_h_is_kept_in_eval_mode_and_follows_the_device(algebra: str, n: int) -> None:
     torch.manual_seed(0)
-    layer, x = PHMLinear(64, 96, n, algebra=algebra).eval(), torch.randn(3, 64)
+    layer, x = PHMLinear(64, 96, n=n, algebra=algebra).eval(), torch.randn(3, 64)
     with torch.no_grad():
         before = layer(x)
         layer.to("cuda")

@@ -21,7 +21,7 @@ from phmctl.errors import DimensionError
 )
 @settings(max_examples=40, deadline=None)
 def test_a_lookup_is_a_row_of_the_table(n, blocks, shape, training, data) -> None:
-    embedding = PHMEmbedding(n * blocks[0], n * blocks[1], n).train(training)
+    embedding = PHMEmbedding(n * blocks[0], n * blocks[1], n=n).train(training)
     ids = torch.randint(0, n * blocks[0], shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     table = materialise_reference(embedding.A, embedding.S)
     with torch.no_grad():
@@ -32,7 +32,7 @@ def test_a_lookup_is_a_row_of_the_table(n, blocks, shape, training, data) -> Non
 
 @pytest.mark.parametrize("count", [3, 40])  # fewer than the table has rows, and more
 def test_gradients(count: int) -> None:
-    embedding = PHMEmbedding(12, 8, 4, dtype=torch.float64, padding_idx=2)
+    embedding = PHMEmbedding(12, 8, n=4, dtype=torch.float64, padding_idx=2)
     ids = torch.randint(0, 12, (count,), generator=torch.Generator().manual_seed(1))
 
     def call(A: torch.Tensor, S: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_gradients(count: int) -> None:
 
 
 def test_few_tokens_do_not_build_the_table() -> None:
-    embedding = PHMEmbedding(4000, 32, 4)
+    embedding = PHMEmbedding(4000, 32, n=4)
     sizes = []
 
     class Sizes(TorchDispatchMode):
@@ -59,7 +59,7 @@ def test_few_tokens_do_not_build_the_table() -> None:
 @pytest.mark.parametrize(("n", "algebra"), [(1, "phm"), (4, "phm"), (4, "quaternion")])
 @pytest.mark.parametrize("count", [4, 30])
 def test_padding_gives_zeros_and_no_gradient(n: int, algebra: str, count: int) -> None:
-    embedding = PHMEmbedding(16, 8, n, algebra=algebra, padding_idx=0)
+    embedding = PHMEmbedding(16, 8, n=n, algebra=algebra, padding_idx=0)
     ids = torch.zeros(count, dtype=torch.long)
     rows = embedding(ids)
     assert rows.abs().sum() == 0
@@ -69,12 +69,12 @@ def test_padding_gives_zeros_and_no_gradient(n: int, algebra: str, count: int) -
 
 
 def test_negative_padding_counts_from_the_end() -> None:
-    assert PHMEmbedding(16, 8, 2, padding_idx=-1).padding_idx == 15
+    assert PHMEmbedding(16, 8, n=2, padding_idx=-1).padding_idx == 15
 
 
 def test_n_1_is_an_embedding() -> None:
     dense = nn.Embedding(10, 4)
-    embedding = PHMEmbedding(10, 4, 1)
+    embedding = PHMEmbedding(10, 4, n=1)
     assert set(embedding.state_dict()) == {"weight"}
     embedding.load_state_dict(dense.state_dict())
     ids = torch.tensor([[1, 2], [9, 0]])
@@ -83,7 +83,7 @@ def test_n_1_is_an_embedding() -> None:
 
 
 def test_tied_generator_and_lookup_share_their_gradient() -> None:
-    embedding = PHMEmbedding(12, 8, 4)
+    embedding = PHMEmbedding(12, 8, n=4)
     hidden = torch.randn(3, 8)
     (hidden @ embedding.weight.T).sum().backward()
     from_generator = embedding.S.grad.clone()
@@ -94,7 +94,7 @@ def test_tied_generator_and_lookup_share_their_gradient() -> None:
 
 @torch.no_grad()
 def test_the_table_is_kept_inside_a_scope_only() -> None:
-    embedding = PHMEmbedding(12, 8, 4).eval()
+    embedding = PHMEmbedding(12, 8, n=4).eval()
     with phmctl.cached():
         assert embedding.weight is embedding.weight
         kept = embedding(torch.tensor([3]))
@@ -107,26 +107,26 @@ def test_the_table_is_kept_inside_a_scope_only() -> None:
 @pytest.mark.parametrize(("n", "algebra"), [(1, "phm"), (2, "phm"), (8, "phm"), (16, "phm"), (16, "sedenion")])
 def test_table_has_the_variance_of_its_scheme(scheme: str, variance: float, n: int, algebra: str) -> None:
     torch.manual_seed(1)
-    embedding = PHMEmbedding(1600, 64, n, algebra=algebra, initialization=scheme)
+    embedding = PHMEmbedding(1600, 64, n=n, algebra=algebra, initialization=scheme)
     assert embedding.weight.var().item() == pytest.approx(variance, rel=0.1)
 
 
 def test_parameters() -> None:
-    embedding = PHMEmbedding(1000, 64, 4, rule=learned_rule(4))
+    embedding = PHMEmbedding(1000, 64, n=4, rule=learned_rule(4))
     assert sum(parameter.numel() for parameter in embedding.parameters()) == 1000 * 64 // 4 + 64
     assert repr(embedding) == "PHMEmbedding(1000, 64, n=4, algebra='phm')"
 
 
 def test_meta_to_empty() -> None:
-    source = PHMEmbedding(16, 8, 4, algebra="quaternion")
-    embedding = PHMEmbedding(16, 8, 4, algebra="quaternion", device="meta").to_empty(device="cpu")
+    source = PHMEmbedding(16, 8, n=4, algebra="quaternion")
+    embedding = PHMEmbedding(16, 8, n=4, algebra="quaternion", device="meta").to_empty(device="cpu")
     embedding.load_state_dict(source.state_dict())
     ids = torch.arange(16)
     assert torch.equal(embedding(ids), source(ids))
 
 
 def test_autocast() -> None:
-    embedding = PHMEmbedding(64, 16, 4)
+    embedding = PHMEmbedding(64, 16, n=4)
     ids = torch.arange(8)
     expected = embedding(ids).detach()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -136,4 +136,4 @@ def test_autocast() -> None:
 
 def test_n_that_does_not_divide() -> None:
     with pytest.raises(DimensionError, match="n = 3 does not divide num_embeddings = 100 and embedding_dim = 8"):
-        PHMEmbedding(100, 8, 3)
+        PHMEmbedding(100, 8, n=3)

@@ -16,9 +16,9 @@ from phmctl.nn.kept_factors import FILE, set_execution
 def two_maps(n: int = 4, **options: object) -> nn.Sequential:
     """Maps that share a rule, and one of its own."""
     torch.manual_seed(0)
-    first = PHMLinear(24, 24, n, **options)
-    shared = PHMLinear(24, 24, n, rule=first.A) if not options else PHMLinear(24, 24, n, **options)
-    return nn.Sequential(first, shared, PHMLinear(24, 24, n, **options), nn.Linear(24, 8)).eval()
+    first = PHMLinear(24, 24, n=n, **options)
+    shared = PHMLinear(24, 24, n=n, rule=first.A) if not options else PHMLinear(24, 24, n=n, **options)
+    return nn.Sequential(first, shared, PHMLinear(24, 24, n=n, **options), nn.Linear(24, 8)).eval()
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def reference(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
 @settings(max_examples=60, deadline=None)
 def test_any_leading_shape_against_the_definition(algebra, blocks, leading, bias, training) -> None:
     name, n = algebra
-    layer = PHMLinear(n * blocks[0], n * blocks[1], n, bias, algebra=name).train(training)
+    layer = PHMLinear(n * blocks[0], n * blocks[1], n=n, bias=bias, algebra=name).train(training)
     x = torch.randn(*leading, n * blocks[0])
     with torch.no_grad():
         y = layer(x)
@@ -46,7 +46,7 @@ def test_any_leading_shape_against_the_definition(algebra, blocks, leading, bias
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("name", ["phm", "quaternion"])
 def test_gradients(name: str, execution: str) -> None:
-    layer = PHMLinear(8, 12, 4, algebra=name, dtype=torch.float64)
+    layer = PHMLinear(8, 12, n=4, algebra=name, dtype=torch.float64)
     layer.execution = execution
     names, values = zip(*layer.named_parameters(), strict=True)
 
@@ -58,7 +58,7 @@ def test_gradients(name: str, execution: str) -> None:
 
 
 def test_every_execution_gives_the_same_gradients() -> None:
-    layer = PHMLinear(32, 64, 8)
+    layer = PHMLinear(32, 64, n=8)
     x = torch.randn(6, 32)
     found = {}
     for execution in EXECUTIONS:
@@ -72,7 +72,7 @@ def test_every_execution_gives_the_same_gradients() -> None:
 
 
 def test_shapes_and_names() -> None:
-    layer = PHMLinear(8, 12, 4)
+    layer = PHMLinear(8, 12, n=4)
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
         "A": (4, 4, 4), "S": (4, 3, 2), "bias": (12,),
     }  # fmt: skip
@@ -81,7 +81,7 @@ def test_shapes_and_names() -> None:
 
 
 def test_a_fixed_rule_is_in_no_checkpoint() -> None:
-    layer = PHMLinear(8, 12, 4, algebra="quaternion")
+    layer = PHMLinear(8, 12, n=4, algebra="quaternion")
     assert set(layer.state_dict()) == {"S", "bias"}
     assert layer.A.shape == (4, 4, 4)
 
@@ -90,7 +90,7 @@ def test_n_1_is_a_linear_layer() -> None:
     torch.manual_seed(2)
     dense = nn.Linear(6, 5)
     torch.manual_seed(2)
-    layer = PHMLinear(6, 5, 1)
+    layer = PHMLinear(6, 5, n=1)
     assert set(layer.state_dict()) == {"weight", "bias"}
     assert not hasattr(layer, "A")
     torch.testing.assert_close(layer.state_dict(), dense.state_dict())
@@ -101,7 +101,7 @@ def test_n_1_is_a_linear_layer() -> None:
 
 
 def test_n_1_can_be_tied() -> None:
-    layer = PHMLinear(6, 5, 1)
+    layer = PHMLinear(6, 5, n=1)
     shared = nn.Parameter(torch.randn(5, 6))
     layer.weight = shared
     assert layer.weight is shared
@@ -116,22 +116,22 @@ def test_n_1_can_be_tied() -> None:
 )
 def test_n_that_does_not_divide(arguments: tuple[int, int, int], message: str) -> None:
     with pytest.raises(DimensionError) as error:
-        PHMLinear(*arguments)
+        PHMLinear(*arguments[:2], n=arguments[2])
     assert str(error.value) == f"n = {arguments[2]} does not divide {message}"
 
 
 def test_wrong_algebra_and_scheme() -> None:
     with pytest.raises(UserError, match="did you mean 'octonion'"):
-        PHMLinear(8, 8, 8, algebra="octonoin")
+        PHMLinear(8, 8, n=8, algebra="octonoin")
     with pytest.raises(DimensionError, match="algebra 'octonion' has n = 8, not 4"):
-        PHMLinear(8, 8, 4, algebra="octonion")
+        PHMLinear(8, 8, n=4, algebra="octonion")
     with pytest.raises(UserError, match="did you mean 'kaiming_normal'"):
-        PHMLinear(8, 8, 4, initialization="kaiming_norm")
+        PHMLinear(8, 8, n=4, initialization="kaiming_norm")
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_input_of_the_wrong_width(execution: str) -> None:
-    layer = PHMLinear(8, 8, 4)
+    layer = PHMLinear(8, 8, n=4)
     layer.execution = execution
     with pytest.raises(DimensionError, match="does not end in in_features = 8"):
         layer(torch.zeros(4, 4))
@@ -148,7 +148,7 @@ def check(layer: PHMLinear, x: torch.Tensor) -> None:
 def test_shared_rule_counts_once_and_is_left_as_it_is() -> None:
     rule = learned_rule(4)
     before = rule.detach().clone()
-    pair = nn.ModuleList([PHMLinear(8, 8, 4, False, rule=rule), PHMLinear(8, 16, 4, False, rule=rule)])
+    pair = nn.ModuleList([PHMLinear(8, 8, n=4, bias=False, rule=rule), PHMLinear(8, 16, n=4, bias=False, rule=rule)])
     assert sum(parameter.numel() for parameter in pair.parameters()) == 64 + 8 * 8 // 4 + 8 * 16 // 4
     pair[0].reset_parameters()
     assert torch.equal(rule, before)
@@ -160,17 +160,17 @@ def test_shared_rule_counts_once_and_is_left_as_it_is() -> None:
 
 def test_rule_that_cannot_be_shared() -> None:
     with pytest.raises(DimensionError, match=r"rule has shape \(2, 2, 2\), not \(n, n, n\) = \(4, 4, 4\)"):
-        PHMLinear(8, 8, 4, rule=learned_rule(2))
+        PHMLinear(8, 8, n=4, rule=learned_rule(2))
     with pytest.raises(UserError, match="the fixed algebra 'quaternion' has no rule to share"):
-        PHMLinear(8, 8, 4, algebra="quaternion", rule=learned_rule(4))
+        PHMLinear(8, 8, n=4, algebra="quaternion", rule=learned_rule(4))
     with pytest.raises(UserError, match="n = 1 has no rule to share"):
-        PHMLinear(8, 8, 1, rule=learned_rule(1))
+        PHMLinear(8, 8, n=1, rule=learned_rule(1))
 
 
 @pytest.mark.parametrize(("name", "n"), ALGEBRAS)
 def test_from_meta_to_a_device(name: str, n: int) -> None:
-    source = PHMLinear(48, 96, n, algebra=name)
-    layer = PHMLinear(48, 96, n, algebra=name, device="meta")
+    source = PHMLinear(48, 96, n=n, algebra=name)
+    layer = PHMLinear(48, 96, n=n, algebra=name, device="meta")
     assert sum(p.numel() for p in layer.parameters()) == sum(p.numel() for p in source.parameters())
     layer.to_empty(device="cpu")
     layer.load_state_dict(source.state_dict())
@@ -179,7 +179,7 @@ def test_from_meta_to_a_device(name: str, n: int) -> None:
 
 
 def test_meta_forward_gives_the_shape() -> None:
-    layer = PHMLinear(16, 32, 4, device="meta")
+    layer = PHMLinear(16, 32, n=4, device="meta")
     x = torch.empty(2, 5, 16, device="meta")
     assert layer(x).shape == (2, 5, 32)
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_meta_forward_gives_the_shape() -> None:
 
 
 def test_fixed_rule_follows_dtype() -> None:
-    layer = PHMLinear(8, 8, 4, algebra="quaternion").double()
+    layer = PHMLinear(8, 8, n=4, algebra="quaternion").double()
     assert layer.A.dtype == torch.float64
     check(layer, torch.randn(2, 8, dtype=torch.float64))
 
@@ -195,7 +195,7 @@ def test_fixed_rule_follows_dtype() -> None:
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_autocast(execution: str) -> None:
     torch.manual_seed(0)
-    layer = PHMLinear(64, 64, 4, execution=execution, parametrization="factors" if execution == "rank" else "rule")
+    layer = PHMLinear(64, 64, n=4, execution=execution, parametrization="factors" if execution == "rank" else "rule")
     x = torch.randn(8, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x)
@@ -211,7 +211,7 @@ def test_autocast(execution: str) -> None:
 
 
 def test_per_sample_gradients_through_torch_func() -> None:
-    layer = PHMLinear(8, 8, 4)
+    layer = PHMLinear(8, 8, n=4)
     parameters = {name: p.detach() for name, p in layer.named_parameters()}
     x = torch.randn(3, 8)
 
@@ -229,28 +229,28 @@ def test_per_sample_gradients_through_torch_func() -> None:
 @pytest.mark.parametrize(("name", "n"), ALGEBRAS)
 def test_output_has_the_variance_of_nn_linear(name: str, n: int) -> None:
     torch.manual_seed(4)
-    layer = PHMLinear(192, 384, n, False, algebra=name)
+    layer = PHMLinear(192, 384, n=n, bias=False, algebra=name)
     y = layer(torch.randn(4096, 192))
     assert y.var().item() == pytest.approx(1 / 3, rel=0.1)
 
 
 def test_splits_give_each_stacked_map_its_own_fan_out() -> None:
     torch.manual_seed(4)
-    fused = PHMLinear(96, 288, 4, initialization="xavier_uniform", splits=3)
+    fused = PHMLinear(96, 288, n=4, initialization="xavier_uniform", splits=3)
     assert fused.weight.var().item() == pytest.approx(2 / (96 + 96), rel=0.1)
     assert fused.bias.abs().max() == 0
 
 
 def test_default_bias_is_that_of_nn_linear() -> None:
     bound = 1 / math.sqrt(64)
-    bias = PHMLinear(64, 4096, 4).bias
+    bias = PHMLinear(64, 4096, n=4).bias
     assert bias.abs().max() <= bound
     assert bias.var().item() == pytest.approx(bound**2 / 3, rel=0.1)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_from_dense_is_exact_for_a_sum_of_n_products(n: int) -> None:
-    source = PHMLinear(12, 20, n)
+    source = PHMLinear(12, 20, n=n)
     dense = nn.Linear(12, 20)
     with torch.no_grad():
         dense.weight.copy_(source.weight)
@@ -274,8 +274,8 @@ def test_from_dense_of_any_weight_says_what_it_loses() -> None:
 def test_a_product_of_quaternions_is_learned() -> None:
     """The paper's second artificial task (Figure 2b): n = 4 learns the Hamilton product."""
     torch.manual_seed(0)
-    target = PHMLinear(4, 4, 4, False, algebra="quaternion")
-    layer = PHMLinear(4, 4, 4, False)
+    target = PHMLinear(4, 4, n=4, bias=False, algebra="quaternion")
+    layer = PHMLinear(4, 4, n=4, bias=False)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
     x = torch.randn(64, 4)
     with torch.no_grad():

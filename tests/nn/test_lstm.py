@@ -25,7 +25,7 @@ CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
 def double(input_size: int, hidden_size: int, n: int, **options) -> PHMLSTM:
     """A layer in float64 with biases that are not zero."""
-    model = PHMLSTM(input_size, hidden_size, n, **options).double()
+    model = PHMLSTM(input_size, hidden_size, n=n, **options).double()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(parameter)
@@ -302,7 +302,7 @@ def test_H_is_built_once_a_forward(monkeypatch) -> None:
 
     materialise = kronecker_weight.materialise
     monkeypatch.setattr(kronecker_weight, "materialise", counted)
-    model = PHMLSTM(8, 4, 2)
+    model = PHMLSTM(8, 4, n=2)
     model(torch.randn(3, 6, 8))
     assert len(built) == 8  # one a map, whatever the steps
     model.eval()
@@ -313,7 +313,7 @@ def test_H_is_built_once_a_forward(monkeypatch) -> None:
 
 
 def test_without_gradients_and_after_a_step() -> None:
-    model = PHMLSTM(8, 4, 4, algebra="quaternion")
+    model = PHMLSTM(8, 4, n=4, algebra="quaternion")
     x, lengths = torch.randn(3, 6, 8), torch.tensor([2, 6, 3])
     expected = flat(model(x, lengths))
     model.eval()
@@ -337,7 +337,7 @@ def test_without_gradients_and_after_a_step() -> None:
 def test_bfloat16_autocast(cell, tolerance) -> None:
     """The printed cell squashes less, and so carries rounding further; autograd through its loop strays as much."""
     torch.manual_seed(0)
-    model = PHMLSTM(32, 16, 4, num_layers=2, cell=cell)
+    model = PHMLSTM(32, 16, n=4, num_layers=2, cell=cell)
     x, lengths = torch.randn(4, 20, 32, requires_grad=True), torch.tensor([20, 3, 11, 20])
     exact = flat(model(x, lengths))
     exact_gradients = gradients(exact, (x, *model.parameters()), [torch.ones_like(value) for value in exact])
@@ -354,7 +354,7 @@ def test_bfloat16_autocast(cell, tolerance) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_a_shorter_precision(dtype) -> None:
-    model = PHMLSTM(8, 8, 4).to(dtype)
+    model = PHMLSTM(8, 8, n=4).to(dtype)
     output, (h, c) = model(torch.randn(2, 5, 8, dtype=dtype))
     assert {output.dtype, h.dtype, c.dtype} == {dtype}
     (output.sum() + c.sum()).backward()
@@ -404,7 +404,7 @@ def count(model: nn.Module) -> int:
     ],
 )
 def test_the_counts_of_table_1(algebra, n, gates, bias, expected) -> None:
-    model = PHMLSTM(300, 300, n, algebra=algebra, gates=gates, bias=bias, device="meta")
+    model = PHMLSTM(300, 300, n=n, algebra=algebra, gates=gates, bias=bias, device="meta")
     assert all(parameter.is_meta for parameter in model.parameters())
     assert count(model) == expected
     rules = {id(value) for name, value in model.named_parameters() if name.endswith(".A")}
@@ -412,7 +412,7 @@ def test_the_counts_of_table_1(algebra, n, gates, bias, expected) -> None:
 
 
 def test_the_maps_have_names() -> None:
-    separate, fused = PHMLSTM(4, 2, 2).layers[0], PHMLSTM(4, 2, 2, gates="fused").layers[0]
+    separate, fused = PHMLSTM(4, 2, n=2).layers[0], PHMLSTM(4, 2, n=2, gates="fused").layers[0]
     assert tuple(separate.from_input) == tuple(separate.from_hidden) == GATES
     assert [m.weight.shape for m in separate.from_input.values()] == [(2, 4)] * 4
     assert [m.weight.shape for m in (*fused.from_input.values(), *fused.from_hidden.values())] == [(8, 4), (8, 2)]
@@ -432,7 +432,7 @@ def test_gates_begin_with_the_same_variance(gates) -> None:
     """A fused map's fan-out is that of one gate, so both forms begin alike: 2/(d + h), Xavier's."""
     torch.manual_seed(0)
     for n in (1, 5):
-        weight = stacked(PHMLSTM(200, 100, n, gates=gates).layers[0])[0]
+        weight = stacked(PHMLSTM(200, 100, n=n, gates=gates).layers[0])[0]
         for gate in weight.chunk(4):
             assert gate.var().item() == pytest.approx(2 / 300, rel=0.1)
 
@@ -451,7 +451,7 @@ def test_gates_begin_with_the_same_variance(gates) -> None:
 )
 def test_wrong_lengths(lengths, message) -> None:
     with pytest.raises(DimensionError, match=message):
-        PHMLSTM(4, 2, 2)(torch.randn(3, 5, 4), torch.tensor(lengths))
+        PHMLSTM(4, 2, n=2)(torch.randn(3, 5, 4), torch.tensor(lengths))
 
 
 @pytest.mark.parametrize(
@@ -465,12 +465,12 @@ def test_wrong_lengths(lengths, message) -> None:
 )
 def test_wrong_inputs(shape, message) -> None:
     with pytest.raises(DimensionError, match=message):
-        PHMLSTM(4, 2, 2)(torch.randn(*shape))
+        PHMLSTM(4, 2, n=2)(torch.randn(*shape))
 
 
 def test_wrong_states() -> None:
     good, bad = torch.zeros(2, 3, 2), torch.zeros(1, 3, 2)
-    model = PHMLSTM(4, 2, 2, num_layers=2)
+    model = PHMLSTM(4, 2, n=2, num_layers=2)
     with pytest.raises(
         DimensionError, match=r"state c has shape \(1, 3, 2\), not \(layers, batch, hidden\) = \(2, 3, 2"
     ):
@@ -481,20 +481,20 @@ def test_wrong_states() -> None:
 
 def test_what_a_user_can_get_wrong() -> None:
     with pytest.raises(DimensionError, match="n = 3 does not divide"):
-        PHMLSTM(300, 200, 3)
+        PHMLSTM(300, 200, n=3)
     with pytest.raises(DimensionError, match="'quaternion' has n = 4"):
-        PHMLSTM(4, 4, 2, algebra="quaternion")
+        PHMLSTM(4, 4, n=2, algebra="quaternion")
     with pytest.raises(
         UserError, match=r"no gates 'seperate' \(did you mean 'separate'\?\); there are separate, fused"
     ):
-        PHMLSTM(4, 4, 2, gates="seperate")
+        PHMLSTM(4, 4, n=2, gates="seperate")
     with pytest.raises(UserError, match=r"no cell 'printed'.*as_printed"):
-        PHMLSTM(4, 4, 2, cell="printed")
+        PHMLSTM(4, 4, n=2, cell="printed")
     with pytest.raises(DimensionError, match="num_layers = 0"):
-        PHMLSTM(4, 4, 2, num_layers=0)
+        PHMLSTM(4, 4, n=2, num_layers=0)
 
 
 def test_shows_its_arguments() -> None:
-    assert repr(PHMLSTM(4, 2, 2, cell="as_printed")).startswith(
+    assert repr(PHMLSTM(4, 2, n=2, cell="as_printed")).startswith(
         "PHMLSTM(\n  4, 2, gates='separate', cell='as_printed'\n  (layers): ModuleList("
     )

@@ -22,7 +22,7 @@ def by_definition(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
 
 def factored(n: int = 4, **options) -> PHMLinear:
     torch.manual_seed(0)
-    return PHMLinear(n * 6, n * 4, n, parametrization="factors", execution="rank", dtype=torch.float64, **options)
+    return PHMLinear(n * 6, n * 4, n=n, parametrization="factors", execution="rank", dtype=torch.float64, **options)
 
 
 @settings(max_examples=20, deadline=None)
@@ -53,7 +53,7 @@ def test_gradients_reach_every_factor(keep: bool) -> None:
 @pytest.mark.parametrize("algebra", ["complex", "quaternion", "octonion"])
 def test_fixed_algebras_train_by_rank(algebra: str) -> None:
     n = {"complex": 2, "quaternion": 4, "octonion": 8}[algebra]
-    layer = PHMLinear(n * 3, n * 2, n, algebra=algebra, execution="rank", dtype=torch.float64)
+    layer = PHMLinear(n * 3, n * 2, n=n, algebra=algebra, execution="rank", dtype=torch.float64)
     x = torch.randn(5, n * 3, dtype=torch.float64)
     y = layer(x)
     torch.testing.assert_close(y, by_definition(layer, x))
@@ -63,7 +63,7 @@ def test_fixed_algebras_train_by_rank(algebra: str) -> None:
 
 
 def test_a_trained_rule_is_decomposed_for_evaluation() -> None:
-    layer = PHMLinear(24, 16, 4, dtype=torch.float64, execution="rank").eval()
+    layer = PHMLinear(24, 16, n=4, dtype=torch.float64, execution="rank").eval()
     x = torch.randn(5, 24, dtype=torch.float64)
     with torch.no_grad(), pytest.raises(RankError, match="call decompose"):
         layer(x)
@@ -80,7 +80,7 @@ def test_a_trained_rule_is_decomposed_for_evaluation() -> None:
 
 def test_float32_is_exact_to_rounding() -> None:
     torch.manual_seed(0)
-    layer = PHMLinear(512, 512, 8, execution="rank").eval()
+    layer = PHMLinear(512, 512, n=8, execution="rank").eval()
     layer.decompose()
     x = torch.randn(256, 512)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_float32_is_exact_to_rounding() -> None:
 
 
 def test_a_rule_without_factors_trains_as_ever() -> None:
-    layer = PHMLinear(24, 16, 4, execution="rank")
+    layer = PHMLinear(24, 16, n=4, execution="rank")
     layer.decompose()  # of no use in training: the rule changes
     layer(torch.randn(5, 24)).sum().backward()
     assert layer.A.grad.abs().sum() > 0
@@ -98,8 +98,8 @@ def test_a_rule_without_factors_trains_as_ever() -> None:
 @pytest.mark.parametrize("source", ["rule", "factors"])
 def test_a_checkpoint_of_either_form_loads_as_either(source: str) -> None:
     target = "factors" if source == "rule" else "rule"
-    saved = PHMLinear(24, 16, 4, parametrization=source, dtype=torch.float64)
-    layer = PHMLinear(24, 16, 4, parametrization=target, dtype=torch.float64)
+    saved = PHMLinear(24, 16, n=4, parametrization=source, dtype=torch.float64)
+    layer = PHMLinear(24, 16, n=4, parametrization=target, dtype=torch.float64)
     state = saved.state_dict()
     before = {name: part.clone() for name, part in state.items()}
     layer.load_state_dict(state)
@@ -108,9 +108,9 @@ def test_a_checkpoint_of_either_form_loads_as_either(source: str) -> None:
 
 
 def test_a_checkpoint_whose_rule_wants_a_higher_rank() -> None:
-    saved = PHMLinear(24, 16, 4)
+    saved = PHMLinear(24, 16, n=4)
     with pytest.raises(RankError, match="rank 3"):
-        PHMLinear(24, 16, 4, parametrization="factors", rank=3).load_state_dict(saved.state_dict())
+        PHMLinear(24, 16, n=4, parametrization="factors", rank=3).load_state_dict(saved.state_dict())
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
@@ -119,14 +119,14 @@ def test_h_begins_with_the_dense_variance(n: int, low: bool) -> None:
     torch.manual_seed(0)
     rank = max(2, natural_rank(n) // 2) if low else None
     wanted = 1 / (3 * 240)
-    weights = [PHMLinear(240, 240, n, parametrization="factors", rank=rank).weight for _ in range(6)]
+    weights = [PHMLinear(240, 240, n=n, parametrization="factors", rank=rank).weight for _ in range(6)]
     assert torch.stack(weights).var().item() == pytest.approx(wanted, rel=0.15)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_a_rule_of_factors_begins_with_unit_fibres(n: int) -> None:
     torch.manual_seed(0)
-    one, other = (PHMLinear(n, n, n, parametrization="factors", dtype=torch.float64).A for _ in range(2))
+    one, other = (PHMLinear(n, n, n=n, parametrization="factors", dtype=torch.float64).A for _ in range(2))
     torch.testing.assert_close(one.square().sum(dim=0), torch.ones(n, n, dtype=torch.float64))
     assert (one - other).abs().max() > 0.1
 
@@ -143,7 +143,7 @@ def test_kept_blocks_follow_the_parameters() -> None:
 
 def test_factors_can_be_shared() -> None:
     first = factored()
-    second = PHMLinear(24, 16, 4, rule=first.factors, dtype=torch.float64)
+    second = PHMLinear(24, 16, n=4, rule=first.factors, dtype=torch.float64)
     assert second.W is first.W
     torch.testing.assert_close(second.A, first.A)
     assert isinstance(first.factors, Factors)
@@ -161,18 +161,18 @@ def test_factors_can_be_shared() -> None:
 )
 def test_what_a_user_can_get_wrong(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        PHMLinear(8, 8, 4, **arguments)
+        PHMLinear(8, 8, n=4, **arguments)
 
 
 def test_wrong_width_in_any_state() -> None:
-    for layer in (PHMLinear(8, 8, 1), factored(2), PHMLinear(8, 8, 4).eval()):
+    for layer in (PHMLinear(8, 8, n=1), factored(2), PHMLinear(8, 8, n=4).eval()):
         with pytest.raises(DimensionError, match="does not end in in_features"), torch.no_grad():
             layer(torch.zeros(4, 5))
 
 
 def test_a_choice_of_dense_is_thought_over_when_factors_are_found() -> None:
     """Inside a scope it is made once, for its own cost."""
-    layer, x = PHMLinear(1024, 1024, 4).eval(), torch.randn(2048, 1024)
+    layer, x = PHMLinear(1024, 1024, n=4).eval(), torch.randn(2048, 1024)
     with torch.no_grad(), phmctl.cached():
         before = layer(x)
         assert layer.execution_for(2048) == "dense"
@@ -183,7 +183,7 @@ def test_a_choice_of_dense_is_thought_over_when_factors_are_found() -> None:
 
 
 def test_a_copy_keeps_the_factors_that_were_found() -> None:
-    layer, x = PHMLinear(8, 8, 4, execution="rank").eval(), torch.randn(3, 8)
+    layer, x = PHMLinear(8, 8, n=4, execution="rank").eval(), torch.randn(3, 8)
     layer.decompose()
     other = copy.deepcopy(layer)
     with torch.no_grad():
@@ -197,7 +197,7 @@ def test_a_copy_keeps_the_factors_that_were_found() -> None:
 
 
 def test_a_copy_of_a_changed_rule_has_no_factors() -> None:
-    layer = PHMLinear(8, 8, 4)
+    layer = PHMLinear(8, 8, n=4)
     layer.decompose()
     with torch.no_grad():
         layer.A.mul_(2)
@@ -205,7 +205,7 @@ def test_a_copy_of_a_changed_rule_has_no_factors() -> None:
 
 
 def test_a_copy_in_inference_mode() -> None:
-    layer = PHMLinear(8, 8, 4).eval()
+    layer = PHMLinear(8, 8, n=4).eval()
     layer.decompose()
     with torch.inference_mode():
         copy.deepcopy(layer)(torch.randn(3, 8))

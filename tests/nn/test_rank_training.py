@@ -21,7 +21,7 @@ from phmctl.recipe.schema import TransformerSection
 
 def by_rank(d: int = 24, k: int = 16, n: int = 4, **options: object) -> PHMLinear:
     torch.manual_seed(0)
-    return PHMLinear(d, k, n, **({"parametrization": "factors", "execution": "rank"} | options))
+    return PHMLinear(d, k, n=n, **({"parametrization": "factors", "execution": "rank"} | options))
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -103,10 +103,10 @@ def test_used_twice_in_a_graph_the_gradients_add_up() -> None:
 
 
 def test_a_rule_goes_to_factors_and_back_without_loss() -> None:
-    rule = PHMLinear(24, 16, 4, dtype=torch.float64)
+    rule = PHMLinear(24, 16, n=4, dtype=torch.float64)
     factors = by_rank(dtype=torch.float64)
     factors.load_state_dict(rule.state_dict())
-    back = PHMLinear(24, 16, 4, dtype=torch.float64)
+    back = PHMLinear(24, 16, n=4, dtype=torch.float64)
     back.load_state_dict(factors.state_dict())
     torch.testing.assert_close(back.A, rule.A, rtol=1e-9, atol=1e-9)
     assert torch.equal(back.S, rule.S)
@@ -168,7 +168,7 @@ def test_distributed_data_parallel(tmp_path: object) -> None:
 
 def test_order_sixteen_begins_with_the_dense_variance_too() -> None:
     torch.manual_seed(0)
-    weights = [PHMLinear(256, 256, 16, parametrization="factors").weight for _ in range(4)]
+    weights = [PHMLinear(256, 256, n=16, parametrization="factors").weight for _ in range(4)]
     assert weights[0].shape == (256, 256)
     assert torch.stack(weights).var().item() == pytest.approx(1 / (3 * 256), rel=0.15)
 

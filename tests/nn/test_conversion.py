@@ -1,0 +1,181 @@
+"""Any model: to the nearest PHM maps, and back."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import phmctl
+from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
+from phmctl.algebra.kronecker import materialise
+from phmctl.errors import UserError
+from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.nn.multihead import PHMMultiheadAttention
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@pytest.mark.parametrize("algebra", ["phm", "quaternion"])
+def test_from_dense_is_exact_for_what_is_such_a_sum(algebra: str) -> None:
+    source = PHMLinear(12, 20, n=4, algebra=algebra, dtype=torch.float64)
+    layer, error = PHMLinear.from_dense(source.to_dense(), 4, algebra=algebra)
+    assert error < 1e-12
+    x = torch.randn(3, 12, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), source(x), **CLOSE)
+
+
+def test_from_dense_as_factors() -> None:
+    dense = nn.Linear(12, 20, dtype=torch.float64)
+    rule, error = PHMLinear.from_dense(dense, 4)
+    layer, same = PHMLinear.from_dense(dense, 4, parametrization="factors")
+    assert error == same
+    assert "W" in dict(layer.named_parameters())
+    torch.testing.assert_close(layer.to_dense().weight, rule.to_dense().weight, rtol=1e-6, atol=1e-8)
+
+
+def test_least_squares_is_the_nearest() -> None:
+    dense = nn.Linear(8, 8, dtype=torch.float64)
+    layer, error = PHMLinear.from_dense(dense, 4, algebra="quaternion")
+    left = dense.weight - materialise(layer.A, layer.S)
+    assert error == pytest.approx((left.norm() / dense.weight.norm()).item())
+    for _ in range(5):
+        other = materialise(layer.A, layer.S + 0.01 * torch.randn_like(layer.S))
+        assert (dense.weight - other).norm() > left.norm()
+
+
+class Net(nn.Module):
+    """As in torchvision: convolutions, a norm, a head; and attention, an LSTM and tied words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.reader = nn.LSTM(8, 4, batch_first=True)
+        self.words = nn.Embedding(12, 8, padding_idx=0)
+        self.out = nn.Linear(8, 12, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, image: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        words = self.words(ids)
+        mixed, _ = self.attention(words, words, words)
+        states, (h, _) = self.reader(mixed)
+        return self.classifier(self.features(image)), states, h, self.out(mixed)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(2, 3, 8, 8, dtype=torch.float64), torch.tensor([[4, 5, 1], [7, 2, 3]])
+
+
+@pytest.mark.parametrize("algebra", ["phm", "quaternion", "complex"])
+def test_there_and_back(algebra: str) -> None:
+    net = Net().double().eval()
+    converted, report = phmctl.convert(net, 2 if algebra != "quaternion" else 4, algebra=algebra)
+    skipped = {row.name: row.skipped for row in report.rows if row.skipped}
+    assert set(skipped) == ({"classifier.3"} if algebra == "quaternion" else set())
+    assert not isinstance(net.words, PHMEmbedding)  # a copy was changed
+    kinds = (converted.words, converted.attention, converted.reader, converted.classifier[1])
+    assert [type(part) for part in kinds] == [PHMEmbedding, PHMMultiheadAttention, PHMLSTM, PHMLinear]
+    assert converted.out.S is converted.words.S
+    dense = phmctl.to_dense(converted)
+    assert not any(isinstance(module, KroneckerWeight) for module in dense.modules())
+    assert dense.out.weight is dense.words.weight
+    for one, other in zip(dense(*inputs_of(0)), converted(*inputs_of(0)), strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def inputs_of(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    return inputs()
+
+
+def test_what_phm_maps_can_hold_is_not_changed() -> None:
+    held, _ = phmctl.convert(Net().double().eval(), 2)
+    again, report = phmctl.convert(phmctl.to_dense(held), 2)
+    assert all(row.error < 1e-7 for row in report.rows)
+    for one, other in zip(again(*inputs_of(1)), held(*inputs_of(1)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_report() -> None:
+    net = Net()
+    _, report = phmctl.convert(net, 4, select="classifier.*")
+    assert [(row.name, row.shape) for row in report.rows] == [("classifier.1", (16, 8)), ("classifier.3", (10, 16))]
+    first, second = report.rows
+    assert (first.before, first.after) == (128, 96)
+    assert 0 < first.error < 1
+    assert "n = 4 does not divide" in second.skipped
+    assert report.saved == 32
+    assert "classifier.3" in str(report)
+    assert "parameters" in str(report).splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("select", "names"),
+    [
+        ("*.3", ["classifier.3"]),
+        (re.compile(r"^attention$"), ["attention"]),
+        (lambda name, module: isinstance(module, nn.LSTM), ["reader"]),
+        (["*.1", "reader"], ["classifier.1", "reader"]),
+    ],
+)
+def test_selection(select: Any, names: list[str]) -> None:
+    _, report = phmctl.convert(Net(), 2, select=select)
+    assert [row.name for row in report.rows] == names
+
+
+def test_half_of_what_is_tied_is_left() -> None:
+    converted, report = phmctl.convert(Net(), 4, select="words")
+    assert "also that of out" in report.rows[0].skipped
+    assert converted.out.weight is converted.words.weight
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UserError, match="no module is selected"):
+        phmctl.convert(Net(), 4, select="encoder.*")
+    with pytest.raises(UserError, match="wants n"):
+        phmctl.convert(Net())
+    _, report = phmctl.convert(nn.LSTM(4, 4, bidirectional=True), 2)
+    assert report.rows[0].skipped == "PHMLSTM has no bidirectional and no batch_first=False"
+
+
+def test_frozen_weights_stay_frozen_and_others_learn() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    net[0].weight.requires_grad_(False)
+    converted, _ = phmctl.convert(net, 4)
+    assert not converted[0].S.requires_grad
+    converted(torch.randn(2, 8)).sum().backward()
+    assert converted[0].bias.grad.any()
+    assert converted[1].S.grad.any()
+
+
+def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
+    transformers = pytest.importorskip("transformers")
+    if kind == "bert":
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=40, **sizes))
+    else:
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2))
+    return model.eval(), torch.tensor([[4, 5, 6, 7]])
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers' own
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@torch.no_grad()
+def test_models_of_transformers(kind: str, tmp_path: Path) -> None:
+    model, ids = tiny(kind)
+    converted, report = phmctl.convert(model, 4)
+    assert report.saved > 0
+    assert all(row.skipped is None or "does not divide" in row.skipped for row in report.rows)
+    assert any(row.kind == ("Linear" if kind == "bert" else "Conv1D") and row.error for row in report.rows)
+    wanted = converted(ids).logits
+    again, _ = phmctl.convert(tiny(kind)[0], 4)
+    again.load_state_dict(converted.state_dict())
+    torch.testing.assert_close(again(ids).logits, wanted)
+    dense = phmctl.to_dense(converted)
+    torch.testing.assert_close(dense(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+    dense.save_pretrained(tmp_path)
+    torch.testing.assert_close(type(model).from_pretrained(tmp_path).eval()(ids).logits, wanted, rtol=1e-4, atol=1e-5)
