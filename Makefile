@@ -48,8 +48,9 @@ test: lint docs ## Everything that must pass: ruff, mypy, the documentation, pyt
 # How many files of each kind are tried.
 FUZZ ?= 20000
 
-faults: $(DEVELOPMENT) ## Give every reader hostile files: FUZZ of each, new ones every time
+faults: $(DEVELOPMENT) ## Give every reader hostile files (FUZZ of each); disturb every write of every command
 	PHMCTL_EXPLORE=1 PHMCTL_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/fuzz
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.sweep
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .

@@ -69,7 +69,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
             handle = path.open("a")
         with handle:
             with writing(path):
-                held = _lock(handle.fileno(), wait=wait)
+                held = take_lock(handle.fileno(), wait=wait)
             if held is None:
                 warn(f"no locks are to be had in {path.parent}: see to it that no second process writes there")
             if held is False or _is_open_as(handle.fileno(), path):
@@ -85,7 +85,7 @@ def _is_open_as(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _lock(descriptor: int, *, wait: bool = False) -> bool | None:
+def take_lock(descriptor: int, *, wait: bool = False) -> bool | None:
     """Take the lock of an open file: whether it is held; None where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +160,7 @@ def _open_temporary(path: Path) -> tuple[BufferedWriter, Path]:
     while True:
         temporary = _temporary(path)
         handle = temporary.open("xb")
-        if _lock(handle.fileno()) is not False and _is_open_as(handle.fileno(), temporary):
+        if take_lock(handle.fileno()) is not False and _is_open_as(handle.fileno(), temporary):
             return handle, temporary
         handle.close()  # swept in that moment
 
@@ -192,7 +192,7 @@ def _hold(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        if _lock(descriptor) is not False and _is_open_as(descriptor, path):
+        if take_lock(descriptor) is not False and _is_open_as(descriptor, path):
             return descriptor
     except OSError:
         os.close(descriptor)
@@ -268,7 +268,7 @@ def temporaries(path: Path) -> list[Path]:
 def _sweep(entry: Path) -> None:
     descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        held = _lock(descriptor)
+        held = take_lock(descriptor)
         old = time.time() - os.fstat(descriptor).st_mtime > _A_DAY
         if held or (held is None and old):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -5,7 +5,6 @@ answers, how many lines of the input they belong to and how long the file is by 
 was written half is known, and so are another input and a file that was changed. The last group takes it away.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 from phmctl.console import note
 from phmctl.errors import OutputError, UserError
-from phmctl.files import sync_folder, writing
+from phmctl.files import sync_folder, take_lock, writing
 
 FORMAT = 1
 _SYNC = 1.0  # seconds between two flushes to the disk, at least
@@ -76,10 +75,8 @@ class AnswersFile:
             if resume:
                 raise UserError(f"--resume: {self.path} is no plain file; leave --resume out")
             return
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(f"another process writes {self.path}; wait for it, or name another file") from error
+        if take_lock(self._handle.fileno()) is False:
+            raise OutputError(f"another process writes {self.path}; wait for it, or name another file")
         if self.record.exists():
             self._take_up(resume)
         elif resume and self.path.stat().st_size:

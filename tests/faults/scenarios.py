@@ -62,6 +62,9 @@ def scenarios(work: Path) -> list[Scenario]:
     def go_on(folder: Path) -> Sequence[Command]:
         return [(*train, "--resume") if any((folder / "runs").glob("*/*/v*")) else train]
 
+    def decode_again(folder: Path) -> Sequence[Command]:
+        return [(*decode, "--resume") if (folder / "out.resume.jsonl").exists() else decode]
+
     return [
         Scenario("train", [prepare], train, go_on),
         Scenario("train-resumed", [prepare, short], longer, lambda folder: [longer], checkpoints=True),
@@ -75,7 +78,7 @@ def scenarios(work: Path) -> list[Scenario]:
         Scenario("prepare-data", [], prepare, lambda folder: [prepare]),
         Scenario("prepare-data --force", [prepare], (*prepare, "--force"), lambda folder: [prepare]),
         Scenario("eval", [prepare, train], evaluate, lambda folder: [evaluate]),
-        Scenario("decode --output", [prepare, train], decode, lambda folder: [decode]),
+        Scenario("decode --output", [prepare, train], decode, decode_again),
     ]
 
 
