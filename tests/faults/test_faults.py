@@ -1,4 +1,4 @@
-"""A quick part of ``make faults``: every kind of fault, at some of the writes of each command."""
+"""A quick part of ``make faults``: a kill and a full disk at one write of each command."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import KINDS, compiler, preloaded
+from tests.faults.harness import compiler, preloaded
 from tests.faults.scenarios import scenarios
 
 pytestmark = pytest.mark.skipif(
@@ -22,11 +22,11 @@ def _python(folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_some_writes_of_every_command_disturbed_in_every_way(tmp_path: Path) -> None:
+def test_a_write_of_every_command_is_disturbed(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    _python(tmp_path, "-m", "tests.faults.sweep", "--json", str(found), "--points", "1")
+    _python(tmp_path, "-m", "tests.faults.sweep", "--json", str(found), "--points", "1", "--kinds", "kill,full")
     swept = [(each["scenario"], each["kind"]) for each in json.loads(found.read_text())]
-    assert swept == [(scenario.name, kind) for scenario in scenarios(tmp_path) for kind in KINDS]
+    assert swept == [(scenario.name, kind) for scenario in scenarios(tmp_path) for kind in ("kill", "full")]
 
 
 def test_the_harness_sees_what_is_left_behind(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ import_all()
 phmctl.files.temporaries = lambda path: []
 with tempfile.TemporaryDirectory() as folder:
     scenario = next(each for each in scenarios(Path(folder) / "work") if each.name == "train-resumed")
-    found = sweep(scenario, "kill", Path(folder), points=9)
+    found = sweep(scenario, "kill", Path(folder), points=6)
 assert any("left runs/tiny" in each for each in found.wrong), found
 """
 
