@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.request import Request, url2pathname
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -30,6 +31,20 @@ def _plain(name: str) -> str:
     if "/" in name or name.startswith("."):
         raise ValueError(f"{name!r} is no plain name: no '/' and no dot at its start")
     return _below(name)
+
+
+def _address(url: str) -> str:
+    """Refuse what is no address that the download knows."""
+    if not url.startswith(("http://", "https://", "file://")):
+        raise ValueError(f"{url!r} should begin with https://, http:// or file://")
+    return url
+
+
+def _hub_id(name: str) -> str:
+    """Refuse what ``datasets`` takes for a kind of file, such as ``text``."""
+    if "/" not in name:
+        raise ValueError(f"{name!r} should be owner/name, or the path of a folder")
+    return name
 
 
 FileNames = tuple[Annotated[str, AfterValidator(_below)], ...]
@@ -83,9 +98,9 @@ class Columns(Section):
 class HubPlace(Section):
     """A dataset on the Hugging Face hub, or a local folder that ``datasets`` can load."""
 
-    id: str
+    id: Annotated[str, AfterValidator(_hub_id)]
     config: str | None = None
-    folder: str | None = None  # the folder in the repository that holds the files
+    folder: Annotated[str, AfterValidator(_below)] | None = None  # the folder in the repository that holds the files
     revision: str | None = None
 
 
@@ -99,7 +114,7 @@ class Hub(HubPlace):
 class Url(Section):
     """A file on a server."""
 
-    url: str
+    url: Annotated[str, AfterValidator(_address)]  # of a file:// only what lies below the card's own folder
     file: Annotated[str, AfterValidator(_plain)]  # its name in the cache
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
     extract: bool = False  # a tar or zip archive
@@ -170,6 +185,14 @@ class CardBase(Section):
         return tuple(way for way in order if getattr(self, way))
 
     @property
+    def here(self) -> dict[str, Path]:
+        """What the card would have read on this machine, by its own words."""
+        files = [url.url for url in self.urls if url.url.startswith("file:")]
+        found = {url: Path(url2pathname(Request(url).selector)) for url in files}
+        hub: HubPlace | None = getattr(self, "hub", None)
+        return found | ({hub.id: Path(hub.id)} if hub and Path(hub.id).is_dir() else {})
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of what decides on the text: of all but prose, sizes and proposals."""
         prose = {"title", "description", "licence", "homepage", "sizes", "defaults"}
@@ -205,6 +228,9 @@ class Card(CardBase):
         return self.cleaning.lowercase
 
 
+AnyCard = TypeVar("AnyCard", bound=CardBase)
+
+
 def _digest(content: Any) -> str:
     return sha256_text([json.dumps(content, sort_keys=True)])
 
@@ -229,7 +255,24 @@ def load_card(name_or_path: str) -> Card:
     Raises:
         DataError: there is no such card (with the nearest name), or it is not valid (all problems, a line each).
     """
-    return read_document(find_card(name_or_path), DataError).validate(Card, DataError)
+    return read_card(name_or_path, Card)
+
+
+def read_card(name_or_path: str, kind: type[AnyCard]) -> AnyCard:
+    """Load a card of a kind. Another's card should not have this machine's files read: only those beside it.
+
+    Raises:
+        DataError: there is no such card, it is not valid, or it names a file of this machine out of its folder.
+    """
+    path = find_card(name_or_path)
+    card = read_document(path, DataError).validate(kind, DataError)
+    for words, place in card.here.items():
+        if not place.resolve().is_relative_to(path.parent.resolve()):
+            raise DataError(
+                f"{path}: {words} lies outside the card's folder; a card may name files of this machine only below "
+                "its own\nmove the card there, or name the folder of the files: --source DIR"
+            )
+    return card
 
 
 def find_card(name_or_path: str) -> Path:

@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from phmctl.data.catalog import SPLITS, Card, card_names, card_task, load_card
-from phmctl.data.labelled.catalog import LabelledLayout
+from phmctl.data.labelled.catalog import LabelledLayout, load_any_card
 from phmctl.errors import DataError
 
 MINIMAL = {
@@ -196,3 +196,45 @@ def test_names_in_the_cache_are_one_part(tmp_path, name):
 def test_files_may_lie_in_subfolders(tmp_path):
     layout = {"name": "mine", "splits": {"train": {"source": ["de-en/train.de.gz"], "target": ["de-en/ü.en"]}}}
     assert load(tmp_path, local=[layout]).local[0].splits["train"].names == ("de-en/train.de.gz", "de-en/ü.en")
+
+
+def _near(tmp_path, address: str) -> Card:
+    return load(tmp_path, urls=[{"url": address, "file": "x"}])
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["file:///etc/passwd", "file://localhost/etc/passwd", "file:////etc/passwd", "file:///%65tc/passwd", "out", "dots"],
+)
+def test_a_card_has_no_file_of_this_machine_copied_but_those_beside_it(tmp_path, address):
+    (tmp_path / "out").symlink_to("/etc/passwd")
+    known = {"out": (tmp_path / "out").as_uri(), "dots": f"{tmp_path.as_uri()}/x?/../../../etc/passwd"}
+    with pytest.raises(DataError, match=r"own\.yaml: .* lies outside the card's folder; .*\n.*--source DIR"):
+        _near(tmp_path, known.get(address, address))
+    assert _near(tmp_path, f"{tmp_path.as_uri()}/text/train%20a.de").here.popitem()[1].name == "train a.de"
+
+
+@pytest.mark.parametrize("address", ["/etc/passwd", "FILE:///etc/passwd", " file:///x", "<URL:file:///x>", "ftp://h/x"])
+def test_addresses_of_other_kinds_are_refused(tmp_path, address):
+    with pytest.raises(DataError, match="should begin with https://, http:// or file://"):
+        _near(tmp_path, address)
+
+
+def test_a_cards_hub_is_no_folder_of_this_machine_but_one_beside_it(tmp_path):
+    def hub(**more) -> dict:
+        return {"splits": {"train": "train"}, "columns": {"source": "de", "target": "en"}, **more}
+
+    (tmp_path / "rows").mkdir()
+    assert load(tmp_path, hub=hub(id=str(tmp_path / "rows"))).hub
+    assert "/etc lies outside the card's folder" in refusal(tmp_path, hub=hub(id="/etc"))
+    assert "should be owner/name" in refusal(tmp_path, hub=hub(id="text", folder="etc"))
+    assert "is no plain name" in refusal(tmp_path, hub=hub(id="a/b", folder="/etc"))
+
+
+def test_labelled_cards_name_no_file_elsewhere_either(tmp_path):
+    raw = {key: MINIMAL[key] for key in ("id", "title", "description", "licence")}
+    path = tmp_path / "own.yaml"
+    urls = [{"url": "file:///etc/passwd", "file": "x"}]
+    path.write_text(yaml.safe_dump(raw | {"task": "classification", "texts": 1, "urls": urls}))
+    with pytest.raises(DataError, match="lies outside the card's folder"):
+        load_any_card(str(path))

@@ -4,9 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phmctl.data.catalog import Card, CardBase, FileNames, HubPlace, TextCleaning, card_task, find_card, load_card
-from phmctl.errors import DataError
-from phmctl.recipe.documents import read_document
+from phmctl.data.catalog import Card, CardBase, FileNames, HubPlace, TextCleaning, card_task, load_card, read_card
 from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Section, Seed, Vocabulary
 
 SPLIT_NAME = r"train|(?:valid|test)(?:_[a-z0-9_]+)?"
@@ -138,7 +136,7 @@ def load_labelled_card(name_or_path: str) -> LabelledCard:
     Raises:
         DataError: there is no such card (with the nearest name), or it is not valid (all problems, a line each).
     """
-    return read_document(find_card(name_or_path), DataError).validate(LabelledCard, DataError)
+    return read_card(name_or_path, LabelledCard)
 
 
 def load_any_card(name_or_path: str) -> Card | LabelledCard:
