@@ -1,10 +1,12 @@
 """Who of the processes is still there: each beats in a store of ``torch.distributed``, for the others to see.
 
-Asked only when an exchange failed, to name who was lost; a training that goes well waits for none of it.
+Asked only when an exchange failed, to name who was lost; a training that goes well waits for none of it. A process
+whose ``torchrun`` was killed is asked to stop: it would train on unseen, and hold the run.
 """
 
 import os
 import re
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -16,6 +18,7 @@ import torch.distributed as dist
 
 from phmctl.devices import Place
 
+JOB = "TORCHELASTIC_RUN_ID"  # torchrun's name for a start and all its restarts, in the environment
 GROUP = "group"  # the purpose of the process group's own connection
 _BEAT = 0.5  # seconds between two beats
 _PATIENCE = 4.0  # seconds in which a process that lives beats at least once, on a busy machine too
@@ -94,9 +97,14 @@ class Company:
         self._store.set(f"beat/{self._where.rank}", str(self._beats))
 
     def _beat_on(self) -> None:
-        with suppress(RuntimeError, dist.DistError):  # the store is gone: so is the training
-            while not self._done.wait(_BEAT):
+        starter = os.getppid() if JOB in os.environ else None
+        with suppress(RuntimeError, dist.DistError):  # the store is gone, and with it its keeper: rank 0 or the starter
+            while not self._done.wait(_BEAT) and starter in (None, os.getppid()):
                 self._beat()
+        while starter is not None and not self._done.wait(_BEAT):
+            if os.getppid() != starter:  # nobody would stop this process any more: it saves and ends
+                return os.kill(os.getpid(), signal.SIGTERM)
+        return None
 
 
 def meeting_place(where: Place, name: str, timeout: float) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from phmctl.console import silence
 from phmctl.devices import Place, pick_device, place
 from phmctl.errors import PhmctlError, RecipeError
-from phmctl.training.company import GROUP, Company, meeting_place
+from phmctl.training.company import GROUP, JOB, Company, meeting_place
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -262,7 +262,7 @@ def joined(timeout: float) -> Iterator[Processes]:
 
 def job() -> str | None:
     """Return the id that ``torchrun`` gave this start and all its restarts; None without it."""
-    return os.environ.get("TORCHELASTIC_RUN_ID")
+    return os.environ.get(JOB)
 
 
 def is_restart() -> bool:
