@@ -115,7 +115,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
 def _fill(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
     names = [STATE]
     for group, named in tensors.items():
-        _save_tensors(folder / f"{group}.safetensors", named)
+        save_tensors(folder / f"{group}.safetensors", named)
         names.append(f"{group}.safetensors")
     (folder / STATE).write_text(_state_text(state), encoding="utf-8")
     for name in names:
@@ -135,14 +135,24 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
-def _save_tensors(path: Path, named: Mapping[str, "Tensor"]) -> None:
+def save_tensors(path: Path, named: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as a safetensors file with the permissions that the user's files have.
+
+    Args:
+        path: the file.
+        named: name -> tensor; no two may share storage.
+        metadata: what its header says besides.
+
+    Raises:
+        OSError: it cannot be written; an OutputError where the library says so.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         path.touch()
         mode = path.stat().st_mode  # as the user's files are made; safetensors makes its own for the owner alone
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, path)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, path, metadata)
         path.chmod(mode)
     except SafetensorError as error:  # its writer reports a full disk so
         number = _SYSTEM_ERROR.search(str(error))

@@ -1,16 +1,23 @@
 """An export's folder: filled beside its place, flushed, described by a manifest, then renamed."""
 
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from phmctl import __version__
 from phmctl.errors import OutputError
 from phmctl.exports import FORMAT
-from phmctl.files import file_entry, sync_file, sync_folder, write_json, writing
+from phmctl.files import (
+    file_entry,
+    move_into_place,
+    put_back,
+    sweep,
+    sync_file,
+    sync_folder,
+    temporary_folder,
+    write_json,
+    writing,
+)
 from phmctl.runs import EXPORT
 
 
@@ -32,6 +39,18 @@ def check_output(folder: Path, *, force: bool) -> None:
         raise OutputError(f"{folder} is not empty; name another folder, or overwrite the export there with --force")
 
 
+def clear_output(folder: Path) -> None:
+    """Clear what a killed export left beside its folder: what is half made goes, what had stepped aside comes back.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    target = folder.resolve()
+    with writing(folder):
+        put_back(target.parent, target.name)
+        sweep(target.parent, target.name)
+
+
 def write_export(folder: Path, fill: Callable[[Path], Mapping[str, Any]], *, force: bool = False) -> None:
     """Write an export; where it fails, nothing is left and what stood there stands.
 
@@ -44,39 +63,16 @@ def write_export(folder: Path, fill: Callable[[Path], Mapping[str, Any]], *, for
         OutputError: the folder cannot be written, or would be overwritten.
     """
     check_output(folder, force=force)
-    with writing(folder), _beside(folder) as temporary:
-        described = fill(temporary)
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        for path in files:
-            sync_file(path)
-        entries = [file_entry(temporary, path.relative_to(temporary).as_posix()) for path in files]
-        for place in {path.parent for path in files}:
-            sync_folder(place)
-        write_json(temporary / EXPORT, {"format": FORMAT, "phmctl": __version__, **described, "files": entries})
-        _move(temporary, folder)
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    temporary = folder.resolve().with_name(f".{folder.resolve().name}.{secrets.token_hex(4)}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _move(temporary: Path, folder: Path) -> None:
-    """Rename into place; an export that stands there steps aside, and is put back if the rename fails."""
     target = folder.resolve()
-    old = temporary.with_suffix(".old")
-    if target.is_dir() and any(target.iterdir()):
-        target.rename(old)
-    try:
-        temporary.replace(target)  # over an empty folder too
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    with writing(folder):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(target) as temporary:
+            described = fill(temporary)
+            files = sorted(path for path in temporary.rglob("*") if path.is_file())
+            for path in files:
+                sync_file(path)
+            entries = [file_entry(temporary, path.relative_to(temporary).as_posix()) for path in files]
+            for place in {path.parent for path in files}:
+                sync_folder(place)
+            write_json(temporary / EXPORT, {"format": FORMAT, "phmctl": __version__, **described, "files": entries})
+            move_into_place(temporary, target)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phmctl.checkpoints import save_tensors
 from phmctl.console import note, silence
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenization import Tokenizer
@@ -27,7 +28,7 @@ from phmctl.export.dense import DenseForm
 from phmctl.export.subject import Subject
 from phmctl.export.verify import NEAR, Verification
 from phmctl.extras import require
-from phmctl.files import write_json
+from phmctl.files import write_atomic, write_json
 from phmctl.nn.positions import sinusoids
 
 TARGET = "target"  # the folder of the target side's tokenizer, where it has its own
@@ -82,15 +83,9 @@ def write_huggingface(subject: Subject, folder: Path) -> None:
     kind, _ = architecture(subject)
     if kind is None:
         return
-    from safetensors.torch import save_file
-
     write_json(folder / "config.json", _config(kind, subject))
     write_json(folder / "generation_config.json", _generation(subject))
-    path = folder / "model.safetensors"
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(dict(_tensors(kind, subject.form, subject.longest)), path, metadata={"format": "pt"})
-    path.chmod(mode)
+    save_tensors(folder / "model.safetensors", dict(_tensors(kind, subject.form, subject.longest)), {"format": "pt"})
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -103,7 +98,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     eos = SPECIAL_TOKENS[EOS]
     engine.post_processor = processors.TemplateProcessing(single=f"$A {eos}", special_tokens=[(eos, EOS)])
     engine.decoder = decoders.Sequence([engine.decoder, decoders.Strip(" ", 1, 0)])  # the space before the first word
-    engine.save(str(folder / "tokenizer.json"))
+    write_atomic(folder / "tokenizer.json", engine.to_str(pretty=True))
     named = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from phmctl.checkpoints import save_tensors
 from phmctl.errors import check_known
 from phmctl.export.dense import phm_form
 from phmctl.export.subject import Subject
@@ -43,11 +44,7 @@ def write_plain(subject: Subject, to: str, form: str, folder: Path) -> None:
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     if path.suffix == ".pt":
-        torch.save(tensors, path)
+        with path.open("wb") as handle:  # torch's own writer names no cause when the disk is full
+            torch.save(tensors, handle)
         return
-    from safetensors.torch import save_file
-
-    path.touch()
-    mode = path.stat().st_mode  # as the user's files are made; safetensors makes its own for the owner alone
-    save_file(tensors, path)
-    path.chmod(mode)
+    save_tensors(path, tensors)

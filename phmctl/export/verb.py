@@ -10,7 +10,7 @@ from phmctl.console import Table
 from phmctl.decoding.loading import open_engine
 from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.export.card import model_card
-from phmctl.export.folder import check_output, write_export
+from phmctl.export.folder import check_output, clear_output, write_export
 from phmctl.export.subject import Subject, open_subject
 from phmctl.export.verify import Verification, verify_classifier, verify_translator
 from phmctl.exports import CTRANSLATE2, FORMATS, HUGGINGFACE, ONNX, SAFETENSORS, TORCH, Export
@@ -93,6 +93,7 @@ def export(
     """
     check_known("format", to, FORMATS)
     check_options(to, quantize, form)
+    clear_output(output)
     check_output(output, force=force)
     subject = open_subject(run, checkpoint)
     options = {"quantize": quantize or EXACT} if to == CTRANSLATE2 else {}
@@ -155,7 +156,9 @@ def _copy_run(run: Run, folder: Path) -> None:
         shutil.copyfile(run.folder / name, folder / name)
     for source in (run.tokenizer_folder, run.text_folder):
         if source.is_dir():
-            shutil.copytree(source, folder / source.name, copy_function=shutil.copyfile)
+            (folder / source.name).mkdir()
+            for path in source.iterdir():  # copytree hides the system's reason when the disk is full
+                shutil.copyfile(path, folder / source.name / path.name)
 
 
 def _write(subject: Subject, to: str, folder: Path, quantize: str, form: str) -> None:

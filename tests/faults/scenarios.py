@@ -1,6 +1,7 @@
 """What is swept: a command on a small state, how one goes on after it, and what must be the same at the end."""
 
 import hashlib
+import importlib.util
 import json
 import random
 import shutil
@@ -26,6 +27,8 @@ training:
    average: 2, device: cpu, threads: 1, precision: float32}
 decoding: {beam: 2}
 """
+# The formats of `export` whose library is here; onnx is left out: its exporter takes seconds, and writes by one call.
+EXPORTS = {"safetensors": "safetensors", "torch": "torch", "ctranslate2": "ctranslate2", "huggingface": "transformers"}
 CLOCK = ("seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
 
 
@@ -79,7 +82,24 @@ def scenarios(work: Path) -> list[Scenario]:
         Scenario("prepare-data --force", [prepare], (*prepare, "--force"), lambda folder: [prepare]),
         Scenario("eval", [prepare, train], evaluate, lambda folder: [evaluate]),
         Scenario("decode --output", [prepare, train], decode, decode_again),
+        *_exports(work, [prepare, train]),
     ]
+
+
+def _exports(work: Path, prepare: Sequence[Command]) -> list[Scenario]:
+    """Exports to each format, and one over another; what stands whole in its place is replaced by ``--force``."""
+    found = []
+    for to in [name for name, library in EXPORTS.items() if importlib.util.find_spec(library)]:
+        command = ("export", str(work / "runs" / "tiny"), "--to", to, "--output", str(work / "exported"))
+        force = (*command, "--force")
+
+        def again(folder: Path, command: Command = command, force: Command = force) -> Sequence[Command]:
+            return [force if (folder / "exported").exists() else command]
+
+        found.append(Scenario(f"export --to {to}", prepare, command, again))
+        if to == "safetensors":
+            found.append(Scenario(f"export --to {to} --force", [*prepare, command], force, again))
+    return found
 
 
 def _sides(work: Path, split: str) -> tuple[str, str]:

@@ -1,10 +1,11 @@
 """``make faults``: disturb every write of every scenario, go on, and compare with what an undisturbed run leaves.
 
-python -m tests.faults.sweep [--every K | --points K] [--kinds kill,full] [--only train] [--json FILE]
+python -m tests.faults.sweep [--every K | --points K] [--kinds kill,full] [--only train] [--jobs 2] [--json FILE]
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -12,11 +13,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 from tests.faults.harness import KINDS, Ended, compiler, import_all, preloaded, run
-from tests.faults.scenarios import Scenario, contents, differences, make_state, scenarios, whole_checkpoints
+from tests.faults.scenarios import Command, Scenario, contents, differences, make_state, scenarios, whole_checkpoints
+
+PART = 20  # points between two lines of progress
 
 
 @dataclass
@@ -29,45 +34,87 @@ class Found:
     ended: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
+    def add(self, other: "Found") -> None:
+        """Take in another part of the same sweep."""
+        self.points += other.points
+        self.ended += other.ended
+        self.wrong += other.wrong
 
-def sweep(scenario: Scenario, kind: str, folder: Path, *, every: int = 1, points: int = 0) -> Found:
-    """Disturb each `every`-th call of a scenario's command, or so many `points`, evenly spread."""
-    work, state, log = folder / "work", folder / "state", folder / "log"
-    make_state(scenario, work, log)
-    shutil.rmtree(state, ignore_errors=True)
-    shutil.copytree(work, state)
-    wanted, calls = _undisturbed(scenario, work, log)
-    found = Found(scenario.name, kind)
-    spread = [1 + (2 * number + 1) * calls // (2 * points + 1) for number in range(points)]
-    for at in spread or range(1, calls + 1, every):
-        _restore(state, work)
-        before = whole_checkpoints(work)
-        ended = run([scenario.command], work, log, at, kind)
-        found.points += 1
-        found.ended[_word(ended)] += 1
+    def __str__(self) -> str:
+        ends = ", ".join(f"{count} {word}" for word, count in sorted(self.ended.items()))
+        return f"{self.scenario}, {self.kind}: {self.points} points ({ends}), {len(self.wrong)} wrong"
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A scenario's start, kept in a folder, what it leaves where nothing disturbs it, and the names of its calls."""
+
+    state: Path
+    wanted: dict[str, str]
+    calls: Sequence[str]
+
+
+class Sweeper:
+    """Sweeps in a folder of its own; makes each start, and each undisturbed run, once."""
+
+    def __init__(self, folder: Path) -> None:
+        """Sweep in `folder`, which is made."""
+        self.work, self.log = folder / "work", folder / "log"
+        self.work.mkdir(parents=True)
+        self.scenarios = {scenario.name: scenario for scenario in scenarios(self.work)}
+        self._states: dict[tuple[Command, ...], Path] = {}
+        self._undisturbed: dict[str, Undisturbed] = {}
+
+    def undisturbed(self, name: str) -> Undisturbed:
+        """Run a scenario undisturbed. Going on after it must change nothing.
+
+        Raises:
+            RuntimeError: it fails, or going on changes something.
+        """
+        if name not in self._undisturbed:
+            scenario = self.scenarios[name]
+            state = self._state(scenario)
+            _restore(state, self.work)
+            ended = run([scenario.command], self.work, self.log)
+            wanted = contents(self.work)
+            again = run(scenario.again(self.work), self.work, self.log)
+            wrong = differences(wanted, contents(self.work))
+            if ended.code or again.code or wrong:
+                raise RuntimeError(f"{name}: {ended.said}; again: {again.said} {wrong}")
+            self._undisturbed[name] = Undisturbed(state, wanted, ended.names)
+        return self._undisturbed[name]
+
+    def _state(self, scenario: Scenario) -> Path:
+        key = tuple(scenario.prepare)
+        if key not in self._states:
+            make_state(scenario, self.work, self.log)
+            self._states[key] = self.work.with_name(f"state-{len(self._states)}")
+            shutil.copytree(self.work, self._states[key])
+        return self._states[key]
+
+    def sweep(self, name: str, kind: str, points: Iterable[int]) -> Found:
+        """Disturb these calls of a scenario's command, one at a time, and judge what is left after going on."""
+        begin, scenario = self.undisturbed(name), self.scenarios[name]
+        found = Found(name, kind)
+        for at in points:
+            ended, problems = self._disturb(scenario, begin, kind, at)
+            found.points += 1
+            found.ended[_word(ended)] += 1
+            if problems:
+                found.wrong.append(f"{name}, {kind} at {at} ({begin.calls[at - 1]}): {'; '.join(problems)}")
+        return found
+
+    def _disturb(self, scenario: Scenario, begin: Undisturbed, kind: str, at: int) -> tuple[Ended, list[str]]:
+        _restore(begin.state, self.work)
+        before = whole_checkpoints(self.work)
+        ended = run([scenario.command], self.work, self.log, at, kind)
         problems = _judge(ended, kind)
-        if scenario.checkpoints and before and not whole_checkpoints(work):
+        if scenario.checkpoints and before and not whole_checkpoints(self.work):
             problems.append("no checkpoint is left")
-        again = run(scenario.again(work), work, log)
+        again = run(scenario.again(self.work), self.work, self.log)
         if again.code:
             problems.append(f"going on ended with {again.code}: {again.said[-300:]}")
-        problems += differences(wanted, contents(work))
-        if problems:
-            found.wrong.append(f"{scenario.name}, {kind} at {at} ({ended.name or '?'}): {'; '.join(problems)}")
-    return found
-
-
-def _undisturbed(scenario: Scenario, work: Path, log: Path) -> tuple[dict[str, str], int]:
-    """Return what a scenario leaves, and how many calls it makes. Going on after it changes nothing."""
-    ended = run([scenario.command], work, log)
-    if ended.code:
-        raise RuntimeError(f"{scenario.name}: {ended.said}")
-    wanted = contents(work)
-    again = run(scenario.again(work), work, log)
-    wrong = differences(wanted, contents(work))
-    if again.code or wrong:
-        raise RuntimeError(f"{scenario.name}, again: {again.said} {wrong}")
-    return wanted, ended.calls
+        return ended, problems + differences(begin.wanted, contents(self.work))
 
 
 def _restore(state: Path, work: Path) -> None:
@@ -94,6 +141,62 @@ def _judge(ended: Ended, kind: str) -> list[str]:
     return problems
 
 
+def spread(calls: int, points: int) -> list[int]:
+    """Return so many calls, evenly spread."""
+    return [1 + (2 * number + 1) * calls // (2 * points + 1) for number in range(points)]
+
+
+# ------------------------------------------------------------------------------------------- in several processes
+
+Task = tuple[str, str, Sequence[int]]  # a scenario, a kind, points
+
+
+@cache
+def _sweeper(root: Path, process: int) -> Sweeper:
+    return Sweeper(root / str(process))
+
+
+def _count(root: Path, name: str) -> int:
+    return len(_sweeper(root, os.getpid()).undisturbed(name).calls)
+
+
+def _part(root: Path, task: Task) -> Found:
+    return _sweeper(root, os.getpid()).sweep(*task)
+
+
+def _tasks(asked: argparse.Namespace, calls: dict[str, int]) -> list[Task]:
+    found: list[Task] = []
+    for kind in asked.kinds.split(","):  # all kills come first: a sweep that is cut off has the most telling part
+        for name, count in calls.items():
+            points = spread(count, asked.points) if asked.points else [*range(1, count + 1, asked.every)]
+            found += [(name, kind, points[begin : begin + PART]) for begin in range(0, len(points), PART)]
+    return found
+
+
+def _sweep_all(asked: argparse.Namespace, root: Path) -> list[Found]:
+    names = [each.name for each in scenarios(root) if not asked.only or each.name in asked.only.split(",")]
+    found: dict[tuple[str, str], Found] = {}
+    began = time.perf_counter()
+    with multiprocessing.get_context("fork").Pool(asked.jobs) as pool:
+        calls = dict(zip(names, pool.map(partial(_count, root), names, chunksize=1), strict=True))
+        tasks = _tasks(asked, calls)
+        total, done = sum(len(points) for _, _, points in tasks), 0
+        _say(f"{total} points: " + ", ".join(f"{name} {count} writes" for name, count in calls.items()))
+        for part in pool.imap_unordered(partial(_part, root), tasks):
+            found.setdefault((part.scenario, part.kind), Found(part.scenario, part.kind)).add(part)
+            done += part.points
+            _say(f"{done}/{total}, {time.perf_counter() - began:.0f} s: {part}")
+            for each in part.wrong:
+                _say(f"  {each}")
+            if asked.json:
+                asked.json.write_text(json.dumps([asdict(one) for one in found.values()], indent=1))
+    return [*found.values()]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
 def main() -> int:
     """Sweep as the arguments say; print the counts; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -101,6 +204,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=0)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if compiler() is None:
@@ -111,30 +215,14 @@ def main() -> int:
             again = [sys.executable, "-m", "tests.faults.sweep", *sys.argv[1:]]
             return subprocess.run(again, env=preloaded(Path(folder)), check=False).returncode
     import_all()
-    found = []
-    root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=root) as folder:
-        for scenario in scenarios(Path(folder) / "work"):
-            if asked.only and scenario.name not in asked.only.split(","):
-                continue
-            for kind in asked.kinds.split(","):
-                found.append(_timed(scenario, kind, Path(folder), asked))
-    if asked.json:
-        asked.json.write_text(json.dumps([vars(one) for one in found], indent=1))
-    wrong = [each for one in found for each in one.wrong]
-    print(f"{sum(one.points for one in found)} points, {len(wrong)} wrong")  # noqa: T201
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as root:
+        found = _sweep_all(asked, Path(root))
+    _say("")
+    for one in found:
+        _say(str(one))
+    wrong = sum(len(one.wrong) for one in found)
+    _say(f"{sum(one.points for one in found)} points, {wrong} wrong")
     return 1 if wrong else 0
-
-
-def _timed(scenario: Scenario, kind: str, folder: Path, asked: argparse.Namespace) -> Found:
-    began = time.perf_counter()
-    one = sweep(scenario, kind, folder, every=asked.every, points=asked.points)
-    ends = ", ".join(f"{count} {word}" for word, count in sorted(one.ended.items()))
-    seconds = time.perf_counter() - began
-    print(f"{one.scenario}, {kind}: {one.points} points ({ends}), {len(one.wrong)} wrong, {seconds:.0f} s", flush=True)  # noqa: T201
-    for each in one.wrong[:20]:
-        print(f"  {each}", flush=True)  # noqa: T201
-    return one
 
 
 if __name__ == "__main__":
