@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from phmctl.devices import place
 from phmctl.errors import UserError
 
+_A_CORE = 8  # processes: more only wait for one another, and 1,000 bring a machine down
+
 
 def launch(arguments: Sequence[str], processes: int) -> int:
     """Start `python -m phmctl` in several processes of this machine, wait for them, and return the exit code.
@@ -24,15 +26,20 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         stop, so are the others, and the code is theirs: 130 or 143.
 
     Raises:
-        UserError: ``torchrun`` started this process already.
+        UserError: ``torchrun`` started this process already, or the machine is far too small for so many.
     """
     if place().processes > 1:
         raise UserError("--processes: torchrun has started several processes already; leave the option out")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if processes > _A_CORE * cores:
+        raise UserError(
+            f"--processes {processes}: this machine has {cores} cores for them, and each wants some 300 MB besides its "
+            f"model; take {_A_CORE * cores} at most"
+        )
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # the processes speak for themselves
     config = LaunchConfig(

@@ -120,6 +120,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Set up what follows from the state."""
+        self.processes.note_step(self.state.step)
         self._stream = BatchStream(self.task, self.state.epoch, self.state.position)
         self._guard = Guard(self.device)
         if self.device.type != "cpu":
@@ -214,7 +215,6 @@ class Trainer:
     def _step(self) -> None:
         """Do one optimiser step over `accumulate` batches."""
         step = self.state.step + 1
-        self.processes.note_step(self.state.step)
         self._replayable.append(_Step(step, self._stream.epoch, self._stream.position))
         plan = self._stream.take(self.settings.accumulate)
         costs = [self.task.cost(rows) for rows in plan]
@@ -264,6 +264,7 @@ class Trainer:
         targets = sum(cost.items for cost in costs)
         self._unsaved = True
         state.step = step
+        self.processes.note_step(step)
         state.epoch, state.position = self._stream.epoch, self._stream.position
         state.target_tokens += targets
         state.window_target_tokens += targets

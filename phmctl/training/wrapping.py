@@ -6,6 +6,7 @@ moment, and gathers a layer when it is needed. Both average gradients over proce
 """
 
 import inspect
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -122,6 +123,8 @@ def _shard(model: nn.Module, device: torch.device) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # It warns that nobody may write into a layer's output that is a view, as an LSTM's is. No model here does.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in _own_layers(model):
         fully_shard(layer, mesh=mesh)

@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 from phmctl.checkpoints import read_checkpoint
+from phmctl.data.labelled.store import LabelledData
 from phmctl.data.store import PreparedData
 from phmctl.errors import DataError
+from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import Rows
+from phmctl.tasks.classification.task import ClassificationTask, Classifier
 from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.metrics_log import read_metrics
 from phmctl.training.processes import Processes
@@ -73,6 +76,19 @@ def translate(
     continued = Run.open(old) if old is not None and leads else None
     result = train_task(bound, recipe, root, quiet=True, old=continued, processes=processes)
     return result.run.folder, bound.built
+
+
+class DoubleClassification(ClassificationTask):
+    """A classifier in float64."""
+
+    def build_model(self, device: torch.device | str | None = None) -> Classifier:
+        return super().build_model(device).double()
+
+
+def classify(data: Path, root: Path, recipe: ClassificationRecipe, processes: Processes | None = None) -> Path:
+    """Train a classifier; return the run."""
+    task = DoubleClassification(recipe, LabelledData.find(recipe.data, data))
+    return train_task(task, recipe, root, quiet=True, processes=processes).run.folder
 
 
 def fake(

@@ -80,6 +80,11 @@ def test_other_commands_are_refused_in_several_processes(monkeypatch: pytest.Mon
         launch(["train"], 2)
 
 
+def test_a_thousand_processes_are_refused_before_one_is_started() -> None:
+    with pytest.raises(UserError, match=r"--processes 100000: this machine has \d+ cores.*take \d+ at most"):
+        launch(["train"], 100_000)
+
+
 def test_resume_auto_begins_and_goes_on(tmp_path: Path) -> None:
     def train(*arguments: str) -> str:
         result = CliRunner().invoke(
@@ -98,3 +103,24 @@ def test_the_option_is_taken_from_the_command_line() -> None:
     line = ["train", "x", "--processes", "2", "--n", "4"]
     assert without_option(line, "--processes") == ["train", "x", "--n", "4"]
     assert without_option(["train", "--processes=8", "x"], "--processes") == ["train", "x"]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
+    """``--max-restarts``: a process is killed; all are started again and continue the run that they had begun."""
+    settings = [part for key in ("log_every=20", "save_every=50", "timeout=8") for part in ("--set", f"training.{key}")]
+    arguments = [*RULE, *settings, "--steps", "1500", "--runs", str(tmp_path), "--json"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    process = _command(*torchrun, "-m", "phmctl", "train", *arguments)
+    until = time.monotonic() + 120
+    while not list(tmp_path.glob("*/*/*/checkpoints/last")):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "resuming " in err
+    said = json.loads(out[out.index("{") :])
+    assert said["steps"] == 1500 > said["steps_now"]
+    assert len(list(tmp_path.glob("*/*/v*"))) == 1
