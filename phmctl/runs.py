@@ -253,6 +253,8 @@ class Run:
                 f"(there are: {', '.join(self.checkpoint_names())})"
             )
         target = _read_pointer(pointer)
+        if target not in names and target in self.checkpoint_names():  # saved since they were listed
+            return self._follow(name)
         if target not in names:
             wrong = "is damaged" if target is None else f"names {target!r}, which does not exist"
             raise RunError(f"{pointer} {wrong}; use another: --checkpoint {' or '.join(names)}")

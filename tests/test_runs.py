@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -216,20 +217,35 @@ def test_a_reader_moves_nothing_that_another_process_may_be_moving(trained: Run)
 def test_a_checkpoint_that_is_pruned_while_it_is_read_is_followed_again(trained: Run) -> None:
     seen = []
 
-    def read(folder: Path) -> str:
-        seen.append(folder.name)
+    def read(name: str) -> str:
+        seen.append(name)
         if len(seen) == 1:
             trained.point("last", 5)
-            discard(folder)
-            raise FileNotFoundError(folder)
-        return folder.name
+            discard(trained.checkpoints_folder / name)
+            raise FileNotFoundError(name)
+        return name
 
     assert trained.use("last", read) == "step-000005"
     assert seen == ["step-000010", "step-000005"]
 
 
+def test_a_checkpoint_that_is_saved_while_the_pointer_is_followed_is_found(
+    trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders were listed before it was there, the pointer is read when it names it."""
+    folder = trained.checkpoints_folder
+
+    def read_later(path: Path) -> str:
+        if not (folder / "step-000015").is_dir():
+            shutil.copytree(folder / "step-000010", folder / "step-000015")
+        return "step-000015"
+
+    monkeypatch.setattr("phmctl.runs._read_pointer", read_later)
+    assert trained.checkpoint("last") == folder / "step-000015"
+
+
 def test_an_error_that_is_no_pruning_passes(trained: Run) -> None:
-    def read(folder: Path) -> str:
+    def read(name: str) -> str:
         raise RunError("damaged")
 
     with pytest.raises(RunError, match="damaged"):

@@ -1,4 +1,7 @@
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -162,3 +165,16 @@ def test_options_that_mean_several_may_be_repeated(tmp_path):
     given = ["--table", f"train={tmp_path}/t.tsv", "--table", f"valid={tmp_path}/v.tsv", "--text", "a", "--text", "b"]
     given += ["--label", "label", "--vocabulary", "50", "--data", str(tmp_path / "data")]
     assert CliRunner().invoke(main.app, ["prepare-data", "mine", *given], catch_exceptions=False).exit_code == 0
+
+
+def test_sigterm_leaves_nothing_half_made(tmp_path):
+    """The real command, asked to end while its folder is being made."""
+    command = [sys.executable, "-m", "phmctl", "prepare-data", "miniature", "--data", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if line.startswith("tokenizing "):
+                break
+        assert [path for path in tmp_path.rglob("*") if path.is_file()]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -165,6 +165,21 @@ def test_a_lost_terminal_loses_no_training(data: Path, recipe: Path, tmp_path: P
     assert saved >= 5
 
 
+def test_a_reader_of_both_streams_that_has_enough_costs_no_training(tmp_path: Path) -> None:
+    """As in ``2>&1 | head -1``: it trains to its end, saves, and ends as a shell reports SIGPIPE."""
+    command = [sys.executable, "-c", _PROGRAM, "hamilton", "--steps", "5", "--runs", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    more = ["--set", "training.log_every=1"]
+    with subprocess.Popen(
+        [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"training ")
+        process.stdout.close()
+        assert process.wait(timeout=100) == 141
+    assert (tmp_path / "hamilton/phm-n4/v001/checkpoints/last").read_text() == "step-000005\n"
+
+
 def test_importing_the_command_imports_no_torch() -> None:
     code = "import sys, phmctl.cli.train; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

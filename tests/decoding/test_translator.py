@@ -7,7 +7,8 @@ from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import EMPTY, plan
 from phmctl.errors import DataError
-from tests.decoding.conftest import TEXT, Kit
+from phmctl.nn.kept_factors import set_execution
+from tests.decoding.conftest import TEXT, Kit, sharp_model
 
 WORDS = sorted({word for line in TEXT for word in line.split()})
 lines_of_text = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min_size=1, max_size=8)
@@ -24,6 +25,23 @@ def test_the_same_text_for_any_batch_size_and_order(kit: Kit, lines: list[str], 
     order = data.draw(st.permutations(range(len(lines))))
     found = texts(kit.translator(batch_tokens=batch_tokens).translate([lines[row] for row in order], n_best=2))
     assert found == [expected[row] for row in order]
+
+
+@pytest.mark.parametrize(("execution", "threads"), [("dense", 2), ("factored", 1), ("rank", 1), ("rank", 2)])
+def test_the_same_text_for_any_execution_and_threads_where_rounding_decides_nothing(
+    kit: Kit, execution: str, threads: int
+) -> None:
+    """To rounding these are the same function, and this model's candidates lie far apart; no more is promised."""
+    phm = Kit(sharp_model(kit.tokenizers.source.size, algebra="phm", n=2), kit.tokenizers)
+    expected = texts(phm.translator().translate(TEXT[:6]))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        set_execution(phm.model, execution)
+        assert texts(phm.translator().translate(TEXT[:6])) == expected
+    finally:
+        torch.set_num_threads(before)
+    assert len({row[0] for row in expected}) > 3
 
 
 def test_different_lines_have_different_translations(kit: Kit) -> None:
