@@ -1,13 +1,15 @@
 """What answers for a run by another engine: an export that is made in passing and kept."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from phmctl.console import note
 from phmctl.decoding.engine import CTRANSLATE2, ENGINES, TORCH
-from phmctl.errors import UserError, check_known
+from phmctl.errors import OutputError, UserError, check_known
 from phmctl.exports import Export
 from phmctl.files import locked
-from phmctl.runs import Run
+from phmctl.runs import Run, Weights
 
 PASSING = 64  # texts that an export made in passing is verified on
 
@@ -34,13 +36,26 @@ def with_engine(run: Run, engine: str | None, checkpoint: str = "best", quantize
     weights = run.weights(checkpoint)
     name = "-".join([engine, *([quantize or EXACT] if engine == CTRANSLATE2 else []), weights.name])
     folder = run.folder / "exports" / name
-    with locked(folder.parent / f".{name}.lock"):
-        kept = _kept(folder)
-        if kept is None or kept.manifest["checkpoint_sha256"] != weights.sha256:
-            note(f"exporting to {engine}; it is kept in {folder}")
-            export(run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING)
-            kept = Export.open(folder)
+    kept = _kept(folder, weights)
+    if kept is None:
+        with _writable(run, engine), locked(folder.parent / f".{name}.lock"):
+            kept = _kept(folder, weights)
+            if kept is None:
+                note(f"exporting to {engine}; it is kept in {folder}")
+                export(run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING)
+                kept = Export.open(folder)
     return kept
+
+
+@contextmanager
+def _writable(run: Run, engine: str) -> Iterator[None]:
+    """Say what to do where an export cannot be kept in its run."""
+    try:
+        yield
+    except OutputError as error:
+        raise type(error)(
+            f"{error}; or export it elsewhere: phmctl export {run.folder} --to {engine} -o DIR"
+        ) from error
 
 
 def _own_engine(run: Export, engine: str, quantize: str | None) -> Run:
@@ -51,11 +66,11 @@ def _own_engine(run: Export, engine: str, quantize: str | None) -> Run:
     return run
 
 
-def _kept(folder: Path) -> Export | None:
-    """Return the export that was kept, None where there is none or it is damaged."""
+def _kept(folder: Path, weights: Weights) -> Export | None:
+    """Return the export of these weights that was kept; None where there is none, or it is damaged."""
     try:
         found = Export.open(folder)
         found.verify()
     except UserError:
         return None
-    return found
+    return found if found.manifest["checkpoint_sha256"] == weights.sha256 else None

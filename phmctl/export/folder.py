@@ -75,4 +75,5 @@ def write_export(folder: Path, fill: Callable[[Path], Mapping[str, Any]], *, for
             for place in {path.parent for path in files}:
                 sync_folder(place)
             write_json(temporary / EXPORT, {"format": FORMAT, "phmctl": __version__, **described, "files": entries})
+            check_output(target, force=force)  # somebody may have filled it meanwhile
             move_into_place(temporary, target)

@@ -1,6 +1,7 @@
 """Exporting: what an export holds, that it answers as its run, and that nothing is lost or half written."""
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import torch
 from phmctl import exports
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
-from phmctl.export import verb
+from phmctl.export import engines, verb
 from phmctl.export.engines import with_engine
+from phmctl.export.folder import write_export
 from phmctl.export.verb import Exported, export
 from phmctl.exports import Export, open_model
 from phmctl.files import damaged_files, write_json
@@ -127,6 +129,20 @@ def test_an_engine_for_a_run_is_made_once_and_made_anew_when_it_is_stale(tmp_pat
     assert with_engine(run, "torch") is run
 
 
+def test_a_run_that_cannot_be_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ctranslate2")
+    run = make_run(tmp_path)
+    kept = with_engine(run, CT2)
+
+    def read_only(path: Path) -> None:
+        raise OutputError(f"cannot write {path}")
+
+    monkeypatch.setattr(engines, "locked", read_only)
+    assert with_engine(run, CT2).folder == kept.folder
+    with pytest.raises(OutputError, match=rf"or export it elsewhere: phmctl export {run.folder} --to onnx -o DIR"):
+        with_engine(run, exports.ONNX)
+
+
 # ------------------------------------------------------------------------------------------------------ bad input
 
 
@@ -187,6 +203,33 @@ def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
         export(small_run, exports.SAFETENSORS, tmp_path / "out")
     assert export(small_run, exports.TORCH, tmp_path / "out", force=True).export.to == exports.TORCH
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_that_is_filled_meanwhile(tmp_path: Path, force: bool) -> None:
+    def fill(folder: Path) -> dict[str, str]:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "mine.txt").write_text("mine")
+        return {}
+
+    with pytest.raises(OutputError, match="is not empty"):
+        write_export(tmp_path / "out", fill, force=force)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("to", exports.FORMATS)
+def test_a_disk_that_is_full(small_run: Run, tmp_path: Path, to: str) -> None:
+    for library in {CT2: ["ctranslate2"], exports.ONNX: ["onnx"], exports.HUGGINGFACE: ["transformers"]}.get(to, []):
+        pytest.importorskip(library)
+    largest, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit))  # the next file's writer hears that it is too large
+    try:
+        with pytest.raises(OutputError, match=r"cannot write .*choose a folder that is writable and has space"):
+            export(small_run, to, tmp_path / "out", texts=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limit))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_that_fails_leaves_what_stood_there(
