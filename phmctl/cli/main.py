@@ -87,6 +87,7 @@ def run() -> None:
     """Run the command line and exit with its code."""
     # Looking for pydantic's plugins reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    _open_closed_streams()
     _hear_signals()
     try:
         app()
@@ -96,6 +97,20 @@ def run() -> None:
         _fail(str(error), error.exit_code)
     except Exception as error:
         _fail_unforeseen(error)
+
+
+def _open_closed_streams() -> None:
+    """Give a process that was started with stdout or stderr closed (``>&-``) what refuses, or swallows, all text.
+
+    Python has no stream for them then, and their descriptors would be those of the next files that are opened.
+    """
+    for number, name, mode in ((1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, mode)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
 
 
 def _hear_signals() -> None:

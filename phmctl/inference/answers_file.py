@@ -57,12 +57,14 @@ class AnswersFile:
         self._made = not path.exists()
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle: BinaryIO = path.open("r+b" if path.is_file() else "wb", buffering=0)
+            self._handle: BinaryIO = path.open("w+b" if self._made else "r+b" if path.is_file() else "wb", buffering=0)
         try:
             self._plain = stat.S_ISREG(os.fstat(self._handle.fileno()).st_mode)
             self._prepare(resume)
         except BaseException:
             self._handle.close()
+            if self._made:
+                path.unlink(missing_ok=True)
             raise
 
     @property
@@ -112,7 +114,8 @@ class AnswersFile:
                 break
             found, self._output = mark, digest
         if marks and not found.lines:
-            raise OutputError(f"{self.path} was changed since it was written; remove {self.record} to begin anew")
+            state = "is gone" if self._made else "was changed since it was written"
+            raise OutputError(f"{self.path} {state}; remove {self.record} to begin anew")
         return found
 
     def _digest(self, digest: Any, start: int, stop: int) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from phmctl.console import silence
 from phmctl.decoding.engine import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
-from phmctl.exports import Export, open_model
+from phmctl.exports import Export, no_engine, open_model
 from phmctl.inference.model import Model
 from phmctl.runs import Run
 
@@ -55,6 +55,8 @@ def load(
 
 def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -> None:
     """Refuse (UserError) an engine that is not the model's own, and threads where they are the process's."""
+    if own not in ENGINES:
+        raise no_engine(run.folder)
     check_known("engine", engine or own, ENGINES)
     if engine not in (None, own):
         advice = "leave engine out" if isinstance(run, Export) else f"make one with phmctl export --to {engine}"

@@ -122,6 +122,22 @@ def test_a_full_stdout_is_one_line_and_exit_code_1(
     refused_by_a_full_stdout(*(str(places.get(word, word)) for word in command.split()))
 
 
+@pytest.mark.parametrize(
+    ("closed", "code", "said"),
+    [
+        (">&-", 1, "error: cannot write to stdout: Bad file descriptor; the output is not complete\n"),
+        ("<&- >&-", 1, "error: cannot write to stdout: Bad file descriptor; the output is not complete\n"),
+        ("2>&-", 0, ""),
+        (">&- 2>&-", 1, ""),
+    ],
+)
+def test_streams_that_are_closed(closed: str, code: int, said: str) -> None:
+    command = f'"{sys.executable}" -m phmctl count-params miniature --n 4 {closed}'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+    assert bool(done.stdout) == (code == 0)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["--help", "--version", "decode --help", "bench --help", "bench layer --help"])

@@ -99,6 +99,10 @@ def test_what_is_not_ours_is_refused_and_left(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=f"answers 4 lines, but .*{message}"):
             write(path, [other], resume=True)
     assert path.read_bytes() == before
+    path.unlink()
+    with pytest.raises(OutputError, match="is gone; remove"):
+        AnswersFile(path, ORIGIN, resume=True)
+    assert not path.exists()
     path.write_bytes(before.replace(b"LINE 0", b"LINE O"))
     with pytest.raises(OutputError, match="was changed since it was written"):
         AnswersFile(path, ORIGIN, resume=True)
