@@ -1,6 +1,7 @@
 """The forms ``safetensors`` and ``torch``: the dense twin for plain torch code, and the PHM form for other PHM code."""
 
 import shutil
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -44,7 +45,8 @@ def write_plain(subject: Subject, to: str, form: str, folder: Path) -> None:
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     if path.suffix == ".pt":
-        with path.open("wb") as handle:  # torch's own writer names no cause when the disk is full
-            torch.save(tensors, handle)
-        return
-    save_tensors(path, tensors)
+        whole = BytesIO()  # torch's own writer, of a path or of a file, names no cause when the disk is full
+        torch.save(tensors, whole)
+        path.write_bytes(whole.getbuffer())
+    else:
+        save_tensors(path, tensors)

@@ -219,16 +219,22 @@ def test_a_folder_that_is_filled_meanwhile(tmp_path: Path, force: bool) -> None:
 
 
 @pytest.mark.parametrize("to", exports.FORMATS)
-def test_a_disk_that_is_full(small_run: Run, tmp_path: Path, to: str) -> None:
+def test_a_disk_that_is_full(small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     for library in {CT2: ["ctranslate2"], exports.ONNX: ["onnx"], exports.HUGGINGFACE: ["transformers"]}.get(to, []):
         pytest.importorskip(library)
     largest, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit))  # the next file's writer hears that it is too large
-    try:
-        with pytest.raises(OutputError, match=r"cannot write .*choose a folder that is writable and has space"):
-            export(small_run, to, tmp_path / "out", texts=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limit))
+    write = verb._write
+
+    def write_little(*arguments: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, limit))  # the weights' writer hears that they are too large
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limit))
+
+    monkeypatch.setattr(verb, "_write", write_little)
+    with pytest.raises(OutputError, match=r"cannot write .*choose a folder that is writable and has space"):
+        export(small_run, to, tmp_path / "out", texts=1)
     assert list(tmp_path.iterdir()) == []
 
 
