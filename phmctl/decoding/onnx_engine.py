@@ -126,15 +126,16 @@ class OnnxClassifier(nn.Module):
 
     Args:
         folder: the export.
+        threads: CPU threads; 0 takes torch's number.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
         RunError: the graph cannot be loaded.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, threads: int = 0) -> None:
         super().__init__()
-        self._session = session(folder / CLASSIFIER)
+        self._session = session(folder / CLASSIFIER, threads)
 
     def forward(self, *texts: Tensor) -> Tensor:
         """Map the ids of each text, (B, S), to logits (B, classes)."""

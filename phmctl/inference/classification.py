@@ -27,10 +27,12 @@ class ClassifierModel(Model):
         about: further entries of :meth:`about`.
     """
 
-    answers = ("classify", "encode")
-
     def __init__(self, classifier: TextClassifier, name: str, about: Mapping[str, Any]) -> None:
-        kept = {**classifier.about(), "texts": classifier.texts, "vectors": _VECTORS[classifier.texts]}
+        kept = {**classifier.about(), "texts": classifier.texts}
+        self.answers = ["classify"]
+        if classifier.encodes:
+            self.answers.append("encode")
+            kept["vectors"] = _VECTORS[classifier.texts]
         super().__init__(name, "classification", {**about, **kept})
         self._classifier = classifier
 
@@ -82,7 +84,7 @@ class ClassifierModel(Model):
 
 def load_run(run: Run, checkpoint: str, device: str, threads: int) -> ClassifierModel:
     """Load a run's or an export's classifier; see :func:`phmctl.inference.loading.load`."""
-    classifier = load_classifier(run, checkpoint, device, keep_factors=False)
+    classifier = load_classifier(run, checkpoint, device, keep_factors=False, threads=threads)
     engine = run.engine if isinstance(run, Export) else TORCH
     about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name}
     return ClassifierModel(classifier, run.name, {**about, "engine": engine, "device": str(classifier.device)})

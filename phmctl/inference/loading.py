@@ -61,6 +61,8 @@ def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -
     if engine not in (None, own):
         advice = "leave engine out" if isinstance(run, Export) else f"make one with phmctl export --to {engine}"
         raise UserError(f"engine {engine!r}: {run.folder} has {own}; {advice}")
+    if threads is not None and threads < 0:
+        raise UserError(f"threads: {threads} is no number of threads; 0 leaves the choice to the engine")
     if threads and own == TORCH:
         raise UserError(
             "threads: torch's threads are the whole process's, which load() leaves alone; "

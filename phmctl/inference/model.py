@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from phmctl.console import silence
 from phmctl.errors import DataError, UserError
@@ -45,7 +45,7 @@ class Model:
         task: ``translation`` or ``classification``.
     """
 
-    answers: ClassVar[Sequence[str]] = ()  # the methods that this task has
+    answers: Sequence[str] = ()  # the methods that this model has
 
     def __init__(self, name: str, task: str, about: Mapping[str, Any]) -> None:
         self.name, self.task = name, task

@@ -1,7 +1,7 @@
 """Translators for programs, by any engine. Nothing here imports torch."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from phmctl.decoding.engine import TORCH
 from phmctl.decoding.loading import load_translator
@@ -21,7 +21,7 @@ class TranslationModel(Model):
         about: further entries of :meth:`about`.
     """
 
-    answers: ClassVar[Sequence[str]] = ("translate",)
+    answers: Sequence[str] = ("translate",)
 
     def __init__(self, translator: Translator, name: str, about: Mapping[str, Any]) -> None:
         engine = {"engine": translator.engine.name, "decoding": translator.settings.model_dump()}

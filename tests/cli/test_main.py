@@ -94,7 +94,7 @@ def test_the_environment_asks_for_the_traceback(
     fail_unforeseen(monkeypatch)
     err = capsys.readouterr().err
     assert err.startswith("Traceback (most recent call last):")
-    assert "opened = Run.open(run)" in err
+    assert "open_model(run)" in err
     assert err.endswith("ZeroDivisionError: so not\n")
 
 

@@ -99,11 +99,16 @@ class TextClassifier:
         counts = [self.tokenizer.encode([clean_line(text, self.cleaning) for text in column]) for column in columns]
         return [max(map(len, sides)) for sides in zip(*counts, strict=True)]
 
+    @property
+    def encodes(self) -> bool:
+        """Whether it has :meth:`vectors`: an export has not."""
+        return hasattr(self.model, "encoded_width")
+
     @torch.inference_mode()
     @cached()
     def vectors(self, texts: Sequence[str]) -> Tensor:
         """Return what the model reads each text into, (N, d) float32 on the CPU; zeros for a text without tokens."""
-        if not hasattr(self.model, "encoded_width"):
+        if not self.encodes:
             raise UserError("an export of a classifier has labels and no vectors; ask the run for these")
         encoded = encode_texts([(text,) for text in texts], self.tokenizer, self.cleaning, self.max_tokens)
         result = torch.zeros(len(texts), self.model.encoded_width)
@@ -152,7 +157,9 @@ class TextClassifier:
         return texts
 
 
-def exported_model(to: str, folder: Path, *, device: str = "auto", execution: str | None = None) -> nn.Module:
+def exported_model(
+    to: str, folder: Path, *, device: str = "auto", execution: str | None = None, threads: int = 0
+) -> nn.Module:
     """Return the model of a classifier's export.
 
     Raises:
@@ -167,7 +174,7 @@ def exported_model(to: str, folder: Path, *, device: str = "auto", execution: st
     if device not in ("auto", "cpu"):
         raise UserError(f"--device {device}: an export to {to} runs on the CPU here; leave it out")
     if to == exports.ONNX:
-        return OnnxClassifier(folder)
+        return OnnxClassifier(folder, threads)
     raise exports.no_engine(folder)
 
 
@@ -179,6 +186,7 @@ def load_classifier(
     cleaned: bool = False,
     execution: str | None = None,
     keep_factors: bool = True,
+    threads: int = 0,
 ) -> TextClassifier:
     """Load a run's model, tokenizer and labels.
 
@@ -189,6 +197,7 @@ def load_classifier(
         cleaned: whether the texts will be the run's own, which are cleaned already.
         execution: how the maps are applied, if not as the recipe says.
         keep_factors: where they are to be applied by rank, write the factors that are found into the run.
+        threads: of an engine that has its own; torch's are the process's.
 
     Raises:
         UserError: no such execution.
@@ -202,7 +211,7 @@ def load_classifier(
     folder = run.checkpoint(checkpoint)
     if isinstance(run, Export):
         run.verify()
-        model = exported_model(run.to, folder, device=device, execution=execution)
+        model = exported_model(run.to, folder, device=device, execution=execution, threads=threads)
     else:
         model = build_classifier(recipe.model, tokenizer.size, len(labels), device="meta")
         load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
