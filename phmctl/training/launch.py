@@ -2,10 +2,12 @@
 
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
 
+from phmctl.console import note
 from phmctl.devices import place
 from phmctl.errors import UserError
 
@@ -33,8 +35,8 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if processes > _A_CORE * cores:
         raise UserError(
-            f"--processes {processes}: this machine has {cores} cores for them, and each wants some 300 MB besides its "
-            f"model; take {_A_CORE * cores} at most"
+            f"--processes {processes}: this machine has {cores} cores for them, and each wants the memory of a whole "
+            f"program; take {_A_CORE * cores} at most"
         )
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -54,8 +56,11 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "phmctl", *arguments)
     except ChildFailedError as error:
-        _, first = error.get_first_failure()
-        return first.exitcode if first.exitcode > 0 else 1
+        rank, first = error.get_first_failure()
+        if first.exitcode > 0:
+            return first.exitcode  # the process has said why
+        note(f"error: rank {rank} was ended by {signal.Signals(-first.exitcode).name}")
+        return 1
     except SignalException as caught:
         return 128 + int(caught.sigval)
     return 0

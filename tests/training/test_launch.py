@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
@@ -83,6 +84,21 @@ def test_other_commands_are_refused_in_several_processes(monkeypatch: pytest.Mon
 def test_a_thousand_processes_are_refused_before_one_is_started() -> None:
     with pytest.raises(UserError, match=r"--processes 100000: this machine has \d+ cores.*take \d+ at most"):
         launch(["train"], 100_000)
+
+
+def test_a_process_that_is_killed_before_it_joined_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system may kill one for want of memory while it starts; the others know nothing of it yet."""
+    failure = ProcessFailure(local_rank=1, pid=1, exitcode=-signal.SIGKILL, error_file="")
+
+    def fail(*arguments: Any) -> None:
+        raise ChildFailedError("phmctl", {1: failure})
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: fail)
+    assert launch(["train"], 2) == 1
+    assert capsys.readouterr().err == "error: rank 1 was ended by SIGKILL\n"
 
 
 def test_resume_auto_begins_and_goes_on(tmp_path: Path) -> None:
