@@ -3,9 +3,11 @@
 import os
 import signal
 
-# A shell that runs the tests in the background has told them to ignore Ctrl-C, which some of them are about.
+# A shell that runs the tests in the background has told them to ignore Ctrl-C, and nohup SIGHUP: some are about these.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Two test processes on two cores: one thread each, before torch makes its pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
