@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
@@ -189,7 +189,7 @@ def _sweep_all(asked: argparse.Namespace, root: Path) -> list[Found]:
             for each in part.wrong:
                 _say(f"  {each}")
             if asked.json:
-                asked.json.write_text(json.dumps([asdict(one) for one in found.values()], indent=1))
+                asked.json.write_text(json.dumps([vars(one) for one in found.values()], indent=1))
     return [*found.values()]
 
 
