@@ -47,10 +47,14 @@ test: lint docs ## Everything that must pass: ruff, mypy, the documentation, pyt
 
 # How many files of each kind are tried.
 FUZZ ?= 20000
+# Each EVERY-th write is disturbed; 1: all.
+EVERY ?= 1
 
-faults: $(DEVELOPMENT) ## Give every reader hostile files (FUZZ of each); disturb every write of every command
+faults: $(DEVELOPMENT) ## Give every reader hostile files (FUZZ of each); disturb every write of every command (or each EVERY-th)
 	PHMCTL_EXPLORE=1 PHMCTL_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/fuzz
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.sweep
+	mkdir -p build
+	$(BIN)/python -m tests.faults.sweep --every $(EVERY) --jobs $(PROCESSES) --json build/faults.json
+	$(BIN)/python -m tests.faults.together
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .

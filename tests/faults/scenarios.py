@@ -98,7 +98,7 @@ def _exports(work: Path, prepare: Sequence[Command]) -> list[Scenario]:
 
         found.append(Scenario(f"export --to {to}", prepare, command, again))
         if to == "safetensors":
-            found.append(Scenario(f"export --to {to} --force", [*prepare, command], force, again))
+            found.append(Scenario(f"export --to {to} --force", [*prepare, command], force, lambda _, f=force: [f]))
     return found
 
 

@@ -41,6 +41,9 @@ static int disturbance, armed;
 static char tracked[FILES];  /* descriptors that are open for writing below the folder */
 static const char *names[CALLS];
 
+static int company;  /* whether this process trains with others */
+static void kill_victim(void);
+
 static void die(void) {
     kill(getpid(), SIGKILL);
     for (;;) pause();
@@ -53,7 +56,7 @@ static enum verdict judge(const char *name, int grows) {
     if (disturbance == FULL && at && number >= at && grows) { errno = ENOSPC; return FAIL; }
     if (number != at) return GO;
     switch (disturbance) {
-        case KILL: die(); break;
+        case KILL: if (company) kill_victim(); else die(); break;
         case TORN: return LAST;
         case BROKEN: errno = EIO; return FAIL;
         case SHORT: return HALF;
@@ -104,11 +107,40 @@ void fault_arm(const char *path, long number, int kind) {
     armed = 1;
 }
 
-/* A process that the environment names by its rank is armed at its start: one of several that train together. */
-__attribute__((constructor)) static void arm_at_start(void) {
+/* Several processes that train together: each leaves its id in the folder FAULT_TOLD. The one of rank FAULT_RANK is armed
+ * at its start, and adds to the file `calls` at its end; at its N-th write the one of rank FAULT_VICTIM is killed. */
+static FILE *told(const char *name, const char *mode) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", getenv("FAULT_TOLD"), name);
+    return fopen(path, mode);
+}
+
+static void kill_victim(void) {
+    int process;
+    FILE *file = told(getenv("FAULT_VICTIM"), "r");
+    if (file && fscanf(file, "%d", &process) == 1) kill(process, SIGKILL);
+    if (file) fclose(file);
+}
+
+__attribute__((constructor)) static void begin(void) {
     const char *rank = getenv("RANK"), *wanted = getenv("FAULT_RANK");
-    if (rank && wanted && !strcmp(rank, wanted))
-        fault_arm(getenv("FAULT_BELOW"), atol(getenv("FAULT_AT")), KILL);
+    if (!rank || !wanted) return;
+    FILE *file = told(rank, "wx");  /* its own children find it there */
+    if (!file) return;
+    fprintf(file, "%d\n", getpid());
+    fclose(file);
+    if (strcmp(rank, wanted)) return;
+    company = 1;
+    fault_arm(getenv("FAULT_BELOW"), atol(getenv("FAULT_AT")), KILL);
+}
+
+__attribute__((destructor)) static void end(void) {
+    if (!company) return;
+    armed = 0;
+    FILE *file = told("calls", "a");
+    if (!file) return;
+    fprintf(file, "%ld\n", counted);
+    fclose(file);
 }
 
 long fault_disarm(void) { armed = 0; return counted; }

@@ -1,4 +1,7 @@
-"""Compare the calls that the shim counts with those the kernel sees, by name: ``python -m tests.faults.strace``."""
+"""Compare the calls that the shim counts with those the kernel sees, by name.
+
+python -m tests.faults.strace [SCENARIO…]
+"""
 
 import re
 import subprocess
@@ -21,16 +24,33 @@ _CALLS = (
 _CALLS += "mkdirat,link,linkat,symlink,truncate,ftruncate,fallocate,sendfile,copy_file_range,io_uring_enter"
 
 
+_INSIDE = "--inside"  # the process that is traced
+
+
 def main() -> int:
     """Return 1 where they differ."""
-    if len(sys.argv) > 1:
-        return _one(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1:2] == [_INSIDE]:
+        return _one(sys.argv[2], Path(sys.argv[3]))
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for scenario in scenarios(Path(folder) / "work"):
+            if sys.argv[1:] and scenario.name not in sys.argv[1:]:
+                continue
             trace = Path(folder) / "trace"
-            strace = ["strace", "-f", "-y", "-qq", "-s", "4096", "-e", f"trace={_CALLS}", "-o", str(trace)]
-            command = [*strace, sys.executable, "-m", "tests.faults.strace", scenario.name, folder]
+            strace = [
+                "strace",
+                "-f",
+                "--seccomp-bpf",
+                "-y",
+                "-qq",
+                "-s",
+                "4096",
+                "-e",
+                f"trace={_CALLS}",
+                "-o",
+                str(trace),
+            ]
+            command = [*strace, sys.executable, "-m", "tests.faults.strace", _INSIDE, scenario.name, folder]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             pairs = re.findall(r"(\w+)=(\d+)", done.stdout.splitlines()[-1])
             counted = Counter({name: int(count) for name, count in pairs})
@@ -39,7 +59,7 @@ def main() -> int:
             verdict = (
                 f"the same ({raw} renames past the C library)" if seen == counted else f"but counted {dict(counted)}"
             )
-            print(f"{scenario.name}: {seen.total()} calls, {dict(seen)}, {verdict}")  # noqa: T201
+            print(f"{scenario.name}: {seen.total()} calls, {dict(seen)}, {verdict}", flush=True)  # noqa: T201
             wrong += seen != counted
     return int(wrong > 0)
 

@@ -1,63 +1,88 @@
-"""Two processes that train together, the first killed at a write: ``python -m tests.faults.together [POINTS]``.
+"""Two processes that train together, one killed at a write: ``python -m tests.faults.together [POINTS]``.
 
-All writes are the first process's. Each point starts six Python processes, so some of the writes are taken.
+All writes are the first process's: it is killed at so many of them, evenly spread. The second writes nothing below the
+folder, which is checked, so it is killed beside it, when the first does its N-th write.
 """
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.harness import preloaded
+from tests.faults.harness import compiler, preloaded
 from tests.faults.scenarios import RECIPE, contents, differences, scenarios, write_inputs
+from tests.faults.sweep import spread
+
+Environment = dict[str, str]
+ONE_A_SIDE = "{steps: 6, accumulate: 2, batch_tokens: 64"
 
 
 def main() -> int:
     """Kill, go on, compare; return 1 if anything was wrong."""
     points = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    with tempfile.TemporaryDirectory() as folder:
+    if compiler() is None:
+        print("no C compiler: nothing can be disturbed", file=sys.stderr)  # noqa: T201
+        return 0
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         work = Path(folder) / "work"
         work.mkdir()
-        environment = preloaded(Path(folder))
+        environment = preloaded(Path(folder)) | {"FAULT_BELOW": str(work)}
         write_inputs(work)
-        divided = RECIPE.replace("{steps: 6, batch_tokens: 128", "{steps: 6, accumulate: 2, batch_tokens: 64")
-        (work / "recipe.yaml").write_text(divided)
+        (work / "recipe.yaml").write_text(RECIPE.replace("{steps: 6, batch_tokens: 128", ONE_A_SIDE))
         commands = {each.name: tuple(each.command) for each in scenarios(work)}
-        prepare, train = commands["prepare-data"], commands["train"]
-        _phmctl(prepare, environment)
-        together = (*train, "--processes", "2")
-        whole = _phmctl(together, environment)
-        if whole.returncode:
-            print(whole.stderr)  # noqa: T201
-            return 1
-        wanted = contents(work)
-        wrong = 0
-        for at in [1 + (2 * number + 1) * 300 // (2 * points + 1) for number in range(points)]:
-            wrong += _point(work, together, environment, at, wanted)
-    print(f"{points} points, {wrong} wrong")  # noqa: T201
+        _phmctl(commands["prepare-data"], environment)
+        wrong = _sweep(work, (*commands["train"], "--processes", "2"), environment, points)
+    print(f"{2 * points} points, {wrong} wrong")  # noqa: T201
     return int(wrong > 0)
 
 
-def _point(work: Path, command: tuple[str, ...], environment: dict[str, str], at: int, wanted: dict[str, str]) -> int:
-    subprocess.run(["rm", "-rf", str(work / "runs")], check=True)
+def _sweep(work: Path, command: tuple[str, ...], environment: Environment, points: int) -> int:
+    calls = [_undisturbed(work, command, environment, rank) for rank in (0, 1)]
+    print(f"writes of the first process: {calls[0]}, of the second: {calls[1]}", flush=True)  # noqa: T201
+    wanted = contents(work)
+    wrong = int(calls[1] > 0)
+    for at in spread(calls[0], points):
+        for rank in (0, 1):
+            wrong += _point(work, command, environment, (rank, at), wanted)
+    return wrong
+
+
+def _undisturbed(work: Path, command: tuple[str, ...], environment: Environment, rank: int) -> int:
+    """Train undisturbed; return how many calls a rank made."""
+    shutil.rmtree(work / "runs", ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=work.parent) as told:
+        whole = _phmctl(command, environment | {"FAULT_RANK": str(rank), "FAULT_AT": "0", "FAULT_TOLD": told})
+        if whole.returncode:
+            raise RuntimeError(whole.stderr)
+        return sum(map(int, (Path(told) / "calls").read_text().split()))
+
+
+def _point(
+    work: Path, command: tuple[str, ...], environment: Environment, who: tuple[int, int], wanted: dict[str, str]
+) -> int:
+    rank, at = who
+    shutil.rmtree(work / "runs", ignore_errors=True)
     began = time.monotonic()
-    armed = environment | {"FAULT_RANK": "0", "FAULT_BELOW": str(work), "FAULT_AT": str(at)}
-    killed = _phmctl(command, armed)
+    with tempfile.TemporaryDirectory(dir=work.parent) as told:
+        faults = {"FAULT_RANK": "0", "FAULT_AT": str(at), "FAULT_VICTIM": str(rank), "FAULT_TOLD": told}
+        killed = _phmctl(command, environment | faults)
     begun = any((work / "runs").glob("*/*/v*"))
     again = _phmctl((*command, "--resume") if begun else command, environment)
-    found = differences(wanted, contents(work))
-    problems = found + ([] if killed.returncode == 1 else [f"exit {killed.returncode}"])
+    problems = differences(wanted, contents(work))
+    problems += [] if killed.returncode == 1 else [f"exit {killed.returncode}"]
     problems += [f"again: {again.returncode} {again.stderr[-500:]}"] if again.returncode else []
     said = re.sub(r"\s+", " ", killed.stderr)[-300:]
     seconds = time.monotonic() - began
     ends = f"exit {killed.returncode}, then {again.returncode}"
-    print(f"rank 0 killed at {at}: {ends}; {problems or 'the same'}; {seconds:.0f} s; {said}", flush=True)  # noqa: T201
+    print(f"rank {rank} killed at {at}: {ends}; {problems or 'the same'}; {seconds:.0f} s; {said}", flush=True)  # noqa: T201
     return int(bool(problems))
 
 
-def _phmctl(command: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _phmctl(command: tuple[str, ...], environment: Environment) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-c", "from phmctl.cli.main import run; run()", *command]
     return subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
