@@ -34,7 +34,7 @@ def _lose(folder: Path, lost: int, number: signal.Signals, seconds: float, count
 
 
 def _wait_for(paths: list[Path]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300  # a busy machine takes a minute to import torch
     while not all(path.exists() for path in paths) and time.monotonic() < until:
         time.sleep(0.05)
 
