@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
-from urllib.request import Request, url2pathname
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -187,6 +186,8 @@ class CardBase(Section):
     @property
     def here(self) -> dict[str, Path]:
         """What the card would have read on this machine, by its own words."""
+        from urllib.request import Request, url2pathname  # brings ssl, for which nobody who answers lines should wait
+
         files = [url.url for url in self.urls if url.url.startswith("file:")]
         found = {url: Path(url2pathname(Request(url).selector)) for url in files}
         hub: HubPlace | None = getattr(self, "hub", None)
