@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phmctl.cli.options import Checkpoint, Device, Engine, Execution, ModelArgument, Quantize, Threads
+from phmctl.cli.starting import starting
 
 if TYPE_CHECKING:
     from phmctl.runs import Weights
@@ -82,7 +83,8 @@ def decode(
         own_text = own is not None
         return kind.predictor(opened, name, device or "auto", options=options, own_text=own_text), opened.weights(name)
 
-    predictor, weights = opened.use(checkpoint, load)
+    with starting():
+        predictor, weights = opened.use(checkpoint, load)
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
     # A person sees the answers themselves, unless they go into a file.
