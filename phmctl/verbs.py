@@ -188,7 +188,7 @@ def evaluate(
 
     Returns:
         what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an
-        :class:`~phmctl.evaluation.translation.Evaluation`.
+        :class:`~phmctl.tasks.translation.evaluation.Evaluation`.
 
     Raises:
         RunError: something is missing or damaged, or the runs do not compare.

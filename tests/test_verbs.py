@@ -8,11 +8,11 @@ import phmctl
 from phmctl import verbs
 from phmctl.cli.main import app
 from phmctl.errors import DataError, RecipeError, RunError, UserError
-from phmctl.evaluation.translation import Evaluation
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from tests.evaluation.runs import make_run
+from phmctl.tasks.translation.evaluation import Evaluation
+from tests.tasks.translation.runs import make_run
 
 
 @pytest.fixture(scope="module")

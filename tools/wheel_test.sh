@@ -16,7 +16,7 @@ export PYTHONPATH="$work/site"
 from pathlib import Path
 
 import phmctl
-from phmctl.data.miniature import generate
+from phmctl.miniature import generate
 from phmctl.data.catalog import card_names
 from phmctl.data.labelled.catalog import load_any_card
 from phmctl.recipe.loading import load_recipe

@@ -188,7 +188,7 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
 
 def _generated(card: Card) -> Corpus:
     """Return the built-in miniature."""
-    from phmctl.data.miniature import generate
+    from phmctl.miniature import generate
 
     return Corpus(card.id, card.source_language, card.target_language, splits=generate(), origin="generated, seed 1")
 

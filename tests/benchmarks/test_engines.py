@@ -6,7 +6,7 @@ import pytest
 
 from phmctl.benchmarks.engines import bench_engines
 from phmctl.errors import UserError
-from tests.evaluation.runs import make_run
+from tests.tasks.translation.runs import make_run
 
 
 def test_engines_translate_the_same_lines(tmp_path: Path) -> None:

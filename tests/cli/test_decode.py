@@ -17,7 +17,7 @@ from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError, OutputError, RecipeError, UserError
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT
-from tests.evaluation.runs import SOURCES, make_run
+from tests.tasks.translation.runs import SOURCES, make_run
 
 
 @pytest.fixture(scope="module")

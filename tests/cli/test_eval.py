@@ -6,9 +6,9 @@ from typer.testing import CliRunner
 
 from phmctl.cli.main import app
 from phmctl.errors import RunError
-from phmctl.evaluation.translation import evaluate
 from phmctl.runs import Run
-from tests.evaluation.runs import make_run
+from phmctl.tasks.translation.evaluation import evaluate
+from tests.tasks.translation.runs import make_run
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from phmctl.cli.main import app
 from phmctl.errors import RunError
 from phmctl.runs import Run
-from tests.evaluation.runs import SOURCES, make_run
+from tests.tasks.translation.runs import SOURCES, make_run
 
 
 @pytest.fixture(scope="module")

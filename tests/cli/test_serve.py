@@ -20,9 +20,9 @@ from phmctl.inference.loading import load
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.serving.server import listen
-from tests.evaluation.runs import SOURCES, make_run
 from tests.serving.browser import CHROMIUM, browser
 from tests.serving.processes import Server
+from tests.tasks.translation.runs import SOURCES, make_run
 
 MAIN = "from phmctl.cli.main import run; run()"
 

@@ -16,8 +16,8 @@ from phmctl.export.huggingface import write_tokenizer
 from phmctl.export.verb import export
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT
-from tests.evaluation.runs import make_run
 from tests.export.test_dense import scattered
+from tests.tasks.translation.runs import make_run
 
 transformers = pytest.importorskip("transformers")
 

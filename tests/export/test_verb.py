@@ -22,7 +22,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.training.train import train
-from tests.evaluation.runs import SOURCES, make_run
+from tests.tasks.translation.runs import SOURCES, make_run
 
 CT2 = exports.CTRANSLATE2
 
@@ -92,7 +92,7 @@ def test_the_model_card(exported: Exported) -> None:
 
 
 def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) -> None:
-    from phmctl.evaluation.translation import evaluate
+    from phmctl.tasks.translation.evaluation import evaluate
 
     run = make_run(tmp_path)
     found = evaluate(run, device="cpu")
@@ -114,7 +114,7 @@ def test_the_plain_form_is_read_by_plain_code(tiny_run: Run, tmp_path: Path, to:
 
 
 def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
-    from phmctl.evaluation.translation import evaluate
+    from phmctl.tasks.translation.evaluation import evaluate
 
     run = make_run(tmp_path)
     made = export(run, exports.SAFETENSORS, tmp_path / "export").export

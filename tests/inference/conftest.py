@@ -4,8 +4,8 @@ import pytest
 
 from phmctl.inference.model import Model
 from phmctl.runs import Run
-from tests.evaluation.runs import make_run
 from tests.tasks.classification.conftest import labelled_data, runs, small
+from tests.tasks.translation.runs import make_run
 
 __all__ = ["labelled_data", "runs", "small"]
 

@@ -5,7 +5,7 @@ from phmctl.nn.caching import values_of
 from phmctl.nn.linear import PHMLinear
 from phmctl.runs import Run
 from phmctl.serving.service import Service
-from tests.evaluation.runs import SOURCES
+from tests.tasks.translation.runs import SOURCES
 
 SECONDS = 30
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from phmctl.data.batching import Batch
     from phmctl.data.store import PreparedData
-    from phmctl.evaluation.translation import Evaluation
     from phmctl.models.transformer import Transformer
+    from phmctl.tasks.translation.evaluation import Evaluation
     from phmctl.tasks.translation.task import TranslationTask
 
 TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
@@ -116,7 +116,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     ) -> Evaluation:
         """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
         from phmctl.decoding.settings import change_decoding
-        from phmctl.evaluation.translation import evaluate
+        from phmctl.tasks.translation.evaluation import evaluate
 
         given = self.check_options(options, (*_SEARCH, "lowercase"))
         lowercase = given.pop("lowercase", None)

@@ -140,7 +140,7 @@ def test_entities_are_decoded_once_on_every_path(
 ) -> None:
     """``&amp;lt;`` stands for ``&lt;``: decoded again it would be another text."""
     from phmctl.cli.decode import decode
-    from phmctl.evaluation.translation import evaluate
+    from phmctl.tasks.translation.evaluation import evaluate
     from phmctl.training.train import train_task
 
     seen: list[str] = []
@@ -164,7 +164,7 @@ def test_entities_are_decoded_once_on_every_path(
 
 
 def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None:
-    from phmctl.evaluation.translation import evaluate
+    from phmctl.tasks.translation.evaluation import evaluate
 
     signatures = {score.name: score.signature for score in evaluate(entities_run, "test", "last").scores}
     assert "case:lc" in signatures["BLEU"]

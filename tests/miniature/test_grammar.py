@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from phmctl.data.miniature.clauses import feeling, to_be
-from phmctl.data.miniature.corpus import render
-from phmctl.data.miniature.lexicon import Adverbial, lexicon
-from phmctl.data.miniature.phrases import HE, IT, SHE, YOU, I
-from phmctl.data.miniature.structure import (
+from phmctl.miniature.clauses import feeling, to_be
+from phmctl.miniature.corpus import render
+from phmctl.miniature.lexicon import Adverbial, lexicon
+from phmctl.miniature.phrases import HE, IT, SHE, YOU, I
+from phmctl.miniature.structure import (
     Clause,
     Gap,
     NamePhrase,

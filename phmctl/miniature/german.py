@@ -1,7 +1,7 @@
 """German word forms: articles, adjective endings, nouns, pronouns and verbs. No word order; see `german_clause`."""
 
-from phmctl.data.miniature.lexicon import Noun, Verb
-from phmctl.data.miniature.structure import Agreement, Case, Modal, Person, Tense
+from phmctl.miniature.lexicon import Noun, Verb
+from phmctl.miniature.structure import Agreement, Case, Modal, Person, Tense
 
 _CASES: tuple[Case, ...] = ("nom", "acc", "dat", "gen")
 _AGREEMENTS: tuple[Agreement, ...] = ("m", "f", "n", "pl")

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.miniature import generate, german_clause
-from phmctl.data.miniature.corpus import lemmas, render, write
-from phmctl.data.miniature.dice import Dice
-from phmctl.data.miniature.german import verb_words
-from phmctl.data.miniature.lexicon import lexicon
-from phmctl.data.miniature.phrases import refer
-from phmctl.data.miniature.sentences import Sentences
-from phmctl.data.miniature.structure import Clause, NounPhrase, Pronoun
+from phmctl.miniature import generate, german_clause
+from phmctl.miniature.corpus import lemmas, render, write
+from phmctl.miniature.dice import Dice
+from phmctl.miniature.german import verb_words
+from phmctl.miniature.lexicon import lexicon
+from phmctl.miniature.phrases import refer
+from phmctl.miniature.sentences import Sentences
+from phmctl.miniature.structure import Clause, NounPhrase, Pronoun
 
 # The text of seed 1. A change of grammar or lexicon changes it, and every figure trained on the miniature with it.
 SHA256 = "29c50b624fc9a2ccc98a34cf32d10196d66c94935b12f5981b8f5bc675ddbacb"
@@ -37,7 +37,7 @@ def test_the_corpus_of_seed_1_is_what_it_was(miniature):
 
 def test_the_corpus_does_not_depend_on_string_hashes(miniature):
     code = (
-        "import hashlib; from phmctl.data.miniature import generate; c = generate(3, (40, 4, 4));"
+        "import hashlib; from phmctl.miniature import generate; c = generate(3, (40, 4, 4));"
         "print(hashlib.sha256(repr(c).encode()).hexdigest())"
     )
     runs = {
@@ -50,9 +50,7 @@ def test_the_corpus_does_not_depend_on_string_hashes(miniature):
 
 
 def test_importing_the_miniature_leaves_torch_alone():
-    code = (
-        "import sys; from phmctl.data.miniature import generate; generate(1, (5, 1, 1)); print('torch' in sys.modules)"
-    )
+    code = "import sys; from phmctl.miniature import generate; generate(1, (5, 1, 1)); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from phmctl.data.miniature.clauses import EVENTS, Clauses, admits, nominative, verbs_of
-from phmctl.data.miniature.lexicon import GROUPS
-from phmctl.data.miniature.phrases import Actor, nouns_of
-from phmctl.data.miniature.structure import Clause, Gap, NounPhrase, PrepositionalPhrase, Tense
+from phmctl.miniature.clauses import EVENTS, Clauses, admits, nominative, verbs_of
+from phmctl.miniature.lexicon import GROUPS
+from phmctl.miniature.phrases import Actor, nouns_of
+from phmctl.miniature.structure import Clause, Gap, NounPhrase, PrepositionalPhrase, Tense
 
 _WAYS = {"subject": 5.0, "accusative": 4.0, "dative": 2.0, "place": 3.0, "whose": 1.5, "target": 1.0}
 _POSSESSIONS = ("vehicle", "clothing", "instrument", "Sohn", "Tochter", "Bruder", "Schwester", "Hund", "Katze", "Haus")

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from functools import cache
 
-from phmctl.data.miniature.dice import Dice
-from phmctl.data.miniature.lexicon import GROUPS, Adjective, Noun, Verb, lexicon
-from phmctl.data.miniature.phrases import HE, WE, Actor, I, Phrases, adjectives_of, nouns_of
-from phmctl.data.miniature.structure import (
+from phmctl.miniature.dice import Dice
+from phmctl.miniature.lexicon import GROUPS, Adjective, Noun, Verb, lexicon
+from phmctl.miniature.phrases import HE, WE, Actor, I, Phrases, adjectives_of, nouns_of
+from phmctl.miniature.structure import (
     Case,
     Clause,
     Front,

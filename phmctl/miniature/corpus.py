@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from phmctl.data.miniature import english_clause, german_clause
-from phmctl.data.miniature.dice import Dice
-from phmctl.data.miniature.lexicon import Adjective, Adverbial, Name, Noun, Verb
-from phmctl.data.miniature.sentences import Sentences
-from phmctl.data.miniature.structure import NounPhrase, Sentence
+from phmctl.miniature import english_clause, german_clause
+from phmctl.miniature.dice import Dice
+from phmctl.miniature.lexicon import Adjective, Adverbial, Name, Noun, Verb
+from phmctl.miniature.sentences import Sentences
+from phmctl.miniature.structure import NounPhrase, Sentence
 
 Pair = tuple[str, str]
 MIN_WORDS, MAX_WORDS = 4, 22

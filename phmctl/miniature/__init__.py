@@ -4,6 +4,6 @@ It is not translation data from the wild. It is small, correct and rich enough i
 clauses that a model must learn grammar to translate it.
 """
 
-from phmctl.data.miniature.corpus import generate
+from phmctl.miniature.corpus import generate
 
 __all__ = ["generate"]

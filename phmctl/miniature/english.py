@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from phmctl.data.miniature.structure import Modal, Person, Tense
+from phmctl.miniature.structure import Modal, Person, Tense
 
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _OBJECTS = {"I": "me", "you": "you", "he": "him", "she": "her", "it": "it", "we": "us", "they": "them"}

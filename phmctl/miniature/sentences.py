@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from phmctl.data.miniature.clauses import Clauses, feeling, negative, verbs_of
-from phmctl.data.miniature.dice import Dice
-from phmctl.data.miniature.lexicon import Adjective, Verb, lexicon
-from phmctl.data.miniature.phrases import HE, IT, YOU, Actor, refer
-from phmctl.data.miniature.relatives import Relatives
-from phmctl.data.miniature.structure import Clause, Conjunction, NounPhrase, Phrase, Pronoun, Sentence, Tense
+from phmctl.miniature.clauses import Clauses, feeling, negative, verbs_of
+from phmctl.miniature.dice import Dice
+from phmctl.miniature.lexicon import Adjective, Verb, lexicon
+from phmctl.miniature.phrases import HE, IT, YOU, Actor, refer
+from phmctl.miniature.relatives import Relatives
+from phmctl.miniature.structure import Clause, Conjunction, NounPhrase, Phrase, Pronoun, Sentence, Tense
 
 _TENSES: dict[Tense, float] = {"present": 4, "past": 4, "perfect": 2, "future": 1.5}
 _TWO_TENSES: dict[Tense, float] = {"present": 1, "past": 1.2}

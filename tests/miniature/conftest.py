@@ -1,6 +1,6 @@
 import pytest
 
-from phmctl.data.miniature import generate
+from phmctl.miniature import generate
 
 
 @pytest.fixture(scope="session")

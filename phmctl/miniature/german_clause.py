@@ -1,7 +1,7 @@
 """German word order: noun phrases, the verb second, the verb last, and what stands between."""
 
-from phmctl.data.miniature import german
-from phmctl.data.miniature.structure import (
+from phmctl.miniature import german
+from phmctl.miniature.structure import (
     Agreement,
     Case,
     Clause,

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from phmctl.data.miniature.lexicon import expand, lexicon
-from phmctl.data.miniature.phrases import adjectives_of, nouns_of
+from phmctl.miniature.lexicon import expand, lexicon
+from phmctl.miniature.phrases import adjectives_of, nouns_of
 
 FRAMES = {"i", "l", "g", "s", "a", "d", "da", "p", "c", "o", "z", "e", "v"}
 WITHOUT_NOUN = {"city"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from phmctl.data.miniature import english
-from phmctl.data.miniature.english import VerbForms
-from phmctl.data.miniature.lexicon import lexicon, regular_past, regular_plural
+from phmctl.miniature import english
+from phmctl.miniature.english import VerbForms
+from phmctl.miniature.lexicon import lexicon, regular_past, regular_plural
 
 GIVE = VerbForms("give", "gave", "given")
 

@@ -8,12 +8,12 @@ from phmctl.data.copies import read_text
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
-from phmctl.evaluation import translation as module
-from phmctl.evaluation.translation import decode_split, evaluate
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by_length
 from phmctl.runs import Run
-from tests.evaluation.runs import REFERENCES, SOURCES, make_run
+from phmctl.tasks.translation import evaluation as module
+from phmctl.tasks.translation.evaluation import decode_split, evaluate
+from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
 
 
 @pytest.fixture

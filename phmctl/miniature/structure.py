@@ -7,7 +7,7 @@ is a function of the German: there is one value for both.
 from dataclasses import dataclass
 from typing import Literal
 
-from phmctl.data.miniature.lexicon import Adjective, Adverbial, Name, Noun, Verb
+from phmctl.miniature.lexicon import Adjective, Adverbial, Name, Noun, Verb
 
 Case = Literal["nom", "acc", "dat", "gen"]
 Agreement = Literal["m", "f", "n", "pl"]

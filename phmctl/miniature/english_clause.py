@@ -1,10 +1,10 @@
 """English word order: noun phrases, inversion, ``do``, and what follows the verb."""
 
-from phmctl.data.miniature import english
-from phmctl.data.miniature.english import VerbForms
-from phmctl.data.miniature.german_clause import gap_role
-from phmctl.data.miniature.lexicon import Verb
-from phmctl.data.miniature.structure import (
+from phmctl.miniature import english
+from phmctl.miniature.english import VerbForms
+from phmctl.miniature.german_clause import gap_role
+from phmctl.miniature.lexicon import Verb
+from phmctl.miniature.structure import (
     Clause,
     Gap,
     NamePhrase,

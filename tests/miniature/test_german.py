@@ -2,8 +2,8 @@
 
 import pytest
 
-from phmctl.data.miniature import german
-from phmctl.data.miniature.lexicon import lexicon
+from phmctl.miniature import german
+from phmctl.miniature.lexicon import lexicon
 
 CASES = ("nom", "acc", "dat", "gen")
 AGREEMENTS = ("m", "f", "n", "pl")

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import cache
 
-from phmctl.data.miniature import english, german
-from phmctl.data.miniature.dice import Dice
-from phmctl.data.miniature.lexicon import GROUPS, Adjective, Adverbial, Name, Noun, lexicon
-from phmctl.data.miniature.structure import (
+from phmctl.miniature import english, german
+from phmctl.miniature.dice import Dice
+from phmctl.miniature.lexicon import GROUPS, Adjective, Adverbial, Name, Noun, lexicon
+from phmctl.miniature.structure import (
     Determiner,
     NamePhrase,
     NounPhrase,
