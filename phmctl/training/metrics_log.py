@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object a line, appended as the training goes; and TensorBoard beside it, if asked.
+"""Writing ``metrics.jsonl``: a JSON object a line, appended as the training goes; and TensorBoard beside it, if asked.
 
 With each checkpoint the log is sealed: the number of lines stands in the checkpoint's state, their bytes and SHA-256 in
 ``metrics.seal.json``. A resumed training continues after exactly these lines, and says if they are not what was
@@ -16,52 +16,11 @@ from typing import Any, Self
 
 from phmctl.checkpoints import AVERAGE
 from phmctl.console import warn
-from phmctl.errors import RecipeError, RunError
+from phmctl.errors import RecipeError
 from phmctl.files import write_atomic, write_json, writing
+from phmctl.runs.metrics import read_entry, read_lines, warn_of_foreign
 
 SEAL = "metrics.seal.json"
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a metrics file. A line that is none is left out, with a warning that names it.
-
-    An end that a crash cut short, without a line break, is left out silently.
-
-    Raises:
-        RunError: the file cannot be read.
-    """
-    lines, end = _read_lines(path)
-    entries = [_entry(line) for line in lines]
-    _warn_of_foreign(path, entries)
-    return [entry for entry in (*entries, _entry(end)) if entry is not None]
-
-
-def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """Return the file's lines, and what stands behind the last line break."""
-    try:
-        *lines, end = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return [], b""
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}); copy the run again") from error
-    return lines, end
-
-
-def _warn_of_foreign(path: Path, entries: list[dict[str, Any] | None]) -> None:
-    wrong = [str(number) for number, entry in enumerate(entries, start=1) if entry is None]
-    if wrong:
-        numbers = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        warn(f"{path}, line {numbers}: no JSON object with a step; left out, the other lines count")
-
-
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return a line's entry: a JSON object with a step and, if any, seconds that are a number; None for another."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):  # bytes that are not UTF-8 too
-        return None
-    sound = isinstance(entry, dict) and type(entry.get("step")) is int
-    return entry if sound and isinstance(entry.get("seconds", 0.0), (int, float)) else None
 
 
 class MetricsLog:
@@ -84,15 +43,15 @@ class MetricsLog:
         self._path = path
         self._open_board = partial(summary_writer(), tensorboard, purge_step=after_step + 1) if tensorboard else None
         self._seals = _read_seals(path.with_name(SEAL))
-        lines, end = _read_lines(path)
+        lines, end = read_lines(path)
         kept = _sealed(path, lines, logged, self._seals, after_step) if logged is not None else None
         if kept is None:
-            _warn_of_foreign(path, [_entry(line) for line in lines])
-            kept = [line for line in (*lines, end) if (entry := _entry(line)) and entry["step"] <= after_step]
+            warn_of_foreign(path, [read_entry(line) for line in lines])
+            kept = [line for line in (*lines, end) if (entry := read_entry(line)) and entry["step"] <= after_step]
         self._begin(kept)
 
     def _begin(self, kept: list[bytes]) -> None:
-        entries = [entry for line in kept if (entry := _entry(line))]
+        entries = [entry for line in kept if (entry := read_entry(line))]
         self._kept = b"".join(line + b"\n" for line in kept)
         self._lines, self._size = len(kept), len(self._kept)
         self._digest = hashlib.sha256(self._kept)
@@ -198,7 +157,7 @@ def _is_intact(lines: list[bytes], count: int, seal: dict[str, Any]) -> bool:
 
 
 def _is_average(line: bytes, after_step: int) -> bool:
-    entry = _entry(line)
+    entry = read_entry(line)
     return entry is not None and entry.get("event") == AVERAGE and entry["step"] <= after_step
 
 

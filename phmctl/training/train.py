@@ -16,10 +16,11 @@ from phmctl.console import warn
 from phmctl.devices import set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
+from phmctl.runs.metrics import read_metrics
 from phmctl.training.averaging import average_checkpoints, averaged_steps
 from phmctl.training.division import pieces_of
 from phmctl.training.initial import Start, find_start
-from phmctl.training.metrics_log import MetricsLog, UnwrittenLog, read_metrics, summary_writer
+from phmctl.training.metrics_log import MetricsLog, UnwrittenLog, summary_writer
 from phmctl.training.precision import has_bfloat16
 from phmctl.training.processes import Processes, is_restart, job, joined
 from phmctl.training.progress import ProgressLine

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from phmctl.cli.train import train
 from phmctl.errors import RecipeError, UserError
 from phmctl.recipe.loading import dump_recipe
-from phmctl.training.metrics_log import read_metrics
+from phmctl.runs.metrics import read_metrics
 from tests.training.copying import copying_recipe, prepare_copying
 
 _PROGRAM = "import typer; from phmctl.cli.train import train; typer.run(train)"

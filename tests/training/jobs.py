@@ -15,10 +15,10 @@ from phmctl.data.store import PreparedData
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
+from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.base import Rows
 from phmctl.tasks.classification.task import ClassificationTask, Classifier
 from phmctl.tasks.translation.task import TranslationTask
-from phmctl.training.metrics_log import read_metrics
 from phmctl.training.processes import Processes
 from phmctl.training.train import train_task
 from tests.training.copying import copying_recipe

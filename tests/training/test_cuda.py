@@ -11,8 +11,9 @@ from phmctl.checkpoints import read_checkpoint
 from phmctl.data.store import PreparedData
 from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
+from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.translation.task import TranslationTask
-from phmctl.training.metrics_log import MetricsLog, read_metrics
+from phmctl.training.metrics_log import MetricsLog
 from phmctl.training.progress import ProgressLine
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer

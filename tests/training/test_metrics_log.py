@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from phmctl.errors import OutputError, RecipeError, WriteFailedError
-from phmctl.training.metrics_log import SEAL, MetricsLog, read_metrics
+from phmctl.runs.metrics import read_metrics
+from phmctl.training.metrics_log import SEAL, MetricsLog
 
 
 def _fill(path: Path, steps: list[int]) -> None:

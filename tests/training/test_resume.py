@@ -13,8 +13,8 @@ import torch
 from phmctl.checkpoints import MANIFEST, amend_state, read_checkpoint, saved_steps, step_name, write_checkpoint
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
+from phmctl.runs.metrics import read_metrics
 from phmctl.training.averaging import averaged_steps
-from phmctl.training.metrics_log import read_metrics
 from phmctl.training.resume import check_same, run_to_resume
 from phmctl.training.signals import StopRequest
 from phmctl.training.train import train_task

@@ -7,7 +7,7 @@ import pytest
 from phmctl.data.tokenization import TokenizerPair
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import Recipe, TranslationRecipe
-from phmctl.training.metrics_log import read_metrics
+from phmctl.runs.metrics import read_metrics
 from phmctl.training.train import TrainingResult, train
 from tests.training.copying import copying_recipe
 from tests.training.test_resume import _contents, _figures

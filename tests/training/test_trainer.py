@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.errors import DataError, OutputError, PhmctlError, RecipeError
 from phmctl.runs import Run
-from phmctl.training.metrics_log import MetricsLog, read_metrics
+from phmctl.runs.metrics import read_metrics
+from phmctl.training.metrics_log import MetricsLog
 from phmctl.training.progress import ProgressLine
 from phmctl.training.train import train_task
 from phmctl.training.trainer import Trainer

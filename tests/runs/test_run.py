@@ -240,7 +240,7 @@ def test_a_checkpoint_that_is_saved_while_the_pointer_is_followed_is_found(
             shutil.copytree(folder / "step-000010", folder / "step-000015")
         return "step-000015"
 
-    monkeypatch.setattr("phmctl.runs._read_pointer", read_later)
+    monkeypatch.setattr("phmctl.runs.run._read_pointer", read_later)
     assert trained.checkpoint("last") == folder / "step-000015"
 
 

@@ -13,35 +13,28 @@
         results/           what eval and decode write
 """
 
-import importlib.metadata
-import os
-import platform
-import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from phmctl import __version__
 from phmctl.checkpoints import AVERAGE, MANIFEST, saved_steps, step_name, verify_checkpoint
-from phmctl.console import note
 from phmctl.errors import RecipeError, RunError, nearest
 from phmctl.files import (
     locked,
     read_json_object,
     sha256,
     sweep,
-    sync_folder,
     temporary_folder,
     write_atomic,
     write_json,
     writing,
 )
+from phmctl.runs.environment import describe_environment
+from phmctl.runs.find import claim_version, find_run, newest, versions_in
+from phmctl.runs.names import CHECKPOINTS, DATA, ENVIRONMENT, EXPORT, POINTERS, RECIPE
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
@@ -49,20 +42,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound="Recipe")
 Loaded = TypeVar("Loaded")
 
-RECIPE = "recipe.yaml"
-ENVIRONMENT = "environment.json"
-DATA = "data.json"
-EXPORT = "export.json"  # what tells an export's folder from a run's
-POINTERS = ("last", "best")
-_CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
-_VERSION = re.compile(r"v(\d{3,})")
-_LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
-
-
-def runs_root() -> Path:
-    """Return where runs are written: the environment's ``PHMCTL_RUNS``, or ``runs`` in the working folder."""
-    return Path(os.environ.get("PHMCTL_RUNS") or "runs")
 
 
 @dataclass(frozen=True)
@@ -117,11 +97,11 @@ class Run:
             with temporary_folder(parent / "new") as temporary:
                 if fill is not None:
                     fill(cls(temporary, recipe))
-                for name in (_CHECKPOINTS, "results"):
+                for name in (CHECKPOINTS, "results"):
                     (temporary / name).mkdir()
                 write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
                 write_atomic(temporary / RECIPE, dump_recipe(recipe))
-                return cls(_claim_version(temporary, parent), recipe)
+                return cls(claim_version(temporary, parent), recipe)
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -132,7 +112,7 @@ class Run:
         Raises:
             RunError: nothing is there (the message names the nearest run), or the run is not complete.
         """
-        folder = _find(Path(path))
+        folder = find_run(Path(path))
         if (folder / EXPORT).is_file():
             raise RunError(
                 f"{folder} is an export, not a run: decode, eval and serve take it; "
@@ -151,8 +131,8 @@ class Run:
 
         None where there is no run.
         """
-        versions = _versions(root / recipe.name / recipe.variant)
-        return cls.open(_newest(versions)) if versions else None
+        versions = versions_in(root / recipe.name / recipe.variant)
+        return cls.open(newest(versions)) if versions else None
 
     @property
     def name(self) -> str:
@@ -188,7 +168,7 @@ class Run:
     @property
     def checkpoints_folder(self) -> Path:
         """Where the checkpoints lie."""
-        return self.folder / _CHECKPOINTS
+        return self.folder / CHECKPOINTS
 
     @property
     def metrics_path(self) -> Path:
@@ -354,104 +334,3 @@ def _read_pointer(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return lines[0].strip() if any(lines) and not any(lines[1:]) else None
-
-
-# ------------------------------------------------------------------------------------------------- finding runs
-
-
-def _versions(folder: Path) -> list[Path]:
-    """Return the version folders ``vNNN`` of a variant, ascending by number."""
-    if not folder.is_dir():
-        return []
-    found = [(int(m[1]), entry) for entry in folder.iterdir() if (m := _VERSION.fullmatch(entry.name))]
-    return [entry for _, entry in sorted(found)]
-
-
-def _newest(versions: list[Path]) -> Path:
-    """Return the newest version that has a checkpoint, with a note if it is not the newest of all."""
-    for folder in reversed(versions):
-        if saved_steps(folder / _CHECKPOINTS):
-            if folder != versions[-1]:
-                note(f"{versions[-1]} has no checkpoint; {folder} is taken")
-            return folder
-    return versions[-1]
-
-
-def _claim_version(temporary: Path, parent: Path) -> Path:
-    """Rename `temporary` to the next free version folder. A rename onto a filled folder fails: try the next."""
-    while True:
-        versions = _versions(parent)
-        number = 1 + int(versions[-1].name[1:]) if versions else 1
-        target = parent / f"v{number:03d}"
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not target.exists():
-                raise
-            continue
-        sync_folder(parent)
-        return target
-
-
-def _find(path: Path) -> Path:
-    """Return the run folder that a path or a name below the root means."""
-    candidates = [path] if path.is_absolute() else [path, runs_root() / path]
-    folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    if folder is None:
-        raise RunError(f"no run at {path}{_nearest_run(path)}; list them with: ls {runs_root()}/*/*")
-    if (folder / RECIPE).exists() or _VERSION.fullmatch(folder.name):
-        return folder
-    if versions := _versions(folder):
-        return _newest(versions)
-    variants = [entry for entry in sorted(folder.iterdir()) if _versions(entry)]
-    if len(variants) == 1:
-        return _newest(_versions(variants[0]))
-    if variants:
-        raise RunError(f"{folder} has several variants; name one: {', '.join(str(each) for each in variants)}")
-    raise RunError(f"{folder} is not a run: {RECIPE} is missing{_nearest_run(path)}")
-
-
-def _nearest_run(path: Path) -> str:
-    root = runs_root()
-    known = [str(entry) for entry in root.glob("*/*/v*")] if root.is_dir() else []
-    variants = sorted({str(Path(run).parent) for run in known})
-    return nearest(str(path), [*variants, *known]) or nearest(str(root / path), [*variants, *known])
-
-
-# -------------------------------------------------------------------------------------------------- environment
-
-
-def describe_environment(recipe: "Recipe") -> dict[str, Any]:
-    """Return where and with what this process runs: versions, platform, seed, git revision, command line, time."""
-    return {
-        "phmctl": __version__,
-        "git": git_revision(),
-        "python": platform.python_version(),
-        "libraries": {name: _installed(name) for name in _LIBRARIES},
-        "platform": platform.platform(),
-        "processors": os.cpu_count(),
-        "seed": recipe.training.seed,
-        "precision": recipe.training.precision,
-        "command": shlex.join(sys.argv),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def git_revision() -> str | None:
-    """Return the commit of the checkout that phmctl is imported from (``-dirty`` when changed), or None."""
-    checkout = Path(__file__).resolve().parent.parent
-    if not (checkout / ".git").exists():
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

@@ -1,0 +1,20 @@
+"""Run directories: everything of one training in one folder that can be moved to another machine."""
+
+from phmctl.runs.environment import describe_environment, git_revision
+from phmctl.runs.find import runs_root
+from phmctl.runs.names import DATA, ENVIRONMENT, EXPORT, RECIPE
+from phmctl.runs.run import Loaded, Run, Weights, read_recipe
+
+__all__ = [
+    "DATA",
+    "ENVIRONMENT",
+    "EXPORT",
+    "RECIPE",
+    "Loaded",
+    "Run",
+    "Weights",
+    "describe_environment",
+    "git_revision",
+    "read_recipe",
+    "runs_root",
+]
