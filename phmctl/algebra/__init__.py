@@ -25,9 +25,10 @@ __all__ = [
 if TYPE_CHECKING:
     from phmctl.algebra.alignment import align_rules
     from phmctl.algebra.bilinear import Decomposition, Factors, bilinear_rank, decompose, generic_rank, recompose
+    from phmctl.algebra.initialisation import learned_rule
     from phmctl.algebra.kronecker import materialise
     from phmctl.algebra.nearest import nearest_components, nearest_kronecker_sum
-    from phmctl.algebra.rules import fixed_rule, learned_rule, multiply
+    from phmctl.algebra.rules import fixed_rule, multiply
 
 _HOMES = {
     "align_rules": "alignment",
@@ -35,7 +36,7 @@ _HOMES = {
     "nearest_components": "nearest",
     "nearest_kronecker_sum": "nearest",
     "fixed_rule": "rules",
-    "learned_rule": "rules",
+    "learned_rule": "initialisation",
     "multiply": "rules",
 }
 

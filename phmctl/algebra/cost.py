@@ -5,7 +5,7 @@ the multiplications of the products that MKL takes and q of those that oneDNN ta
 those of mixing, t the tokens that are mixed, each by a product of its own, w the numbers of weights that MKL touches
 and v that oneDNN does, f those of them that a cache does not hold, b the multiplications that build H or the blocks
 (none in evaluation, where they are kept), and c the calls of a product. The constants were fitted to
-measurements by ``phmctl bench grid --fit``; only their proportions count, so they hold on machines that are faster or
+measurements; only their proportions count, so they hold on machines that are faster or
 slower as a whole.
 """
 

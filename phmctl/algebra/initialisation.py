@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from phmctl.algebra.bilinear import QUICK, Factors, Numbers, decompose, from_numbers, generic_rank, recompose
 from phmctl.algebra.pristine import computed_once
@@ -57,6 +57,16 @@ def initialise_rule_(A: Tensor) -> None:
     """Draw a learned rule in place: every fibre ``A[:, a, b]`` a random direction. (n, n, n)."""
     A.normal_()
     A.copy_(F.normalize(A, dim=0, eps=_TINY))
+
+
+def learned_rule(n: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """Return a new rule to be learned, initialised by :func:`initialise_rule_`.
+
+    Pass it to several layers to share it.
+    """
+    rule = nn.Parameter(torch.empty(n, n, n, device=device, dtype=dtype))
+    initialise_rule_(rule)
+    return rule
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ quaternion, octonion, sedenion) come from the Cayley–Dickson construction; a l
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from phmctl.algebra.pristine import computed_once
 from phmctl.dimension import FIXED_DIMENSION
@@ -86,15 +86,3 @@ def multiply(rule: Tensor, p: Tensor, q: Tensor) -> Tensor:
         (..., n) components of the product.
     """
     return torch.einsum("iab,...i,...b->...a", rule, p, q)
-
-
-def learned_rule(n: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> nn.Parameter:
-    """Return a new rule to be learned, initialised by :func:`~phmctl.algebra.initialisation.initialise_rule_`.
-
-    Pass it to several layers to share it.
-    """
-    from phmctl.algebra.initialisation import initialise_rule_
-
-    rule = nn.Parameter(torch.empty(n, n, n, device=device, dtype=dtype))
-    initialise_rule_(rule)
-    return rule

@@ -16,6 +16,7 @@ from torch import Tensor
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.benchmarks.uncached import Uncached
+from phmctl.console import Table
 from phmctl.data.special import EOS
 from phmctl.data.store import PreparedData
 from phmctl.decoding.beam import Seq2Seq, beam_search
@@ -124,6 +125,27 @@ class DecodingBench:
     def as_json(self) -> dict[str, Any]:
         """Return plain dictionaries and numbers."""
         return asdict(self)
+
+    def tables(self) -> list[Table]:
+        """Return the tables of ``bench decode``: the models, and a step at growing lengths."""
+        models = Table(
+            f"{self.recipe}: {self.sentences} sentences, beam {self.beam}, {self.device}, "
+            f"{self.threads} threads; sgemm {self.sgemm_rate / 1e9:.0f} GFLOP/s",
+            ("model", "seconds", "sentences/s", "speed / dense", "of sgemm", "over forward anew", "over decoder anew"),
+            [
+                (
+                    r.candidate,
+                    f"{r.seconds.median:.2f}",
+                    f"{r.sentences_per_second:.0f}",
+                    r.speed,
+                    f"{r.sgemm_share:.0%}",
+                    *(f"{alone.speedup:.1f}×" for alone in r.uncached.values()),
+                )
+                for r in self.rows
+            ],
+        )
+        steps = [(length, seconds.milliseconds) for length, seconds in self.step_seconds.items()]
+        return [models, Table("a step at growing output lengths", ("length", "ms a step"), steps)]
 
 
 def bench_decoding(
@@ -294,7 +316,7 @@ def _row(
         candidate=name,
         seconds=seconds,
         sentences_per_second=len(work.sources) / seconds.median,
-        speed=Spread(1 / ratio.median, 1 / ratio.upper, 1 / ratio.lower),
+        speed=ratio.inverse,
         sgemm_share=operations / seconds.median / _sgemm_rate(timings),
         uncached=uncached,
     )

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from phmctl.assembly import build_classifier
 from phmctl.benchmarks.calls import check_positive, parameters_of
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
+from phmctl.console import Table
 from phmctl.data.special import PAD
 from phmctl.devices import pick_device
 from phmctl.errors import UserError
@@ -173,6 +174,25 @@ def _row(model: nn.Module, timing: Timing, batches: int) -> EncoderRow:
         parameters=parameters_of(model),
         step_seconds=Spread(seconds.median / batches, seconds.lower / batches, seconds.upper / batches),
         steps_per_second=batches / seconds.median,
-        speed=Spread(1 / ratio.median, 1 / ratio.upper, 1 / ratio.lower),
+        speed=ratio.inverse,
         best_speed=1 / timing.best_ratio,
+    )
+
+
+def table(rows: Sequence[EncoderRow], title: str) -> Table:
+    """Return the table of ``bench encoder``; the title says which shape it is."""
+    return Table(
+        f"encoder classifier, {title} (median, quartiles)",
+        ("model", "parameters", "ms a step", "steps/s", "speed / dense", "best"),
+        [
+            (
+                r.candidate,
+                f"{r.parameters:,}",
+                r.step_seconds.milliseconds,
+                f"{r.steps_per_second:.1f}",
+                r.speed,
+                f"{r.best_speed:.2f}",
+            )
+            for r in rows
+        ],
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from phmctl.benchmarks.timing import Spread, compare, watched
-from phmctl.console import silence
+from phmctl.console import Table, silence
 from phmctl.data.copies import read_text
 from phmctl.decoding.engine import CTRANSLATE2, ENGINES, TORCH
 from phmctl.decoding.loading import load_translator
@@ -60,6 +60,25 @@ class EnginesBench:
     def as_json(self) -> dict[str, Any]:
         """Return plain dictionaries and numbers."""
         return {**asdict(self), "decoding": self.decoding.model_dump()}
+
+    def table(self) -> Table:
+        """Return the table of ``bench decode RUN --engine …``."""
+        return Table(
+            f"{self.run}: {self.sentences} sentences of {self.split}, beam {self.decoding.beam}, "
+            f"{self.threads} threads; BLEU {self.signature}",
+            ("engine", "seconds", "sentences/s", f"speed / {self.rows[0].engine}", "same outputs", "BLEU"),
+            [
+                (
+                    row.engine,
+                    f"{row.seconds.median:.2f}",
+                    f"{row.sentences_per_second:.0f}",
+                    row.speed,
+                    f"{row.same:,}",
+                    f"{row.bleu:.2f}",
+                )
+                for row in self.rows
+            ],
+        )
 
 
 def bench_engines(
@@ -118,7 +137,7 @@ def bench_engines(
                 engine=name,
                 seconds=timing.seconds,
                 sentences_per_second=len(lines) / timing.seconds.median,
-                speed=Spread(1 / timing.ratio.median, 1 / timing.ratio.upper, 1 / timing.ratio.lower),
+                speed=timing.ratio.inverse,
                 same=sum(one == other for one, other in zip(best[name], best[first], strict=True)),
                 bleu=scores[name].value,
             )

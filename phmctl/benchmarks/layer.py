@@ -12,6 +12,7 @@ from phmctl.algebra.execution import AUTO, RANK
 from phmctl.algebra.rules import LEARNED
 from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, training_call
 from phmctl.benchmarks.timing import Spread, compare, watched
+from phmctl.console import Table
 from phmctl.devices import pick_device
 from phmctl.errors import UserError, check_known
 from phmctl.nn.caching import cached
@@ -150,3 +151,13 @@ def _call(layer: nn.Module, x: Tensor, mode: str) -> Callable[[], object]:
         return training_call(layer, layer, x)
     layer.train()
     return lambda: layer(x)
+
+
+def table(rows: Sequence[LayerRow]) -> Table:
+    """Return the table of ``bench layer``."""
+    first = rows[0]
+    return Table(
+        f"{first.in_features} → {first.out_features}, {first.algebra}, {first.dtype} (median, quartiles)",
+        ("n", "tokens", "mode", "execution", "nn.Linear ms", "PHM ms", "PHM / nn.Linear"),
+        [(r.n, r.tokens, r.mode, r.execution, r.dense.milliseconds, r.phm.milliseconds, r.ratio) for r in rows],
+    )

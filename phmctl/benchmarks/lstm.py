@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, training_call
 from phmctl.benchmarks.timing import Spread, compare, watched
+from phmctl.console import Table
 from phmctl.devices import pick_device
 from phmctl.errors import check_known
 from phmctl.nn.caching import cached
@@ -134,3 +135,24 @@ def _call(model: nn.Module, x: Tensor, mode: str) -> Callable[[], object]:
         return states
 
     return eval_call(model, outputs, x) if mode == "eval" else training_call(model, outputs, x)
+
+
+def table(rows: Sequence[LSTMRow]) -> Table:
+    """Return the table of ``bench lstm``."""
+    r = rows[0]
+    return Table(
+        f"LSTM {r.input_size} → {r.hidden_size}, {r.algebra}, {r.gates} gates, batch {r.batch}, {r.steps} steps "
+        "(median, quartiles)",
+        ("n", "mode", "dense ms", "PHM ms", "nn.LSTM ms", "PHM / dense", "best", "PHM / nn.LSTM"),
+        [
+            (
+                r.n,
+                r.mode,
+                *(spread.milliseconds for spread in (r.dense, r.phm, r.torch)),
+                r.phm_to_dense,
+                f"{r.best_phm_to_dense:.2f}",
+                f"{r.phm_to_torch:.2f}",
+            )
+            for r in rows
+        ],
+    )

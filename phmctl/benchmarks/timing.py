@@ -32,6 +32,20 @@ class Spread:
         lower, median, upper = statistics.quantiles(sample, n=4, method="inclusive")
         return cls(median, lower, upper)
 
+    @property
+    def inverse(self) -> "Spread":
+        """The spread of what is one over this: of seconds that of a rate, of a ratio of seconds that of a speed."""
+        return Spread(1 / self.median, 1 / self.upper, 1 / self.lower)
+
+    @property
+    def milliseconds(self) -> str:
+        """The median of seconds, for people."""
+        return f"{1e3 * self.median:.2f}"
+
+    def __str__(self) -> str:
+        """Return the median and the quartiles, for people."""
+        return f"{self.median:.2f} ({self.lower:.2f}–{self.upper:.2f})"
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
+from phmctl.console import Table
 from phmctl.devices import pick_device, set_threads
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.tasks.base import Rival, Task, TaskKind
@@ -53,6 +54,24 @@ class TrainingBench:
         """Return plain dictionaries and numbers."""
         values = asdict(self)
         return {**values, values.pop("batch_key"): values.pop("batch")}
+
+    def table(self) -> Table:
+        """Return the table of ``bench train``."""
+        return Table(
+            f"{self.recipe} on {self.device}, {self.threads} threads, {self.precision}; "
+            f"{self.real_share:.1%} of the positions are real tokens",
+            ("model", "parameters", "ms a step", "target tokens/s", f"speed / {self.baseline}"),
+            [
+                (
+                    r.candidate,
+                    f"{r.parameters:,}",
+                    r.step_seconds.milliseconds,
+                    f"{r.target_tokens_per_second:,.0f}",
+                    r.speed,
+                )
+                for r in self.rows
+            ],
+        )
 
 
 def bench_training(
@@ -132,7 +151,7 @@ def _row(name: str, model: nn.Module, timing: Timing, items: int, steps: int) ->
         sum(p.numel() for p in model.parameters() if p.requires_grad),
         _scaled(timing.seconds, 1 / steps),
         items / timing.seconds.median,
-        Spread(1 / timing.ratio.median, 1 / timing.ratio.upper, 1 / timing.ratio.lower),
+        timing.ratio.inverse,
     )
 
 

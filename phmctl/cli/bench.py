@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phmctl.cli import options
-from phmctl.console import emit_json, print_table
+from phmctl.console import emit_json
 
 if TYPE_CHECKING:
-    from phmctl.benchmarks.timing import Spread
+    from collections.abc import Callable
+
+    from phmctl.console import Table
     from phmctl.recipe.schema import Recipe
 
 bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
 
 Rounds = Annotated[int, typer.Option(min=1, help="Samples of each candidate.")]
-Output = Annotated[Path | None, typer.Option(help="Write all figures here too, as JSON.")]
 AnyDevice = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AnyAlgebra = Annotated[str, typer.Option(help="phm or a fixed algebra.")]
 Ns = Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")]
@@ -42,14 +43,14 @@ def bench_layer(
     json: options.Json = False,
 ) -> None:
     """A PHM layer against ``nn.Linear``: forward, forward and backward, and evaluation with H kept."""
-    from phmctl.benchmarks.layer import bench_layer as measure
+    from phmctl.benchmarks import layer
     from phmctl.devices import pick_device, set_threads
 
     set_threads(threads)
     rows = [
         row
         for each in _integers("--n", n)
-        for row in measure(
+        for row in layer.bench_layer(
             in_features,
             out_features,
             each,
@@ -63,14 +64,7 @@ def bench_layer(
             rank=rank,
         )
     ]
-    if _shown([row.as_json() for row in rows], json=json):
-        return
-    cells = [
-        (f"{r.n}", r.tokens, r.mode, r.execution, _milliseconds(r.dense), _milliseconds(r.phm), _ratio(r.ratio))
-        for r in rows
-    ]
-    title = f"{in_features} → {out_features}, {algebra}, {dtype} (median, quartiles)"
-    print_table(title, ("n", "tokens", "mode", "execution", "nn.Linear ms", "PHM ms", "PHM / nn.Linear"), cells)
+    _show([row.as_json() for row in rows], lambda: [layer.table(rows)], json=json)
 
 
 @bench.command("lstm")
@@ -88,28 +82,13 @@ def bench_lstm(
     json: options.Json = False,
 ) -> None:
     """A PHM-LSTM against the same time loop with dense maps, and against ``nn.LSTM``; by default in Table 1's shape."""
-    from phmctl.benchmarks.lstm import bench_lstm as measure
+    from phmctl.benchmarks import lstm
     from phmctl.devices import set_threads
 
     set_threads(threads)
     common = {"batch": batch, "steps": steps, "algebra": algebra, "gates": gates, "device": device, "rounds": rounds}
-    rows = [row for each in _integers("--n", n) for row in measure(in_features, hidden, each, **common)]  # type: ignore[arg-type]
-    if _shown([row.as_json() for row in rows], json=json):
-        return
-    cells = [
-        (
-            f"{r.n}",
-            r.mode,
-            *map(_milliseconds, (r.dense, r.phm, r.torch)),
-            _ratio(r.phm_to_dense),
-            f"{r.best_phm_to_dense:.2f}",
-            f"{r.phm_to_torch:.2f}",
-        )
-        for r in rows
-    ]
-    title = f"LSTM {in_features} → {hidden}, {algebra}, {gates} gates, batch {batch}, {steps} steps (median, quartiles)"
-    columns = ("n", "mode", "dense ms", "PHM ms", "nn.LSTM ms", "PHM / dense", "best", "PHM / nn.LSTM")
-    print_table(title, columns, cells)
+    rows = [row for each in _integers("--n", n) for row in lstm.bench_lstm(in_features, hidden, each, **common)]  # type: ignore[arg-type]
+    _show([row.as_json() for row in rows], lambda: [lstm.table(rows)], json=json)
 
 
 @bench.command("encoder")
@@ -126,97 +105,14 @@ def bench_encoder(
     json: options.Json = False,
 ) -> None:
     """Training steps of an encoder classifier against its dense twin and ``nn.TransformerEncoder``, on random texts."""
-    from phmctl.benchmarks.encoder import bench_encoder as measure
-    from phmctl.benchmarks.encoder import section
+    from phmctl.benchmarks import encoder
     from phmctl.devices import set_threads
 
     set_threads(threads)
-    rows = measure(section(n, algebra, width, heads, layers), batch=batch, device=device, rounds=rounds)
-    if _shown([row.as_json() for row in rows], json=json):
-        return
-    cells = [
-        (
-            r.candidate,
-            f"{r.parameters:,}",
-            _milliseconds(r.step_seconds),
-            f"{r.steps_per_second:.1f}",
-            _ratio(r.speed),
-            f"{r.best_speed:.2f}",
-        )
-        for r in rows
-    ]
-    title = f"encoder classifier, {width} wide, {layers} layers, {batch} texts a step (median, quartiles)"
-    print_table(title, ("model", "parameters", "ms a step", "steps/s", "speed / dense", "best"), cells)
-
-
-@bench.command("targets")
-def bench_targets(
-    execution: Annotated[str, typer.Option(help="auto, dense, factored or rank.")] = "auto",
-    output: Output = None,
-    rounds: Rounds = 9,
-    threads: options.Threads = 0,
-    json: options.Json = False,
-) -> None:
-    """A table in markdown: the layer against ``nn.Linear`` where it is to be faster; what misses its target is bold."""
-    from phmctl.benchmarks.targets import as_markdown
-    from phmctl.benchmarks.targets import bench_targets as measure
-    from phmctl.console import emit
-    from phmctl.devices import set_threads
-
-    set_threads(threads)
-    outcomes = measure(execution=execution, rounds=rounds)
-    document = [outcome.as_json() for outcome in outcomes]
-    if not _shown(document, json=json, output=output):
-        emit(as_markdown(outcomes))
-
-
-@bench.command("grid")
-def bench_grid(
-    fit: Annotated[bool, typer.Option("--fit", help="Print the constants that the figures ask for, too.")] = False,
-    output: Output = None,
-    tokens: Annotated[str, typer.Option(help="Numbers of input rows, separated by commas.")] = "1,16,64,256,1024",
-    rounds: Rounds = 7,
-    threads: options.Threads = 0,
-    library: Annotated[
-        list[str] | None, typer.Option(help="mkl or onednn, for the large products; repeatable. [default: the faster]")
-    ] = None,
-    json: options.Json = False,
-) -> None:
-    """The three executions over shapes and numbers of tokens, and in how many cells auto is within 10 % of the best."""
-    from phmctl.algebra.cost import Constants
-    from phmctl.benchmarks import grid
-    from phmctl.console import note
-    from phmctl.devices import set_threads
-
-    set_threads(threads)
-    cells = grid.measure(rounds=rounds, tokens=_integers("--tokens", tokens), libraries=library or ())
-    constants = {
-        f"{name}, {'training' if trains else 'eval'}": found for (trains, name), found in grid.fit(cells).items()
-    }
-    document = {
-        "cells": [cell.as_json() for cell in cells],
-        "within_a_tenth": grid.share_within(cells),
-        "constants": {name: found._asdict() for name, found in constants.items()},
-    }
-    if _shown(document, json=json, output=output):
-        return
-    rows = [
-        (
-            f"{c.in_features} → {c.out_features}",
-            c.n,
-            c.tokens,
-            c.mode,
-            *(f"{c.seconds[name] / c.seconds['nn.Linear']:.2f}" for name in grid.NAMES),
-            c.auto,
-            f"{c.excess:+.0%}",
-        )
-        for c in cells
-    ]
-    print_table("ratios to nn.Linear", ("d → k", "n", "tokens", "mode", *grid.NAMES, "auto", "over the best"), rows)
-    note(f"auto is within 10 % of the best in {grid.share_within(cells):.1%} of {len(cells)} cells")
-    if fit:
-        columns = ("ns of", *Constants._fields)
-        print_table("constants", columns, [(name, *(f"{x:.3g}" for x in found)) for name, found in constants.items()])
+    settings = encoder.section(n, algebra, width, heads, layers)
+    rows = encoder.bench_encoder(settings, batch=batch, device=device, rounds=rounds)
+    title = f"{width} wide, {layers} layers, {batch} texts a step"
+    _show([row.as_json() for row in rows], lambda: [encoder.table(rows, title)], json=json)
 
 
 @bench.command("train")
@@ -238,24 +134,7 @@ def bench_train(
     result = bench_training(
         _recipe(recipe, n, algebra, device, settings), data or data_root(), batches=batches, rounds=rounds
     )
-    if _shown(result.as_json(), json=json):
-        return
-    cells = [
-        (
-            r.candidate,
-            f"{r.parameters:,}",
-            _milliseconds(r.step_seconds),
-            f"{r.target_tokens_per_second:,.0f}",
-            _ratio(r.speed),
-        )
-        for r in result.rows
-    ]
-    title = (
-        f"{result.recipe} on {result.device}, {result.threads} threads, {result.precision}; "
-        f"{result.real_share:.1%} of the positions are real tokens"
-    )
-    columns = ("model", "parameters", "ms a step", "target tokens/s", f"speed / {result.baseline}")
-    print_table(title, columns, cells)
+    _show(result.as_json(), lambda: [result.table()], json=json)
 
 
 @bench.command("decode")
@@ -295,27 +174,7 @@ def bench_decode(
     result = bench_decoding(
         resolved, data or data_root(), split=split, sentences=sentences, uncached=uncached, rounds=rounds
     )
-    if _shown(result.as_json(), json=json):
-        return
-    cells = [
-        (
-            r.candidate,
-            f"{r.seconds.median:.2f}",
-            f"{r.sentences_per_second:.0f}",
-            _ratio(r.speed),
-            f"{r.sgemm_share:.0%}",
-            *(f"{alone.speedup:.1f}×" for alone in r.uncached.values()),
-        )
-        for r in result.rows
-    ]
-    title = (
-        f"{result.recipe}: {result.sentences} sentences, beam {result.beam}, {result.device}, "
-        f"{result.threads} threads; sgemm {result.sgemm_rate / 1e9:.0f} GFLOP/s"
-    )
-    columns = ("model", "seconds", "sentences/s", "speed / dense", "of sgemm", "over forward anew", "over decoder anew")
-    print_table(title, columns, cells)
-    steps = [(f"{length}", _milliseconds(seconds)) for length, seconds in result.step_seconds.items()]
-    print_table("a step at growing output lengths", ("length", "ms a step"), steps)
+    _show(result.as_json(), result.tables, json=json)
 
 
 def _bench_engines(run: Path, engines: list[str], *, split: str, sentences: int, rounds: int, json: bool) -> None:
@@ -323,36 +182,16 @@ def _bench_engines(run: Path, engines: list[str], *, split: str, sentences: int,
     from phmctl.runs import Run
 
     result = bench_engines(Run.open(run), engines, split=split, sentences=sentences, rounds=rounds)
-    if _shown(result.as_json(), json=json):
-        return
-    cells = [
-        (
-            row.engine,
-            f"{row.seconds.median:.2f}",
-            f"{row.sentences_per_second:.0f}",
-            _ratio(row.speed),
-            f"{row.same:,}",
-            f"{row.bleu:.2f}",
-        )
-        for row in result.rows
-    ]
-    title = (
-        f"{result.run}: {result.sentences} sentences of {result.split}, beam {result.decoding.beam}, "
-        f"{result.threads} threads; BLEU {result.signature}"
-    )
-    columns = ("engine", "seconds", "sentences/s", f"speed / {result.rows[0].engine}", "same outputs", "BLEU")
-    print_table(title, columns, cells)
+    _show(result.as_json(), lambda: [result.table()], json=json)
 
 
-def _shown(document: object, *, json: bool, output: Path | None = None) -> bool:
-    """Write the figures into a file, if one is named, and to stdout, if JSON is asked for; return whether it is."""
-    from phmctl.files import write_json
-
-    if output is not None:
-        write_json(output, document)
+def _show(document: object, tables: "Callable[[], list[Table]]", *, json: bool) -> None:
+    """Print the figures as one JSON document, or as tables."""
     if json:
         emit_json(document)
-    return json
+        return
+    for table in tables():
+        table.show()
 
 
 def _recipe(name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None) -> "Recipe":
@@ -368,11 +207,3 @@ def _integers(option: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise UserError(f"{option} {text}: want whole numbers separated by commas, for example {option} 4,8") from error
-
-
-def _milliseconds(spread: "Spread") -> str:
-    return f"{1e3 * spread.median:.2f}"
-
-
-def _ratio(spread: "Spread") -> str:
-    return f"{spread.median:.2f} ({spread.lower:.2f}–{spread.upper:.2f})"

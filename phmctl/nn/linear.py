@@ -78,8 +78,8 @@ class PHMLinear(KroneckerWeight):
             n: the PHM hyperparameter; 1 is ``nn.Linear``.
             algebra: ``phm`` for a learned rule, or ``real`` (n = 1), ``complex`` (2), ``quaternion`` (4),
                 ``octonion`` (8), ``sedenion`` (16).
-            rule: a learned rule (:func:`~phmctl.algebra.rules.learned_rule`) or the factors of one to share with other
-                layers.
+            rule: a learned rule (:func:`~phmctl.algebra.initialisation.learned_rule`), or the factors of one, to share
+                with other layers.
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`. H and, for ``default``, the bias are
                 distributed as in ``nn.Linear``; with every other scheme the bias begins at zero.
             splits: how many maps are stacked in this one (3 for fused Q, K, V): the fan-out is k/splits.

@@ -10,9 +10,10 @@ from phmctl.algebra.initialisation import (
     initialise_components_,
     initialise_dense_,
     initialise_rule_,
+    learned_rule,
 )
 from phmctl.algebra.kronecker import materialise
-from phmctl.algebra.rules import fixed_rule, learned_rule
+from phmctl.algebra.rules import fixed_rule
 from phmctl.errors import UserError
 
 D, K = 240, 480  # divisible by 1, 2, 3, 4, 5, 8, 16

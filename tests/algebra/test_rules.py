@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.algebra.rules import ALGEBRAS, check_algebra, fixed_rule, learned_rule, multiply
+from phmctl.algebra.initialisation import learned_rule
+from phmctl.algebra.rules import ALGEBRAS, check_algebra, fixed_rule, multiply
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, UserError
 

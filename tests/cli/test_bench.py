@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from phmctl.algebra.cost import Constants
-from phmctl.benchmarks import grid, targets
 from phmctl.cli.main import app
 from phmctl.errors import UserError
 from tests.conftest import TINY
@@ -80,39 +78,6 @@ def test_encoder_reports_steps_a_second() -> None:
 def test_encoder_refuses_what_does_not_fit() -> None:
     with pytest.raises(UserError, match="n = 3 does not divide width = 16"):
         call("encoder", "--width", 16, "--n", 3)
-
-
-@pytest.fixture
-def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    defaults = grid.measure.__kwdefaults__
-    monkeypatch.setattr(grid.measure, "__kwdefaults__", {**defaults, "shapes": [(8, 16)], "orders": [2, 4]})
-
-
-@pytest.mark.usefixtures("small_grid")
-def test_grid_tells_how_good_the_choices_are() -> None:
-    found = json.loads(call("grid", "--rounds", 1, "--tokens", "1,3", "--library", "mkl", "--json"))
-    assert len(found["cells"]) == 2 * 2 * 2
-    assert {cell["library"] for cell in found["cells"]} == {"mkl"}
-    within = [cell["excess"] <= 0.1 for cell in found["cells"]]
-    assert found["within_a_tenth"] == pytest.approx(sum(within) / 8)
-    assert set(found["constants"]["rank, eval"]) == set(Constants._fields)
-
-
-@pytest.mark.usefixtures("small_grid")
-def test_grid_prints_its_constants_where_they_are_asked_for() -> None:
-    assert "ns of" in call("grid", "--rounds", 1, "--tokens", 2, "--fit")
-    with pytest.raises(UserError, match="did you mean 'mkl'"):
-        call("grid", "--library", "mkl", "--library", "mkll")
-
-
-def test_targets_are_written_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = [targets.Target(16, 32, 4, 8, "eval", 1e9), targets.Target(16, 32, 4, 8, "forward", 1e-9)]
-    monkeypatch.setattr(targets.bench_targets, "__defaults__", (some,))
-    text = call("targets", "--rounds", 1)
-    assert "≤ 1000000000.00" in text
-    assert text.count("**") == 2
-    call("targets", "--rounds", 1, "--execution", "rank", "--output", tmp_path / "targets.json")
-    assert [row["reached"] for row in json.loads((tmp_path / "targets.json").read_text())] == [True, False]
 
 
 def test_layer_of_a_rank_that_is_chosen() -> None:

@@ -15,8 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import phmctl
 from phmctl import PHMEmbedding, PHMLinear
 from phmctl.algebra import bilinear, rules
+from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import materialise_reference
-from phmctl.algebra.rules import learned_rule
 from phmctl.nn.derived import DerivedWeightError
 
 

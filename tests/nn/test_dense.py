@@ -6,7 +6,7 @@ from torch import nn
 
 import phmctl
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
-from phmctl.algebra.rules import learned_rule
+from phmctl.algebra.initialisation import learned_rule
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.kronecker_weight import KroneckerWeight

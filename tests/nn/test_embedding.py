@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import phmctl
 from phmctl import PHMEmbedding
+from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import materialise_reference
-from phmctl.algebra.rules import learned_rule
 from phmctl.errors import DimensionError
 
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from phmctl import PHMLinear
 from phmctl.algebra.execution import EXECUTIONS
+from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import materialise, materialise_reference
-from phmctl.algebra.rules import learned_rule
 from phmctl.errors import DimensionError, UserError
 
 ALGEBRAS = [

@@ -1,7 +1,15 @@
-"""``bench targets``: the PHM layer against ``nn.Linear`` where it is to be faster, beside what is asked of it."""
+"""The PHM layer against ``nn.Linear`` where it is to be faster, beside what is asked of it, as a table in markdown.
 
+::
+
+    python tools/layer_targets.py --threads 2 --output targets.json
+"""
+
+import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +18,8 @@ from phmctl.algebra.execution import AUTO
 from phmctl.algebra.products import library
 from phmctl.benchmarks.layer import bench_layer
 from phmctl.benchmarks.timing import Spread
+from phmctl.devices import set_threads
+from phmctl.files import write_json
 from phmctl.nn.linear import FACTORS
 
 FORWARD, BOTH, KEPT = "forward", "forward+backward", "eval"
@@ -115,3 +125,22 @@ def _cell(outcome: Outcome) -> str:
     spread = outcome.ratio
     found = f"{spread.median:.2f} ({spread.lower:.2f}–{spread.upper:.2f})"
     return f"{found if outcome.reached else f'**{found}**'} ≤ {outcome.target.asked:.2f}"
+
+
+def main() -> None:
+    """Measure, print, and write what is to be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--execution", default=AUTO)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    set_threads(options.threads)
+    outcomes = bench_targets(execution=options.execution, rounds=options.rounds)
+    if options.output:
+        write_json(options.output, [outcome.as_json() for outcome in outcomes])
+    sys.stdout.write(as_markdown(outcomes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,17 +1,24 @@
-"""``bench grid``: the three executions over many shapes, which one ``auto`` takes, and the constants it goes by."""
+"""The three executions over many shapes and numbers of tokens, and in how many cells ``auto`` is near the best.
 
+::
+
+    python tools/execution_grid.py --threads 2 --library mkl --library onednn --output grid.json
+"""
+
+import argparse
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from phmctl.algebra.cost import DENSE, FACTORED, RANK, Constants, work_of
-from phmctl.algebra.execution import choose
+from phmctl.algebra.execution import DENSE, FACTORED, RANK, choose
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.products import check_library, library, preferred_library
 from phmctl.benchmarks.layer import LayerRow, bench_layer
+from phmctl.console import Table, note
+from phmctl.devices import set_threads
+from phmctl.files import write_json
 from phmctl.nn.linear import FACTORS
 
 SHAPES = ((256, 256), (512, 512), (512, 2048), (2048, 512), (1024, 4096), (2048, 2048))
@@ -97,33 +104,35 @@ def share_within(cells: Sequence[Cell], excess: float = 0.1) -> float:
     return sum(cell.excess <= excess for cell in cells) / len(cells)
 
 
-def fit(cells: Iterable[Cell]) -> dict[tuple[bool, str], Constants]:
-    """Return the constants of :mod:`phmctl.algebra.cost` that measured seconds ask for, by relative least squares."""
-    cells = list(cells)
-    fitted = {}
-    for trains, name in itertools.product((True, False), NAMES):
-        own = [cell for cell in cells if (cell.mode != "eval") == trains]
-        if own:
-            fitted[trains, name] = _fit([(_work(cell, name, trains), 1e9 * cell.seconds[name]) for cell in own])
-    return fitted
+def main() -> None:
+    """Measure, print, and write what is to be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--library", action="append", default=[])
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    set_threads(options.threads)
+    cells = measure(rounds=options.rounds, tokens=options.tokens, libraries=options.library)
+    if options.output:
+        document = {"cells": [cell.as_json() for cell in cells], "within_a_tenth": share_within(cells)}
+        write_json(options.output, document)
+    rows = [
+        (
+            f"{c.in_features} → {c.out_features}",
+            c.n,
+            c.tokens,
+            c.mode,
+            *(f"{c.seconds[name] / c.seconds['nn.Linear']:.2f}" for name in NAMES),
+            c.auto,
+            f"{c.excess:+.0%}",
+        )
+        for c in cells
+    ]
+    Table("ratios to nn.Linear", ("d → k", "n", "tokens", "mode", *NAMES, "auto", "over the best"), rows).show()
+    note(f"auto is within 10 % of the best in {share_within(cells):.1%} of {len(cells)} cells")
 
 
-def _work(cell: Cell, name: str, trains: bool) -> Sequence[float]:
-    shape = cell.tokens, cell.in_features, cell.out_features, cell.n, cell.rank
-    return work_of(name, *shape, trains=trains, library=cell.library)
-
-
-def _fit(samples: Sequence[tuple[Sequence[float], float]]) -> Constants:
-    """Solve for constants of at least zero: the most negative one is set to zero until there is none."""
-    rows = torch.tensor([work for work, _ in samples], dtype=torch.float64)
-    rows /= torch.tensor([[seconds] for _, seconds in samples], dtype=torch.float64)  # relative errors
-    used = [index for index in range(rows.shape[1]) if bool(rows[:, index].any())]
-    solve: Callable[[list[int]], torch.Tensor] = lambda columns: torch.linalg.lstsq(  # noqa: E731
-        rows[:, columns], torch.ones(len(rows), 1, dtype=torch.float64)
-    ).solution[:, 0]
-    found = solve(used)
-    while bool((found < 0).any()):
-        used.pop(int(found.argmin()))
-        found = solve(used)
-    values = dict(zip(used, found.tolist(), strict=True))
-    return Constants(*(values.get(index, 0.0) for index in range(rows.shape[1])))
+if __name__ == "__main__":
+    main()

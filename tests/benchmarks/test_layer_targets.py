@@ -1,9 +1,13 @@
 """The table of targets: what is measured, and how a miss shows."""
 
 import json
+from pathlib import Path
 
-from phmctl.benchmarks.targets import TARGETS, Outcome, Target, as_markdown, bench_targets
+import pytest
+
 from phmctl.benchmarks.timing import Spread
+from tools import layer_targets
+from tools.layer_targets import TARGETS, Outcome, Target, as_markdown, bench_targets
 
 
 def outcome(tokens: int, mode: str, asked: float, ratio: float) -> Outcome:
@@ -29,3 +33,15 @@ def test_measured() -> None:
     (found,) = bench_targets([Target(16, 32, 4, 8, "forward+backward", 0.5)], rounds=2, execution="rank")
     assert found.ratio.lower > 0
     assert json.loads(json.dumps(found.as_json()))["target"]["asked"] == 0.5
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    some = [Target(16, 32, 4, 8, "eval", 1e9), Target(16, 32, 4, 8, "forward", 1e-9)]
+    monkeypatch.setattr(bench_targets, "__defaults__", (some,))
+    arguments = ["--rounds", "1", "--execution", "rank", "--output", str(tmp_path / "targets.json")]
+    monkeypatch.setattr("sys.argv", ["layer_targets.py", *arguments])
+    layer_targets.main()
+    text = capsys.readouterr().out
+    assert "≤ 1000000000.00" in text
+    assert text.count("**") == 2
+    assert [row["reached"] for row in json.loads((tmp_path / "targets.json").read_text())] == [True, False]
