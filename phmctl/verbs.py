@@ -57,7 +57,7 @@ def prepare(
         UserError: there is no such option.
         OutputError: the folder cannot be written.
     """
-    from phmctl.data.store import data_root
+    from phmctl.data.prepared.folder import data_root
     from phmctl.errors import check_known
     from phmctl.tasks.base import Preparation
     from phmctl.tasks.registry import kind_for_corpus

@@ -10,7 +10,7 @@ from phmctl.accounting.published import published_tables
 from phmctl.accounting.published_ni import ROWS, ni_model
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.data.labelled.preparation import choose_labelled_section
-from phmctl.data.preparation import choose_section
+from phmctl.data.prepared.prepare import choose_section
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.shipped import shipped, shipped_names

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from phmctl.console import emit, note
-from phmctl.data.preparation import prepare_named
+from phmctl.data.prepared.prepare import prepare_named
 from phmctl.recipe.schema import ParallelSection
 
 BLOCK = 10_000  # pairs that are drawn at a time

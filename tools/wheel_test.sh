@@ -17,7 +17,7 @@ from pathlib import Path
 
 import phmctl
 from phmctl.miniature import generate
-from phmctl.data.catalog import card_names
+from phmctl.data.card import card_names
 from phmctl.data.labelled.catalog import load_any_card
 from phmctl.recipe.loading import load_recipe
 from phmctl.shipped import shipped_names

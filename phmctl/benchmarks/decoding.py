@@ -17,8 +17,8 @@ from phmctl.assembly import build_transformer
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.benchmarks.uncached import Uncached
 from phmctl.console import Table
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.special import EOS
-from phmctl.data.store import PreparedData
 from phmctl.decoding.beam import Seq2Seq, beam_search
 from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.decoding.torch_engine import pad

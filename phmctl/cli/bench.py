@@ -129,7 +129,7 @@ def bench_train(
 ) -> None:
     """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data."""
     from phmctl.benchmarks.training import bench_training
-    from phmctl.data.store import data_root
+    from phmctl.data.prepared.folder import data_root
 
     result = bench_training(
         _recipe(recipe, n, algebra, device, settings), data or data_root(), batches=batches, rounds=rounds
@@ -163,7 +163,7 @@ def bench_decode(
         _bench_engines(Path(recipe), engine, split=split, sentences=sentences, rounds=rounds, json=json)
         return
     from phmctl.benchmarks.decoding import bench_decoding
-    from phmctl.data.store import data_root
+    from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import expect
     from phmctl.recipe.schema import TranslationRecipe
     from phmctl.tasks.registry import kind_of

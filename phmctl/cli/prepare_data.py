@@ -112,7 +112,7 @@ def _list(data: Path | None, *, as_json: bool) -> None:
 
     from phmctl.console import emit_json, note, print_table
     from phmctl.data.listing import list_cards
-    from phmctl.data.store import data_root
+    from phmctl.data.prepared.folder import data_root
 
     root = data or data_root()
     cards = list_cards(root)

@@ -114,7 +114,7 @@ def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
     """
     from phmctl.accounting.ledger import ledger_for_recipe
     from phmctl.accounting.printing import print_ledger
-    from phmctl.data.store import data_root
+    from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import dump_recipe
     from phmctl.tasks.registry import kind_of
     from phmctl.training.memory import expect_memory

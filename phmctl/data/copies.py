@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from phmctl.data.catalog import Cleaning, TextCleaning
-from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
+from phmctl.data.card import Cleaning, TextCleaning
+from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.files import are_file_entries, damage, file_entry, write_atomic, write_json
 from phmctl.runs import DATA, Run
 
 if TYPE_CHECKING:
-    from phmctl.data.store import PreparedData
+    from phmctl.data.prepared.folder import PreparedData
 
 _COPIES = "copies"
 ADVICE = "copy the run again"

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from phmctl.console import note
-from phmctl.data.catalog import Card, Divide
-from phmctl.data.layouts import find_files, read_split
+from phmctl.data.card import Card, Divide
+from phmctl.data.fetch.cache import from_network, held_out_of_train
+from phmctl.data.find import find_files, read_split
 from phmctl.data.readers import Pair, PairSource, ParallelFiles, SourceFile, TabSeparated, read_lines
-from phmctl.data.sourcing import from_network, held_out_of_train
 from phmctl.errors import DataError
 
 
@@ -194,7 +194,7 @@ def _generated(card: Card) -> Corpus:
 
 
 def _from_hub(card: Card, cache: Path, *, refetch: bool) -> Corpus:
-    from phmctl.data.hub import load_splits
+    from phmctl.data.fetch.hub import load_splits
 
     if card.hub is None:
         raise DataError(f"card {card.id!r} names no hub")

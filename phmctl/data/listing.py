@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.catalog import Card, card_names
+from phmctl.data.card import Card, card_names
 from phmctl.data.labelled.catalog import LabelledCard, load_any_card
 
 

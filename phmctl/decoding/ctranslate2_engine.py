@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.engine import CTRANSLATE2, longest_outputs
 from phmctl.decoding.hypothesis import Hypothesis, length_penalty
 from phmctl.errors import RunError, UserError

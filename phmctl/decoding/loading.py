@@ -6,9 +6,9 @@ What an engine wants is imported with it: torch is not for an export to CTransla
 from pathlib import Path
 
 from phmctl import exports
-from phmctl.data.catalog import Cleaning
+from phmctl.data.card import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.engine import Engine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import UserError

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from phmctl.console import warn
-from phmctl.data.catalog import Cleaning
-from phmctl.data.cleaning import clean_line
+from phmctl.data.card import Cleaning
+from phmctl.data.clean import clean_line
 from phmctl.data.special import EOS
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.engine import Engine
 from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.errors import DataError

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from phmctl.data.special import BOS, EOS, SPECIAL_TOKENS, UNK
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import UserError, check_known
 from phmctl.export.dense import DenseForm
 from phmctl.exports import MODEL

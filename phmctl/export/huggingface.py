@@ -20,7 +20,7 @@ from torch import Tensor
 from phmctl.checkpoints import save_tensors
 from phmctl.console import note, silence
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from phmctl.data.tokenization import Tokenizer
+from phmctl.data.tokenizer import Tokenizer
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import Translator, plan
 from phmctl.errors import PhmctlError

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from phmctl.data.copies import read_text
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.translator import Translator
 from phmctl.errors import RunError, UserError

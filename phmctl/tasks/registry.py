@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-from phmctl.data.catalog import card_names, card_task
+from phmctl.data.card import card_names, card_task
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe

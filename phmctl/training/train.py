@@ -105,7 +105,7 @@ def train(
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.
     """
-    from phmctl.data.store import data_root
+    from phmctl.data.prepared.folder import data_root
     from phmctl.tasks.registry import kind_of
 
     root = runs or runs_root()

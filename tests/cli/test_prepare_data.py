@@ -77,7 +77,7 @@ def test_a_missing_source_folder_is_a_users_error(tmp_path):
 
 
 def test_the_list_tells_of_every_card_and_what_is_prepared(tmp_path):
-    from phmctl.data.catalog import card_names
+    from phmctl.data.card import card_names
 
     done = tmp_path / "data" / "prepared" / "wmt18-en-et"
     for folder in ("bpe-32000-joint-256", "word-100-20", ".bpe-8-8.new"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
-from phmctl.data.store import PreparedData
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import RunError
 from phmctl.files import damaged_files, write_json
 from phmctl.recipe.schema import Recipe

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.catalog import Card, load_card
+from phmctl.data.card import Card, load_card
 from phmctl.data.corpus import corpus_from_files, open_corpus
 from phmctl.data.readers import SourceFile, read_sentences
 from phmctl.errors import DataError, DownloadError
@@ -362,7 +362,7 @@ def test_real_iwslt_files_in_the_order_of_the_usual_test_set(real_data):
     import html
     import re
 
-    from phmctl.data.layouts import read_split
+    from phmctl.data.find import read_split
 
     def bare(text: str) -> str:
         return re.sub(r"[\W_]", "", html.unescape(html.unescape(text))).lower()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.data.tokenization import TokenizerPair, train_tokenizer
+from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.models.transformer import Transformer

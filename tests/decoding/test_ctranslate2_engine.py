@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("ctranslate2")
 
 from phmctl.data.special import EOS
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
 from phmctl.decoding.scoring import forced_scores
 from phmctl.decoding.torch_engine import TorchEngine, pad

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.scoring import forced_scores
 from phmctl.errors import MissingExtraError
 from phmctl.export.ctranslate2 import write_ctranslate2

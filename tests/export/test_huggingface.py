@@ -9,7 +9,7 @@ from phmctl import exports
 from phmctl.assembly import build_transformer
 from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.data.copies import load_tokenizers, read_text
-from phmctl.data.tokenization import train_tokenizer
+from phmctl.data.tokenizer import train_tokenizer
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import UserError
 from phmctl.export.huggingface import write_tokenizer

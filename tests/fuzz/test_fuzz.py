@@ -26,16 +26,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phmctl.checkpoints import read_checkpoint
-from phmctl.data.archives import extract
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.corpus import corpus_from_files
+from phmctl.data.fetch.archives import extract
 from phmctl.data.labelled.catalog import Rows, load_any_card
 from phmctl.data.labelled.preparation import _labels_of
 from phmctl.data.labelled.readers import TableRows
-from phmctl.data.provenance import Sources
+from phmctl.data.prepared.folder import ParallelSplit, PreparedData, prepared_folder
+from phmctl.data.prepared.provenance import Sources
 from phmctl.data.readers import Format, TabSeparated, read_sentences
-from phmctl.data.store import ParallelSplit, PreparedData, prepared_folder
-from phmctl.data.tokenization import Tokenizer, train_tokenizer
+from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.data.vectors import read_vectors
 from phmctl.errors import PhmctlError
 from phmctl.exports import Export

@@ -4,8 +4,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.preparation import prepare_named
-from phmctl.data.store import PreparedData
+from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared.prepare import prepare_named
 from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe, TranslationTraining
 
 _ONSETS, _VOWELS = "bdfgklmnprst", "aeiou"

@@ -11,7 +11,7 @@ from torch import nn
 
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.labelled.store import LabelledData
-from phmctl.data.store import PreparedData
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from phmctl.data.batching import Batch, collate
-from phmctl.data.store import PreparedData
+from phmctl.data.batches import Batch, collate
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.tasks.translation.task import TranslationTask

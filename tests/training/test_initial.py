@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     recipe = changed(tiny_run.folder, setting)
     if setting.startswith("data"):
-        from phmctl.data.preparation import prepare_named
+        from phmctl.data.prepared.prepare import prepare_named
 
         miniature_data = tmp_path / "data"
         prepare_named(recipe.data, root=miniature_data)

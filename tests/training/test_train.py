@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.tokenization import TokenizerPair
+from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs.metrics import read_metrics

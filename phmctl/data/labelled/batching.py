@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from phmctl.data.arrow import Ragged
-from phmctl.data.cleaning import clean_line
+from phmctl.data.clean import clean_line
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.labelled.cleaning import cut
 from phmctl.data.order import RandomNumbers
 from phmctl.data.special import EOS, PAD
-from phmctl.data.tokenization import Tokenizer
+from phmctl.data.tokenizer import Tokenizer
 
 Ints = npt.NDArray[np.int64]
 

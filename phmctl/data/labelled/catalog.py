@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phmctl.data.catalog import Card, CardBase, FileNames, HubPlace, TextCleaning, card_task, load_card, read_card
+from phmctl.data.card import Card, CardBase, FileNames, HubPlace, TextCleaning, card_task, load_card, read_card
 from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Section, Seed, Vocabulary
 
 SPLIT_NAME = r"train|(?:valid|test)(?:_[a-z0-9_]+)?"

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
-from phmctl.data.cleaning import (
+from phmctl.data.clean import (
     CUT,
     EMPTY_TEXT,
     HELD_OUT,

@@ -9,9 +9,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.catalog import Divide
-from phmctl.data.cleaning import same_texts
-from phmctl.data.hub import field_of, load_rows, text_of
+from phmctl.data.card import Divide
+from phmctl.data.clean import same_texts
+from phmctl.data.fetch.cache import from_network, held_out_of_train
+from phmctl.data.fetch.hub import field_of, load_rows, text_of
 from phmctl.data.labelled.catalog import (
     SPLIT_NAME,
     ByText,
@@ -24,7 +25,6 @@ from phmctl.data.labelled.catalog import (
 from phmctl.data.labelled.layouts import LabelledMatch, find_labelled_files, find_split
 from phmctl.data.labelled.readers import Example, ExampleSource, TableRows, check_columns, named_label
 from phmctl.data.readers import SourceFile
-from phmctl.data.sourcing import from_network, held_out_of_train
 from phmctl.errors import DataError, nearest
 
 SIDE = "rows"  # what is read from a file, for the manifest

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from phmctl.data.find import file_in, folders_of, in_part, searched
 from phmctl.data.labelled.catalog import LabelledCard, LabelledLayout
 from phmctl.data.labelled.readers import TableRows, check_columns, missing_columns
-from phmctl.data.layouts import file_in, folders_of, in_part, searched
 from phmctl.errors import DataError
 
 

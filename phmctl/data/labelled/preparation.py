@@ -1,8 +1,8 @@
 """Preparation of labelled text: tables and JSON lines to token ids and class numbers on disk.
 
-It is built as translation's is (:mod:`phmctl.data.building`): the same text and settings give the same bytes, a second
-time nothing is done, and the folder appears under its name only when it is complete. Memory holds one record batch,
-digests of the texts of valid and test, and what learning a vocabulary takes.
+It is built as translation's is (:mod:`phmctl.data.prepared.build`): the same text and settings give the same bytes, a
+second time nothing is done, and the folder appears under its name only when it is complete. Memory holds one record
+batch, digests of the texts of valid and test, and what learning a vocabulary takes.
 """
 
 import re
@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
-from phmctl.data.building import build, chunks, current, memory_of
-from phmctl.data.cleaning import clean_line, in_words
+from phmctl.data.clean import clean_line, in_words
 from phmctl.data.labelled.catalog import LabelledCleaning, Rows, load_labelled_card
 from phmctl.data.labelled.cleaning import CleanExamples, HeldOutTexts
 from phmctl.data.labelled.corpus import LabelledCorpus, corpus_of_tables, open_labelled_corpus
@@ -30,10 +29,11 @@ from phmctl.data.labelled.store import (
     labelled_command,
     labelled_folder,
 )
-from phmctl.data.manifest import read_manifest, write_manifest
-from phmctl.data.provenance import Sources
-from phmctl.data.special import SPECIAL_TOKENS
-from phmctl.data.steps import (
+from phmctl.data.prepared.build import build, chunks, current, memory_of
+from phmctl.data.prepared.folder import corpus_name
+from phmctl.data.prepared.manifest import read_manifest, write_manifest
+from phmctl.data.prepared.provenance import Sources
+from phmctl.data.prepared.steps import (
     TokenCounts,
     check_own_files,
     choose,
@@ -42,8 +42,8 @@ from phmctl.data.steps import (
     refuse_nothing,
     warn_of_parts,
 )
-from phmctl.data.store import corpus_name
-from phmctl.data.tokenization import JOINT_FILE, Tokenizer, train_tokenizer
+from phmctl.data.special import SPECIAL_TOKENS
+from phmctl.data.tokenizer import JOINT_FILE, Tokenizer, train_tokenizer
 from phmctl.data.vectors import read_vectors
 from phmctl.errors import DataError
 from phmctl.files import write_atomic

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from phmctl.data.arrow import Ragged, RowWriter, ragged, reading_columns
-from phmctl.data.manifest import read_manifest, refuse_damage
-from phmctl.data.prepared import MappedSplit, PreparedFolder
-from phmctl.data.store import corpus_name, is_card, root_option
-from phmctl.data.tokenization import JOINT_FILE, Tokenizer
+from phmctl.data.prepared.folder import corpus_name, is_card, root_option
+from phmctl.data.prepared.manifest import read_manifest, refuse_damage
+from phmctl.data.prepared.mapped import MappedSplit, PreparedFolder
+from phmctl.data.tokenizer import JOINT_FILE, Tokenizer
 from phmctl.errors import DataError
 from phmctl.recipe.schema import LabelledSection
 

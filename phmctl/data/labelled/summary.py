@@ -5,7 +5,7 @@ from typing import Any
 
 from phmctl.console import note
 from phmctl.data.labelled.store import coverage_of
-from phmctl.data.summary import Counts, counts_table, tokens_cell
+from phmctl.data.prepared.show import Counts, counts_table, tokens_cell
 
 
 def show_labelled(manifest: Mapping[str, Any]) -> None:

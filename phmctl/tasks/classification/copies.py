@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phmctl.data.copies import ADVICE, cleaning_as, load_copy, record_copies, refuse_damaged_copy
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.labelled.store import LabelledData, LabelledSplit
-from phmctl.data.tokenization import JOINT_FILE, Tokenizer
+from phmctl.data.tokenizer import JOINT_FILE, Tokenizer
 from phmctl.errors import RunError, nearest
 from phmctl.files import write_atomic
 from phmctl.runs import DATA, Run

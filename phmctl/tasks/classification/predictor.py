@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from phmctl import exports
 from phmctl.assembly import build_classifier, texts_of
 from phmctl.checkpoints import load_model, read_checkpoint
-from phmctl.data.cleaning import clean_line
+from phmctl.data.clean import clean_line
 from phmctl.data.labelled.batching import collate, encode_texts, lengths_of, plan
 from phmctl.data.labelled.catalog import LabelledCleaning
-from phmctl.data.tokenization import Tokenizer
+from phmctl.data.tokenizer import Tokenizer
 from phmctl.decoding.onnx_engine import OnnxClassifier
 from phmctl.devices import pick_device
 from phmctl.errors import DataError, UserError

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from phmctl.data.batching import Batch
-    from phmctl.data.store import PreparedData
+    from phmctl.data.batches import Batch
+    from phmctl.data.prepared.folder import PreparedData
     from phmctl.models.transformer import Transformer
     from phmctl.tasks.translation.evaluation import Evaluation
     from phmctl.tasks.translation.task import TranslationTask
@@ -36,7 +36,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def prepare(self, asked: Preparation) -> PreparedData:
         """Clean and tokenize a corpus of sentence pairs."""
-        from phmctl.data.preparation import choose_section, prepare_named
+        from phmctl.data.prepared.prepare import choose_section, prepare_named
 
         if asked.options:
             options = ", ".join(map(option_name, asked.options))
@@ -54,20 +54,20 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def show_prepared(self, manifest: Mapping[str, Any]) -> None:
         """Print what was read, kept and dropped."""
-        from phmctl.data.summary import preparation_table
+        from phmctl.data.prepared.show import preparation_table
 
         preparation_table(manifest).show()
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
         """Bind a recipe to its prepared pairs."""
-        from phmctl.data.store import PreparedData
+        from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.translation.task import TranslationTask
 
         return TranslationTask(recipe, PreparedData.find(recipe.data, data))
 
     def sizes(self, recipe: TranslationRecipe, data: Path | None = None) -> Sizes:
         """Return the vocabularies, ``source`` and ``target``."""
-        from phmctl.data.store import trained_vocabularies
+        from phmctl.data.prepared.folder import trained_vocabularies
 
         trained = None if data is None else trained_vocabularies(recipe.data, data)
         if trained is not None:
@@ -180,7 +180,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def real_share(self, task: TranslationTask) -> float:
         """Return the share of real tokens in an epoch, both sides."""
-        from phmctl.data.batching import real_token_share
+        from phmctl.data.batches import real_token_share
 
         split = task.prepared.split("train")
         return real_token_share(task.plan(0), split.source.lengths, split.target.lengths)

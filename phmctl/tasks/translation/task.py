@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
-from phmctl.data.batching import Batch, collate, costs, plan_batches
+from phmctl.data.batches import Batch, collate, costs, plan_batches
 from phmctl.data.copies import check_same_data, check_same_vocabulary, load_tokenizers, write_copies
-from phmctl.data.store import ParallelSplit, PreparedData
+from phmctl.data.prepared.folder import ParallelSplit, PreparedData
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError

@@ -10,7 +10,7 @@ from phmctl.data.arrow import Ragged
 from phmctl.data.labelled.batching import EncodedTexts, collate, encode_texts, lengths_of, plan, real_token_share
 from phmctl.data.labelled.catalog import LabelledCleaning
 from phmctl.data.special import EOS, PAD
-from phmctl.data.tokenization import train_tokenizer
+from phmctl.data.tokenizer import train_tokenizer
 
 
 def ragged(rows):

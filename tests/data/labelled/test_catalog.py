@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from phmctl.data.catalog import card_names, card_task
+from phmctl.data.card import card_names, card_task
 from phmctl.data.labelled.catalog import LabelledCard, load_any_card, load_labelled_card
 from phmctl.errors import DataError
 

@@ -245,7 +245,7 @@ def test_no_network_names_the_folder_option(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise DownloadError("cannot fetch it")
 
-    monkeypatch.setattr("phmctl.data.archives.download", refuse)
+    monkeypatch.setattr("phmctl.data.fetch.archives.download", refuse)
     monkeypatch.setattr("phmctl.data.labelled.corpus.load_rows", refuse)
     with pytest.raises(DownloadError, match=r"cannot fetch 'snli': .*\nif you have the files: .* snli --source DIR"):
         open_labelled_corpus(load_labelled_card("snli"), None, tmp_path)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
-from phmctl.data.tokenization import TokenizerPair, train_tokenizer
+from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
 from phmctl.files import write_atomic, write_json
 from phmctl.recipe.schema import (
     DecodingSection,

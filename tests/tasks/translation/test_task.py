@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from phmctl.data.catalog import Cleaning
+from phmctl.data.card import Cleaning
 from phmctl.data.copies import read_text
 from phmctl.data.corpus import Corpus, corpus_from_files
-from phmctl.data.preparation import prepare
+from phmctl.data.prepared.folder import PreparedData, SplitWriter
+from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import PAD
-from phmctl.data.store import PreparedData, SplitWriter
-from phmctl.data.tokenization import Tokenizer, TokenizerPair
+from phmctl.data.tokenizer import Tokenizer, TokenizerPair
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, RunError
 from phmctl.files import write_json

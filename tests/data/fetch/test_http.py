@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from phmctl.data.download import _Part, download
+from phmctl.data.fetch.http import _Part, download
 from phmctl.errors import DownloadError, OutputError
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from phmctl.console import note, warn
-from phmctl.data import building
-from phmctl.data.catalog import card_names
-from phmctl.data.cleaning import HELD_OUT, in_words
-from phmctl.data.provenance import Material
+from phmctl.data.card import card_names
+from phmctl.data.clean import HELD_OUT, in_words
+from phmctl.data.prepared import build as building
+from phmctl.data.prepared.folder import is_card
+from phmctl.data.prepared.provenance import Material
 from phmctl.data.special import UNK
-from phmctl.data.store import is_card
 from phmctl.errors import DataError
 from phmctl.recipe.documents import change
 from phmctl.recipe.schema import CorpusSection, Section

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.data.arrow import Ragged
-from phmctl.data.manifest import FORMAT, MANIFEST, read_manifest
-from phmctl.data.store import (
+from phmctl.data.prepared.folder import (
     ParallelSplit,
     PreparedData,
     SplitWriter,
@@ -18,6 +17,7 @@ from phmctl.data.store import (
     prepare_command,
     prepared_folder,
 )
+from phmctl.data.prepared.manifest import FORMAT, MANIFEST, read_manifest
 from phmctl.errors import DataError, OutputError
 from phmctl.recipe.schema import ParallelSection
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from phmctl.data.catalog import SPLITS, Card, Layout, SplitFiles, SplitName
+from phmctl.data.card import SPLITS, Card, Layout, SplitFiles, SplitName
 from phmctl.data.readers import HoldOut, PairSource, ParallelFiles, SourceFile, TabSeparated
 from phmctl.errors import DataError
 

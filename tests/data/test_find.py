@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from phmctl.data.catalog import load_card
-from phmctl.data.layouts import find_files
+from phmctl.data.card import load_card
+from phmctl.data.find import find_files
 from phmctl.errors import DataError
 
 

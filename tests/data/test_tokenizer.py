@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from phmctl.data import tokenization
+from phmctl.data import tokenizer as tokenization
 from phmctl.data.special import SPECIAL_TOKENS, UNK
-from phmctl.data.tokenization import SMALLEST_BPE, Tokenizer, TokenizerPair, train_pair, train_tokenizer
+from phmctl.data.tokenizer import SMALLEST_BPE, Tokenizer, TokenizerPair, train_pair, train_tokenizer
 from phmctl.errors import DataError
 
 LINES = [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.data.arrow import Ragged
-from phmctl.data.batching import collate, costs, plan_batches, real_token_share
+from phmctl.data.batches import collate, costs, plan_batches, real_token_share
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.errors import DataError
 

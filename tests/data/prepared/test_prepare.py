@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-import phmctl.data.preparation as preparation
-from phmctl.data.batching import plan_batches, real_token_share
-from phmctl.data.building import current
-from phmctl.data.catalog import Cleaning, Divide
+import phmctl.data.prepared.prepare as preparation
+from phmctl.data.batches import plan_batches, real_token_share
+from phmctl.data.card import Cleaning, Divide
 from phmctl.data.corpus import Corpus, corpus_from_files, divided
-from phmctl.data.manifest import read_manifest
-from phmctl.data.preparation import choose_section, prepare, prepare_named
-from phmctl.data.provenance import Sources
+from phmctl.data.prepared.build import current
+from phmctl.data.prepared.folder import PreparedData, prepared_folder
+from phmctl.data.prepared.manifest import read_manifest
+from phmctl.data.prepared.prepare import choose_section, prepare, prepare_named
+from phmctl.data.prepared.provenance import Sources
 from phmctl.data.readers import SourceFile
-from phmctl.data.store import PreparedData, prepared_folder
 from phmctl.errors import DataError, OutputError, RecipeError
 from phmctl.recipe.schema import ParallelSection
 
@@ -98,7 +98,7 @@ def test_the_same_text_gives_the_same_bytes(tmp_path, tokenizer, joint):
 
 def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
     one = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "one")
-    monkeypatch.setattr("phmctl.data.building._CHUNK", 7)
+    monkeypatch.setattr("phmctl.data.prepared.build._CHUNK", 7)
     two = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "two")
     assert content(one.folder) == content(two.folder)
 
@@ -109,7 +109,7 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys, monkeypatch):
     first = prepare_named(section, root=tmp_path, files=files)
     before = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     capsys.readouterr()
-    monkeypatch.setattr("phmctl.data.provenance.sha256", lambda path: pytest.fail(f"{path} was read again"))
+    monkeypatch.setattr("phmctl.data.prepared.provenance.sha256", lambda path: pytest.fail(f"{path} was read again"))
     begin = time.perf_counter()
     prepare_named(section, root=tmp_path, files=files)
     assert time.perf_counter() - begin < 1
@@ -495,7 +495,7 @@ def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatc
     """Spread evenly: pairs 1, 4, 7, ... of 304; all are encoded."""
     whole = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
     assert "learned_from" not in whole.manifest
-    monkeypatch.setattr("phmctl.data.building.LEARNED", 110)
+    monkeypatch.setattr("phmctl.data.prepared.build.LEARNED", 110)
     part = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
     assert part.manifest["learned_from"] == "one train pair in 3"
     assert "learning 300 token types from one train pair in 3 ..." in capsys.readouterr().err
@@ -506,7 +506,7 @@ def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatc
 
 
 def test_as_many_pairs_as_may_be_are_learned_from(tmp_path, monkeypatch):
-    monkeypatch.setattr("phmctl.data.building.LEARNED", len(TRAIN))
+    monkeypatch.setattr("phmctl.data.prepared.build.LEARNED", len(TRAIN))
     assert "learned_from" not in prepare(SECTION, corpus(), CLEANING, root=tmp_path).manifest
 
 
@@ -515,7 +515,7 @@ def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):
     import pyarrow as pa
 
     monkeypatch.setattr("phmctl.data.arrow.ROWS", 64)
-    monkeypatch.setattr("phmctl.data.building._CHUNK", 16)
+    monkeypatch.setattr("phmctl.data.prepared.build._CHUNK", 16)
     prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     with pa.ipc.open_stream(str(prepared.folder / "train.arrow")) as stream:
         sizes = [batch.num_rows for batch in stream]

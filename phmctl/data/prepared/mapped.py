@@ -1,6 +1,7 @@
 """A prepared folder and its splits, as far as they are the same whatever is learned from the text.
 
-:class:`phmctl.data.store.PreparedData` holds parallel text, :class:`phmctl.data.labelled.store.LabelledData` labelled.
+:class:`phmctl.data.prepared.folder.PreparedData` holds parallel text, labelled text is in
+:class:`phmctl.data.labelled.store.LabelledData`.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from phmctl.data.arrow import read_table
-from phmctl.data.manifest import read_manifest, refuse_damage
+from phmctl.data.prepared.manifest import read_manifest, refuse_damage
 from phmctl.errors import DataError, nearest
 from phmctl.recipe.schema import CorpusSection
 

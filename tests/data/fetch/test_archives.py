@@ -6,9 +6,9 @@ import zipfile
 
 import pytest
 
-from phmctl.data import archives
-from phmctl.data.archives import DamagedError, extract, fetch_all
-from phmctl.data.catalog import Url
+from phmctl.data.card import Url
+from phmctl.data.fetch import archives
+from phmctl.data.fetch.archives import DamagedError, extract, fetch_all
 from phmctl.errors import DataError, OutputError
 
 CONTENT = {"set/train.de": b"eins\n", "set/deep/train.en": b"one\n", "./readme": b"", "a..b": b"fine"}

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from phmctl.data.catalog import SPLITS, Card, card_names, card_task, load_card
+from phmctl.data.card import SPLITS, Card, card_names, card_task, load_card
 from phmctl.data.labelled.catalog import LabelledLayout, load_any_card
 from phmctl.errors import DataError
 

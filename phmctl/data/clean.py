@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phmctl.data.catalog import Cleaning, TextCleaning
+from phmctl.data.card import Cleaning, TextCleaning
 from phmctl.data.readers import BLANKS, HoldOut, Pair, PairSource
 
 # Why a train pair is dropped: the keys of the manifest's counts.

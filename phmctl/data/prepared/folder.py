@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.data.arrow import RowWriter, ragged, reading_columns
-from phmctl.data.manifest import read_manifest
-from phmctl.data.prepared import UNKNOWN_COMMAND, MappedSplit, PreparedFolder
-from phmctl.data.tokenization import JOINT_FILE, SIDE_FILES, TokenizerPair
+from phmctl.data.prepared.manifest import read_manifest
+from phmctl.data.prepared.mapped import UNKNOWN_COMMAND, MappedSplit, PreparedFolder
+from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ParallelSection
 from phmctl.shipped import shipped_names

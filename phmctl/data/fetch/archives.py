@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO
 
-from phmctl.data.catalog import Url
-from phmctl.data.download import download
+from phmctl.data.card import Url
+from phmctl.data.fetch.http import download
 from phmctl.errors import DataError
 from phmctl.files import writing
 

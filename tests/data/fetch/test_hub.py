@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from phmctl.data.catalog import Columns, Hub
-from phmctl.data.hub import HubPairs, _version, load_splits
+from phmctl.data.card import Columns, Hub
+from phmctl.data.fetch.hub import HubPairs, _version, load_splits
 from phmctl.errors import DataError, DownloadError
 
 PAIRS = [("ein Haus", "a house"), ("zwei\u2028Häuser", "two houses"), ("drei", "")]
@@ -59,7 +59,7 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch):
         return datasets.DatasetDict({"train": rows, "other": rows})
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
-    monkeypatch.setattr("phmctl.data.hub._check_reachable", lambda name: None)
+    monkeypatch.setattr("phmctl.data.fetch.hub._check_reachable", lambda name: None)
     columns = Columns(source="de", target="en")
     hub = Hub(id="a/b", config="c", revision="refs/x", folder="f", splits={"train": "train"}, columns=columns)
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
         raise RuntimeError("Dataset scripts are no longer supported, but found b.py")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    monkeypatch.setattr("phmctl.data.hub._check_reachable", lambda name: None)
+    monkeypatch.setattr("phmctl.data.fetch.hub._check_reachable", lambda name: None)
     hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
     with pytest.raises(DownloadError, match="the hub does not give 'a/b': Dataset scripts are no longer supported"):
         load_splits(hub, tmp_path / "cache")

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from phmctl.console import note
-from phmctl.data.archives import sweep
-from phmctl.data.catalog import Hub, HubPlace
+from phmctl.data.card import Hub, HubPlace
+from phmctl.data.fetch.archives import sweep
 from phmctl.data.readers import Pair, PairSource, SourceFile
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import writing

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from phmctl.console import note
-from phmctl.data.manifest import MANIFEST, read_manifest
-from phmctl.data.provenance import CARD, Sources
+from phmctl.data.prepared.manifest import MANIFEST, read_manifest
+from phmctl.data.prepared.provenance import CARD, Sources
 from phmctl.errors import DataError, OutputError
 from phmctl.files import (
     damaged_files,

@@ -1,7 +1,7 @@
 import pytest
 
-from phmctl.data.catalog import Cleaning
-from phmctl.data.cleaning import CleanPairs, HeldOut, clean_line
+from phmctl.data.card import Cleaning
+from phmctl.data.clean import CleanPairs, HeldOut, clean_line
 
 PLAIN = Cleaning()
 

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from phmctl.data.building import tidying
-from phmctl.data.catalog import CardBase, Divide
+from phmctl.data.card import CardBase, Divide
+from phmctl.data.prepared.build import tidying
 from phmctl.data.readers import HoldOut
 from phmctl.errors import DownloadError
 from phmctl.files import locked
@@ -40,7 +40,7 @@ def from_network(
     """
 
     def fetch() -> CorpusT:
-        from phmctl.data.archives import fetch_all
+        from phmctl.data.fetch.archives import fetch_all
 
         folder = cache / f"urls-{card.urls_digest[:12]}"
         fetch_all(card.urls, folder, refetch=refetch)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import note, progress, warn
-from phmctl.data.building import build, chunks, current, memory_of
-from phmctl.data.catalog import SPLITS, Cleaning, load_card
-from phmctl.data.cleaning import SAME_SIDES, CleanPairs, HeldOut, clean_pairs
+from phmctl.data.card import SPLITS, Cleaning, load_card
+from phmctl.data.clean import SAME_SIDES, CleanPairs, HeldOut, clean_pairs
 from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus, turned_round
-from phmctl.data.manifest import write_manifest
-from phmctl.data.provenance import Sources
-from phmctl.data.readers import PairSource
-from phmctl.data.steps import (
+from phmctl.data.prepared.build import build, chunks, current, memory_of
+from phmctl.data.prepared.folder import PreparedData, SplitWriter, corpus_name, prepared_folder
+from phmctl.data.prepared.manifest import write_manifest
+from phmctl.data.prepared.provenance import Sources
+from phmctl.data.prepared.steps import (
     TokenCounts,
     check_own_files,
     choose,
@@ -27,8 +27,8 @@ from phmctl.data.steps import (
     refuse_nothing,
     warn_of_parts,
 )
-from phmctl.data.store import PreparedData, SplitWriter, corpus_name, prepared_folder
-from phmctl.data.tokenization import TokenizerPair, train_pair
+from phmctl.data.readers import PairSource
+from phmctl.data.tokenizer import TokenizerPair, train_pair
 from phmctl.errors import DataError
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe
