@@ -7,9 +7,10 @@ is False. Importing this module does not import torch.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from phmctl.console import silence
+from phmctl.errors import UserError
 
 if TYPE_CHECKING:
     from phmctl.recipe.loading import RecipeLike
@@ -89,7 +90,7 @@ _LABELLED = ("table", "text", "label", "quoting", "header", "extra_split", "vect
 
 
 def train(
-    recipe: "RecipeLike",
+    recipe: "RecipeLike | None" = None,
     *,
     n: int | None = None,
     algebra: str | None = None,
@@ -101,8 +102,7 @@ def train(
     settings: Settings = (),
     data: str | Path | None = None,
     runs: str | Path | None = None,
-    resume: bool | Literal["auto"] = False,
-    run: str | Path | None = None,
+    resume: bool | str | Path = False,
     checkpoint: str = "last",
     quiet: bool = True,
 ) -> "TrainingResult":
@@ -113,7 +113,7 @@ def train(
 
     Args:
         recipe: a shipped name, a path, a mapping with the keys of the YAML, or a
-            :class:`~phmctl.recipe.schema.Recipe`.
+            :class:`~phmctl.recipe.schema.Recipe`; None with a run in `resume` is the run's own.
         n: the PHM hyperparameter; 4 alone means ``phm``, 1 means ``real``.
         algebra: ``real``, ``phm``, or a fixed algebra.
         seed: of initialisation, dropout and the order of batches.
@@ -122,11 +122,10 @@ def train(
         execution: how the maps are applied: ``auto``, ``dense``, ``factored``, ``rank``.
         init: begin with this run's tensors of the same name and shape.
         settings: any recipe keys: ``{"training.clip": 1.0}``, or ``["training.clip=1.0"]``.
-        data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
+        data: the data folder; by default that of the run in `resume`, ``$PHMCTL_DATA`` or ``data``.
         runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-        resume: continue the newest run of this recipe and variant instead of starting one; ``"auto"`` starts one where
-            there is none.
-        run: continue this one; implies `resume`.
+        resume: instead of starting a run continue this one, or with True the newest that differs from the recipe in
+            nothing that a step computes; ``"auto"`` starts one where there is none.
         checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
         quiet: print nothing on stderr.
 
@@ -137,6 +136,7 @@ def train(
     Raises:
         RecipeError: with all problems of the recipe at once.
         DataError: the data is not prepared.
+        UserError: there is no recipe.
         RunError: the run cannot be resumed, or not with this recipe.
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.
@@ -144,6 +144,15 @@ def train(
     from phmctl.recipe.loading import common_overrides, resolve
     from phmctl.training.train import train as run_training
 
+    run = None
+    if not isinstance(resume, bool) and resume != "auto":
+        from phmctl.runs import Run
+
+        run = Run.open(resume)
+    if recipe is None:
+        if run is None:
+            raise UserError("train wants a recipe, or the run that it shall continue: --resume RUN")
+        recipe = run.recipe
     begun = None if init is None else str(init)
     common = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun
@@ -153,8 +162,8 @@ def train(
             resolve(recipe, common, settings),
             data=None if data is None else Path(data),
             runs=None if runs is None else Path(runs),
-            resume=resume,
-            run=None if run is None else Path(run),
+            resume="auto" if resume == "auto" else bool(resume),
+            run=run,
             checkpoint=checkpoint,
             quiet=quiet,
         )

@@ -42,6 +42,10 @@ def complete_card(incomplete: str) -> list[str]:
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe: a path or a shipped name.", autocompletion=complete_recipe)
 ]
+OptionalRecipe = Annotated[
+    str | None,
+    typer.Argument(metavar="RECIPE", help="A recipe: a path or a shipped name.", autocompletion=complete_recipe),
+]
 ModelArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN", help="A run directory, a folder of versions (the newest is taken) or an export."),

@@ -1,8 +1,9 @@
 """``phmctl train``."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -10,30 +11,31 @@ from typer.core import TyperCommand
 from phmctl.cli import options
 from phmctl.console import emit, emit_json, note, print_table
 from phmctl.devices import place
-from phmctl.errors import UserError
+from phmctl.errors import RecipeError, RunError, UserError
 
 if TYPE_CHECKING:
+    from phmctl.recipe.loading import RecipeLike
     from phmctl.recipe.schema import Recipe
 
 _MEMORY = ("parameters", "gradients", "moments", "activations", "total")
 
 
+_NEWEST = "newest"  # what --resume means on its own
+
+
 class TrainCommand(TyperCommand):
-    """Takes ``--resume`` with and without ``auto``."""
+    """Takes ``--resume`` with and without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``--resume auto`` and ``--resume=auto`` as ``--resume-auto``."""
+        """Read ``--resume`` at the end, or before another option, as ``--resume newest``."""
         found: list[str] = []
-        for argument in args:
-            if argument == "auto" and found and found[-1] == "--resume":
-                found[-1] = "--resume-auto"
-            else:
-                found.append("--resume-auto" if argument == "--resume=auto" else argument)
+        for argument, following in zip(args, [*args[1:], "--"], strict=True):
+            found += [argument, _NEWEST] if argument == "--resume" and following.startswith("-") else [argument]
         return super().parse_args(ctx, found)
 
 
 def train(
-    recipe: options.RecipeArgument,
+    recipe: options.OptionalRecipe = None,
     n: options.N = None,
     algebra: options.Algebra = None,
     seed: options.Seed = None,
@@ -51,18 +53,16 @@ def train(
     data: options.DataRoot = None,
     runs: options.RunsRoot = None,
     resume: Annotated[
-        bool,
+        str | None,
         typer.Option(
             "--resume",
-            help="Continue the newest run of this recipe and variant, or that of --run; "
-            "`--resume auto` starts one where there is none.",
+            metavar="[RUN|auto]",
+            help="Continue a run (RECIPE may be left out then); without a value the newest that RECIPE would continue; "
+            "auto: start one where there is none.",
         ),
-    ] = False,
-    resume_auto: Annotated[bool, typer.Option("--resume-auto", hidden=True)] = False,
-    run: Annotated[Path | None, typer.Option("--run", help="The run to continue.", show_default=False)] = None,
+    ] = None,
     checkpoint: Annotated[
-        str | None,
-        typer.Option(help="With --resume or --run, where to continue from: last (default), best or step-N."),
+        str | None, typer.Option(help="With --resume, where to continue from: last (default), best or step-N.")
     ] = None,
     processes: Annotated[
         int, typer.Option(min=1, help="Train in so many processes on this machine; torchrun starts them on several.")
@@ -73,18 +73,17 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a recipe's model on its prepared data; the run directory is printed at the end."""
-    from phmctl.recipe.loading import common_overrides, load_recipe
-
-    if checkpoint is not None and not resume and not resume_auto and run is None:
+    if checkpoint is not None and resume is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
-    common = common_overrides(
-        n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=init
-    )
-    resolved = load_recipe(recipe, [*common, *(settings or [])])
+    given: dict[str, Any] = {"n": n, "algebra": algebra, "seed": seed, "device": device, "steps": steps}
+    given |= {"execution": execution, "init": init}
+    what, resume = _what(recipe, resume)
     if dry_run:
+        from phmctl.recipe.loading import common_overrides, resolve
+
         if place().processes > 1:
             raise UserError("--dry-run works in one process; start it without torchrun")
-        _show(resolved, data, json)
+        _show(resolve(what, common_overrides(**given), settings or ()), data, json)
         return
     if processes > 1:
         from phmctl.training.launch import launch, without_option
@@ -92,10 +91,9 @@ def train(
         raise typer.Exit(launch(without_option(sys.argv[1:], "--processes"), processes))
     from phmctl import verbs
 
-    how: bool | Literal["auto"] = "auto" if resume_auto else resume
-    result = verbs.train(
-        resolved, data=data, runs=runs, resume=how, run=run, checkpoint=checkpoint or "last", quiet=False
-    )
+    how = True if resume == _NEWEST else resume or False
+    where: dict[str, Any] = {"data": data, "runs": runs, "resume": how, "checkpoint": checkpoint or "last"}
+    result = verbs.train(what, **given, settings=settings or (), **where, quiet=False)
     if place().rank > 0:
         raise typer.Exit(result.exit_code)
     if json:
@@ -105,6 +103,29 @@ def train(
         note(f"{result.steps_now} steps in {result.seconds:.1f} s{before}; the run is in:")
         emit(f"{result.run.folder}\n")
     raise typer.Exit(result.exit_code)
+
+
+def _what(recipe: str | None, resume: str | None) -> "tuple[RecipeLike, str | None]":
+    """Return recipe and resumption as they are meant. Where only a run is named, the recipe is its own.
+
+    Raises:
+        UserError: neither is there.
+        RunError: there is no such run.
+    """
+    from phmctl.recipe.loading import find_recipe
+    from phmctl.runs import Run
+
+    if recipe is not None:
+        return recipe, resume
+    if resume in (None, "auto", _NEWEST):
+        raise UserError("train wants a RECIPE, or the run to continue: --resume RUN")
+    try:
+        return Run.open(resume).recipe, resume
+    except RunError:
+        with suppress(RecipeError):
+            find_recipe(resume)  # `train --resume RECIPE`
+            return resume, _NEWEST
+        raise
 
 
 def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:

@@ -33,7 +33,7 @@ from phmctl.files import (
     writing,
 )
 from phmctl.runs.environment import describe_environment
-from phmctl.runs.find import claim_version, find_run, newest, versions_in
+from phmctl.runs.find import claim_version, find_run, versions_in
 from phmctl.runs.names import CHECKPOINTS, DATA, ENVIRONMENT, EXPORT, POINTERS, RECIPE
 
 if TYPE_CHECKING:
@@ -126,13 +126,14 @@ class Run:
         return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
-    def latest(cls, root: Path, recipe: "Recipe") -> Self | None:
-        """Return the newest run of the recipe's name and variant that has a checkpoint, the newest if none has.
+    def versions(cls, root: Path, recipe: "Recipe") -> Iterator[Self]:
+        """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not.
 
-        None where there is no run.
+        Raises:
+            RunError: one is not complete.
         """
-        versions = versions_in(root / recipe.name / recipe.variant)
-        return cls.open(newest(versions)) if versions else None
+        for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
+            yield cls.open(folder)
 
     @property
     def name(self) -> str:
@@ -271,7 +272,7 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command that continues this run, quoted for a shell."""
-        return shlex.join(["phmctl", "train", str(self.folder / RECIPE), "--run", str(self.folder), "--resume"])
+        return shlex.join(["phmctl", "train", "--resume", str(self.folder)])
 
     @contextmanager
     def claimed(self) -> Iterator[None]:

@@ -33,6 +33,7 @@ class Company:
 
     def __init__(self, where: Place) -> None:
         self.step = 0
+        self.resume = ""  # the command that goes on from the last checkpoint
         self._where = where
         self._beats = 0
         self._done = threading.Event()
@@ -67,9 +68,11 @@ class Company:
             found = "the process that keeps the others' meeting place is gone: rank 0, or torchrun on its machine"
         plain = re.sub(r"^\[\S+\] ", "", " ".join(error.split()))  # without the place in gloo's source
         reason = plain.partition(". ")[0]
+        how = f"; go on from it with:\n{self.resume}" if self.resume else ""
+        how = f"; go on from it with:\n{self.resume}" if self.resume else ""
         return (
             f"rank {self._where.rank} stopped after step {self.step}: {found} ({reason})\n"
-            "nothing was saved after the last checkpoint; go on from it with: phmctl train … --resume auto"
+            f"nothing was saved after the last checkpoint{how}"
         )
 
     def _find(self) -> str:

@@ -5,9 +5,11 @@ whether one was asked to stop, whether one failed. The first process, rank 0, wr
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -141,9 +143,14 @@ class Processes:
         return int(box)
 
     def note_step(self, step: int) -> None:
-        """Let the others see how far this one is."""
+        """Remember how far this one is, for the message when another is lost."""
         if self._company is not None:
             self._company.step = step
+
+    def note_run(self, command: str) -> None:
+        """Remember what continues the run, for the same message."""
+        if self._company is not None:
+            self._company.resume = command
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -261,8 +268,21 @@ def joined(timeout: float) -> Iterator[Processes]:
 
 
 def job() -> str | None:
-    """Return the id that ``torchrun`` gave this start and all its restarts; None without it."""
-    return os.environ.get(JOB)
+    """Return the id that ``torchrun`` gave this start and all its restarts; None without it.
+
+    Where nobody gave one (``--rdzv-id``), ``torchrun`` calls every job "none": then it is the ``torchrun`` of this
+    machine itself, which starts its processes again as long as it lives.
+    """
+    given = os.environ.get(JOB)
+    return f"{socket.gethostname()}:{os.getppid()}:{_begun(os.getppid())}" if given == "none" else given
+
+
+def _begun(process: int) -> str:
+    """Return when a process began, in the kernel's own count, which tells it from a later one of the same id."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def is_restart() -> bool:

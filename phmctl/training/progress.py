@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from phmctl.console import note, people
+from phmctl.console import note, people, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -80,6 +80,6 @@ class ProgressLine:
         if self._quiet:
             return
         if self._bar is not None:
-            self._bar.console.print(message)
+            self._bar.console.print(printable(message), soft_wrap=True, markup=False, highlight=False)
         else:
             note(message)

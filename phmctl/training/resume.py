@@ -27,48 +27,64 @@ from phmctl.training.state import TrainingState
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
-# These may differ from the run's recipe: they change where and how long it trains, not what a step computes.
+# These may differ from the run's recipe: they change where and how long it trains, what is measured and kept meanwhile,
+# and what is done with the model afterwards; not what a step computes.
 _MAY_DIFFER = {
-    *(f"training.{key}" for key in ("device", "threads", "log_every", "tensorboard", "sharding", "timeout")),
+    *(f"training.{key}" for key in ("device", "threads", "tensorboard", "sharding", "timeout")),
+    *(f"training.{key}" for key in ("log_every", "validate_every", "save_every", "keep", "average", "patience")),
     "description",
 }
+_AFTERWARDS = "decoding."
 
 
-def run_to_resume(root: Path, recipe: Recipe, run: Path | None) -> Run:
-    """Return the run that ``--resume`` means: the one given, or the newest of this recipe and variant.
+def run_to_resume(root: Path, recipe: Recipe) -> Run:
+    """Return the run that ``--resume`` means: the newest one that the recipe would continue, with a checkpoint or not.
 
     Raises:
-        RunError: there is none, or it is not complete.
-        RecipeError: its recipe differs in what a step computes; the message lists each key with both values.
+        RunError: there is none of this variant and seed, or it is not complete.
+        RecipeError: there is, and it differs in what a step computes; the message lists each key with both values.
     """
-    found = Run.open(run) if run is not None else Run.latest(root, recipe)
-    if found is None:
-        where = root / recipe.name / recipe.variant
-        raise RunError(f"nothing to resume: no run in {where}; leave --resume out to start one")
-    check_same(found, recipe)
-    return found
+    found = newest_like(root, recipe)
+    if found is not None:
+        return found
+    seeds: dict[int, Run] = {}
+    for run in Run.versions(root, recipe):
+        seeds.setdefault(run.recipe.training.seed, run)
+    if recipe.training.seed in seeds:
+        check_same(seeds[recipe.training.seed], recipe)
+    what = f"no run with seed {recipe.training.seed}, only with {', '.join(map(str, seeds))}," if seeds else "no run"
+    where = root / recipe.name / recipe.variant
+    raise RunError(f"nothing to resume: {what} in {where}; leave --resume out to start one")
+
+
+def newest_like(root: Path, recipe: Recipe) -> Run | None:
+    """Return the newest run that a recipe would continue: it differs in nothing that a step computes. None if none."""
+    return next((run for run in Run.versions(root, recipe) if not forbidden(run.recipe, recipe)), None)
 
 
 def run_of_job(root: Path, recipe: Recipe, job: str | None) -> Run | None:
     """Return the newest run of a recipe that a job of ``torchrun`` began, with a checkpoint or not; None if none."""
-    parent = root / recipe.name / recipe.variant
-    for folder in sorted(parent.glob("v*"), reverse=True) if job else ():
-        run = Run.open(folder)
-        if run.environment().get("job") == job:
-            return run
-    return None
+    runs = Run.versions(root, recipe) if job else ()
+    return next((run for run in runs if run.environment().get("job") == job), None)
+
+
+def forbidden(trained: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return the keys, with both values, for which a recipe would not continue a training with another.
+
+    ``training.steps`` may differ too, unless the schedule is linear, which ends there.
+    """
+    allowed = _MAY_DIFFER if recipe.training.schedule == "linear" else _MAY_DIFFER | {"training.steps"}
+    different = differences(trained, recipe)
+    return {k: pair for k, pair in different.items() if k not in allowed and not k.startswith(_AFTERWARDS)}
 
 
 def check_same(run: Run, recipe: Recipe) -> None:
     """Refuse a recipe that would not continue the run's training.
 
-    ``training.steps`` may differ too, unless the schedule is linear, which ends there.
-
     Raises:
-        RecipeError: keys differ.
+        RecipeError: keys differ in what a step computes.
     """
-    allowed = _MAY_DIFFER if recipe.training.schedule == "linear" else _MAY_DIFFER | {"training.steps"}
-    wrong = {key: pair for key, pair in differences(run.recipe, recipe).items() if key not in allowed}
+    wrong = forbidden(run.recipe, recipe)
     if wrong:
         lines = [f"  {key}: {old!r} in the run, {new!r} now" for key, (old, new) in wrong.items()]
         raise RecipeError(
@@ -148,6 +164,17 @@ def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint:
         _discard_later(run, checkpoint)
     write_json(run.folder / ENVIRONMENT, noted)
     write_atomic(run.folder / RECIPE, dump_recipe(recipe))
+
+
+def amend_recipe(run: Run, recipe: Recipe) -> Run:
+    """Give a run that is at its end what a recipe asks for otherwise: how many are kept, averaged, how it decodes.
+
+    Raises:
+        OutputError: the run's folder cannot be written.
+    """
+    if run.recipe != recipe:
+        write_atomic(run.folder / RECIPE, dump_recipe(recipe))
+    return Run(run.folder, recipe)
 
 
 def stands_at_its_end(run: Run, recipe: Recipe, checkpoint: Checkpoint | None) -> bool:

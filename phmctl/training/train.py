@@ -25,8 +25,10 @@ from phmctl.training.precision import has_bfloat16
 from phmctl.training.processes import Processes, is_restart, job, joined
 from phmctl.training.progress import ProgressLine
 from phmctl.training.resume import (
+    amend_recipe,
     check_position,
     check_same,
+    newest_like,
     read_to_resume,
     run_of_job,
     run_to_resume,
@@ -83,7 +85,7 @@ def train(
     data: Path | None = None,
     runs: Path | None = None,
     resume: bool | Literal["auto"] = False,
-    run: Path | None = None,
+    run: Run | None = None,
     checkpoint: str = "last",
     quiet: bool = False,
 ) -> TrainingResult:
@@ -91,10 +93,10 @@ def train(
 
     Args:
         recipe: the experiment.
-        data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
+        data: the data folder; by default the one that a run to continue was trained with, ``$PHMCTL_DATA`` or ``data``.
         runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-        resume: continue the newest run of this recipe and variant instead of starting one; ``"auto"`` starts one
-            where there is none. What ``torchrun`` starts again continues the run that it began.
+        resume: continue the newest run that differs in nothing that a step computes instead of starting one;
+            ``"auto"`` starts one where there is none. What ``torchrun`` starts again continues the run that it began.
         run: continue this one; implies `resume`.
         checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
         quiet: print nothing.
@@ -115,24 +117,40 @@ def train(
             warn(caution)
         with processes.agreed():
             old = _find_old(root, recipe, resume, run) if processes.leads else None
-            task = kind.open(recipe, data or data_root())
-        result = train_task(task, recipe, root, old=old, checkpoint=checkpoint, quiet=quiet, processes=processes)
+            where = data or _data_of(old) or data_root()
+        where = processes.tell(where)
+        with processes.agreed():
+            task = kind.open(recipe, where)
+        result = train_task(
+            task, recipe, root, old=old, data=where, checkpoint=checkpoint, quiet=quiet, processes=processes
+        )
         if result.exit_code == 0 and processes.leads:
             kind.conclude(result.run, read_metrics(result.run.metrics_path))
     return result
 
 
-def _find_old(root: Path, recipe: Recipe, resume: bool | Literal["auto"], run: Path | None) -> Run | None:
+def _find_old(root: Path, recipe: Recipe, resume: bool | Literal["auto"], run: Run | None) -> Run | None:
     """Return the run to continue; None to start one."""
     if run is not None:
-        return run_to_resume(root, recipe, run)
+        check_same(run, recipe)
+        return run
     begun = run_of_job(root, recipe, job()) if is_restart() else None
     if begun is not None:
         check_same(begun, recipe)
         return begun
-    if resume is True or (resume == "auto" and Run.latest(root, recipe) is not None):
-        return run_to_resume(root, recipe, None)
-    return None
+    if resume is True:
+        return run_to_resume(root, recipe)
+    return newest_like(root, recipe) if resume == "auto" else None
+
+
+def _data_of(run: Run | None) -> Path | None:
+    """Return the data folder that a run was trained with, if it is here."""
+    if run is None:
+        return None
+    noted = run.environment()
+    starts = [noted, *(each for each in noted.get("resumed", []) if isinstance(each, dict))]
+    folders = [each["data"] for each in reversed(starts) if isinstance(each.get("data"), str)]
+    return next((Path(folder) for folder in folders if Path(folder).is_dir()), None)
 
 
 def train_task(
@@ -141,6 +159,7 @@ def train_task(
     root: Path,
     *,
     old: Run | None = None,
+    data: Path | None = None,
     checkpoint: str = "last",
     quiet: bool = False,
     processes: Processes | None = None,
@@ -152,6 +171,7 @@ def train_task(
         recipe: the experiment.
         root: the folder of runs, for a new one.
         old: the run to continue, or None.
+        data: the data folder, which the run notes for who continues it.
         checkpoint: where to continue from.
         quiet: print nothing.
         processes: those that train together; each calls this, and the first one's `old` counts.
@@ -175,6 +195,7 @@ def train_task(
             summary_writer()  # is it there? a run should not be made in vain
         start = _start_of(old, recipe, task) if processes.leads else None
         environment = _environment(recipe, device, processes) | (start.noted() if start else {})
+        environment |= {"data": str(data.resolve())} if data else {}
     with ExitStack() as held, StopRequest(insist=not processes.many) as stop, processes.company():
         run, found = None, None
         with processes.agreed():
@@ -186,6 +207,7 @@ def train_task(
                     found = read_to_resume(old, checkpoint)
                     check_position(task, found)
         run, found = _shared(run, found, recipe, processes)
+        processes.note_run(run.resume_command)
         initial = processes.tell_tensors({"model": start.tensors} if start else None).get("model", {})
         with processes.agreed():
             trainer = _build(task, Run(run.folder, recipe), device, found, initial, quiet, processes)
@@ -195,6 +217,8 @@ def train_task(
                 take_over(old, recipe, environment, found)
             elif old is not None:  # a kill may have come before all was settled
                 clear_leftovers(old)
+                if stands_at_its_end(old, recipe, found):
+                    old = amend_recipe(old, recipe)
                 settle(old, old.recipe.training)
         begun = trainer.state.step
         if processes.tell(processes.leads and (not trainer.finished or stands_at_its_end(run, recipe, found))):
@@ -275,7 +299,8 @@ def _fit(trainer: Trainer, stop: StopRequest) -> None:
         if stop.received is None:
             _average(trainer)
         else:
-            progress.say(f"stopped and saved at step {trainer.state.step}; continue with: {trainer.run.resume_command}")
+            progress.say(f"stopped and saved at step {trainer.state.step}; continue with:")
+            progress.say(trainer.run.resume_command)
 
 
 def _opening(trainer: Trainer) -> str:

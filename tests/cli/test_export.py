@@ -60,7 +60,7 @@ def test_eval_of_an_export(folder: Path) -> None:
 
 
 def test_train_refuses_an_export(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["train", "miniature", "--run", str(folder), "--resume"])
+    done = CliRunner().invoke(app, ["train", "--resume", str(folder)])
     assert isinstance(done.exception, RunError)
     assert "is an export, not a run" in str(done.exception)
 

@@ -52,7 +52,7 @@ def test_a_trained_run_is_drawn_again_on_resume(run: Path) -> None:
     picture = run / "results" / "loss.png"
     before = picture.read_bytes()
     picture.unlink()
-    assert call("train", "hamilton", "--device", "cpu", "--run", run).exit_code == 0
+    assert call("train", "hamilton", "--device", "cpu", "--resume", run).exit_code == 0
     assert picture.read_bytes() == before
 
 
@@ -60,7 +60,7 @@ def test_an_interrupted_training_is_continued_to_the_same_end(run: Path, tmp_pat
     common = ("train", "hamilton", "--device", "cpu", "--runs", tmp_path, "--set", "training.schedule=constant")
     whole = Path(call(*common, "--steps", 40).stdout.strip())
     half = Path(call(*common, "--steps", 20).stdout.strip())
-    assert call(*common, "--steps", 40, "--run", half).exit_code == 0
+    assert call(*common, "--steps", 40, "--resume", half).exit_code == 0
     ends = [folder / "checkpoints" / "step-000040" / "model.safetensors" for folder in (whole, half)]
     assert ends[0].read_bytes() == ends[1].read_bytes()
 

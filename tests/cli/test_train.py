@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from phmctl.cli.train import train
-from phmctl.errors import RecipeError, UserError
+from phmctl.cli.train import TrainCommand, train
+from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs.metrics import read_metrics
 from tests.training.copying import copying_recipe, prepare_copying
@@ -37,7 +38,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def _invoke(*arguments: object) -> Result:
     app = typer.Typer()
-    app.command()(train)
+    app.command(cls=TrainCommand)(train)
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if isinstance(result.exception, UserError):
         raise result.exception
@@ -77,16 +78,32 @@ def test_resume_and_run(data: Path, recipe: Path, tmp_path: Path) -> None:
     assert "2 steps in" in again.stderr
     assert "(6 in all); the run is in:" in again.stderr
     _invoke(recipe, *where)
-    named = _invoke(recipe, *where, "--steps", 8, "--run", first.strip(), "--json")
-    assert json.loads(named.stdout)["run"] == first.strip()
-    assert json.loads(named.stdout)["steps"] == 8
+    for arguments, steps in (((recipe, "--steps", 8, "--resume"), 8), (("--steps", 9, "--resume"), 9)):
+        named = _invoke(*arguments, first.strip(), "--json")  # the run knows its data
+        assert json.loads(named.stdout)["run"] == first.strip()
+        assert json.loads(named.stdout)["steps"] == steps
+
+
+def test_resume_takes_a_run_a_recipe_or_nothing(data: Path, recipe: Path, tmp_path: Path) -> None:
+    where = ["--data", data, "--runs", tmp_path / "runs"]
+    with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out to start one"):
+        _invoke(recipe, *where, "--resume")
+    first = _invoke(recipe, *where, "--resume", "auto").stdout
+    for arguments in (("--resume", recipe), (recipe, "--resume", "auto"), ("--resume", first.strip())):
+        assert _invoke(*arguments, *where, "--steps", 4).stdout == first
+    with pytest.raises(UserError, match=r"train wants a RECIPE, or the run to continue: --resume RUN"):
+        _invoke(*where, "--resume")
+    with pytest.raises(UserError, match=r"train wants a RECIPE"):
+        _invoke(*where)
+    with pytest.raises(RunError, match=r"no run at .*v009"):
+        _invoke("--resume", tmp_path / "runs/copying/phm-n2/v009")
 
 
 def test_a_recipe_that_differs_is_refused(data: Path, recipe: Path, tmp_path: Path) -> None:
     where = ["--data", data, "--runs", tmp_path / "runs"]
     _invoke(recipe, *where)
-    with pytest.raises(RecipeError, match=r"training\.seed: 1 in the run, 2 now"):
-        _invoke(recipe, *where, "--resume", "--seed", 2)
+    with pytest.raises(RecipeError, match=r"training\.clip: 0.0 in the run, 2.0 now"):
+        _invoke(recipe, *where, "--resume", "--set", "training.clip=2")
 
 
 def test_dry_run_trains_nothing(recipe: Path, tmp_path: Path) -> None:
@@ -142,7 +159,12 @@ def test_a_signal_saves_and_the_run_can_be_resumed(
     assert process.returncode == code
     assert "stopped and saved at step" in errors
     saved = int(errors.rsplit("at step ", 1)[1].split(";")[0])
-    resumed = _invoke(*arguments[:-1], saved + 2, "--resume", "--json")
+    printed = errors.splitlines()[-1]
+    program, command, *rest = shlex.split(
+        printed
+    )  # complete, on a line of its own: neither --data nor --runs is needed
+    assert (program, command) == ("phmctl", "train")
+    resumed = _invoke(*rest, "--steps", saved + 2, "--json")
     assert json.loads(resumed.stdout)["steps"] == saved + 2
 
 

@@ -104,9 +104,7 @@ def test_a_start_that_failed_does_not_hide_the_run_before(
     for path in (tmp_path / "fake/phm-n4", tmp_path / "fake"):
         assert Run.open(path).folder == trained.folder
         assert capsys.readouterr().err == f"{failed.folder} has no checkpoint; {trained.folder} is taken\n"
-    latest = Run.latest(tmp_path, make_recipe())
-    assert latest is not None
-    assert latest.folder == trained.folder
+    assert [run.folder for run in Run.versions(tmp_path, make_recipe())] == [failed.folder, trained.folder]
     assert Run.open(failed.folder).folder == failed.folder
 
 
@@ -145,8 +143,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         Run.open(tmp_path)
 
 
-def test_latest_is_none_without_runs(tmp_path: Path) -> None:
-    assert Run.latest(tmp_path, make_recipe()) is None
+def test_there_are_no_versions_without_runs(tmp_path: Path) -> None:
+    assert list(Run.versions(tmp_path, make_recipe())) == []
 
 
 def test_a_file_in_the_way_is_an_output_error(tmp_path: Path) -> None:
@@ -194,16 +192,13 @@ def test_a_checkpoint_is_never_outside_the_run(trained: Run) -> None:
 
 def test_a_run_without_checkpoints_says_how_to_go_on(tmp_path: Path) -> None:
     run = Run.create(tmp_path, make_recipe())
-    with pytest.raises(RunError, match=r"no checkpoint yet; train it further with: phmctl train .* --resume"):
+    with pytest.raises(RunError, match=r"no checkpoint yet; train it further with: phmctl train --resume .*v001$"):
         run.checkpoint("best")
 
 
 def test_the_command_that_continues_can_be_pasted(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "my runs; $HOME", make_recipe())
-    assert shlex.split(run.resume_command) == [
-        *("phmctl", "train", str(run.folder / "recipe.yaml")),
-        *("--run", str(run.folder), "--resume"),
-    ]
+    assert shlex.split(run.resume_command) == ["phmctl", "train", "--resume", str(run.folder)]
 
 
 def test_a_reader_moves_nothing_that_another_process_may_be_moving(trained: Run) -> None:

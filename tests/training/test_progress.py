@@ -1,5 +1,7 @@
 """What a person sees, and how fast it goes."""
 
+from io import StringIO
+
 import pytest
 from rich.console import Console
 
@@ -38,6 +40,16 @@ def test_what_looks_like_markup_is_shown(monkeypatch: pytest.MonkeyPatch, capsys
     with ProgressLine(200, 0) as progress:
         progress.say("training runs/[x]/real [/red] :smile:")
     assert "training runs/[x]/real [/red] :smile:" in capsys.readouterr().err
+
+
+def test_a_command_is_not_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = StringIO()
+    console = Console(force_terminal=True, width=80, file=shown)
+    monkeypatch.setattr("phmctl.training.progress.people", lambda: console)
+    command = "phmctl train --resume runs/" + "a-long-name/" * 9 + "v001"
+    with ProgressLine(200, 40) as progress:
+        progress.say(command)
+    assert command in shown.getvalue()
 
 
 class _Null:

@@ -15,7 +15,7 @@ from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.training.averaging import averaged_steps
-from phmctl.training.resume import check_same, run_to_resume
+from phmctl.training.resume import check_same, newest_like, run_to_resume
 from phmctl.training.signals import StopRequest
 from phmctl.training.train import train_task
 from tests.training.conftest import Fit
@@ -342,12 +342,68 @@ def test_sigterm_exits_143(fit: Fit) -> None:
 def test_the_newest_run_is_resumed(fit: Fit, tmp_path: Path) -> None:
     fit(steps=5)
     newest = fit(steps=5).run
-    assert run_to_resume(tmp_path, make_recipe(steps=5), None).folder == newest.folder
+    assert run_to_resume(tmp_path, make_recipe(steps=5)).folder == newest.folder
+
+
+def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: Path) -> None:
+    """A sweep leaves many runs in one folder: each command goes on with its own."""
+    runs = {key: fit(steps=5, **dict([key])).run.folder for key in (("seed", 1), ("seed", 2), ("clip", 0.5))}
+    for (name, value), folder in runs.items():
+        recipe = make_recipe(steps=9, keep=4, **{name: value})
+        assert run_to_resume(tmp_path, recipe).folder == folder
+        found = newest_like(tmp_path, recipe)
+        assert found is not None
+        assert found.folder == folder
+    with pytest.raises(RunError, match=r"no run with seed 3, only with 1, 2, in .*fake/phm-n4; leave"):
+        run_to_resume(tmp_path, make_recipe(seed=3))
+    with pytest.raises(RecipeError, match=r"v002 was trained with:\n  training.clip: 0.0 in the run, 0.25 now"):
+        run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25))
+    assert newest_like(tmp_path, make_recipe(seed=2, clip=0.25)) is None
+
+
+def test_a_run_without_a_checkpoint_is_resumed_before_an_older_one_that_is_finished(fit: Fit, tmp_path: Path) -> None:
+    finished = fit(steps=5).run
+    begun = Run.create(tmp_path, make_recipe(steps=5))
+    before = _everything(finished)
+    assert run_to_resume(tmp_path, make_recipe(steps=5)).folder == begun.folder
+    assert fit(old=begun, steps=5).steps_now == 5
+    assert _everything(finished) == before
+
+
+FREE = [("training.patience", 7), ("training.keep", 5), ("training.save_every", 4), ("training.validate_every", 3)]
+FREE += [("training.average", 2), ("training.log_every", 2), ("decoding.beam", 2), ("decoding.alpha", 1.5)]
+
+
+@pytest.mark.parametrize(("key", "value"), FREE)
+def test_what_changes_no_step_may_be_changed(fit: Fit, key: str, value: float) -> None:
+    """The weights are those of the unchanged training, and the run notes the change."""
+    settings = {"steps": 20, "keep": 3}
+    whole = fit(**settings).run
+    run = fit(**(settings | {"steps": 12})).run
+    section, _, name = key.partition(".")
+    content = make_recipe(**settings).model_dump()
+    content[section][name] = value
+    recipe = type(run.recipe).model_validate(content)
+    check_same(run, recipe)
+    train_task(FakeTask(), recipe, Path("unused"), old=run)
+    names = ("model", "optimizer")
+    ends = [read_checkpoint(each.checkpoint("last"), names).tensors for each in (whole, run)]
+    for group, named in ends[0].items():
+        for each, tensor in named.items():
+            assert torch.equal(tensor, ends[1][group][each])
+    assert Run.open(run.folder).recipe == recipe
+
+
+def test_an_average_may_be_asked_for_when_all_is_trained(fit: Fit) -> None:
+    run = fit(steps=20, keep=3).run
+    fit(old=run, steps=20, keep=3, average=2)
+    assert averaged_steps(run.checkpoints_folder) == [15, 20]
+    assert Run.open(run.folder).recipe.training.average == 2
 
 
 def test_nothing_to_resume_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out"):
-        run_to_resume(tmp_path, make_recipe(), None)
+        run_to_resume(tmp_path, make_recipe())
 
 
 def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
