@@ -69,7 +69,6 @@ class Company:
         plain = re.sub(r"^\[\S+\] ", "", " ".join(error.split()))  # without the place in gloo's source
         reason = plain.partition(". ")[0]
         how = f"; go on from it with:\n{self.resume}" if self.resume else ""
-        how = f"; go on from it with:\n{self.resume}" if self.resume else ""
         return (
             f"rank {self._where.rank} stopped after step {self.step}: {found} ({reason})\n"
             f"nothing was saved after the last checkpoint{how}"

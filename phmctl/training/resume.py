@@ -158,6 +158,7 @@ def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint:
     """
     noted = run.environment()
     noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
+    _note_changes(noted, run.recipe, recipe)
     clear_leftovers(run)
     discard_average(run.checkpoints_folder)
     if checkpoint is not None:
@@ -173,8 +174,19 @@ def amend_recipe(run: Run, recipe: Recipe) -> Run:
         OutputError: the run's folder cannot be written.
     """
     if run.recipe != recipe:
+        noted = run.environment()
+        _note_changes(noted, run.recipe, recipe)
+        write_json(run.folder / ENVIRONMENT, noted)
         write_atomic(run.folder / RECIPE, dump_recipe(recipe))
     return Run(run.folder, recipe)
+
+
+def _note_changes(noted: dict[str, Any], trained: Recipe, recipe: Recipe) -> None:
+    """Note what the run was begun with, where a resumption changes it; what an option changed before keeps its note."""
+    unmodified = noted.get("unmodified")
+    if isinstance(unmodified, dict):
+        for key, (before, _) in differences(trained, recipe).items():
+            unmodified.setdefault(key, before)
 
 
 def stands_at_its_end(run: Run, recipe: Recipe, checkpoint: Checkpoint | None) -> bool:

@@ -330,9 +330,12 @@ def test_a_model_that_does_not_fit_changes_nothing(fit: Fit) -> None:
 
 def test_resuming_is_noted_in_the_environment(fit: Fit) -> None:
     done = fit(steps=10)
-    fit(old=done.run, steps=20)
-    environment = json.loads((done.run.folder / "environment.json").read_text())
+    path = done.run.folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"unmodified": {"training.steps": 5}}))
+    fit(old=done.run, steps=20, keep=3)
+    environment = json.loads(path.read_text())
     assert [entry["device"] for entry in environment["resumed"]] == ["cpu"]
+    assert environment["unmodified"] == {"training.steps": 5, "training.keep": 1}
 
 
 def test_sigterm_exits_143(fit: Fit) -> None:
