@@ -14,6 +14,7 @@ from phmctl.models.bare import BareTransformer
 from phmctl.models.encoder_classifier import EncoderClassifier
 from phmctl.models.layers import DecoderLayer, EncoderLayer
 from phmctl.models.pair_classifier import PairClassifier
+from phmctl.models.probe import Probe
 from phmctl.models.rule import RuleModel
 from phmctl.models.stack import Stack
 from phmctl.models.transformer import Transformer
@@ -33,6 +34,7 @@ from phmctl.recipe.schema import (
     EncoderClassifierSection,
     LinearSection,
     PairClassifierSection,
+    ProbeSection,
     RuleModelSection,
     StackSection,
     TransformerSection,
@@ -295,6 +297,22 @@ def _encoder_classifier(
         pooling=section.pooling,
         dropout=section.dropout,
     )
+
+
+# ------------------------------------------------------------------------------------------------------------ probes
+
+
+def build_probe(section: ProbeSection, width: int, classes: int, device: Device = None) -> Probe:
+    """Build an untrained probe of sentence vectors (B, width).
+
+    Raises:
+        DimensionError: n does not divide the width.
+    """
+    dense = LinearBuilder("real", 1, device=device)
+    if not section.hidden:
+        return Probe(None, dense.linear(width, classes))
+    inner = builder_for(section, device).linear(width, section.hidden)
+    return Probe(inner, dense.linear(section.hidden, classes), section.dropout)
 
 
 # ------------------------------------------------------------------------------------------------------------- rules

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from phmctl.dimension import FIXED_DIMENSION, check_divides
-from phmctl.recipe.sections import Layers, Probability, Section, Width
+from phmctl.recipe.sections import Layers, NonNegativeInt, Probability, Section, Width
 
 Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"]
 
@@ -241,6 +241,28 @@ class PairClassifierSection(LinearSection):
 
     def _widths(self) -> dict[str, int]:
         return {"width": self.width, "embedding_width": self.embedding_width}
+
+
+class ProbeSection(LinearSection):
+    """A perceptron that reads a linguistic property from sentence vectors of a translator's frozen encoder."""
+
+    kind: Literal["probe"] = "probe"
+    encoder: str | None = None  # the translator's run
+    checkpoint: str = "best"  # of that run
+    vectors: Literal["encoder", "embeddings"] = "encoder"  # embeddings: their mean, a bag of words: the baseline
+    pooling: Literal["mean", "max", "last"] = "mean"  # over the encoder's positions, the end of sentence among them
+    hidden: NonNegativeInt = 50  # units of the hidden layer; 0 is one map from vectors to classes
+    dropout: Probability = 0.0  # before the hidden layer's sigmoid
+
+    @property
+    def variant(self) -> str:
+        """With the baseline's vectors ``real-embeddings``, with another pooling ``real-max``."""
+        if self.vectors == "embeddings":
+            return f"{super().variant}-embeddings"
+        return super().variant if self.pooling == "mean" else f"{super().variant}-{self.pooling}"
+
+    def _widths(self) -> dict[str, int]:
+        return {"hidden": self.hidden} if self.hidden else {}
 
 
 class RuleModelSection(LinearSection):

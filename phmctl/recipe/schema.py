@@ -14,6 +14,7 @@ from phmctl.recipe.models import (
     EncoderClassifierSection,
     LinearSection,
     PairClassifierSection,
+    ProbeSection,
     RuleModelSection,
     StackSection,
     TransformerSection,
@@ -43,6 +44,9 @@ __all__ = [  # the sections of recipes/models.py are found here too
     "LinearSection",
     "PairClassifierSection",
     "ParallelSection",
+    "ProbeSection",
+    "ProbingRecipe",
+    "ProbingSection",
     "Recipe",
     "RuleDataSection",
     "RuleModelSection",
@@ -81,6 +85,12 @@ class LabelledSection(CorpusSection):
     tokenizer: Literal["bpe", "word"] = "word"
     vocabulary: Vocabulary = 20_000  # token types, special tokens included
     max_tokens: PositiveInt = 128  # longest text kept in train
+
+
+class ProbingSection(LabelledSection):
+    """Which corpus of labelled sentences; the keys of its tokens say where it lies, for encoders have their own."""
+
+    language: str | None = None  # of the sentences: an encoder that reads another is warned of
 
 
 class RuleDataSection(Section):
@@ -233,6 +243,15 @@ class ClassificationRecipe(Recipe):
     training: ClassificationTraining
 
 
+class ProbingRecipe(Recipe):
+    """What an encoder knows of its sentences (Conneau et al. 2018; Table 3 of Li et al. 2020)."""
+
+    task: Literal["probing"] = "probing"
+    data: ProbingSection
+    model: ProbeSection
+    training: ClassificationTraining
+
+
 class RuleRecipe(Recipe):
     """Learning a multiplication rule from examples."""
 
@@ -251,5 +270,6 @@ class RuleRecipe(Recipe):
 RECIPES: dict[str, type[Recipe]] = {
     "translation": TranslationRecipe,
     "classification": ClassificationRecipe,
+    "probing": ProbingRecipe,
     "rule": RuleRecipe,
 }

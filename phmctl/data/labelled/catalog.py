@@ -114,6 +114,7 @@ class LabelledCard(CardBase):
     task: Literal["classification"]
     texts: Annotated[int, Field(ge=1, le=2)]
     symmetric: bool = False  # the order of a pair's texts means nothing: swapped, they are the same example
+    train_text: bool = False  # train keeps its text too, for models with tokenizers of their own
     labels: tuple[str, ...] = ()  # the classes, in the order of their numbers; empty: those that train has, sorted
     sizes: dict[LabelledSplitName, int] = Field(default_factory=dict)  # published rows, those without a label included
     defaults: LabelledDefaults = LabelledDefaults()

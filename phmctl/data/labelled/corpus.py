@@ -40,6 +40,7 @@ class LabelledCorpus:
         labels: the classes in the order of their numbers; empty: those that train has.
         splits: the examples of ``train``, ``valid``, and as a rule ``test`` and others.
         symmetric: whether a pair with its texts swapped is the same example.
+        train_text: whether train's text is kept too.
         files, origin, held_out, card: as of :class:`phmctl.data.corpus.Corpus`.
     """
 
@@ -51,6 +52,7 @@ class LabelledCorpus:
     origin: str = ""
     held_out: Mapping[str, str] = field(default_factory=dict)
     symmetric: bool = False
+    train_text: bool = False
     card: str = ""
 
     @property
@@ -92,7 +94,7 @@ def open_labelled_corpus(
         corpus = from_network(card, cache, read, partial(_from_hub, card, refetch=refetch), refetch=refetch)
     if card.divide is not None:
         corpus = _divided(corpus, card.divide)
-    corpus = replace(corpus, symmetric=card.symmetric, card=card.digest)
+    corpus = replace(corpus, symmetric=card.symmetric, train_text=card.train_text, card=card.digest)
     return _with_borrowed(corpus, card, source, extra or {})
 
 

@@ -107,7 +107,7 @@ def prepare_labelled(
         )
     card = load_labelled_card(data.card)
     folder = labelled_folder(data, root)
-    more = {"symmetric": True} if card.symmetric else {}
+    more = {key: True for key in ("symmetric", "train_text") if getattr(card, key)}
     unchanged = source is None and not (extra or vectors or force or refetch)  # published text stays
     settings = {**_settings(data, card.cleaning, card.labels), **more}
     if unchanged and current(folder, settings, None, card=card.digest):
@@ -212,7 +212,9 @@ def _write(
     tokenizer, learned = _learn(splits["train"], data, cleaning)
     tokenizer.save(folder / JOINT_FILE)
     writers = {
-        name: LabelledWriter(folder / f"{name}.arrow", corpus.texts, extras, with_text=name != "train")
+        name: LabelledWriter(
+            folder / f"{name}.arrow", corpus.texts, extras, with_text=corpus.train_text or name != "train"
+        )
         for name in splits
     }
     counts = {name: _encode(writers[name], name, splits[name], tokenizer, extras) for name in splits}

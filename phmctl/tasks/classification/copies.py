@@ -38,10 +38,15 @@ def write_copies(run: Run, prepared: LabelledData) -> None:
         OutputError: the folder cannot be written.
     """
     prepared.tokenizer.save(run.tokenizer_folder / JOINT_FILE)
+    write_examples(run, prepared)
+    record_copies(run, prepared.manifest)
+
+
+def write_examples(run: Run, prepared: LabelledData) -> None:
+    """Write the examples of the evaluation splits into a new run. Raises OutputError."""
     for name in prepared.splits:
         if name != "train":
             write_atomic(run.text_folder / f"{name}.jsonl", _as_lines(prepared.split(name), prepared.labels))
-    record_copies(run, prepared.manifest)
 
 
 def _as_lines(split: LabelledSplit, labels: list[str]) -> str:

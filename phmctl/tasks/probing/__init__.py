@@ -1,0 +1,1 @@
+"""Probing: what a frozen encoder knows of its sentences, read by a perceptron."""

@@ -1,0 +1,126 @@
+"""Probing, as the commands know it."""
+
+from __future__ import annotations  # what a method works with is imported in it
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phmctl.errors import DataError
+from phmctl.recipe.schema import ProbeSection, ProbingRecipe
+from phmctl.runs import Run
+from phmctl.tasks.base import Sizes, TaskKind, Trial
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from phmctl.models.probe import Probe
+    from phmctl.tasks.probing.evaluation import ProbeReport
+    from phmctl.tasks.probing.predictor import LinePredictor
+    from phmctl.tasks.probing.task import ProbingTask
+
+_WIDTH, _CLASSES = 512, 2  # counted where neither encoder nor data is there to tell
+
+
+class ProbingKind(TaskKind[ProbingRecipe]):
+    """Classes for sentences, from the vectors of a frozen encoder. Its corpora are labelled text."""
+
+    recipe = ProbingRecipe
+    commands = ("train", "eval", "decode", "count-params", "bench train")
+
+    def open(self, recipe: ProbingRecipe, data: Path) -> ProbingTask:
+        """Bind a recipe to its encoder and its prepared sentences; the encoder reads them if it has not yet."""
+        from phmctl.data.labelled.store import LabelledData
+        from phmctl.tasks.probing.encoder import Encoder
+        from phmctl.tasks.probing.task import ProbingTask
+        from phmctl.tasks.probing.vectors import SentenceVectors
+
+        encoder = Encoder.of(recipe.model)
+        prepared = LabelledData.find(recipe.data, data)
+        if prepared.texts != 1:
+            raise DataError(f"a probe reads one sentence an example, and {prepared.folder} has pairs")
+        if not prepared.manifest["settings"].get("train_text"):
+            raise DataError(
+                f"{prepared.folder} keeps no text of train, which an encoder is to read: a card with "
+                f"'train_text: true' does; run: {prepared.command} --force"
+            )
+        vectors = SentenceVectors(encoder, prepared, data, recipe.training.device)
+        return ProbingTask(recipe, prepared, encoder, vectors)
+
+    def sizes(self, recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
+        """Return the ``width`` of a vector and the number of ``classes``."""
+        from phmctl.data.labelled.store import labelled_sizes
+
+        trained = None if data is None else labelled_sizes(recipe.data, data)
+        width, classes = _WIDTH, _CLASSES if trained is None else trained[1]
+        if recipe.model.encoder is not None:
+            from phmctl.tasks.probing.encoder import Encoder
+
+            width = Encoder.of(recipe.model).width
+        known = recipe.model.encoder is not None and trained is not None
+        return Sizes({"width": width, "classes": classes}, f"vectors {width} wide, {classes} classes", trained=known)
+
+    def build(
+        self, settings: ProbeSection, sizes: Mapping[str, int], device: torch.device | str | None = None
+    ) -> Probe:
+        """Build the probe."""
+        from phmctl.assembly import build_probe
+
+        return build_probe(settings, sizes["width"], sizes["classes"], device)
+
+    def trial(self, recipe: ProbingRecipe) -> Trial:
+        """Return a batch of vectors."""
+        import torch
+
+        rows, width = recipe.training.batch_size, self.sizes(recipe).values["width"]
+
+        def loss(model: nn.Module) -> Tensor:
+            total: Tensor = model(torch.ones(rows, width), labels=torch.zeros(rows, dtype=torch.int64))
+            return total
+
+        return Trial(rows, 1, loss, f"vectors of {width} numbers")
+
+    def evaluate(
+        self,
+        run: Run,
+        split: str = "test",
+        checkpoint: str = "best",
+        *,
+        against: Run | None = None,
+        device: str = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> ProbeReport:
+        """Score classes by accuracy, beside the majority class; compare two probes by McNemar's exact test."""
+        from phmctl.tasks.probing.evaluation import evaluate
+
+        self.check_options(options, ())
+        return evaluate(run, split, checkpoint, against=against, device=device)
+
+    def predictor(
+        self,
+        run: Run,
+        checkpoint: str = "best",
+        device: str = "auto",
+        *,
+        options: Mapping[str, Any] | None = None,
+        own_text: bool = False,
+    ) -> LinePredictor:
+        """Load a probe and its encoder, ready to answer lines."""
+        from phmctl.tasks.probing.predictor import LinePredictor
+
+        self.check_options(options, ())
+        return LinePredictor(run, checkpoint, device)
+
+    def split_lines(self, run: Run, split: str) -> list[str]:
+        """Return a split's sentences."""
+        from phmctl.tasks.classification.copies import read_examples
+
+        return [" ".join(text.split()) for (text,) in read_examples(run, split).texts]
+
+    def notes(self, settings: ProbeSection, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Yield what the numbers hang on."""
+        yield f"the probe alone: it reads vectors {sizes['width']} wide, and the encoder that makes them is not counted"
+
+
+KIND = ProbingKind()

@@ -1,0 +1,106 @@
+"""Answers of a trained probe: to the vectors that its run keeps, and to new lines, which its encoder's run reads."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phmctl.assembly import build_probe
+from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.devices import pick_device
+from phmctl.errors import RunError
+from phmctl.models.probe import Probe
+from phmctl.recipe.schema import ProbingRecipe
+from phmctl.runs import Run
+from phmctl.tasks.classification.copies import labels_of
+from phmctl.tasks.classification.predictor import Prediction
+from phmctl.tasks.probing.copies import encoder_of
+from phmctl.tasks.probing.encoder import Encoder, Reader
+
+
+class TrainedProbe:
+    """A probe with its classes.
+
+    Args:
+        model: maps vectors (B, d) to logits (B, classes).
+        labels: the classes.
+        device: where the model lies.
+    """
+
+    def __init__(self, model: Probe, labels: Sequence[str], device: torch.device) -> None:
+        self.model, self.labels, self.device = model, labels, device
+
+    @classmethod
+    def load(cls, run: Run, checkpoint: str = "best", device: str = "auto") -> "TrainedProbe":
+        """Load a run's probe.
+
+        Raises:
+            RunError: the run is no probe's, or something of it is missing or damaged.
+        """
+        recipe, labels, target = run.recipe_of(ProbingRecipe), labels_of(run), pick_device(device)
+        model = build_probe(recipe.model, encoder_of(run)["width"], len(labels), "meta")
+        folder = run.checkpoint(checkpoint)
+        load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
+        return cls(model.eval(), labels, target)
+
+    @torch.inference_mode()
+    def answer(self, vectors: Tensor) -> list[Prediction]:
+        """Return the class of each vector (N, d), and its probability."""
+        best, number = self.model(vectors.to(self.device)).float().softmax(1).max(1)
+        pairs = zip(number.tolist(), best.tolist(), strict=True)
+        return [Prediction(self.labels[index], probability) for index, probability in pairs]
+
+
+class LinePredictor:
+    """A probe and the encoder that it was trained on, ready to answer lines.
+
+    Raises:
+        RunError: the encoder's run is not where it was, or is another by now.
+    """
+
+    verb = "probing"
+
+    def __init__(self, run: Run, checkpoint: str = "best", device: str = "auto") -> None:
+        self._probe = TrainedProbe.load(run, checkpoint, device)
+        self._kind = run.recipe_of(ProbingRecipe).model.vectors
+        self._reader = Reader(_encoder(run), device)
+
+    def about(self) -> dict[str, Any]:
+        """Return the classes."""
+        return {"labels": list(self._probe.labels)}
+
+    def origin(self) -> dict[str, Any]:
+        """Return what decides the answers: the weights alone."""
+        return {}
+
+    def predict(
+        self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]
+    ) -> list[Prediction | None]:
+        """Return the answer to each line, None to an empty one."""
+        answers = self._probe.answer(self._reader.read(lines, advance).vectors[self._kind]) if lines else []
+        return [answer if line.strip() else None for line, answer in zip(lines, answers, strict=True)]
+
+    def lines(self, found: Sequence[Prediction | None], *, first_line: int = 1) -> Iterator[str]:
+        """Yield the class of each line, nothing for an empty one."""
+        return ("" if answer is None else answer.label for answer in found)
+
+    def as_json(self, found: Sequence[Prediction | None]) -> Iterator[dict[str, Any]]:
+        """Yield ``label`` and ``probability`` of each line; both are null for an empty one."""
+        return ({"label": None, "probability": None} if answer is None else asdict(answer) for answer in found)
+
+
+def _encoder(run: Run) -> Encoder:
+    """Return the encoder that a probe was trained on."""
+    kept = encoder_of(run)
+    section = run.recipe_of(ProbingRecipe).model
+    place = {
+        "encoder": kept["run"] if Path(kept["run"]).is_dir() else section.encoder,
+        "checkpoint": kept["checkpoint"],
+    }
+    encoder = Encoder.of(section.model_copy(update=place))
+    if encoder.sha256 != kept["sha256"]:
+        raise RunError(f"{encoder.run.folder} is not the run that {run.folder} was trained on: its weights are others")
+    return encoder
