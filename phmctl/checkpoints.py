@@ -81,6 +81,12 @@ def whole_steps(folder: Path) -> list[int]:
     return [step for step in saved_steps(folder) if is_whole(folder / step_name(step))]
 
 
+def newest_whole(folder: Path) -> Path | None:
+    """Return the newest whole checkpoint, looking at no more than it must; None where there is none."""
+    newest_first = (folder / step_name(step) for step in reversed(saved_steps(folder)))
+    return next((checkpoint for checkpoint in newest_first if is_whole(checkpoint)), None)
+
+
 def is_whole(folder: Path) -> bool:
     """Return whether a checkpoint has its manifest and all files in their sizes; their bytes are not read."""
     try:

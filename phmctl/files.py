@@ -98,6 +98,18 @@ def take_lock(descriptor: int, *, wait: bool = False) -> bool | None:
     return True
 
 
+def is_locked(path: Path) -> bool | None:
+    """Return whether a process holds the lock of :func:`locked` now; None where the file system has no locks."""
+    try:
+        with path.open("rb") as handle:
+            fcntl.flock(handle.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        return None if error.errno in _NO_LOCKS else False
+    return False
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

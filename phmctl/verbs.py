@@ -104,6 +104,7 @@ def train(
     runs: str | Path | None = None,
     resume: bool | str | Path = False,
     checkpoint: str = "last",
+    tag: str | None = None,
     quiet: bool = True,
 ) -> "TrainingResult":
     """Train a recipe's model on its prepared data: ``phmctl train``.
@@ -127,6 +128,7 @@ def train(
         resume: instead of starting a run continue this one, or with True the newest that differs from the recipe in
             nothing that a step computes; ``"auto"`` starts one where there is none.
         checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
+        tag: a name for a new run, which ``phmctl runs`` shows and takes.
         quiet: print nothing on stderr.
 
     Returns:
@@ -141,7 +143,7 @@ def train(
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.
     """
-    from phmctl.recipe.loading import common_overrides, resolve
+    from phmctl.recipe.loading import common_overrides, resolve, unmodified
     from phmctl.training.train import train as run_training
 
     run = None
@@ -158,14 +160,16 @@ def train(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun
     )
     with _quiet(quiet):
+        resolved = resolve(recipe, common, settings)
         return run_training(
-            resolve(recipe, common, settings),
+            resolved,
             data=None if data is None else Path(data),
             runs=None if runs is None else Path(runs),
             resume="auto" if resume == "auto" else bool(resume),
             run=run,
             checkpoint=checkpoint,
             quiet=quiet,
+            noted={"tag": tag, "unmodified": unmodified(recipe, resolved)},
         )
 
 

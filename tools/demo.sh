@@ -21,7 +21,7 @@ step eval "$run" --split test
 step count-params miniature --n 1,2,4,8,16
 printf '\nThe run lies in %s (%d seconds in all).\n' "$run" "$((SECONDS - started))"
 
-bleu=$(sed -n '/"name": "BLEU"/{n;s/.*"value": \([0-9.]*\).*/\1/p}' "$run/results/test.json")
+bleu=$(sed -n '/"name": "BLEU"/{n;s/.*"value": \([0-9.]*\).*/\1/p}' "$run"/results/test.*.json)
 if ! awk -v bleu="$bleu" -v asked="$asked" 'BEGIN { exit !(bleu >= asked) }'; then
     printf 'test BLEU is %s; it should be %s or more\n' "${bleu:-missing}" "$asked" >&2
     exit 1

@@ -10,6 +10,7 @@ from phmctl.data.labelled.catalog import load_any_card
 from phmctl.errors import DataError
 from phmctl.export.subject import Subject
 from phmctl.runs import Run
+from phmctl.runs.results import read_results
 from phmctl.tasks.registry import kind_of
 
 _USE = {
@@ -89,20 +90,16 @@ def _scores(run: Run) -> Iterator[str]:
 
 
 def _score_lines(run: Run) -> Iterator[str]:
-    for path in sorted(run.results_folder.glob("*.json")):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+    for result in read_results(run):
+        where = f"checkpoint {result.checkpoint}"
+        decoding = result.settings.get("decoding", {})
+        if result.against and result.version:  # the same scores stand in a result without the comparison
             continue
-        if not isinstance(content, dict):
-            continue
-        where = f"checkpoint {content.get('checkpoint')}"
-        for score in content.get("scores", ()):
-            decoding = content.get("decoding", {})
+        for score in result.report.get("scores", ()):
             search = f"beam {decoding.get('beam')}, alpha {decoding.get('alpha')}"
             value = f"{score['name']} {score['value']:.2f} ({score['signature']})"
-            yield f"- {content['split']}: {value}, {where}, {search}"
-        for split in content.get("splits", ()):
+            yield f"- {result.split}: {value}, {where}, {search}"
+        for split in result.report.get("splits", ()):
             share = split["accuracy"]
             right, total = share["right"], share["total"]
             yield f"- {split['split']}: accuracy {right / total:.2%} of {total:,} examples, {where}"

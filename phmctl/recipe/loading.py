@@ -155,14 +155,26 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return the keys in which two recipes differ, each with both values."""
-    left, right = dict(_flatten(one.model_dump())), dict(_flatten(other.model_dump()))
+    left, right = dict(flatten(one.model_dump())), dict(flatten(other.model_dump()))
     return {key: (left.get(key), right.get(key)) for key in left | right if left.get(key) != right.get(key)}
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, Any] | None:
+    """Return the values that a recipe has as it is written, by the keys that differ in the resolved one.
+
+    None where it is no recipe without the options.
+    """
+    try:
+        return {key: old for key, (old, _) in differences(resolve(written), resolved).items()}
+    except RecipeError:  # options gave what it lacks
+        return None
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of nested mappings, the keys as ``--set`` takes them: ``training.steps``."""
     for key, value in content.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -1,14 +1,17 @@
 """Where runs lie, and which one a path or a name means."""
 
+import json
 import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from phmctl.checkpoints import saved_steps
 from phmctl.console import note
 from phmctl.errors import RunError, nearest
 from phmctl.files import sync_folder
-from phmctl.runs.names import CHECKPOINTS, RECIPE
+from phmctl.runs.names import CHECKPOINTS, ENVIRONMENT, EXPORT, RECIPE
 
 _VERSION = re.compile(r"v(\d{3,})")
 
@@ -57,7 +60,7 @@ def find_run(path: Path) -> Path:
     candidates = [path] if path.is_absolute() else [path, runs_root() / path]
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
     if folder is None:
-        raise RunError(f"no run at {path}{_nearest_run(path)}; list them with: ls {runs_root()}/*/*")
+        raise RunError(f"no run at {path}{_nearest_run(path)}; list them with: phmctl runs")
     if (folder / RECIPE).exists() or _VERSION.fullmatch(folder.name):
         return folder
     if versions := versions_in(folder):
@@ -70,8 +73,68 @@ def find_run(path: Path) -> Path:
     raise RunError(f"{folder} is not a run: {RECIPE} is missing{_nearest_run(path)}")
 
 
-def _nearest_run(path: Path) -> str:
-    root = runs_root()
-    known = [str(entry) for entry in root.glob("*/*/v*")] if root.is_dir() else []
-    variants = sorted({str(Path(run).parent) for run in known})
-    return nearest(str(path), [*variants, *known]) or nearest(str(root / path), [*variants, *known])
+def _nearest_run(path: Path, root: Path | None = None) -> str:
+    root = root or runs_root()
+    known = list(root.glob("*/*/v*")) if root.is_dir() else []
+    variants = sorted({run.parent for run in known})
+    whole = [str(folder) for folder in (*variants, *known)]
+    below = [str(folder.relative_to(root)) for folder in (*variants, *known)]
+    return nearest(str(path), whole) or nearest(str(path), below) or nearest(str(root / path), whole)
+
+
+# --------------------------------------------------------------------------------------------------------- many runs
+
+
+def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Path]:
+    """Return the folders of some runs, each once, by recipe, variant and version.
+
+    Args:
+        names: of each, a run's folder; a folder of runs, such as a variant's or a recipe's, of which all are meant; its
+            name below the root; or the tag that ``train --tag`` gave. None of them: all below the root.
+        root: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
+
+    Raises:
+        RunError: a name means no run.
+    """
+    root = root or runs_root()
+    found = [folder for name in names for folder in _named(name, root)] if names else list(_below(root))
+    return sorted({folder.resolve(): folder for folder in found}.values(), key=_order)
+
+
+def _named(name: str | Path, root: Path) -> list[Path]:
+    path = Path(name)
+    for folder in (path, root / path):
+        if folder.is_dir() and (found := list(_below(folder))):
+            return found
+    known = {folder: _tag(folder) for folder in _below(root)}
+    if found := [folder for folder, tag in known.items() if tag == str(name)]:
+        return found
+    tags = {tag for tag in known.values() if tag is not None}
+    hint = _nearest_run(path, root) or nearest(str(name), tags)
+    raise RunError(f"no run at {name}, and none has this tag{hint}; list them with: phmctl runs")
+
+
+def _below(folder: Path, depth: int = 3) -> Iterator[Path]:
+    """Yield a folder if it is a run, else the runs up to three folders below it. Exports are no runs."""
+    if (folder / EXPORT).is_file():
+        return
+    if (folder / RECIPE).is_file() or _VERSION.fullmatch(folder.name):
+        yield folder
+        return
+    with suppress(OSError):
+        inner = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+        for each in inner if depth else ():
+            yield from _below(each, depth - 1)
+
+
+def _tag(folder: Path) -> str | None:
+    try:
+        tag = json.loads((folder / ENVIRONMENT).read_bytes()).get("tag")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None
+    return tag if isinstance(tag, str) else None
+
+
+def _order(folder: Path) -> list[tuple[int, str]]:
+    """Return what sorts folders by name, the numbers in them by their value: n4 before n16."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(folder))]

@@ -5,4 +5,6 @@ ENVIRONMENT = "environment.json"
 DATA = "data.json"
 EXPORT = "export.json"  # what tells an export's folder from a run's
 CHECKPOINTS = "checkpoints"
+ATTEMPT = "attempt.json"  # there while a training goes on; left by one that failed
+LOCK = ".lock"
 POINTERS = ("last", "best")

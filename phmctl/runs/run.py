@@ -14,14 +14,16 @@
 """
 
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl.checkpoints import AVERAGE, MANIFEST, saved_steps, step_name, verify_checkpoint
-from phmctl.errors import RecipeError, RunError, nearest
+from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
     locked,
     read_json_object,
@@ -34,15 +36,13 @@ from phmctl.files import (
 )
 from phmctl.runs.environment import describe_environment
 from phmctl.runs.find import claim_version, find_run, versions_in
-from phmctl.runs.names import CHECKPOINTS, DATA, ENVIRONMENT, EXPORT, POINTERS, RECIPE
+from phmctl.runs.names import ATTEMPT, CHECKPOINTS, DATA, ENVIRONMENT, EXPORT, LOCK, POINTERS, RECIPE
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
 
 Kind = TypeVar("Kind", bound="Recipe")
 Loaded = TypeVar("Loaded")
-
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -282,13 +282,36 @@ class Run:
             RunError: another process trains it.
             OutputError: the folder cannot be written.
         """
-        with locked(self.folder / _LOCK, wait=False) as held:
-            if not held:
-                raise RunError(
-                    f"another process is training this run: {self.folder}; wait for it or stop it, "
-                    "or leave --resume out to start a new run"
-                )
+        for pause in (0.02, 0.2, None):  # whoever lists runs asks for the lock, and holds it for that moment
+            with locked(self.folder / LOCK, wait=False) as held:
+                if held:
+                    yield
+                    return
+            if pause is not None:
+                time.sleep(pause)
+        raise RunError(
+            f"another process is training this run: {self.folder}; wait for it or stop it, "
+            "or leave --resume out to start a new run"
+        )
+
+    @contextmanager
+    def attempted(self) -> Iterator[None]:
+        """Note in the run that it is being trained, and if that fails, why; nothing is left of what ends or is stopped.
+
+        A note that cannot be written is no reason to stop. What is killed leaves one that names no error.
+        """
+        path = self.folder / ATTEMPT
+        with suppress(OutputError):
+            write_json(path, {"started": datetime.now(UTC).isoformat(timespec="seconds")})
+        failed = None
+        try:
             yield
+        except Exception as error:
+            failed = None if isinstance(error, StoppedError) else str(error).split("\n")[0] or type(error).__name__
+            raise
+        finally:  # a second signal too ends here: it was stopped
+            with suppress(OSError, OutputError):
+                path.unlink(missing_ok=True) if failed is None else write_json(path, {"error": failed})
 
     def environment(self) -> dict[str, Any]:
         """Return what ``environment.json`` holds.
@@ -311,13 +334,21 @@ class Run:
         return read_json_object(self.folder / DATA, RunError, "copy the whole run again, or train anew")
 
 
-def read_recipe(path: Path) -> "Recipe":
-    """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant."""
-    from phmctl.recipe.documents import read_document
+def read_recipe(path: Path, *, quick: bool = False) -> "Recipe":
+    """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant.
+
+    Args:
+        path: the file.
+        quick: for who reads many; what is wrong is then said without its line.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    from phmctl.recipe.documents import read_document, read_dumped
     from phmctl.recipe.loading import validate_recipe
 
     try:
-        document = read_document(path, RecipeError)
+        document = (read_dumped if quick else read_document)(path, RecipeError)
         recipe = validate_recipe(document)
     except RecipeError as error:
         raise RunError(f"{path} cannot be used: {error}\ncopy the run again, or train anew") from error

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from phmctl.data.order import ORDER
 from phmctl.errors import RunError
+from phmctl.runs.summary import is_done
 
 
 @dataclass
@@ -51,7 +52,7 @@ class TrainingState:
 
     def finished(self, steps: int, patience: int) -> bool:
         """Return whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
-        return self.step >= steps or 0 < patience <= self.stale
+        return is_done(self.step, self.stale, steps, patience)
 
     def note_score(self, score: float) -> bool:
         """Count a validation's score; return whether it is the best so far. NaN never is.

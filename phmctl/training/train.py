@@ -88,6 +88,7 @@ def train(
     run: Run | None = None,
     checkpoint: str = "last",
     quiet: bool = False,
+    noted: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
     """Train a recipe's model on its prepared data.
 
@@ -100,6 +101,7 @@ def train(
         run: continue this one; implies `resume`.
         checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
         quiet: print nothing.
+        noted: further entries of a new run's ``environment.json``.
 
     Raises:
         DataError: the data is not prepared.
@@ -122,7 +124,15 @@ def train(
         with processes.agreed():
             task = kind.open(recipe, where)
         result = train_task(
-            task, recipe, root, old=old, data=where, checkpoint=checkpoint, quiet=quiet, processes=processes
+            task,
+            recipe,
+            root,
+            old=old,
+            data=where,
+            checkpoint=checkpoint,
+            quiet=quiet,
+            processes=processes,
+            noted=noted,
         )
         if result.exit_code == 0 and processes.leads:
             kind.conclude(result.run, read_metrics(result.run.metrics_path))
@@ -163,6 +173,7 @@ def train_task(
     checkpoint: str = "last",
     quiet: bool = False,
     processes: Processes | None = None,
+    noted: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
     """Train any task; :func:`train` without the search for data and run.
 
@@ -175,6 +186,7 @@ def train_task(
         checkpoint: where to continue from.
         quiet: print nothing.
         processes: those that train together; each calls this, and the first one's `old` counts.
+        noted: further entries of a new run's ``environment.json``.
 
     Raises:
         DataError: the data is not such that a training can begin.
@@ -200,7 +212,7 @@ def train_task(
         run, found = None, None
         with processes.agreed():
             if processes.leads:
-                run = old or Run.create(root, recipe, environment=environment, fill=task.furnish)
+                run = old or Run.create(root, recipe, environment={**environment, **(noted or {})}, fill=task.furnish)
                 held.enter_context(run.claimed())
                 if old is not None:
                     task.check_run(old)
@@ -220,6 +232,8 @@ def train_task(
                 if stands_at_its_end(old, recipe, found):
                     old = amend_recipe(old, recipe)
                 settle(old, old.recipe.training)
+        if processes.leads:
+            held.enter_context(run.attempted())
         begun = trainer.state.step
         if processes.tell(processes.leads and (not trainer.finished or stands_at_its_end(run, recipe, found))):
             _fit(trainer, stop)

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -54,7 +53,7 @@ def test_options_reach_the_search(run: Run) -> None:
     found = json.loads(call(run.folder, "--checkpoint", "last", "--beam", 1, "--alpha", 0.2, "--json").stdout)
     assert found["checkpoint"] == "step-000001"
     assert (found["decoding"]["beam"], found["decoding"]["alpha"]) == (1, 0.2)
-    assert Path(run.results_folder / "test.last.json").is_file()
+    assert len(list(run.results_folder.glob("test.step-000001.beam-1.alpha-0.2.*.hyp"))) == 1
 
 
 def test_lowercase_is_in_the_signature(run: Run) -> None:

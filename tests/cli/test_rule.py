@@ -8,6 +8,8 @@ from typer.testing import CliRunner, Result
 
 from phmctl.cli.main import app
 from phmctl.errors import UserError
+from phmctl.runs import Run
+from phmctl.runs.results import read_results
 
 
 def call(*arguments: object) -> Result:
@@ -36,7 +38,7 @@ def test_eval_reports_map_and_rule(run: Path) -> None:
     assert found["learned"] is True
     assert found["map_error"] < found["threshold"] == 1e-3
     assert found["rule"]["relative_error"] < 1e-3
-    assert found == json.loads((run / "results" / "test.json").read_text())
+    assert [result.report for result in read_results(Run.open(run))] == [found]
     shown = call("eval", run).stdout
     assert f"{found['map_error']:.1e}" in shown
     assert f"{found['rule']['relative_error']:.1e}" in shown

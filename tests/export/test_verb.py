@@ -21,6 +21,7 @@ from phmctl.models.plain import load
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
+from phmctl.runs.results import read_results
 from phmctl.training.train import train
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -121,8 +122,8 @@ def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
     ours, theirs = evaluate(run, device="cpu"), evaluate(made, against=run, device="cpu")
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
     assert theirs.against == run.name
-    assert (made.results_folder / "test.json").is_file()
-    assert not (run.results_folder / "test.against.x.hyp").exists()
+    assert {one.against for one in read_results(made)} == {None, run.name}
+    assert not list(run.results_folder.glob("against*"))
 
 
 def test_an_engine_for_a_run_is_made_once_and_made_anew_when_it_is_stale(tmp_path: Path) -> None:

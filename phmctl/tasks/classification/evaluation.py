@@ -1,13 +1,14 @@
 """Scoring a classifier's run: accuracy with its interval, F1 by class, confusions, two runs by McNemar's test."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from phmctl.console import Table, progress
 from phmctl.errors import RunError
-from phmctl.files import write_atomic, write_json
+from phmctl.files import write_atomic
 from phmctl.metrics.classification import (
     Accuracy,
     ClassScore,
@@ -18,6 +19,7 @@ from phmctl.metrics.classification import (
     mcnemar,
 )
 from phmctl.runs import Run
+from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.classification.copies import Examples, labels_of, read_examples, splits_of
 from phmctl.tasks.classification.predictor import WINDOW, Prediction, TextClassifier, load_classifier
 
@@ -110,7 +112,7 @@ def evaluate(
         for name, own in examples.items():
             _check_same(run, against, name, own)
     load = partial(load_classifier, device=device, cleaned=True, execution=execution)
-    loaded, classifier = run.use(checkpoint, lambda name: (run.weights(name).name, load(run, name)))
+    weights, classifier = run.use(checkpoint, lambda name: (run.weights(name), load(run, name)))
     answers = _answers(run.name, classifier, examples)
     baseline = None
     if against is not None:
@@ -121,11 +123,35 @@ def evaluate(
         _score(name, labels, own, answers[name], None if baseline is None else baseline[name])
         for name, own in examples.items()
     ]
-    report = ClassifierReport(run.name, loaded, results, against.name if against else None)
-    for name, own in examples.items():
-        _write_predictions(run, _stem(name, checkpoint), own, answers[name])
-    write_json(run.results_folder / f"{_stem(split, checkpoint)}.json", report.as_json())
+    setting = Setting(split, weights, {} if execution is None else {"execution": execution}, execution or "")
+    _write(run, setting, [replace(one, compared=None) for one in results], examples, answers)
+    report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
+    if against is not None:
+        compared = {**setting.values, "against": against.name, "against_sha256": against.weights(checkpoint).sha256}
+        beside = replace(setting, values=compared, label=f"{setting.label}.against.{against.name}")
+        write_result(run, beside, report.as_json(), _figures(results), against=against.name)
     return report
+
+
+def _write(
+    run: Run,
+    setting: Setting,
+    results: list[SplitScores],
+    examples: Mapping[str, Examples],
+    answers: Mapping[str, list[Prediction]],
+) -> None:
+    """Write the scores, and the predictions of each split, into the run."""
+    paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
+    for name, own in examples.items():
+        _write_predictions(paths[name], own, answers[name])
+    report = ClassifierReport(run.name, setting.weights.name, results).as_json()
+    write_result(run, setting, report, _figures(results), answers=paths[setting.split])
+
+
+def _figures(results: Sequence[SplitScores]) -> dict[str, float]:
+    """Return the accuracy on the split that was asked for, and those on its others by their names."""
+    first, *others = results
+    return {"accuracy": first.accuracy.value, **{f"accuracy {one.split}": one.accuracy.value for one in others}}
 
 
 def _answers(name: str, classifier: TextClassifier, examples: Mapping[str, Examples]) -> dict[str, list[Prediction]]:
@@ -178,7 +204,7 @@ def _groups(values: Sequence[int], given: Sequence[str], truth: Sequence[str]) -
     return groups
 
 
-def _write_predictions(run: Run, stem: str, examples: Examples, answers: Sequence[Prediction]) -> None:
+def _write_predictions(path: Path, examples: Examples, answers: Sequence[Prediction]) -> None:
     """Write a row an example: what is right, what was predicted and how sure, the extras, the texts."""
     names = [*examples.extras]
     sides = ("text",) if not examples.texts or len(examples.texts[0]) == 1 else ("first", "second")
@@ -187,11 +213,7 @@ def _write_predictions(run: Run, stem: str, examples: Examples, answers: Sequenc
         extras = (str(examples.extras[name][row]) for name in names)
         texts = (" ".join(text.split()) for text in examples.texts[row])
         rows.append((examples.labels[row], answer.label, f"{answer.probability:.6f}", *extras, *texts))
-    write_atomic(run.results_folder / f"{stem}.predictions.tsv", "".join("\t".join(row) + "\n" for row in rows))
-
-
-def _stem(split: str, checkpoint: str) -> str:
-    return split if checkpoint == "best" else f"{split}.{checkpoint}"
+    write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
 
 
 # ------------------------------------------------------------------------------------------------ for the screen

@@ -12,11 +12,11 @@ from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.console import Table
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, nearest
-from phmctl.files import write_json
 from phmctl.models.rule import RuleModel
 from phmctl.nn.caching import cached
 from phmctl.recipe.schema import RuleRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.rule_learning.copies import read_truth
 from phmctl.tasks.rule_learning.task import build_model, materialised, mean_squared_error, relative_error
 from phmctl.tasks.rule_learning.truth import EVALUATION_SAMPLES, Truth, draw_samples
@@ -111,7 +111,7 @@ class RuleEvaluation:
 
 @cached()
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:
-    """Judge a run and write the result into it, as ``results/<split>.json``.
+    """Judge a run and write the result into it.
 
     Args:
         run: of a rule recipe.
@@ -128,7 +128,7 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, de
     if split not in SPLITS:
         raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
     truth = read_truth(run)
-    loaded, model = run.use(checkpoint, lambda name: (name, load_rule_model(run, name, device)))
+    weights, model = run.use(checkpoint, lambda name: (run.weights(name), load_rule_model(run, name, device)))
     samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
     rule_note = _why_not(recipe, truth)
     rule = None if rule_note else compare_rules(model, truth)
@@ -136,7 +136,7 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, de
     evaluation = RuleEvaluation(
         run=run.name,
         split=split,
-        checkpoint=loaded,
+        checkpoint=weights.name,
         product=recipe.data.product,
         samples=EVALUATION_SAMPLES,
         loss=mean_squared_error(model, samples),
@@ -146,7 +146,8 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, de
         rule_note=rule_note,
         learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,
     )
-    write_json(run.results_folder / _file_name(split, checkpoint), evaluation.as_json())
+    scores = {"map_error": map_error, "loss": evaluation.loss}
+    write_result(run, Setting(split, weights), evaluation.as_json(), scores)
     return evaluation
 
 
@@ -206,7 +207,3 @@ def _attainable(recipe: RuleRecipe, truth: Truth) -> float | None:
     if model.algebra not in ("phm", "real") or model.parametrization != "rule":
         return None
     return nearest_kronecker_sum(truth.H, model.dimension).relative_error
-
-
-def _file_name(split: str, checkpoint: str) -> str:
-    return f"{split}.json" if checkpoint == "best" else f"{split}.{checkpoint}.json"

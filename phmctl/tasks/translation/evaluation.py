@@ -1,20 +1,18 @@
 """Scoring a run: decode a split if that is not done yet, then score it against the raw references.
 
-Into the run's ``results/`` go, for a split and a checkpoint (``test`` with the best one, ``test.last`` …)::
-
-    test.hyp             translations, one a line
-    test.decoding.json   what they were made from: they are made anew when any of it differs
-    test.json            the scores
+Into the run's ``results/`` go (:mod:`phmctl.runs.results` names them), for a split, a checkpoint and the search, the
+translations (``.hyp``, one a line), what they were made from (``.decoding.json``: they are made anew when any of it
+differs), and the scores (``.json``); with a baseline another file, which has the comparison.
 
 A baseline's folder is only read. Its translations are taken from there if the same settings made them; otherwise they
-are made for this comparison and lie with the system's results, as ``test.against.<baseline>.hyp``.
+are made for this comparison and lie with the system's results, as ``against.<baseline>.….hyp``.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from phmctl.console import Table, note, progress, warn
 from phmctl.data.copies import load_tokenizers, read_text
@@ -31,6 +29,7 @@ from phmctl.metrics.text import (
 )
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import Setting, write_result
 
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translator
@@ -147,24 +146,29 @@ def evaluate(
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
     chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    own = _result(run, split, checkpoint, "hyp")
-    loaded, hypotheses = _decode(run, split, checkpoint, chosen, device, kept_in=[own])
-    comparisons = []
-    if against is not None:
-        baseline = _decode_baseline(run, against, split, checkpoint, chosen, device)
-        comparisons = paired_bootstrap(baseline, hypotheses, references, lowercase=lowercase)
+    kept, setting, hypotheses = _decode(run, split, checkpoint, chosen, device)
     evaluation = Evaluation(
         run=run.name,
         split=split,
-        checkpoint=loaded,
+        checkpoint=setting.weights.name,
         decoding=chosen,
         sentences=len(references),
         scores=all_scores(hypotheses, references, lowercase=lowercase),
         by_length=bleu_by_length(read_text(run, split, "source"), hypotheses, references, lowercase=lowercase),
-        against=None if against is None else against.name,
-        comparisons=comparisons,
+        against=None,
+        comparisons=[],
     )
-    write_json(_result(run, split, checkpoint, "json"), evaluation.as_json())
+    setting = replace(setting, values={**setting.values, "lowercase": lowercase})
+    scores = {score.name: score.value for score in evaluation.scores}
+    write_result(run, setting, evaluation.as_json(), scores, answers=kept)
+    if against is None:
+        return evaluation
+    _, other, baseline = _decode(against, split, checkpoint, chosen, device, system=run)
+    comparisons = paired_bootstrap(baseline, hypotheses, references, lowercase=lowercase)
+    evaluation = replace(evaluation, against=against.name, comparisons=comparisons)
+    compared = {"against": against.name, "against_sha256": other.weights.sha256}
+    beside = replace(setting, values={**setting.values, **compared}, label=f"{setting.label}.against.{against.name}")
+    write_result(run, beside, evaluation.as_json(), scores, answers=kept, against=against.name)
     return evaluation
 
 
@@ -180,67 +184,81 @@ def decode_split(
         RunError: the split or the checkpoint is missing.
         OutputError: the run's folder cannot be written.
     """
-    own = _result(run, split, checkpoint, "hyp")
     chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    return _decode(run, split, checkpoint, chosen, device, kept_in=[own])[1]
-
-
-def _decode_baseline(
-    system: Run, baseline: Run, split: str, checkpoint: str, decoding: DecodingSection, device: str
-) -> list[str]:
-    """Return a baseline's translations, its own if they fit; what must be made is kept with the system's results."""
-    own = _result(baseline, split, checkpoint, "hyp")
-    here = _result(system, split, checkpoint, f"against.{baseline.name.replace('/', '-')}.hyp")
-    return _decode(baseline, split, checkpoint, decoding, device, kept_in=[own, here])[1]
+    return _decode(run, split, checkpoint, chosen, device)[2]
 
 
 def _decode(
-    run: Run, split: str, checkpoint: str, decoding: DecodingSection, device: str, *, kept_in: Sequence[Path]
-) -> tuple[str, list[str]]:
-    """Return the name of the checkpoint that was taken, and its translations.
+    run: Run, split: str, checkpoint: str, decoding: DecodingSection, device: str, *, system: Run | None = None
+) -> tuple[Path, Setting, list[str]]:
+    """Return where a run's translations are kept, what decides them, and themselves.
 
-    They are read from the first of the files that has them; otherwise they are made, and written to the last.
+    They are read from the run if it has them; otherwise they are made and kept in it. Those of a baseline are kept with
+    the `system` that it is compared with.
     """
     lines = read_text(run, split, "source")
-    origin, found = run.use(checkpoint, lambda name: _find_or_load(run, lines, name, decoding, device, kept_in=kept_in))
+
+    def find_or_load(name: str) -> "tuple[_Origin, list[Path], list[str] | Translator]":
+        origin = _Origin.of(run, split, lines, name, decoding)
+        places = origin.places(run, checkpoint, system)
+        for path in places:
+            kept = _kept(path, origin)
+            if kept is not None:
+                _warn_of_damage(run, name, path)
+                return origin, [path], kept
+        return origin, places, _load(run, name, device, decoding, own=system is None)
+
+    origin, places, found = run.use(checkpoint, find_or_load)
     if not isinstance(found, list):
         found = _translate(run, found, lines)
         content = "".join(f"{line}\n" for line in found)
-        write_atomic(kept_in[-1], content)
-        write_json(_origin_path(kept_in[-1]), {**origin, "hypotheses_sha256": sha256_text([content])})
-    return str(origin["checkpoint"]), found
+        write_atomic(places[-1], content)
+        write_json(_origin_path(places[-1]), origin.as_json(content))
+    return places[-1], origin.setting, found
 
 
-def _find_or_load(
-    run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection, device: str, *, kept_in: Sequence[Path]
-) -> "tuple[dict[str, Any], list[str] | Translator]":
-    """Return what determines the translations, and themselves where they are kept, or what makes them."""
+@dataclass(frozen=True)
+class _Origin:
+    """What determines translations: weights, search and the source text."""
+
+    setting: Setting
+    source_sha256: str
+
+    @classmethod
+    def of(cls, run: Run, split: str, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> Self:
+        values = {"decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True)}
+        label = f"beam-{decoding.beam}.alpha-{decoding.alpha:g}"
+        setting = Setting(split, run.weights(checkpoint), values, label)
+        return cls(setting, sha256_text(f"{line}\n" for line in lines))
+
+    def as_json(self, hypotheses: str) -> dict[str, Any]:
+        weights = self.setting.weights
+        return {
+            "checkpoint": weights.name,
+            "checkpoint_sha256": weights.sha256,
+            "source_sha256": self.source_sha256,
+            **self.setting.values,
+            "hypotheses_sha256": sha256_text([hypotheses]),
+        }
+
+    def places(self, run: Run, asked: str, system: Run | None) -> list[Path]:
+        """Return where they may be kept, first where earlier versions did; new ones go to the last."""
+        split, own = self.setting.split, self.setting.path(run, "hyp")
+        places = [run.results_folder / f"{split if asked == 'best' else f'{split}.{asked}'}.hyp", own]
+        if system is not None:
+            places.append(system.results_folder / f"against.{run.name.replace('/', '-')}.{own.name}")
+        return places
+
+
+def _load(run: Run, checkpoint: str, device: str, decoding: DecodingSection, *, own: bool) -> "Translator":
     from phmctl.decoding.loading import load_translator
 
-    origin = _origin(run, lines, checkpoint, decoding)
-    for path in kept_in:
-        kept = _kept(path, origin)
-        if kept is not None:
-            _warn_of_damage(run, checkpoint, path)
-            return origin, kept
-    own = len(kept_in) == 1
-    return origin, load_translator(run, checkpoint, device, decoding, cleaned=True, keep_factors=own)
+    return load_translator(run, checkpoint, device, decoding, cleaned=True, keep_factors=own)
 
 
 def _translate(run: Run, translator: "Translator", lines: Sequence[str]) -> list[str]:
     with progress(f"decoding {len(lines):,} lines with {run.name}", len(lines)) as advance:
         return [best.text for best, *_ in translator.translate(lines, advance=advance)]
-
-
-def _origin(run: Run, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> dict[str, Any]:
-    """Return what determines the translations."""
-    weights = run.weights(checkpoint)
-    return {
-        "checkpoint": weights.name,
-        "checkpoint_sha256": weights.sha256,
-        "source_sha256": sha256_text(f"{line}\n" for line in lines),
-        "decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True),
-    }
 
 
 def _warn_of_damage(run: Run, checkpoint: str, kept: Path) -> None:
@@ -250,19 +268,14 @@ def _warn_of_damage(run: Run, checkpoint: str, kept: Path) -> None:
         warn(f"the translations kept in {kept} are scored, but their checkpoint cannot be loaded: {error}")
 
 
-def _kept(path: Path, origin: Mapping[str, Any]) -> list[str] | None:
+def _kept(path: Path, origin: _Origin) -> list[str] | None:
     """Return the translations in `path` if they are whole and were made from `origin`."""
     try:
         recorded = json.loads(_origin_path(path).read_text(encoding="utf-8"))
         content = path.read_bytes().decode("utf-8")
     except (OSError, ValueError):
         return None
-    return content.split("\n")[:-1] if recorded == {**origin, "hypotheses_sha256": sha256_text([content])} else None
-
-
-def _result(run: Run, split: str, checkpoint: str, suffix: str) -> Path:
-    name = split if checkpoint == "best" else f"{split}.{checkpoint}"
-    return run.results_folder / f"{name}.{suffix}"
+    return content.split("\n")[:-1] if recorded == origin.as_json(content) else None
 
 
 def _origin_path(path: Path) -> Path:

@@ -8,6 +8,7 @@ import pytest
 from phmctl.errors import RunError, UserError
 from phmctl.metrics.classification import mcnemar
 from phmctl.runs import Run
+from phmctl.runs.results import read_results
 from phmctl.tasks.classification.copies import read_examples
 from phmctl.tasks.classification.evaluation import evaluate
 from phmctl.tasks.classification.kind import KIND
@@ -15,7 +16,8 @@ from phmctl.tasks.classification.predictor import load_classifier
 
 
 def rows_of(run: Run, name: str = "test") -> list[dict[str, str]]:
-    lines = (run.results_folder / f"{name}.predictions.tsv").read_text().splitlines()
+    (path,) = run.results_folder.glob(f"{name}.*.predictions.tsv")
+    lines = path.read_text().splitlines()
     titles = lines[0].split("\t")
     return [dict(zip(titles, line.split("\t"), strict=True)) for line in lines[1:]]
 
@@ -51,8 +53,14 @@ def test_splits_that_belong_to_the_one_asked_for_are_scored_too(runs: dict[str, 
     assert [scores.split for scores in report.splits] == ["test", "test_other"]
     assert report.splits[1].accuracy.total == 40
     assert [scores.split for scores in evaluate(runs["encoder"], "valid", device="cpu").splits] == ["valid"]
-    written = json.loads((runs["encoder"].results_folder / "test.json").read_text())
-    assert written == json.loads(json.dumps(report.as_json()))
+    (written,) = (one for one in read_results(runs["encoder"]) if one.split == "test" and one.against is None)
+    assert written.report == json.loads(json.dumps(report.as_json()))
+    assert written.scores == {
+        "accuracy": report.splits[0].accuracy.value,
+        "accuracy test_other": report.splits[1].accuracy.value,
+    }
+    assert written.answers is not None
+    assert len(written.answers.read_text().splitlines()) == report.splits[0].accuracy.total + 1
 
 
 def test_against_another_run(runs: dict[str, Run]) -> None:

@@ -9,6 +9,7 @@ from phmctl.checkpoints import step_name, write_checkpoint
 from phmctl.errors import RunError
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import read_results
 from phmctl.tasks.rule_learning.evaluation import RuleEvaluation, evaluate_rule
 from phmctl.tasks.rule_learning.task import RuleTask
 from phmctl.training.train import train_task
@@ -152,9 +153,11 @@ def test_an_n_too_small_for_the_octonions_stays_above_what_it_can_attain(tmp_pat
 
 def test_the_result_is_written_into_the_run(tmp_path: Path) -> None:
     run = trained(tmp_path, "training.steps=20")
-    for split, checkpoint, name in (("test", "best", "test.json"), ("valid", "last", "valid.last.json")):
+    for split, checkpoint in (("test", "best"), ("valid", "last")):
         found = evaluate_rule(run, split, checkpoint)
-        assert json.loads((run.results_folder / name).read_text()) == found.as_json()
+        (result,) = (result for result in read_results(run) if result.split == split)
+        assert result.report == found.as_json()
+        assert result.scores == {"map_error": found.map_error, "loss": found.loss}
         assert found.split == split
     assert evaluate_rule(run, "test").loss != evaluate_rule(run, "valid").loss
 

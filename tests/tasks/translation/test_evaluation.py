@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from phmctl import __version__
 from phmctl.data.copies import read_text
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.settings import change_decoding
@@ -11,6 +12,7 @@ from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by_length
 from phmctl.runs import Run
+from phmctl.runs.results import read_results
 from phmctl.tasks.translation import evaluation as module
 from phmctl.tasks.translation.evaluation import decode_split, evaluate
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
@@ -35,6 +37,17 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
+def kept(run: Run) -> Path:
+    """Where the run's only translations are kept."""
+    (path,) = run.results_folder.glob("*.hyp")
+    return path
+
+
+def lines_of(path: Path | None) -> list[str]:
+    assert path is not None
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
 def by_hand(run: Run, checkpoint: str = "best") -> list[str]:
     return [found[0].text for found in load_translator(run, checkpoint, "cpu").translate(SOURCES)]
 
@@ -42,13 +55,15 @@ def by_hand(run: Run, checkpoint: str = "best") -> list[str]:
 def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
     expected = by_hand(run)
     found = evaluate(run, device="cpu")
-    assert (run.results_folder / "test.hyp").read_text(encoding="utf-8").split("\n")[:-1] == expected
+    (result,) = read_results(run)
+    assert lines_of(result.answers) == expected
     assert found.scores[0] == bleu(expected, REFERENCES)
     assert found.by_length == bleu_by_length(SOURCES, expected, REFERENCES)
     assert found.sentences == len(SOURCES)
     assert found.checkpoint == "step-000002"
     assert found.comparisons == []
-    assert json.loads((run.results_folder / "test.json").read_text(encoding="utf-8")) == found.as_json()
+    assert result.report == found.as_json()
+    assert result.scores == {score.name: score.value for score in found.scores}
 
 
 def test_translations_are_kept(run: Run, decodings: list[str]) -> None:
@@ -60,7 +75,7 @@ def test_translations_are_kept(run: Run, decodings: list[str]) -> None:
 @pytest.mark.parametrize("change", ["settings", "checkpoint", "text", "torn", "record"])
 def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: list[str], change: str) -> None:
     before = decode_split(run, "test", device="cpu")
-    path = run.results_folder / "test.hyp"
+    path = kept(run)
     settings = run.recipe.decoding
     if change == "settings":
         settings = change_decoding(settings, alpha=0.0)
@@ -71,12 +86,16 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
     elif change == "torn":
         path.write_bytes(path.read_bytes()[:-4])
     else:
-        (run.results_folder / "test.decoding.json").write_text("{", encoding="utf-8")
+        path.with_suffix(".decoding.json").write_text("{", encoding="utf-8")
     after = decode_split(run, "test", decoding=settings, device="cpu")
     assert decodings == [run.name, run.name]
     if change in {"torn", "record"}:
         assert after == before
-    assert path.read_text(encoding="utf-8").split("\n")[:-1] == after
+    if change in {"settings", "checkpoint"}:  # a file of its own; the other stays
+        (other,) = {*run.results_folder.glob("*.hyp")} - {path}
+        assert (lines_of(path), lines_of(other)) == (before, after)
+    else:
+        assert lines_of(path) == after
 
 
 def test_a_checkpoint_of_the_same_step_but_other_weights_is_another(tmp_path: Path, run: Run) -> None:
@@ -103,8 +122,10 @@ def test_kept_translations_of_damaged_weights_are_scored_with_a_warning(
         path.write_bytes(content)
     assert evaluate(run, device="cpu") == before
     said = capsys.readouterr().err
-    kept = run.results_folder / "test.hyp"
-    assert f"warning: the translations kept in {kept} are scored, but their checkpoint cannot be loaded: {path}" in said
+    assert (
+        f"warning: the translations kept in {kept(run)} are scored, but their checkpoint cannot be loaded: {path}"
+        in said
+    )
     with pytest.raises(RunError, match="--checkpoint step-000001"):
         evaluate(run, decoding=change_decoding(run.recipe.decoding, beam=1), device="cpu")
 
@@ -126,7 +147,8 @@ def test_checkpoints_have_results_of_their_own(run: Run) -> None:
     best, last = decode_split(run, "test", device="cpu"), decode_split(run, "test", "last", device="cpu")
     assert (best, last) == (by_hand(run), by_hand(run, "last"))
     assert best != last
-    assert (run.results_folder / "test.last.decoding.json").is_file()
+    names = [path.name.split(".")[1] for path in sorted(run.results_folder.glob("*.hyp"))]
+    assert names == ["step-000001", "step-000002"]
     assert decode_split(run, "test", device="cpu") == best
 
 
@@ -153,9 +175,9 @@ def test_a_baseline_is_only_read(tmp_path: Path, run: Run, decodings: list[str])
     first = evaluate(run, against=other, decoding=greedy, device="cpu")
     assert content(other.folder) == before
     assert len(decodings) == 3
-    kept = (run.results_folder / "test.against.other-real-v001.hyp").read_text(encoding="utf-8").split("\n")[:-1]
+    (baseline,) = run.results_folder.glob("against.other-real-v001.test.step-000002.*.hyp")
     by_greedy = [found[0].text for found in load_translator(other, "best", "cpu", greedy).translate(SOURCES)]
-    assert kept == by_greedy
+    assert lines_of(baseline) == by_greedy
     assert evaluate(run, against=other, decoding=greedy, device="cpu") == first
     assert len(decodings) == 3
 
@@ -168,14 +190,52 @@ def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, r
     assert found.comparisons[0].baseline == pytest.approx(bleu(own, REFERENCES).value)
     assert len(decodings) == 2
     assert content(other.folder) == before
-    assert not list(run.results_folder.glob("*against*"))
+    assert not list(run.results_folder.glob("against*"))
 
 
 def test_a_baselines_other_checkpoint_is_another_file(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", seed=2)
     evaluate(run, checkpoint="last", against=other, device="cpu")
-    assert (run.results_folder / "test.last.against.other-real-v001.decoding.json").is_file()
+    assert len(list(run.results_folder.glob("against.other-real-v001.test.step-000001.*.decoding.json"))) == 1
     assert list(other.results_folder.iterdir()) == []
+
+
+def test_each_setting_has_a_result_that_says_what_made_it(run: Run, decodings: list[str]) -> None:
+    beams = [change_decoding(run.recipe.decoding, beam=beam) for beam in (1, 3)]
+    found = [evaluate(run, decoding=decoding, device="cpu") for decoding in beams]
+    lower = evaluate(run, decoding=beams[0], device="cpu", lowercase=True)
+    results = read_results(run)
+    assert len(decodings) == 2  # of a case there is one translation
+    assert sorted((one.settings["decoding"]["beam"], one.settings["lowercase"]) for one in results) == [
+        (1, False),
+        (1, True),
+        (3, False),
+    ]
+    for one in results:
+        asked = lower if one.settings["lowercase"] else found[0 if one.settings["decoding"]["beam"] == 1 else 1]
+        assert one.report == asked.as_json()
+        assert one.checkpoint_sha256 == run.weights().sha256
+        assert (one.split, one.checkpoint, one.seed, one.version) == ("test", "step-000002", 1, __version__)
+    again = evaluate(run, decoding=beams[1], device="cpu")
+    assert (again, read_results(run)) == (found[1], results)
+
+
+def test_a_comparison_is_a_result_beside_the_plain_one(tmp_path: Path, run: Run) -> None:
+    other = make_run(tmp_path, name="other", seed=2)
+    found = evaluate(run, against=other, device="cpu")
+    compared, plain = sorted(read_results(run), key=lambda one: one.against is None)
+    assert (compared.against, plain.against) == ("other/real/v001", None)
+    assert compared.report == json.loads(json.dumps(found.as_json()))
+    assert plain.report == {**found.as_json(), "against": None, "paired_bootstrap": []}
+
+
+def test_translations_that_an_earlier_version_kept_are_taken(run: Run, decodings: list[str]) -> None:
+    before = decode_split(run, "test", device="cpu")
+    path = kept(run)
+    path.with_suffix(".decoding.json").rename(run.results_folder / "test.decoding.json")
+    path.rename(run.results_folder / "test.hyp")
+    assert decode_split(run, "test", device="cpu") == before
+    assert len(decodings) == 1
 
 
 def test_runs_with_other_references_do_not_compare(tmp_path: Path, run: Run) -> None:
@@ -238,4 +298,4 @@ def test_a_report_names_the_checkpoint_that_made_its_translations(run: Run, monk
 
 
 def read_origin(run: Run) -> dict[str, object]:
-    return json.loads((run.results_folder / "test.decoding.json").read_text())
+    return json.loads(kept(run).with_suffix(".decoding.json").read_text())

@@ -1,0 +1,176 @@
+"""Results: files in a run's ``results/`` that say what was found and what made it: settings, checkpoint, seed, version.
+
+One file a setting::
+
+    test.step-001800.beam-5.alpha-0.6.1f3a9c02.json    the report, and under `made` what made it
+    test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     what was scored, under a name of its own settings
+
+The digits are of the weights and of all settings, so nothing is overwritten by another beam or by weights that were
+trained further. Files of earlier versions (``test.json``) say less; they are read all the same.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phmctl import __version__
+from phmctl.files import sha256_text, write_json
+from phmctl.runs.environment import git_revision
+from phmctl.runs.run import Run, Weights
+
+_FORMAT = 1  # of `made`
+_UNFIT = re.compile(r"[^A-Za-z0-9.-]+")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides a result; it names the result's files.
+
+    Attributes:
+        split: ``test`` or ``valid``.
+        weights: which checkpoint, and what tells its weights from others.
+        values: the settings that decide what is found, as JSON values; not what only changes the speed.
+        label: the settings that people look for, shortly: ``beam-5.alpha-0.6``.
+    """
+
+    split: str
+    weights: Weights
+    values: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def path(self, run: Run, suffix: str) -> Path:
+        """Return the file with this suffix (``json``, ``hyp``) in a run's results."""
+        digest = sha256_text([json.dumps([self.weights.sha256, dict(self.values)], sort_keys=True)])[:8]
+        parts = [self.split, self.weights.name, self.label, digest, suffix]
+        return run.results_folder / ".".join(_UNFIT.sub("-", part).strip("-") for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of a run.
+
+    Attributes:
+        path: its file.
+        split: ``test`` or ``valid``.
+        checkpoint: the name of the checkpoint's folder: ``step-001800``, ``average``.
+        settings: what decided it beside the weights: of a translator ``decoding`` and ``lowercase``.
+        scores: by name: BLEU, chrF and TER; accuracy, a share; a rule's errors.
+        report: all that the task found, as ``eval --json`` prints it.
+        against: the baseline's name where the report holds a comparison.
+        checkpoint_sha256: of the checkpoint's manifest; this and what follows is None in files of earlier versions.
+        seed: of the training.
+        version: of phmctl.
+        git: its commit.
+        answers: the file of what was scored, a line an example: ``.hyp``, ``.predictions.tsv``.
+    """
+
+    path: Path
+    split: str
+    checkpoint: str
+    settings: Mapping[str, Any]
+    scores: Mapping[str, float]
+    report: Mapping[str, Any]
+    against: str | None = None
+    checkpoint_sha256: str | None = None
+    seed: int | None = None
+    version: str | None = None
+    git: str | None = None
+    answers: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what tells results apart, and the scores; the file has the report."""
+        names = ("split", "checkpoint", "settings", "scores", "against", "checkpoint_sha256", "seed", "version", "git")
+        return {"file": self.path.name, **{name: getattr(self, name) for name in names}}
+
+
+def write_result(
+    run: Run,
+    setting: Setting,
+    report: Mapping[str, Any],
+    scores: Mapping[str, float],
+    *,
+    answers: Path | None = None,
+    against: str | None = None,
+) -> Path:
+    """Write a result into a run; return its file.
+
+    Args:
+        run: what was scored.
+        setting: what decides the result.
+        report: all that was found, JSON values.
+        scores: the figures by which runs are compared, by name.
+        answers: what was scored, a file beside the result.
+        against: the baseline's name where the report holds a comparison; the setting names it too.
+
+    Raises:
+        OutputError: the run's folder cannot be written.
+    """
+    made = {
+        "format": _FORMAT,
+        "split": setting.split,
+        "checkpoint": setting.weights.name,
+        "checkpoint_sha256": setting.weights.sha256,
+        "settings": dict(setting.values),
+        "scores": dict(scores),
+        "against": against,
+        "answers": None if answers is None else answers.name,
+        "seed": run.recipe.training.seed,
+        "phmctl": __version__,
+        "git": git_revision(),
+    }
+    path = setting.path(run, "json")
+    write_json(path, {"made": made, **report})
+    return path
+
+
+def read_results(run: Run) -> list[Result]:
+    """Return the results that lie in a run, by file name. What is no result, or is damaged, is left out."""
+    return [result for path in sorted(run.results_folder.glob("*.json")) for result in _read(path)]
+
+
+def _read(path: Path) -> Iterator[Result]:
+    """Yield the result in a file, if there is one."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        made = report.pop("made", None)
+        yield _earlier(path, report) if made is None else _result(path, made, report)
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        return
+
+
+def _result(path: Path, made: Mapping[str, Any], report: Mapping[str, Any]) -> Result:
+    return Result(
+        path,
+        str(made["split"]),
+        str(made["checkpoint"]),
+        dict(made["settings"]),
+        {name: float(value) for name, value in made["scores"].items()},
+        report,
+        made["against"],
+        made["checkpoint_sha256"],
+        made["seed"],
+        made["phmctl"],
+        made["git"],
+        None if made["answers"] is None else path.with_name(Path(made["answers"]).name),
+    )
+
+
+def _earlier(path: Path, report: Mapping[str, Any]) -> Result:
+    """Read ``test.json`` and its like, which earlier versions wrote: one file a split and checkpoint."""
+    splits = report.get("splits")
+    split = str(splits[0]["split"] if splits else report["split"])
+    if splits:
+        scores = {"accuracy": float(splits[0]["accuracy"]["value"])}
+    elif "scores" in report:
+        scores = {score["name"]: float(score["value"]) for score in report["scores"]}
+    else:
+        scores = {name: float(report[name]) for name in ("map_error", "loss")}
+    settings = {"decoding": report["decoding"]} if "decoding" in report else {}
+    answers = (path.with_suffix(suffix) for suffix in (".hyp", ".predictions.tsv"))
+    found = next((file for file in answers if file.is_file()), None)
+    return Result(
+        path, split, str(report["checkpoint"]), settings, scores, report, report.get("against"), answers=found
+    )

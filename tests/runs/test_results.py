@@ -1,0 +1,86 @@
+"""Results: named by what decides them, and read again, those of earlier versions too."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phmctl import __version__
+from phmctl.runs import Run, Weights
+from phmctl.runs.results import Setting, read_results, write_result
+from tests.training.fake import make_recipe
+
+WEIGHTS = Weights("step-000010", "a" * 64)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path, make_recipe(seed=7))
+
+
+def test_what_is_written_is_read(run: Run) -> None:
+    setting = Setting("test", WEIGHTS, {"beam": 4}, "beam-4")
+    answers = setting.path(run, "hyp")
+    path = write_result(run, setting, {"bleu": 1.5}, {"BLEU": 1.5}, answers=answers)
+    (found,) = read_results(run)
+    assert path.name.startswith("test.step-000010.beam-4.")
+    assert (found.path, found.answers) == (path, answers)
+    assert (found.settings, found.scores, found.report) == ({"beam": 4}, {"BLEU": 1.5}, {"bleu": 1.5})
+    assert (found.checkpoint_sha256, found.seed, found.version) == ("a" * 64, 7, __version__)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Setting("valid", WEIGHTS, {"beam": 4}, "x"),
+        Setting("test", Weights("step-000010", "b" * 64), {"beam": 4}, "x"),
+        Setting("test", Weights("average", "a" * 64), {"beam": 4}, "x"),
+        Setting("test", WEIGHTS, {"beam": 5}, "x"),
+    ],
+)
+def test_what_decides_a_result_decides_its_name(run: Run, other: Setting) -> None:
+    setting = Setting("test", WEIGHTS, {"beam": 4}, "x")
+    assert setting.path(run, "json") != other.path(run, "json")
+    assert setting.path(run, "json") == Setting("test", WEIGHTS, {"beam": 4}, "x").path(run, "json")
+
+
+def test_a_name_is_a_plain_file_name(run: Run) -> None:
+    setting = Setting("test", Weights("step-000010 (onnx)", "a"), {}, "against.a/b/v001")
+    assert setting.path(run, "json").parent == run.results_folder
+    assert setting.path(run, "json").name.startswith("test.step-000010-onnx.against.a-b-v001.")
+
+
+def test_results_of_earlier_versions_are_read(run: Run) -> None:
+    score = {"name": "BLEU", "value": 30.5, "signature": "s"}
+    where = {"run": "r", "split": "test", "checkpoint": "step-000010"}
+    translated = {**where, "decoding": {"beam": 5}, "against": "b/c/v001"}
+    labelled = {"run": "r", "checkpoint": "average", "splits": [{"split": "valid", "accuracy": {"value": 0.75}}]}
+    rule = {"run": "r", "split": "test", "checkpoint": "step-000002", "map_error": 0.5, "loss": 2.0}
+    files = {
+        "test.json": {**translated, "scores": [score]},
+        "test.last.json": rule,
+        "valid.average.json": {**labelled, "against": None},
+        "test.decoding.json": {"checkpoint": "step-000010", "decoding": {"beam": 5}},
+    }
+    for name, content in files.items():
+        (run.results_folder / name).write_text(json.dumps(content))
+    (run.results_folder / "test.hyp").touch()
+    first, second, third = read_results(run)
+    assert (first.scores, first.settings, first.against) == ({"BLEU": 30.5}, {"decoding": {"beam": 5}}, "b/c/v001")
+    assert first.answers == run.results_folder / "test.hyp"
+    assert (second.scores, second.answers, second.seed) == ({"map_error": 0.5, "loss": 2.0}, None, None)
+    assert (third.split, third.checkpoint, third.scores) == ("valid", "average", {"accuracy": 0.75})
+
+
+NO_RESULTS = (b"", b"[1]", b"\xff", b'{"made": {}}', b'{"made": 3}', b'{"split": "test"}', b"{" * 9999)
+
+
+@pytest.mark.parametrize("content", NO_RESULTS)
+def test_what_is_no_result_is_left_out(run: Run, content: bytes) -> None:
+    (run.results_folder / "test.json").write_bytes(content)
+    assert read_results(run) == []
+
+
+def test_a_result_without_its_folder(run: Run) -> None:
+    run.results_folder.rmdir()
+    assert read_results(run) == []

@@ -1,0 +1,218 @@
+"""What a run is, from its files: its state, what was changed, its best score, its size."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phmctl import verbs
+from phmctl.accounting.ledger import rows_of
+from phmctl.checkpoints import model_tensors, write_checkpoint
+from phmctl.errors import NonFiniteError, RunError, StoppedError
+from phmctl.recipe.loading import load_recipe
+from phmctl.recipe.schema import Recipe
+from phmctl.runs import Run, read_recipe
+from phmctl.runs.find import select_runs
+from phmctl.runs.metrics import read_metrics, series
+from phmctl.runs.results import Setting, write_result
+from phmctl.runs.summary import Damaged, Summary, count_stored, list_runs, summarise
+from phmctl.tasks.registry import kind_of
+from tests.training.fake import make_recipe
+
+
+def make(root: Path, state: dict[str, Any] | None = None, log: str = "", **settings: Any) -> Run:
+    """A run that has a checkpoint of this state."""
+    n = settings.pop("n", 4)
+    recipe = make_recipe(**settings)
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"n": n})})
+    run = Run.create(root, recipe, environment={"tag": None, "unmodified": {}})
+    if state is not None:
+        write_checkpoint(run.checkpoints_folder / f"step-{state['step']:06d}", {}, state)
+    run.metrics_path.write_text(log)
+    return run
+
+
+def test_a_trained_run(tiny_run: Run) -> None:
+    found = summarise(tiny_run.folder)
+    entries = read_metrics(tiny_run.metrics_path)
+    loss = dict(series(entries, "validation", "loss"))
+    assert (found.state, found.reason, found.step) == ("finished", None, 6)
+    assert found.best is not None
+    assert (found.best.metric, found.best.value) == ("loss", min(loss.values()))
+    assert loss[found.best.step] == found.best.value
+    assert not found.best.higher_is_better
+    assert found.seconds == entries[-1].get("seconds", found.seconds)
+    assert found.changed == {  # from the shipped miniature; n and the algebra have columns of their own
+        "model.width": (128, 32),
+        "model.feed_forward": (512, 64),
+        "model.encoder_layers": (2, 1),
+        "model.decoder_layers": (2, 1),
+        "training.steps": (1800, 6),
+        "training.validate_every": (600, 3),
+        "training.save_every": (600, 3),
+        "training.keep": (1, 2),
+        "training.average": (0, 2),
+    }
+    assert found.as_json()["n"] == 4
+
+
+def test_what_options_changed_is_noted(miniature_data: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    written = tiny_recipe.model_dump()
+    result = verbs.train(
+        written, seed=3, settings={"model.dropout": 0.3}, steps=2, data=miniature_data, runs=tmp_path, tag="mine"
+    )
+    found = summarise(result.run.folder)
+    assert found.changed == {"model.dropout": (0.1, 0.3), "training.steps": (6, 2)}
+    assert (found.tag, found.recipe.training.seed, found.unmodified_known) == ("mine", 3, True)
+    assert select_runs(["mine"], tmp_path) == [result.run.folder]
+
+
+def test_states(tmp_path: Path) -> None:
+    new, begun = make(tmp_path), make(tmp_path, {"step": 4, "stale": 0}, steps=10)
+    patient = make(tmp_path, {"step": 4, "stale": 2}, steps=10, patience=2)
+    done, unaveraged = (make(tmp_path, {"step": 10, "stale": 0}, steps=10, average=each) for each in (0, 1))
+    states = [summarise(run.folder).state for run in (new, begun, patient, done, unaveraged)]
+    assert states == ["stopped", "stopped", "finished", "finished", "stopped"]
+
+
+def test_a_run_that_is_held_is_running_and_is_not_disturbed(tmp_path: Path) -> None:
+    run = make(tmp_path, {"step": 10, "stale": 0}, steps=10)
+    with run.claimed():
+        assert summarise(run.folder).state == "running"
+        with pytest.raises(RunError, match="another process"), run.claimed():
+            pass
+    assert summarise(run.folder).state == "finished"
+
+
+def test_what_failed_says_why_until_it_goes_well(tmp_path: Path) -> None:
+    run = make(tmp_path, {"step": 4, "stale": 0}, steps=10)
+    with pytest.raises(NonFiniteError), run.attempted():
+        raise NonFiniteError("the loss is NaN at step 5\nlower it")
+    assert (summarise(run.folder).state, summarise(run.folder).reason) == ("failed", "the loss is NaN at step 5")
+    with run.attempted():
+        pass
+    assert summarise(run.folder).state == "stopped"
+
+
+@pytest.mark.parametrize("error", [SystemExit(130), KeyboardInterrupt(), StoppedError("interrupted")])
+def test_what_is_stopped_did_not_fail(tmp_path: Path, error: BaseException) -> None:
+    run = make(tmp_path)
+    with pytest.raises(type(error)), run.attempted():
+        raise error
+    assert summarise(run.folder).state == "stopped"
+
+
+def test_what_is_killed_failed(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    code = "import os; from phmctl.runs import Run\n"
+    code += f"with Run.open({str(run.folder)!r}).attempted(): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert (summarise(run.folder).state, summarise(run.folder).reason) == (
+        "failed",
+        "it ended without a word: was it killed?",
+    )
+
+
+def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path) -> None:
+    log = "".join(
+        json.dumps({"event": "validation", "step": step, "loss": loss, "accuracy": share, "seconds": 60.0 * step})
+        + "\n"
+        for step, loss, share in ((2, 0.5, 0.7), (4, 0.6, 0.8))
+    )
+    run = make(tmp_path, {"step": 4, "stale": 0, "best_step": 4, "best_score": 0.8}, log + "torn", steps=10)
+    found = summarise(run.folder)
+    assert found.best is not None
+    assert (found.best.step, found.best.metric, found.best.value) == (4, "accuracy", 0.8)
+    assert found.best.higher_is_better
+    assert found.best.metrics == {"loss": 0.6, "accuracy": 0.8}
+    assert found.minutes == 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("miniature", ["model.n=4", "model.algebra=phm"]),
+        ("miniature", ["model.embeddings=phm", "model.generator=phm", "model.n=4", "model.algebra=phm"]),
+        ("miniature", ["data.joint=false", "model.share_embeddings=false", "model.generator=dense"]),
+        ("agreement-resplit", ["model.width=32", "model.feed_forward=32"]),
+        ("snli-counterfactual", ["model.n=5", "model.algebra=phm"]),
+        ("hamilton", []),
+    ],
+)
+def test_parameters_are_the_ledgers(tmp_path: Path, name: str, options: list[str]) -> None:
+    recipe = load_recipe(name, options)
+    kind = kind_of(recipe)
+    model = kind.build(recipe.model, dict.fromkeys(kind.sizes(recipe).values, 40), device="cpu")
+    write_checkpoint(tmp_path / "step-000001", {"model": model_tensors(model)}, {"step": 1})
+    rows, _ = rows_of(model)
+    found = count_stored(tmp_path / "step-000001")
+    assert found is not None
+    assert found.total == sum(row.parameters for row in rows)
+    assert found.without_embeddings == sum(row.parameters for row in rows if row.kind not in ("embedding", "generator"))
+
+
+def test_a_damaged_run_costs_its_own_line(tmp_path: Path) -> None:
+    good, cut, gone, odd = (make(tmp_path, {"step": 4, "stale": 0}, steps=10) for _ in range(4))
+    text = (cut.folder / "recipe.yaml").read_text()
+    (cut.folder / "recipe.yaml").write_text(text[: len(text) // 2])
+    (gone.folder / "recipe.yaml").unlink()
+    (odd.folder / "environment.json").write_text("[]")
+    (tmp_path / "fake/phm-n4/notes.txt").touch()
+    (tmp_path / ".cache/x/v001").mkdir(parents=True)
+    first, *others = list_runs((), tmp_path)
+    assert isinstance(first, Summary)
+    assert first.run.folder == good.folder
+    assert [other.folder.name for other in others if isinstance(other, Damaged)] == ["v002", "v003", "v004"]
+    problems = [other.problem for other in others if isinstance(other, Damaged)]
+    assert problems[1] == f"{gone.folder} is not a run: recipe.yaml is missing"
+    assert "environment.json is damaged" in problems[2]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 7, b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]", b"\x08\0\0\0\0\0\0\0" + b'{"a": 1}']
+)
+def test_a_damaged_header_has_no_count(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert count_stored(tmp_path) is None
+
+
+def test_results_come_with_the_run(tmp_path: Path) -> None:
+    run = make(tmp_path, {"step": 4, "stale": 0})
+    run.point("best", 4)
+    write_result(run, Setting("test", run.weights()), {}, {"BLEU": 12.5})
+    (result,) = summarise(run.folder).results
+    assert result.scores == {"BLEU": 12.5}
+
+
+def test_selection(tmp_path: Path) -> None:
+    runs = [make(tmp_path, n=n) for n in (16, 4, 4, 2)]
+    names = [f"fake/phm-n{n}/{version}" for n, version in ((2, "v001"), (4, "v001"), (4, "v002"), (16, "v001"))]
+    assert [str(folder.relative_to(tmp_path)) for folder in select_runs((), tmp_path)] == names
+    assert select_runs(["fake/phm-n4", runs[1].folder], tmp_path) == [runs[1].folder, runs[2].folder]
+    shutil.copytree(runs[0].folder, tmp_path / "elsewhere/mine")
+    assert select_runs([tmp_path / "elsewhere"], tmp_path) == [tmp_path / "elsewhere/mine"]
+    with pytest.raises(RunError, match=r"no run at fake/phm-n5, .*did you mean 'fake/phm-n4'"):
+        select_runs(["fake/phm-n5"], tmp_path)
+
+
+def test_an_export_is_no_run(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    (run.folder / "export.json").write_text("{}")
+    assert select_runs((), tmp_path) == []
+
+
+def test_a_recipe_read_quickly_is_the_same(tiny_run: Run) -> None:
+    assert read_recipe(tiny_run.folder / "recipe.yaml", quick=True) == tiny_run.recipe
+
+
+def test_nothing_heavy_is_imported(tiny_run: Run) -> None:
+    code = "import sys; from phmctl.runs.summary import list_runs; from pathlib import Path\n"
+    code += (
+        f"list_runs([{str(tiny_run.folder)!r}]); print(sorted({{'torch', 'numpy', 'datasets'}} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
