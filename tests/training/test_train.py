@@ -46,14 +46,14 @@ def test_resuming_the_real_task_is_exact(copying_data: Path, tmp_path: Path) -> 
 def test_a_run_can_be_named_to_resume(copying_data: Path, tmp_path: Path) -> None:
     first = _train(copying_recipe(steps=5), copying_data, tmp_path)
     _train(copying_recipe(steps=5), copying_data, tmp_path)
-    resumed = _train(copying_recipe(steps=8), copying_data, tmp_path, run=first.run.folder)
+    resumed = _train(copying_recipe(steps=8), copying_data, tmp_path, run=first.run)
     assert (resumed.run.folder, resumed.steps) == (first.run.folder, 8)
 
 
 def test_resuming_with_another_recipe_is_refused(copying_data: Path, tmp_path: Path) -> None:
     first = _train(copying_recipe(steps=5), copying_data, tmp_path)
     with pytest.raises(RecipeError, match=r"model\.dropout: 0\.1 in the run, 0\.3 now"):
-        _train(copying_recipe(steps=5, dropout=0.3), copying_data, tmp_path, run=first.run.folder)
+        _train(copying_recipe(steps=5, dropout=0.3), copying_data, tmp_path, run=first.run)
 
 
 def test_unprepared_data_names_the_command_and_leaves_no_run(tmp_path: Path) -> None:
