@@ -33,7 +33,7 @@ FLOORS = (
     {"decoding"},
     {"tasks"},
     {"training", "accounting", "benchmarks", "export", "inference"},
-    {"serving", "verbs"},
+    {"serving", "verbs", "probes"},
     {"cli", "__main__"},
 )
 # Imports of a second and more, or that only some commands need.

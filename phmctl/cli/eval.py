@@ -1,12 +1,27 @@
 """``phmctl eval``: score a trained run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phmctl.cli.decode import Alpha, BatchTokens, Beam
-from phmctl.cli.options import Checkpoint, Device, Engine, Execution, Json, ModelArgument, Quantize, Threads
+from phmctl.cli.options import (
+    Checkpoint,
+    DataRoot,
+    Device,
+    Engine,
+    Execution,
+    Json,
+    ModelArgument,
+    Quantize,
+    RunsRoot,
+    Threads,
+)
+from phmctl.errors import UserError
+
+if TYPE_CHECKING:
+    from phmctl.tasks.base import Report
 
 
 def evaluate(
@@ -23,6 +38,15 @@ def evaluate(
     execution: Execution = None,
     engine: Engine = None,
     quantize: Quantize = None,
+    probing: Annotated[
+        bool, typer.Option("--probing", help="Score what a translator's encoder knows: Table 3 of Li et al. 2020.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="With --probing: a key of the probes' recipes. Repeatable."),
+    ] = None,
+    data: DataRoot = None,
+    runs: RunsRoot = None,
     lowercase: Annotated[
         bool | None,
         typer.Option(
@@ -36,29 +60,42 @@ def evaluate(
     """Score a split of the run's own text: a translator's by BLEU, chrF and TER, a classifier's by accuracy.
 
     What must be decoded for it is kept. --beam, --alpha, --batch-tokens and --lowercase are a translator's.
+
+    --probing trains a probe for each probing task that is prepared in --data (those in --runs are not trained again).
     """
     from phmctl import verbs
-    from phmctl.console import emit_json
+    from phmctl.console import emit_json, note
     from phmctl.devices import set_threads
 
     set_threads(threads)
-    report = verbs.evaluate(
-        run,
-        split,
-        against=against,
-        checkpoint=checkpoint,
-        device=device or "auto",
-        quiet=False,
-        beam=beam,
-        alpha=alpha,
-        batch_tokens=batch_tokens,
-        engine=engine,
-        quantize=quantize,
-        execution=execution,
-        lowercase=lowercase,
-    )
+    common: dict[str, Any] = {"against": against, "checkpoint": checkpoint, "device": device or "auto"}
+    own: dict[str, Any] = {
+        "beam": beam,
+        "alpha": alpha,
+        "batch_tokens": batch_tokens,
+        "execution": execution,
+        "lowercase": lowercase,
+    }
+    own |= {"engine": engine, "quantize": quantize}
+    report: Report
+    if probing:
+        from phmctl.probes import probe
+
+        _refuse({**own, "split": None if split == "test" else split}, "has no part in --probing")
+        report = probe(run, **common, data=data, runs=runs, settings=settings or ())
+    else:
+        _refuse({"set": settings, "data": data, "runs": runs}, "belongs to --probing")
+        report = verbs.evaluate(run, split, **common, quiet=False, **own)
     if json:
         emit_json(report.as_json())
         return
     for table in report.tables():
         table.show()
+    for line in getattr(report, "notes", tuple)():
+        note(line)
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    wrong = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if wrong:
+        raise UserError(f"{', '.join(wrong)} {why}: leave it out")
