@@ -33,6 +33,7 @@ FLOORS = (
     {"decoding"},
     {"tasks"},
     {"training", "accounting", "benchmarks", "export", "inference"},
+    {"comparison"},
     {"serving", "verbs", "probes"},
     {"cli", "__main__"},
 )

@@ -1,5 +1,7 @@
 """``phmctl eval``: score a trained run."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,8 +30,8 @@ def evaluate(
     run: ModelArgument,
     split: Annotated[str, typer.Option(help="test or valid.")] = "test",
     against: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN2", help="Compare with this run, which is only read, by a paired test."),
+        list[Path] | None,
+        typer.Option(metavar="RUN2", help="Compare with this run, which is only read, by a paired test. Repeatable."),
     ] = None,
     checkpoint: Checkpoint = "best",
     beam: Beam = None,
@@ -64,11 +66,11 @@ def evaluate(
     --probing trains a probe for each probing task that is prepared in --data (those in --runs are not trained again).
     """
     from phmctl import verbs
-    from phmctl.console import emit_json, note
+    from phmctl.console import Table, emit_json, note
     from phmctl.devices import set_threads
 
     set_threads(threads)
-    common: dict[str, Any] = {"against": against, "checkpoint": checkpoint, "device": device or "auto"}
+    common: dict[str, Any] = {"checkpoint": checkpoint, "device": device or "auto"}
     own: dict[str, Any] = {
         "beam": beam,
         "alpha": alpha,
@@ -77,22 +79,33 @@ def evaluate(
         "lowercase": lowercase,
     }
     own |= {"engine": engine, "quantize": quantize}
-    report: Report
+    score: Callable[..., Report]
     if probing:
         from phmctl.probes import probe
 
         _refuse({**own, "split": None if split == "test" else split}, "has no part in --probing")
-        report = probe(run, **common, data=data, runs=runs, settings=settings or ())
+        score = partial(probe, run, **common, data=data, runs=runs, settings=settings or ())
     else:
         _refuse({"set": settings, "data": data, "runs": runs}, "belongs to --probing")
-        report = verbs.evaluate(run, split, **common, quiet=False, **own)
+        score = partial(verbs.evaluate, run, split, **common, quiet=False, **own)
+    rivals: Sequence[Path | None] = against or [None]
+    reports = [score(against=rival) for rival in rivals]
+    lines = [[] if rival is None else verbs.differences(run, rival) for rival in rivals]
     if json:
-        emit_json(report.as_json())
+        told = [
+            report.as_json() | ({"differences": found} if against else {})
+            for report, found in zip(reports, lines, strict=True)
+        ]
+        emit_json(told[0] if len(told) == 1 else {"comparisons": told})
         return
-    for table in report.tables():
-        table.show()
-    for line in getattr(report, "notes", tuple)():
-        note(line)
+    shown: list[Table] = []
+    for report, found in zip(reports, lines, strict=True):
+        for table in report.tables():
+            if table not in shown:  # the run's own scores once
+                table.show()
+                shown.append(table)
+        for line in (*getattr(report, "notes", tuple)(), *(f"· {text}" for text in found)):
+            note(line)
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:

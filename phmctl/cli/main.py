@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from phmctl import __version__
 from phmctl.cli.bench import bench
+from phmctl.cli.compare import compare
 from phmctl.cli.count_params import count_params
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
@@ -77,6 +78,7 @@ app.command("prepare-data", cls=Once)(prepare_data)
 app.command("train", cls=TrainCommand)(train)
 app.command("decode")(decode)
 app.command("eval")(evaluate)
+app.command("compare")(compare)
 app.command("serve")(serve)
 app.command("export")(export)
 app.command("count-params")(count_params)

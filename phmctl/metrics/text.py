@@ -5,7 +5,10 @@ Hypotheses are detokenised text, references are raw text; sacrebleu does its own
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phmctl.metrics.significance import Numbers, Scorer
 
 LENGTH_BINS = (0, 10, 20, 30, 40)  # lower ends, in words of the source; the last bin is open
 
@@ -146,6 +149,35 @@ def paired_bootstrap(
     systems = [("baseline", list(baseline)), ("system", list(system))]
     signatures, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=samples)()
     return [_comparison(name, scores[name], str(signatures[name])) for name in scores if name != "System"]
+
+
+def text_scorer(
+    name: str,
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+) -> "Scorer":
+    """Return what scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`.
+
+    Args:
+        name: of the metric, as its score has it: ``BLEU``, ``chrF2``, ``TER``.
+        systems: the hypotheses of each training.
+        references: raw references.
+        lowercase: compare in lower case.
+    """
+    import numpy as np
+
+    metric = _metric(name.rstrip("0123456789"), lowercase, [list(references)])
+    for hypotheses in systems:
+        _check(hypotheses, references)
+    statistics = np.array([metric._extract_corpus_statistics(list(one), None) for one in systems], float)  # (S, N, K)
+
+    def score(counts: "Numbers") -> "Numbers":
+        sums = np.einsum("bn,snk->bsk", counts, statistics, optimize=True)
+        return np.array([[metric._compute_score_from_stats(list(one)).score for one in sample] for sample in sums])
+
+    return score
 
 
 def _comparison(name: str, results: Sequence[Any], signature: str) -> Comparison:

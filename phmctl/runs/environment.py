@@ -26,12 +26,22 @@ def describe_environment(recipe: "Recipe") -> dict[str, Any]:
         "python": platform.python_version(),
         "libraries": {name: _installed(name) for name in _LIBRARIES},
         "platform": platform.platform(),
+        "processor": processor_name(),
         "processors": os.cpu_count(),
         "seed": recipe.training.seed,
         "precision": recipe.training.precision,
         "command": shlex.join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def processor_name() -> str | None:
+    """Return what the processor calls itself: speeds compare on equal ones only. None where that is not known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError):
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _installed(name: str) -> str | None:

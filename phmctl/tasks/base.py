@@ -17,6 +17,8 @@ from phmctl.console import Table
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
+from phmctl.runs.results import Result
+from phmctl.tasks.answers import Answers, Comparer, Metric
 
 if TYPE_CHECKING:
     import numpy as np
@@ -309,11 +311,15 @@ class TaskKind(ABC, Generic[R]):
         recipe: the class of its recipes; their ``task`` is the name in the registry.
         commands: those that the task has. The methods of the others are left as they are here: clear errors.
         corpus_options: options of ``prepare-data`` that say that a corpus of the user's own files is for this task.
+        metrics: the figures by which runs are compared, the first of them first.
+        comparer: how differences are tested; None where there is no test.
     """
 
     recipe: type[R]
     commands: Sequence[str] = USUAL_COMMANDS
     corpus_options: Sequence[str] = ()
+    metrics: Sequence[Metric] = ()
+    comparer: Comparer | None = None
 
     @property
     def name(self) -> str:
@@ -361,6 +367,14 @@ class TaskKind(ABC, Generic[R]):
             UserError: an option that the task does not have.
         """
         raise self.lacks("eval")
+
+    def answers(self, run: Run, result: Result) -> Answers | None:
+        """Return what a result of a run is about, for comparisons; None where the task or the result has no answers.
+
+        Raises:
+            RunError: they are damaged.
+        """
+        return None
 
     def predictor(
         self,

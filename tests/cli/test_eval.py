@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -47,6 +48,25 @@ def test_against_shows_the_bootstrap(run: Run, other: Run) -> None:
     found = call(run.folder, "--against", other.folder).stdout
     assert "paired bootstrap against other/real/v001" in found
     assert "bs:1000" in found
+
+
+def test_several_baselines_are_compared_in_turn(run: Run, other: Run, tmp_path: Path) -> None:
+    third = make_run(tmp_path, name="third", seed=3)
+    found = call(run.folder, "--against", other.folder, "--against", third.folder)
+    for name in ("other/real/v001", "third/real/v001"):
+        assert f"paired bootstrap against {name}" in found.stdout
+    assert found.stdout.count("BLEU by source length") == 1
+    told = json.loads(call(run.folder, "--against", other.folder, "--against", third.folder, "--json").stdout)
+    assert [one["against"] for one in told["comparisons"]] == ["other/real/v001", "third/real/v001"]
+
+
+def test_what_else_differs_from_the_baseline_is_said(run: Run, other: Run) -> None:
+    found = call(run.folder, "--against", other.folder)
+    assert "· name: tiny; other in other/real/v001" in found.stderr
+    assert (
+        "name: tiny; other in other/real/v001"
+        in json.loads(call(run.folder, "--against", other.folder, "--json").stdout)["differences"]
+    )
 
 
 def test_options_reach_the_search(run: Run) -> None:

@@ -20,6 +20,7 @@ from phmctl.metrics.classification import (
 )
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
+from phmctl.tasks.answers import Answers
 from phmctl.tasks.classification.copies import Examples, labels_of, read_examples, splits_of
 from phmctl.tasks.classification.predictor import WINDOW, Prediction, TextClassifier, load_classifier
 
@@ -214,6 +215,24 @@ def _write_predictions(path: Path, examples: Examples, answers: Sequence[Predict
         texts = (" ".join(text.split()) for text in examples.texts[row])
         rows.append((examples.labels[row], answer.label, f"{answer.probability:.6f}", *extras, *texts))
     write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
+
+
+def read_predictions(path: Path) -> Answers:
+    """Read what :func:`evaluate` wrote of a split's predictions.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        head, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1])
+        columns = dict(zip(head, zip(*rows, strict=True), strict=True))
+        texts = [columns[name] for name in ("text", "first", "second") if name in columns]
+        known = ("label", "predicted", "probability", "text", "first", "second")
+        groups = {name: [int(value) for value in values] for name, values in columns.items() if name not in known}
+        asked = [" ⇒ ".join(parts) for parts in zip(*texts, strict=True)]
+        return Answers(asked, columns["label"], columns["predicted"], groups)
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path} is damaged: {error}; remove it and score the run anew") from error
 
 
 # ------------------------------------------------------------------------------------------------ for the screen

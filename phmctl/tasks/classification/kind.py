@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
+from phmctl.runs.results import Result
+from phmctl.tasks.answers import Answers, LabelComparer, Metric
 from phmctl.tasks.base import Preparation, Sizes, TaskKind, Trial, option_name
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     recipe = ClassificationRecipe
     corpus_options = ("table",)
+    metrics = (Metric("accuracy", scale=100, tested=True),)
+    comparer = LabelComparer()
 
     def prepare(self, asked: Preparation) -> LabelledData:
         """Clean and tokenize labelled text."""
@@ -109,6 +113,12 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
         given = self.check_options(options, _LOADING)
         return evaluate(run, split, checkpoint, against=against, device=device, **given)
+
+    def answers(self, run: Run, result: Result) -> Answers | None:
+        """Return a split's examples with their labels and predictions."""
+        from phmctl.tasks.classification.evaluation import read_predictions
+
+        return None if result.answers is None else read_predictions(result.answers)
 
     def predictor(
         self,

@@ -13,6 +13,7 @@ from phmctl.errors import UserError
 from phmctl.models.rule import RuleModel
 from phmctl.recipe.schema import RuleModelSection, RuleRecipe
 from phmctl.runs import Run
+from phmctl.tasks.answers import Metric
 from phmctl.tasks.base import Sizes, TaskKind, Trial
 from phmctl.tasks.rule_learning.curve import CURVE, draw_curve
 from phmctl.tasks.rule_learning.evaluation import RuleEvaluation, evaluate_rule
@@ -24,6 +25,7 @@ class RuleKind(TaskKind[RuleRecipe]):
 
     recipe = RuleRecipe
     commands = ("train", "eval", "count-params", "bench train")
+    metrics = (Metric("map_error", higher=False), Metric("loss", higher=False))
 
     def open(self, recipe: RuleRecipe, data: Path) -> RuleTask:
         """Draw a recipe's true map and examples; the data folder is not looked at."""

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.data.copies import read_text
-from phmctl.errors import DataError, UserError
+from phmctl.errors import DataError, RunError, UserError
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import Result
+from phmctl.tasks.answers import Answers, Metric, TextComparer
 from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial, option_name
 from phmctl.tasks.translation.predictor import TranslationPredictor
 
@@ -33,6 +35,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     recipe = TranslationRecipe
     commands = (*USUAL_COMMANDS, "bench decode")
     corpus_options = ("train", "valid", "test")
+    metrics = (Metric("BLEU", tested=True), Metric("chrF2", tested=True), Metric("TER", higher=False))
+    comparer = TextComparer()
 
     def prepare(self, asked: Preparation) -> PreparedData:
         """Clean and tokenize a corpus of sentence pairs."""
@@ -122,6 +126,17 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         lowercase = given.pop("lowercase", None)
         chosen = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
         return evaluate(run, split, checkpoint, against=against, decoding=chosen, device=device, lowercase=lowercase)
+
+    def answers(self, run: Run, result: Result) -> Answers | None:
+        """Return a split's sentences with their references and translations."""
+        if result.answers is None:
+            return None
+        given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
+        asked, right = (read_text(run, result.split, side) for side in ("source", "target"))
+        if len(given) != len(right):
+            raise RunError(f"{result.answers} has {len(given):,} lines for {len(right):,} references; remove it")
+        lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
+        return Answers(asked, right, given, lowercase=lowercase)
 
     def predictor(
         self,

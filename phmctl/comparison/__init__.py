@@ -1,0 +1,1 @@
+"""Runs beside one another, and beside the published tables."""

@@ -1,0 +1,272 @@
+"""``compare``: variants beside one another, with what else they differ in."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from phmctl.comparison.variants import Trained, Variant, group, settle
+from phmctl.console import note, progress, warn
+from phmctl.errors import RunError, nearest
+from phmctl.metrics.significance import holm
+from phmctl.runs.differences import difference_lines, result_differences, run_differences
+from phmctl.runs.summary import Summary, list_runs
+from phmctl.tasks.answers import Metric, Test, spread, test_answers
+from phmctl.tasks.registry import kind_of
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` found.
+
+    Attributes:
+        split: ``test`` or ``valid``.
+        metrics: the task's figures.
+        variants: in the order of their recipes, algebras and n.
+        baseline: that which the others are compared with.
+        tests: by label, the tested differences from the baseline.
+    """
+
+    split: str
+    metrics: tuple[Metric, ...]
+    variants: tuple[Variant, ...]
+    baseline: Variant
+    tests: Mapping[str, tuple[Test, ...]]
+
+    @cached_property
+    def corrected(self) -> dict[tuple[str, str], float]:
+        """Holm's p by label and metric: a family is all variants of one metric."""
+        found = {}
+        for metric in self.metrics:
+            family = [
+                (label, test) for label, tests in self.tests.items() for test in tests if test.metric == metric.name
+            ]
+            for (label, _), p in zip(family, holm([test.found.p_value for _, test in family]), strict=True):
+                found[label, metric.name] = p
+        return found
+
+    @cached_property
+    def same_machine(self) -> bool:
+        """Whether all trained on the same processor with as many threads, so that their speeds compare."""
+        return len({_machine(one) for variant in self.variants for one in variant.runs}) == 1
+
+    def differences(self) -> Iterator[str]:
+        """Yield a line for each thing besides n and seed in which a variant differs from the baseline."""
+        for variant in self.variants:
+            if variant is not self.baseline:
+                found = differences(self.baseline.first, variant.first)
+                yield from (f"{variant.label}: {line}" for line in difference_lines(found))
+
+    def notes(self) -> Iterator[str]:
+        """Yield what a reader of the figures must know."""
+        for variant in self.variants:
+            yield from (f"{variant.label}: {text}" for text in _notes(variant))
+        several = any(len(variant.scored) > 1 for variant in self.variants)
+        if several and self.tests:
+            yield "± is the standard deviation over seeds"
+        if not self.same_machine:
+            yield "speeds do not compare: " + "; ".join(sorted(self._machines()))
+
+    def _machines(self) -> set[str]:
+        return {f"{variant.label} on {_machine(one)}" for variant in self.variants for one in variant.runs}
+
+    def missing(self) -> Iterator[str]:
+        """Yield the commands that score what has no result."""
+        for variant in self.variants:
+            for one in variant.runs:
+                if one.result is None:
+                    yield shlex.join(["phmctl", "eval", str(one.run.folder), *_split_option(self.split)])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "split": self.split,
+            "baseline": self.baseline.label,
+            "metrics": [asdict(metric) for metric in self.metrics],
+            "variants": [self._variant_json(variant) for variant in self.variants],
+            "differences": list(self.differences()),
+            "notes": list(self.notes()),
+            "missing": list(self.missing()),
+        }
+
+    def _variant_json(self, variant: Variant) -> dict[str, Any]:
+        sizes = variant.parameters
+        tests = [
+            {"metric": test.metric, "method": test.method, **asdict(test.found)}
+            | {"p_holm": self.corrected[variant.label, test.metric]}
+            for test in self.tests.get(variant.label, ())
+        ]
+        return {
+            "label": variant.label,
+            "recipe": variant.first.run.recipe.name,
+            "algebra": variant.first.run.recipe.model.algebra,
+            "n": variant.first.run.recipe.model.dimension,
+            "runs": [_run_json(one) for one in variant.runs],
+            "scores": {metric.name: _values_json(variant.values(metric)) for metric in self.metrics},
+            "parameters": sizes and sizes.total,
+            "without_embeddings": sizes and sizes.without_embeddings,
+            "tokens_per_second": variant.speed,
+            "minutes": variant.minutes,
+            "tests": tests,
+        }
+
+
+def _run_json(one: Trained) -> dict[str, Any]:
+    result = None if one.result is None else one.result.as_json()
+    return {"run": str(one.run.folder), "seed": one.seed, "state": one.summary.state, "result": result}
+
+
+def _values_json(values: Sequence[float]) -> dict[str, Any]:
+    mean = sum(values) / len(values) if values else None
+    return {"mean": mean, "standard_deviation": spread(values), "values": list(values)}
+
+
+def compare_runs(
+    names: Sequence[str | Path] = (),
+    *,
+    recipe: str | None = None,
+    root: Path | None = None,
+    split: str = "test",
+    checkpoint: str | None = None,
+    baseline: str | None = None,
+    score: bool = False,
+) -> Comparison:
+    """Compare runs, those of equal settings with different seeds taken together.
+
+    Args:
+        names: runs, folders of runs, or tags.
+        recipe: all runs of this recipe, beside those named.
+        root: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
+        split: ``test`` or ``valid``.
+        checkpoint: take results of this one only: ``best``, ``last``, ``average`` or ``step-…``.
+        baseline: a run or a variant's label; by default the dense one, or the first.
+        score: score the runs that have no result.
+
+    Raises:
+        RunError: a name means no run, or the runs are of several tasks or test sets.
+    """
+    summaries = select(names, recipe, root, baseline)
+    trained = settle(summaries, split, checkpoint)
+    if score and any(one.result is None for one in trained):
+        for one in trained:
+            if one.result is None:
+                kind_of(one.run.recipe).evaluate(one.run, split, checkpoint or "best")
+        summaries = select([one.run.folder for one in trained], None, root, None)
+        trained = settle(summaries, split, checkpoint)
+    variants = group(trained)
+    first = _find_baseline(variants, baseline)
+    _check_alike(variants, first, split)
+    return Comparison(
+        split, tuple(kind_of(first.first.run.recipe).metrics), tuple(variants), first, _test(variants, first)
+    )
+
+
+def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, baseline: str | None) -> list[Summary]:
+    """Return what is known of the runs that are meant; one that is damaged is left out with a warning.
+
+    Raises:
+        RunError: a name means no run, or there is none.
+    """
+    wanted = [*names, *([recipe] if recipe else [])]
+    if not wanted:
+        raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
+    if names and baseline is not None and Path(baseline).is_dir():
+        wanted.append(baseline)
+    found = []
+    for one in list_runs(wanted, root):
+        if isinstance(one, Summary):
+            found.append(one)
+        else:
+            warn(f"{one.folder} is left out: {one.problem}")
+    if not found:
+        raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
+    return found
+
+
+def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:
+    if wanted is None:
+        return next((one for one in variants if one.first.run.recipe.model.algebra == "real"), variants[0])
+    for variant in variants:
+        runs = [one.run for one in variant.runs] + list(variant.doubles)
+        names = {variant.label, variant.first.run.recipe.variant, *(run.name for run in runs)}
+        if wanted in names or Path(wanted).resolve() in {run.folder.resolve() for run in runs}:
+            return variant
+    labels = [variant.label for variant in variants]
+    raise RunError(f"--baseline {wanted}: none of these{nearest(wanted, labels)}; there are {', '.join(labels)}")
+
+
+def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> None:
+    """Refuse runs whose scores mean different things."""
+    task = baseline.first.run.recipe.task
+    items = next((answers.items for answers in baseline.answered), None)
+    for one in (one for variant in variants for one in variant.runs):
+        if one.run.recipe.task != task:
+            raise RunError(f"{one.run.folder} is of task {one.run.recipe.task!r}, not {task!r}: scores do not compare")
+        if items is not None and one.answers is not None and one.answers.items != items:
+            where = baseline.scored[0].run.folder
+            raise RunError(
+                f"{one.run.folder} has other {split} text than {where}: their scores do not compare; leave one out"
+            )
+
+
+def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, tuple[Test, ...]]:
+    kind = kind_of(baseline.first.run.recipe)
+    comparer, metrics = kind.comparer, [metric for metric in kind.metrics if metric.tested]
+    others = [variant for variant in variants if variant is not baseline and variant.answered]
+    if comparer is None or not baseline.answered or not others:
+        return {}
+    found = {}
+    with progress("drawing samples", len(others) * len(metrics)) as advance:
+        for variant in others:
+            tests = []
+            for metric in metrics:
+                tests.append(test_answers(comparer, metric.name, baseline.answered, variant.answered))
+                advance(1)
+            found[variant.label] = tuple(tests)
+    return found
+
+
+def differences(one: Trained, other: Trained) -> dict[str, tuple[Any, Any]]:
+    """Return what two runs and the results that are compared differ in, besides n and the seed."""
+    found = run_differences(one.run, other.run)
+    if one.result is not None and other.result is not None:
+        found |= result_differences(one.result.settings, other.result.settings)
+        if one.checkpoint != other.checkpoint:
+            found["checkpoint"] = (one.checkpoint, other.checkpoint)
+    return found
+
+
+def _notes(variant: Variant) -> Iterator[str]:
+    if len(variant.runs) == 1:
+        yield "one seed, so nothing is known of the spread over seeds"
+    for one in variant.runs:
+        if one.summary.state != "finished":
+            steps = one.run.recipe.training.steps
+            yield f"seed {one.seed} is {one.summary.state}, at step {one.summary.step:,} of {steps:,}"
+        if one is not variant.first and (inner := differences(variant.first, one)):
+            yield f"seed {one.seed} differs: " + "; ".join(difference_lines(inner, f"seed {variant.first.seed}"))
+    for run in variant.doubles:
+        yield f"{run.name} is left out: another run has its seed, {run.recipe.training.seed}"
+
+
+def _machine(one: Trained) -> str:
+    """Return what speed depends on, in words."""
+    environment = one.run.environment()
+    graphics = environment.get("device") not in (None, "cpu")
+    processor = environment.get("device_name" if graphics else "processor") or environment.get("device_name")
+    return f"{processor}, {environment.get('threads')} threads, {environment.get('precision')}"
+
+
+def _split_option(split: str) -> list[str]:
+    return [] if split == "test" else ["--split", split]
+
+
+def say_missing(comparison: Comparison) -> None:
+    """Name the runs without results by the commands that score them."""
+    commands = list(comparison.missing())
+    if commands:
+        note("without a result yet (or add --eval):")
+        for command in commands:
+            note(command)

@@ -1,0 +1,158 @@
+"""A comparison as tables for people, as CSV and as LaTeX."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+
+from phmctl.comparison.compare import Comparison
+from phmctl.comparison.variants import Variant, mean_and_spread
+from phmctl.console import Table
+from phmctl.tasks.answers import Metric, Test, spread
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "†": r"$\dagger$",
+}
+_LATEX |= {each: f"\\{each}" for each in "&%$#_{}"} | {"–": "--", "−": "$-$", "Δ": r"$\Delta$", "<": "$<$", ">": "$>$"}
+
+
+def comparison_tables(found: Comparison) -> Iterator[Table]:
+    """Yield the scores, the tested differences, and sizes and speeds; each fits 80 columns unless names are long."""
+    names = [metric.name + ("" if metric.scale == 1 else " %") for metric in found.metrics]
+    yield Table(
+        f"{found.split}: mean ± standard deviation over seeds",
+        ["model", "seeds", *names],
+        [_score_cells(variant, found.metrics) for variant in found.variants],
+    )
+    if found.tests:
+        yield Table(
+            f"difference from {found.baseline.label} (95 % interval)",
+            ["model", "metric", "difference", "p", "p (Holm)"],
+            [_test_cells(found, label, test) for label, tests in found.tests.items() for test in tests],
+            text=(1,),
+        )
+    speed = "tokens/s" if found.same_machine else "tokens/s *"
+    yield Table(
+        "size and speed of training",
+        ["model", "parameters", "without emb.", speed, "minutes"],
+        [_size_cells(variant) for variant in found.variants],
+    )
+
+
+def _score_cells(variant: Variant, metrics: Sequence[Metric]) -> tuple[object, ...]:
+    return variant.label, len(variant.scored), *(mean_and_spread(variant.values(metric)) for metric in metrics)
+
+
+def _test_cells(found: Comparison, label: str, test: Test) -> tuple[object, ...]:
+    change = test.found.difference
+    interval = f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f})".replace("-", "−")
+    return label, test.metric, interval, p_words(test.found.p_value), p_words(found.corrected[label, test.metric])
+
+
+def p_words(p_value: float) -> str:
+    """Return a p as people read it."""
+    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+
+
+def _size_cells(variant: Variant) -> tuple[object, ...]:
+    sizes = variant.parameters
+    counts = (None, None) if sizes is None else (sizes.total, sizes.without_embeddings)
+    return variant.label, *map(_count, counts), _count(variant.speed), _one(variant.minutes)
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _one(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def methods(found: Comparison) -> list[str]:
+    """Return the tests that were used, each once."""
+    return list(dict.fromkeys(test.method for tests in found.tests.values() for test in tests))
+
+
+# ------------------------------------------------------------------------------------------------------ CSV and LaTeX
+
+
+def comparison_csv(found: Comparison) -> str:
+    """Return a line a variant, with every figure in a column of its own; what is not known is empty."""
+    head = [
+        "model",
+        "recipe",
+        "algebra",
+        "n",
+        "seeds",
+        "parameters",
+        "without_embeddings",
+        "tokens_per_second",
+        "minutes",
+    ]
+    for metric in found.metrics:
+        head += [metric.name, f"{metric.name}_sd"]
+        head += [f"{metric.name}_{name}" for name in ("difference", "low", "high", "p", "p_holm") if metric.tested]
+    return as_csv([head, *(_csv_row(found, variant) for variant in found.variants)])
+
+
+def _csv_row(found: Comparison, variant: Variant) -> list[object]:
+    recipe, sizes = variant.first.run.recipe, variant.parameters
+    row: list[object] = [variant.label, recipe.name, recipe.model.algebra, recipe.model.dimension, len(variant.scored)]
+    row += [sizes and sizes.total, sizes and sizes.without_embeddings, variant.speed, variant.minutes]
+    tests = {test.metric: test for test in found.tests.get(variant.label, ())}
+    for metric in found.metrics:
+        values = variant.values(metric)
+        row += [sum(values) / len(values) if values else None, spread(values)]
+        if metric.tested and (test := tests.get(metric.name)):
+            change = test.found.difference
+            p_values = test.found.p_value, found.corrected[variant.label, metric.name]
+            row += [change.value, change.low, change.high, *p_values]
+        elif metric.tested:
+            row += [None] * 5
+    return row
+
+
+def as_csv(rows: Sequence[Sequence[object]]) -> str:
+    """Return rows as CSV (RFC 4180, but for plain line ends). A text that a spreadsheet would run gets a quote."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_inert(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def _inert(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t")) else cell
+
+
+def comparison_latex(found: Comparison) -> str:
+    """Return a table for the package ``booktabs``."""
+    head = ["model", "parameters", "without emb.", "seeds"]
+    tested = [metric for metric in found.metrics if metric.tested and found.tests]
+    for metric in found.metrics:
+        head += [metric.name] + (["p (Holm)"] if metric in tested else [])
+    rows = []
+    for variant in found.variants:
+        cells = [*map(str, _size_cells(variant)[:3]), str(len(variant.scored))]
+        for metric in found.metrics:
+            p_value = found.corrected.get((variant.label, metric.name))
+            cells += [mean_and_spread(variant.values(metric))]
+            cells += ["" if p_value is None else p_words(p_value)] if metric in tested else []
+        rows.append(cells)
+    lines = [*found.differences(), *found.notes()]
+    return as_latex([head, *rows]) + "".join(f"% {latex_escape(line)}\n" for line in lines)
+
+
+def as_latex(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the first of them the headings, as a ``tabular`` of ``booktabs``."""
+    head, *body = ([latex_escape(cell) for cell in row] for row in rows)
+    line: Callable[[Sequence[str]], str] = lambda cells: "  " + " & ".join(cells) + r" \\" + "\n"  # noqa: E731
+    columns = "l" + "r" * (len(head) - 1)
+    inner = line(head) + "  \\midrule\n" + "".join(map(line, body))
+    return f"\\begin{{tabular}}{{{columns}}}\n  \\toprule\n{inner}  \\bottomrule\n\\end{{tabular}}\n"
+
+
+def latex_escape(text: str) -> str:
+    """Return text that LaTeX sets as it is; a line break becomes a blank."""
+    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))

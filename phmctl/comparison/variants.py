@@ -1,0 +1,213 @@
+"""Runs of one model with several seeds, and which of their results are compared."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from phmctl.errors import RunError
+from phmctl.runs import Run
+from phmctl.runs.differences import result_differences, run_differences
+from phmctl.runs.metrics import read_metrics, series
+from phmctl.runs.results import Result
+from phmctl.runs.summary import Parameters, Summary
+from phmctl.tasks.answers import Answers, Metric, spread
+from phmctl.tasks.registry import kind_of
+
+_SPEED = "tokens_per_second"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run, and its result that is compared, if it has one."""
+
+    summary: Summary
+    result: Result | None
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.summary.run
+
+    @property
+    def seed(self) -> int:
+        """Of its training."""
+        return self.run.recipe.training.seed
+
+    @cached_property
+    def answers(self) -> Answers | None:
+        """What it answered; None where it has no result or the result's answers are gone."""
+        return None if self.result is None else kind_of(self.run.recipe).answers(self.run, self.result)
+
+    @cached_property
+    def speed(self) -> float | None:
+        """Tokens of both sides a second of training, the median over the log; None where it does not say."""
+        rates = [value for _, value in series(read_metrics(self.run.metrics_path), "train", _SPEED)]
+        return statistics.median(rates) if rates else None
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Which checkpoint was scored, in words that mean the same for every seed: ``best``, ``average`` …"""
+        if self.result is None:
+            return None
+        for name in ("best", "last"):
+            try:
+                if self.run.checkpoint(name).name == self.result.checkpoint:
+                    return name
+            except RunError:
+                continue
+        return self.result.checkpoint
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The runs that are equal in all but their seed.
+
+    Attributes:
+        label: what it is called in tables: ``phm-n4``, with what else tells it from others.
+        runs: a run a seed, by seed.
+        doubles: runs left out since a newer one has the same seed.
+    """
+
+    label: str
+    runs: tuple[Trained, ...]
+    doubles: tuple[Run, ...] = field(default=())
+
+    @property
+    def first(self) -> Trained:
+        """The run that stands for all where they are equal."""
+        return self.runs[0]
+
+    @property
+    def scored(self) -> tuple[Trained, ...]:
+        """Those that have a result."""
+        return tuple(one for one in self.runs if one.result is not None)
+
+    @property
+    def answered(self) -> list[Answers]:
+        """The answers of those that have them."""
+        return [one.answers for one in self.scored if one.answers is not None]
+
+    def values(self, metric: Metric) -> list[float]:
+        """Return a metric's value of each seed that has it, as it is shown."""
+        found = (one.result.scores.get(metric.name) for one in self.scored if one.result is not None)
+        return [metric.scale * value for value in found if value is not None]
+
+    @property
+    def parameters(self) -> Parameters | None:
+        """How large the model is."""
+        return next((one.summary.parameters for one in self.runs if one.summary.parameters), None)
+
+    @property
+    def speed(self) -> float | None:
+        """Mean over seeds of the tokens a second."""
+        return mean(one.speed for one in self.runs)
+
+    @property
+    def minutes(self) -> float | None:
+        """Mean over seeds of the minutes of training."""
+        return mean(one.summary.minutes for one in self.runs)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of those that are known; None of none."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Return ``40.21 ± 0.35``, the sample's standard deviation; of one value the value alone; of none a dash."""
+    if not values:
+        return "–"
+    middle, deviation = math.fsum(values) / len(values), spread(values)
+    shown = f"{middle:.2f}" if abs(middle) >= 0.01 or not middle else f"{middle:.1e}"
+    return shown if deviation is None else f"{shown} ± {deviation:.2f}"
+
+
+def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> list[Trained]:
+    """Choose the result of each run: on the split, of the checkpoint if one is named, without a comparison.
+
+    Of several the one that the most runs have in common is taken, so that all were decoded alike; then that of the
+    recipe's own decoding; then the newest.
+    """
+    found = {id(one): [each for each in one.results if _fits(one, each, split, checkpoint)] for one in summaries}
+    shared: dict[str, int] = {}
+    for results in found.values():
+        for key in {_key(result) for result in results}:
+            shared[key] = shared.get(key, 0) + 1
+
+    def rank(one: Summary) -> Callable[[Result], tuple[int, bool, bool, float]]:
+        own = getattr(one.recipe, "decoding", None)
+        usual = {} if own is None else {"decoding": own.model_dump(exclude={"batch_tokens"})}
+
+        def worth(result: Result) -> tuple[int, bool, bool, float]:
+            best = Trained(one, result).checkpoint == "best"
+            plain = not result_differences(usual, result.settings)
+            return shared[_key(result)], best, plain, result.path.stat().st_mtime
+
+        return worth
+
+    return [Trained(one, max(found[id(one)], key=rank(one), default=None)) for one in summaries]
+
+
+def _fits(summary: Summary, result: Result, split: str, checkpoint: str | None) -> bool:
+    if result.split != split or result.against is not None:
+        return False
+    return checkpoint is None or checkpoint in (result.checkpoint, Trained(summary, result).checkpoint)
+
+
+def _key(result: Result) -> str:
+    return repr(sorted((name, str(value)) for name, value in result.settings.items()))
+
+
+def group(trained: Sequence[Trained]) -> list[Variant]:
+    """Put runs together that are equal but for their seed. Of one seed the run that is scored stays, then the newer."""
+    groups: list[list[Trained]] = []
+    for one in trained:
+        fitting = next((members for members in groups if _same(members[0].run, one.run)), None)
+        groups.append([one]) if fitting is None else fitting.append(one)
+    labels = _labels([members[0].run for members in groups])
+    return [_variant(label, members) for label, members in zip(labels, groups, strict=True)]
+
+
+def _same(one: Run, other: Run) -> bool:
+    model, rival = one.recipe.model, other.recipe.model
+    if (one.recipe.name, model.algebra, model.dimension) != (other.recipe.name, rival.algebra, rival.dimension):
+        return False
+    return not {key for key in run_differences(one, other) if key != "made with"}
+
+
+def _variant(label: str, members: Sequence[Trained]) -> Variant:
+    by_seed: dict[int, Trained] = {}
+    for one in sorted(members, key=lambda one: (one.result is not None, _started(one.run))):
+        by_seed[one.seed] = one
+    kept = tuple(by_seed[seed] for seed in sorted(by_seed))
+    return Variant(label, kept, tuple(one.run for one in members if one not in kept))
+
+
+def _started(run: Run) -> str:
+    return f"{run.environment().get('started', '')} {run.folder.name}"
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Name each by its variant, with the recipe where there are several, and with what tells equal names apart."""
+    several = len({run.recipe.name for run in runs}) > 1
+    plain = [f"{run.recipe.name}/{run.recipe.variant}" if several else run.recipe.variant for run in runs]
+    return [
+        name
+        if plain.count(name) == 1
+        else _told_apart(index, [i for i, other in enumerate(plain) if other == name], runs, name)
+        for index, name in enumerate(plain)
+    ]
+
+
+def _told_apart(index: int, alike: Sequence[int], runs: Sequence[Run], name: str) -> str:
+    found: dict[str, Any] = {}
+    for other in alike:
+        if other != index:
+            found |= {
+                key: pair[1] for key, pair in run_differences(runs[other], runs[index]).items() if key != "made with"
+            }
+    return " ".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, value in found.items())])

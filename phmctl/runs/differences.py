@@ -1,0 +1,82 @@
+"""What two runs differ in besides n and the seed: whoever compares their scores must know."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from phmctl.errors import RunError
+from phmctl.files import sha256_text
+from phmctl.runs.run import Run
+
+# Keys that are compared elsewhere, or that change nothing of what is trained.
+_APART = {
+    "description",
+    "model.algebra",
+    "model.n",
+    *(f"training.{key}" for key in ("seed", "device", "threads", "log_every", "save_every", "tensorboard", "timeout")),
+}
+
+Differences = Mapping[str, tuple[Any, Any]]
+
+
+def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
+    """Return what differs, by name, each with both values: recipe keys, the training data, the versions.
+
+    Left out are algebra, n and seed, and what changes no step. Data are told apart by the first eight digits of a
+    SHA-256 over those of their source files, of the vocabulary and of the texts kept.
+    """
+    from phmctl.recipe.loading import differences
+
+    found = {key: pair for key, pair in differences(one.recipe, other.recipe).items() if key not in _APART}
+    for name, pair in {
+        "data": (data_digest(one), data_digest(other)),
+        "made with": (_versions(one), _versions(other)),
+    }.items():
+        if pair[0] != pair[1] and None not in pair:
+            found[name] = pair
+    return found
+
+
+def difference_lines(found: Differences, one: str = "the baseline") -> list[str]:
+    """Return a line for each thing: ``training.steps: 2,000; 4,000 in the baseline``."""
+    return [f"{name}: {_words(other)}; {_words(first)} in {one}" for name, (first, other) in found.items()]
+
+
+def result_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return in which settings two results differ, such as ``decoding.beam``; a setting that is not known is none."""
+    left, right = _flat(one), _flat(other)
+    both = (name for name in left if name in right)
+    return {name: (left[name], right[name]) for name in both if left[name] != right[name]}
+
+
+def data_digest(run: Run) -> str | None:
+    """Return what tells training data apart; None where the run does not say."""
+    try:
+        data = run.data()
+    except RunError:
+        return None
+    named = {key: data.get(key) for key in ("corpus", "sources", "settings", "token_types", "labels")}
+    kept = {name: split.get("kept") for name, split in data.get("splits", {}).items()}
+    return sha256_text([json.dumps([named, kept], sort_keys=True)])[:8]
+
+
+def _versions(run: Run) -> str | None:
+    try:
+        environment = run.environment()
+    except RunError:
+        return None
+    libraries = environment.get("libraries") or {}
+    return f"phmctl {environment.get('phmctl')} at {str(environment.get('git'))[:7]}, torch {libraries.get('torch')}"
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "none" if value is None else str(value)

@@ -1,0 +1,112 @@
+"""Runs made by hand: no training, only the files that comparisons read."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phmctl.checkpoints import model_tensors, write_checkpoint
+from phmctl.files import write_atomic, write_json
+from phmctl.recipe.loading import load_recipe
+from phmctl.recipe.schema import Recipe
+from phmctl.runs import Run
+from phmctl.runs.results import Setting, write_result
+from phmctl.tasks.registry import kind_of
+
+REFERENCES = [f"the little cat number {row} sat on the old mat in the house" for row in range(24)]
+SOURCES = [f"die kleine Katze {row} saß auf der alten Matte im Haus" for row in range(24)]
+MACHINE = {"processor": "Test CPU", "threads": 1, "precision": "float32", "git": "abcdef0123", "device": "cpu"}
+
+
+def worse(lines: Sequence[str], every: int) -> list[str]:
+    """Spoil each line whose number `every` divides."""
+    return [
+        line.replace("cat", "dog").replace("old mat", "rug") if row % every == 0 else line
+        for row, line in enumerate(lines)
+    ]
+
+
+def make_run(
+    root: Path,
+    *,
+    recipe: str = "miniature",
+    settings: Sequence[str] = (),
+    seed: int = 1,
+    hypotheses: Sequence[str] | None = REFERENCES,
+    references: Sequence[str] = REFERENCES,
+    decoding: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] = MACHINE,
+    rate: float = 1000.0,
+    data: str = "a",
+) -> Run:
+    """Write a translator's run, finished, whose translations of the test set are `hypotheses` (None: not scored)."""
+    loaded = load_recipe(recipe, [*settings, f"training.seed={seed}"])
+
+    def fill(run: Run) -> None:
+        write_json(run.folder / "data.json", {"sources": [{"name": "train", "sha256": data}], "splits": {}})
+        for side, lines in (("source", SOURCES[: len(references)]), ("target", references)):
+            write_atomic(run.text_folder / f"test.{side}", "".join(f"{line}\n" for line in lines))
+
+    run = finish(Run.create(root, loaded, environment=environment, fill=fill), rate)
+    if hypotheses is not None:
+        score(run, hypotheses, references, decoding or {})
+    return run
+
+
+def make_classifier(root: Path, right: Sequence[bool], *, settings: Sequence[str] = (), seed: int = 1) -> Run:
+    """Write a classifier's run that has these test examples right."""
+    loaded = load_recipe("agreement-resplit", [*settings, f"training.seed={seed}"])
+    fill = lambda run: write_json(run.folder / "data.json", {"sources": []})  # noqa: E731
+    run = finish(Run.create(root, loaded, environment=MACHINE, fill=fill), 500.0)
+    setting = Setting("test", run.weights("best"))
+    path = setting.path(run, "predictions.tsv")
+    rows = [("label", "predicted", "probability", "attractors", "text")]
+    rows += [("VBZ", "VBZ" if good else "VBP", "0.9", str(row % 3), f"text {row}") for row, good in enumerate(right)]
+    write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
+    share = sum(right) / len(right)
+    write_result(run, setting, {"splits": []}, {"accuracy": share}, answers=path)
+    return run
+
+
+def finish(run: Run, rate: float) -> Run:
+    """Give a run a log and a checkpoint of its last step, with the shapes of its model."""
+    steps = run.recipe.training.steps
+    entries = [
+        {
+            "event": "train",
+            "step": step,
+            "loss": 5 - step / steps,
+            "tokens_per_second": rate,
+            "seconds": 60 * step / steps,
+        }
+        for step in (steps // 2, steps)
+    ]
+    entries.append({"event": "validation", "step": steps, "loss": 2.5, "seconds": 60.0})
+    write_atomic(run.metrics_path, "".join(json.dumps(entry) + "\n" for entry in entries))
+    state = {"step": steps, "best_step": steps, "best_score": -2.5, "stale": 0}
+    write_checkpoint(run.checkpoints_folder / f"step-{steps:06d}", {"model": tensors_of(run.recipe)}, state)
+    for pointer in ("last", "best"):
+        run.point(pointer, steps)
+    return run
+
+
+def tensors_of(recipe: Recipe) -> dict[str, torch.Tensor]:
+    """Return the tensors of a recipe's untrained model, of a small vocabulary."""
+    kind = kind_of(recipe)
+    sizes = {name: min(size, 32) for name, size in kind.sizes(recipe).values.items()}
+    torch.manual_seed(recipe.training.seed)
+    return model_tensors(kind.build(recipe.model, sizes))
+
+
+def score(run: Run, hypotheses: Sequence[str], references: Sequence[str], decoding: Mapping[str, Any]) -> None:
+    """Write a result as eval does."""
+    from phmctl.metrics.text import all_scores
+
+    own = run.recipe.decoding.model_dump(exclude={"batch_tokens"}, exclude_none=True) | dict(decoding)
+    setting = Setting("test", run.weights("best"), {"decoding": own, "lowercase": False}, f"beam-{own['beam']}")
+    path = setting.path(run, "hyp")
+    write_atomic(path, "".join(f"{line}\n" for line in hypotheses))
+    found = all_scores(hypotheses, references)
+    write_result(run, setting, {"scores": []}, {one.name: one.value for one in found}, answers=path)

@@ -1,0 +1,218 @@
+import csv
+import io
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.cli.main import app
+from phmctl.comparison.compare import compare_runs
+from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, latex_escape
+from phmctl.errors import RunError, UserError
+from phmctl.metrics.text import bleu
+from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, worse
+
+PHM = ("model.algebra=phm", "model.n=4", "model.width=32", "model.feed_forward=64")
+REAL = ("model.width=32", "model.feed_forward=64")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models, the dense one of three seeds, the other of two."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed, every in ((1, 6), (2, 8), (3, 12)):
+        make_run(root, settings=REAL, seed=seed, hypotheses=worse(REFERENCES, every))
+    for seed, every in ((1, 2), (2, 3)):
+        make_run(root, settings=PHM, seed=seed, hypotheses=worse(REFERENCES, every))
+    return root
+
+
+def call(*arguments: object):
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_runs_of_one_model_are_a_row_with_mean_and_deviation_over_seeds(root: Path) -> None:
+    found = compare_runs(recipe="miniature", root=root)
+    assert [variant.label for variant in found.variants] == ["phm-n4", "real"]
+    assert found.baseline.label == "real"
+    values = [bleu(worse(REFERENCES, every), REFERENCES).value for every in (6, 8, 12)]
+    told = found.as_json()["variants"][1]["scores"]["BLEU"]
+    assert told["values"] == pytest.approx(values)
+    assert told["mean"] == pytest.approx(statistics.mean(values))
+    assert told["standard_deviation"] == pytest.approx(statistics.stdev(values))
+    mean = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert mean in call("--recipe", "miniature", "--runs", root).stdout
+
+
+def test_the_difference_is_tested_over_seeds_and_corrected(root: Path) -> None:
+    found = compare_runs(recipe="miniature", root=root)
+    (bleu_test, chrf_test) = found.tests["phm-n4"]
+    means = [statistics.mean(variant.values(found.metrics[0])) for variant in found.variants]
+    assert bleu_test.found.difference.value == pytest.approx(means[0] - means[1])
+    assert "seeds" in bleu_test.method
+    assert 0 < bleu_test.found.p_value <= found.corrected["phm-n4", "BLEU"]
+    assert chrf_test.metric == "chrF2"
+
+
+def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None:
+    from phmctl.metrics.text import paired_bootstrap
+
+    one, other = worse(REFERENCES, 6), worse(REFERENCES, 2)
+    make_run(tmp_path, settings=REAL, hypotheses=one)
+    make_run(tmp_path, settings=PHM, hypotheses=other)
+    found = compare_runs(recipe="miniature", root=tmp_path)
+    test = found.tests["phm-n4"][0]
+    assert test.method == "paired bootstrap"
+    assert test.found.p_value == paired_bootstrap(one, other, REFERENCES)[0].p_value
+    assert any("one seed" in line for line in found.notes())
+
+
+def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -> None:
+    make_classifier(tmp_path, [True] * 10 + [False] * 20)
+    make_classifier(tmp_path, [True] * 2 + [False] * 8 + [True] * 20, settings=("model.algebra=phm", "model.n=4"))
+    found = compare_runs(recipe="agreement-resplit", root=tmp_path)
+    test = found.tests["phm-n4"][0]
+    assert test.method == "McNemar's exact test"
+    tail = sum(__import__("math").comb(28, k) for k in range(9))  # 8 against 20
+    assert test.found.p_value == pytest.approx(2 * tail / 2**28)
+    assert test.found.difference.value == pytest.approx(40)
+
+
+def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    changes = ("model.dropout=0.3", "training.steps=900")
+    make_run(tmp_path, settings=(*PHM, *changes), decoding={"beam": 1}, data="b")
+    lines = list(compare_runs(recipe="miniature", root=tmp_path).differences())
+    assert "phm-n4: model.dropout: 0.3; 0.1 in the baseline" in lines
+    assert "phm-n4: training.steps: 900; 1,800 in the baseline" in lines
+    assert "phm-n4: decoding.beam: 1; 5 in the baseline" in lines
+    assert any(re.fullmatch(r"phm-n4: data: [0-9a-f]{8}; [0-9a-f]{8} in the baseline", line) for line in lines)
+    assert not [line for line in lines if "seed" in line or "model.n:" in line or "algebra" in line]
+
+
+def test_runs_of_other_settings_are_a_row_of_their_own(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    make_run(tmp_path, settings=(*REAL, "training.steps=900"), seed=2)
+    make_run(tmp_path, settings=(*REAL, "training.threads=2", "training.log_every=7"), seed=2)
+    labels = {one.label: len(one.runs) for one in compare_runs(recipe="miniature", root=tmp_path).variants}
+    assert labels == {"real steps=1800": 2, "real steps=900": 1}
+
+
+def test_of_two_runs_of_one_seed_the_newer_counts_and_the_other_is_named(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    make_run(tmp_path, settings=REAL, hypotheses=None)
+    newer = make_run(tmp_path, settings=REAL)
+    found = compare_runs(recipe="miniature", root=tmp_path)
+    assert [one.run.folder for one in found.variants[0].runs] == [newer.folder]
+    assert "real: miniature/real/v001 is left out: another run has its seed, 1" in list(found.notes())
+
+
+def test_runs_without_a_result_are_named_with_the_command(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    bare = make_run(tmp_path, settings=PHM, hypotheses=None)
+    result = call(tmp_path)
+    assert f"phmctl eval {bare.folder}" in result.stderr.split("\n")
+    assert "–" in next(line for line in result.stdout.split("\n") if "phm-n4" in line)
+    assert json.loads(call(tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {bare.folder}"]
+
+
+def test_other_test_sets_are_refused(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    make_run(tmp_path, settings=PHM, references=REFERENCES[:20], hypotheses=REFERENCES[:20])
+    with pytest.raises(RunError, match="other test text"):
+        compare_runs(recipe="miniature", root=tmp_path)
+    assert call(tmp_path / "miniature" / "real").exit_code == 0
+
+
+def test_speeds_of_other_machines_do_not_compare(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL, rate=800)
+    make_run(tmp_path, settings=PHM, rate=700, environment=MACHINE | {"threads": 2})
+    result = call(tmp_path)
+    assert "tokens/s *" in result.stdout
+    assert "speeds do not compare: phm-n4 on Test CPU, 2 threads" in result.stderr
+    assert not compare_runs([str(tmp_path)]).same_machine
+
+
+def test_the_tables_fit_80_columns(root: Path) -> None:
+    assert max(len(line) for line in call(root).stdout.split("\n")) <= 80
+
+
+@pytest.mark.parametrize("name", ["phm-n4", "miniature/phm-n4/v001"])
+def test_the_baseline_is_a_variant_or_a_run(root: Path, name: str) -> None:
+    found = compare_runs([str(root)], baseline=name)
+    assert found.baseline.label == "phm-n4"
+    assert list(found.tests) == ["real"]
+
+
+def test_a_wrong_baseline_names_the_nearest(root: Path) -> None:
+    with pytest.raises(RunError, match=r"did you mean 'phm-n4'"):
+        compare_runs([str(root)], baseline="phm-n8")
+
+
+def test_a_wrong_format_names_the_nearest(root: Path) -> None:
+    with pytest.raises(UserError, match=r"did you mean 'latex'"):
+        call(root, "--format", "latx")
+
+
+def test_nothing_named_is_an_error() -> None:
+    with pytest.raises(RunError, match="--recipe"):
+        compare_runs()
+
+
+def test_csv_reads_back_with_all_figures(root: Path) -> None:
+    found = compare_runs([str(root)])
+    rows = list(csv.DictReader(io.StringIO(comparison_csv(found))))
+    assert [(row["model"], row["n"], row["seeds"]) for row in rows] == [("phm-n4", "4", "2"), ("real", "1", "3")]
+    test = found.tests["phm-n4"][0].found
+    assert float(rows[0]["BLEU_difference"]) == pytest.approx(test.difference.value)
+    assert float(rows[0]["BLEU_p"]) == test.p_value
+    assert rows[1]["BLEU_p"] == ""
+    assert call(root, "--format", "csv").stdout == comparison_csv(found)
+
+
+def test_a_cell_that_a_spreadsheet_would_run_is_made_inert() -> None:
+    assert as_csv([["=1+1", -2.5, "a"]]) == "'=1+1,-2.5,a\n"
+
+
+def test_latex_has_a_row_a_model_and_as_many_cells_as_headings(root: Path) -> None:
+    lines = comparison_latex(compare_runs([str(root)])).split("\n")
+    assert lines[0] == r"\begin{tabular}{lrrrrrrrr}"
+    cells = [line.removesuffix(r"\\").split("&") for line in lines if line.endswith(r"\\")]
+    assert {len(row) for row in cells} == {9}
+    assert [row[0].strip() for row in cells] == ["model", "phm-n4", "real"]
+    assert r"$\pm$" in cells[1][4]
+
+
+def test_latex_escapes_what_means_something_to_it() -> None:
+    assert latex_escape("50 % of a_b & {c}\n#1 ^ ~ \\x $") == (
+        r"50 \% of a\_b \& \{c\} \#1 \textasciicircum{} \textasciitilde{} \textbackslash{}x \$"
+    )
+
+
+def test_json_is_one_document_with_runs_and_tests(root: Path) -> None:
+    told = json.loads(call(root, "--json").stdout)
+    assert told["baseline"] == "real"
+    assert [len(variant["runs"]) for variant in told["variants"]] == [2, 3]
+    (first, _) = told["variants"][0]["tests"]
+    assert first["metric"] == "BLEU"
+    assert first["p_holm"] >= first["p_value"]
+    assert told["variants"][0]["parameters"] > told["variants"][0]["without_embeddings"] > 0
+
+
+def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
+    """One run was decoded twice: what all runs have in common is compared."""
+    from tests.comparison.runs import score
+
+    make_run(tmp_path, settings=REAL, decoding={"beam": 1})
+    both = make_run(tmp_path, settings=PHM, decoding={"beam": 1})
+    score(both, worse(REFERENCES, 2), REFERENCES, {"beam": 5})
+    found = compare_runs([str(tmp_path)])
+    assert not [line for line in found.differences() if "beam" in line]
+    assert found.variants[0].first.result is not None
+    assert found.variants[0].first.result.settings["decoding"]["beam"] == 1

@@ -1,0 +1,106 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phmctl.metrics.significance import accuracy_scorer, compare, holm, two_sided_t
+from phmctl.metrics.text import bleu, text_scorer
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "p"),  # from printed tables of Student's t
+    [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.776, 4, 0.05), (4.604, 4, 0.01), (2.228, 10, 0.05), (1.984, 100, 0.05)],
+)
+def test_students_t_is_that_of_the_tables(t: float, freedom: float, p: float) -> None:
+    assert two_sided_t(t, freedom) == pytest.approx(p, abs=4e-5)
+    assert two_sided_t(-t, freedom) == two_sided_t(t, freedom)
+
+
+def test_students_t_becomes_normal() -> None:
+    assert two_sided_t(1.959964, math.inf) == pytest.approx(0.05, abs=1e-6)
+    assert two_sided_t(1.959964, 9_000) == pytest.approx(0.05, abs=4e-5)
+    assert two_sided_t(0, 3) == pytest.approx(1)
+
+
+def test_holm_is_the_procedure_step_by_step() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_keeps_the_order_and_lies_between_the_value_and_bonferronis(values: list[float]) -> None:
+    corrected = holm(values)
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    assert [corrected[index] for index in order] == sorted(corrected)
+    assert all(p <= q <= min(1, len(values) * p) for p, q in zip(values, corrected, strict=True))
+
+
+def test_one_seed_a_side_is_the_bootstrap_of_a_paired_difference() -> None:
+    """Items alone are drawn: the standard error is that of a mean of paired differences."""
+    chance = np.random.default_rng(3)
+    one, other = chance.random((1, 400)) < 0.6, chance.random((1, 400)) < 0.7
+    found = compare(accuracy_scorer(one), accuracy_scorer(other), 400, samples=4000)
+    change = 100 * (other[0].astype(float) - one[0])
+    error = change.std(ddof=1) / 20
+    assert found.difference.value == pytest.approx(change.mean())
+    assert found.difference.high - found.difference.low == pytest.approx(2 * 1.96 * error, rel=0.05)
+    assert found.p_value == pytest.approx(math.erfc(abs(change.mean()) / error / math.sqrt(2)), abs=0.01)
+
+
+def test_seeds_that_are_all_that_varies_are_welchs_t_test() -> None:
+    """Every item of a seed has the same score, so drawing items changes nothing: mean ± t · s / √S."""
+    one, other = np.array([70.0, 72.0, 71.0]), np.array([73.0, 77.0, 75.0])
+    found = compare(
+        lambda counts: np.tile(one, (len(counts), 1)), lambda counts: np.tile(other, (len(counts), 1)), 50, samples=8000
+    )
+    variances = one.var(ddof=1) / 3, other.var(ddof=1) / 3
+    freedom = sum(variances) ** 2 / sum(each**2 / 2 for each in variances)
+    t = (other.mean() - one.mean()) / math.sqrt(sum(variances))
+    assert found.p_value == pytest.approx(two_sided_t(t, freedom), rel=0.15)
+    assert (found.baseline.value, found.system.value, found.difference.value) == (71, 75, 4)
+    half = 4.303 * math.sqrt(variances[0])  # t of two degrees of freedom
+    assert found.baseline.high - 71 == pytest.approx(half, rel=0.05)
+
+
+def test_a_system_beside_itself_differs_by_nothing() -> None:
+    right = accuracy_scorer(np.random.default_rng(1).random((3, 50)) < 0.5)
+    found = compare(right, right, 50, samples=200)
+    assert (found.difference.value, found.p_value) == (0, 1)
+
+
+def test_the_smallest_p_is_what_so_few_samples_can_tell() -> None:
+    found = compare(accuracy_scorer([[False] * 40]), accuracy_scorer([[True] * 40]), 40, samples=99)
+    assert found.p_value == 1 / 100
+    assert found.difference.value == 100
+
+
+def test_texts_are_scored_as_sacrebleu_scores_the_sample() -> None:
+    references = ["the cat sat on the mat", "a dog barks at the moon tonight", "birds fly south in the autumn"]
+    systems = [[line.replace("the", "a") for line in references], references]
+    score = text_scorer("BLEU", systems, references)
+    counts = np.array([[1.0, 1, 1], [2, 0, 1]])
+    drawn = [references[0], references[0], references[2]]
+    expected = bleu([line.replace("the", "a") for line in drawn], drawn).value
+    found = score(counts)
+    assert found.shape == (2, 2)
+    assert found[0, 0] == pytest.approx(bleu(systems[0], references).value)
+    assert found[1] == pytest.approx([expected, 100])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
+def test_equal_systems_are_told_apart_one_time_in_twenty_at_most(spread: float) -> None:
+    """The level holds for three seeds, whether items or seeds decide."""
+    chance, wrong, times, items = np.random.default_rng(0), 0, 100, 50
+    for _ in range(times):
+        item = chance.normal(size=items)
+
+        def train(item: np.ndarray = item):
+            table = item + chance.normal(size=(3, items)) + spread * chance.normal(size=(3, 1))
+            return lambda counts: counts @ table.T / items
+
+        wrong += compare(train(), train(), items, samples=200).p_value < 0.05
+    assert wrong <= 12  # 5 expected at the most; 13 has a probability of a thousandth
