@@ -15,6 +15,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
+from phmctl.accounting import printed
 from phmctl.accounting.figures import Candidate, PublishedRow, PublishedTable, agrees, value_of
 from phmctl.accounting.ledger import Ledger, Row, ledger_for_settings
 from phmctl.accounting.published_classifiers import table_1, table_5
@@ -58,30 +59,24 @@ def base_model(layers: int = 6, **changes: Any) -> TransformerSection:
 
 def table_2() -> PublishedTable:
     """Table 2, machine translation: one column of counts for seven corpora."""
-    figures = {1: "44M", 2: "22M", 4: "11M", 8: "5.5M", 16: "2.9M"}
-    rows = [_row_of_the_paper("Transformer", "44M", "real", 1)]
-    rows.append(_row_of_the_paper("Quaternion", "11M", "quaternion", 1))
-    rows += [_row_of_the_paper(f"PHM n={n}", figures[n], "phm", n) for n in (2, 4, 8, 16)]
-    rows += [_row_of_the_paper(f"PHM n={n} †", figures[n // 2], "phm", n, upsize=2) for n in (2, 4, 8)]
     title = "PHM paper, Table 2 (machine translation)"
-    return PublishedTable("table2", title, tuple(rows), tuple(_table_2_notes()), *_MAPS)
+    rows = tuple(map(_row_of_the_paper, printed.TABLE_2.rows))
+    return PublishedTable("table2", title, rows, tuple(_table_2_notes()), *_MAPS)
 
 
 def table_4() -> PublishedTable:
     """Table 4, style transfer."""
-    figures = {2: "22M", 4: "11M", 8: "5.5M", 16: "2.9M"}
-    rows = [_row_of_the_paper("Transformer", "44M", "real", 1)]
-    rows += [_row_of_the_paper(f"PHM n={n}", figure, "phm", n) for n, figure in figures.items()]
-    return PublishedTable("table4", "PHM paper, Table 4 (style transfer)", tuple(rows), tuple(_paper_notes()), *_MAPS)
+    rows = tuple(map(_row_of_the_paper, printed.TABLE_4.rows))
+    return PublishedTable("table4", "PHM paper, Table 4 (style transfer)", rows, tuple(_paper_notes()), *_MAPS)
 
 
-def _row_of_the_paper(label: str, figure: str, algebra: str, n: int, upsize: int = 1) -> PublishedRow:
+def _row_of_the_paper(row: printed.Row) -> PublishedRow:
     candidates = []
-    for words, changes in _arrangements(n):
-        ledger = _maps(base_model(algebra=algebra, n=n, upsize=upsize, **changes))
+    for words, changes in _arrangements(row.n):
+        ledger = _maps(base_model(algebra=row.algebra, n=row.n, upsize=row.upsize, **changes))
         rules = f"{words[1]} (K = {ledger.rules})" if ledger.rules else ""
-        candidates.append(Candidate.of(words[0] + rules, ledger.map_weights, figure))
-    return PublishedRow(label, figure, tuple(candidates))
+        candidates.append(Candidate.of(words[0] + rules, ledger.map_weights, row.figure))
+    return PublishedRow(row.label, row.figure, tuple(candidates))
 
 
 def _arrangements(n: int) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
@@ -125,21 +120,6 @@ def _table_2_notes() -> Iterator[str]:
 
 # The CENG501 reproduction.
 
-_SHAKESPEARE = {
-    1: "29,421,568",
-    2: "13,857,048",
-    4: "7,043,264",
-    8: "3,651,072",
-    16: "2,072,576",
-}
-_DE_EN = {
-    1: "27,309,056",
-    2: "13,579,416",
-    4: "6,830,272",
-    8: "3,463,680",
-    16: "1,844,224",
-}
-
 
 def phm_plus(layers: int, width: int, heads: int, n: int) -> TransformerSection:
     """Return CENG501's model: tables and generator are PHM too, the feed-forward is as wide as the model."""
@@ -163,22 +143,23 @@ def phm_plus(layers: int, width: int, heads: int, n: int) -> TransformerSection:
 
 def ceng501_shakespeare() -> PublishedTable:
     """CENG501, style transfer: 4+4 layers, 512 wide, vocabulary 8192."""
-    return _ceng501("ceng501-shakespeare", "CENG501, style transfer", _SHAKESPEARE, 8192, (4, 512, 8))
+    return _ceng501("ceng501-shakespeare", "CENG501, style transfer", printed.CENG501_SHAKESPEARE, 8192, (4, 512, 8))
 
 
 def ceng501_de_en() -> PublishedTable:
     """CENG501, De-En: 2+2 layers, 256 wide, vocabulary 32768."""
-    return _ceng501("ceng501-de-en", "CENG501, De-En", _DE_EN, 32768, (2, 256, 4))
+    return _ceng501("ceng501-de-en", "CENG501, De-En", printed.CENG501_DE_EN, 32768, (2, 256, 4))
 
 
 def _ceng501(
-    key: str, title: str, figures: dict[int, str], vocabulary: int, shape: tuple[int, int, int]
+    key: str, title: str, table: printed.Printed, vocabulary: int, shape: tuple[int, int, int]
 ) -> PublishedTable:
     rows = []
-    for n, figure in figures.items():
-        candidates = list(_ceng501_candidates(figure, vocabulary, lambda n: phm_plus(*shape, n), n))
-        rows.append(PublishedRow("Transformer" if n == 1 else f"PHM+ n={n}", figure, tuple(candidates)))
+    for row in table.rows:
+        candidates = list(_ceng501_candidates(row.figure, vocabulary, lambda n: phm_plus(*shape, n), row.n))
+        rows.append(PublishedRow(row.label, row.figure, tuple(candidates)))
     rules = _ledger(phm_plus(*shape, 16), vocabulary).rules
+    figures = {row.n: row.figure for row in table.rows}
     fitting = {n: fitting_vocabulary(_exact(figures[n]), phm_plus(*shape, n), vocabulary) for n in (2, 4, 8)}
     wanted = ", ".join(f"{types:,.1f} at n = {n}" for n, types in fitting.items())
     notes = (

@@ -14,6 +14,8 @@ from typing import Any
 
 from phmctl.accounting.figures import Candidate, PublishedRow, PublishedTable
 from phmctl.accounting.ledger import Ledger, Row, rows_of
+from phmctl.accounting.printed import TABLE_1, TABLE_5
+from phmctl.accounting.printed import Row as Model
 from phmctl.assembly import Classifier, build_classifier
 from phmctl.nn.lstm import PHMLSTM
 from phmctl.recipe.schema import EncoderClassifierSection
@@ -23,7 +25,6 @@ _ANY_VOCABULARY = 8  # the encoder alone is counted
 
 Choice = dict[str, Any]  # an algebra and an n
 
-_DENSE: Choice = {"algebra": "real", "n": 1}
 _QUATERNION: Choice = {"algebra": "quaternion", "n": 4}
 
 
@@ -38,9 +39,7 @@ def map_parameters(rows: Sequence[Row], *, bias: bool = True) -> int:
 
 def table_1() -> PublishedTable:
     """Table 1, natural language inference: one column of counts for five data sets."""
-    figures = {2: "361K", 5: "146K", 10: "81K"}
-    rows = [_lstm_row("LSTM", "721K", _DENSE), _quaternion_lstm_row("Quaternion LSTM", "180K")]
-    rows += [_lstm_row(f"PHM-LSTM n={n}", figure, {"algebra": "phm", "n": n}) for n, figure in figures.items()]
+    rows = [_quaternion_lstm_row(row) if row.algebra == "quaternion" else _lstm_row(row) for row in TABLE_1.rows]
     notes = (
         "counted: weights, rules and biases of one LSTM, 300 → 300; no embeddings, no MLP",
         "n = 5 and n = 10 show that each gate has a map of the input and one of the state, and each map its rule; the "
@@ -57,24 +56,24 @@ def lstm_parameters(ledger: Ledger) -> int:
     return map_parameters([row for row in ledger.rows if row.component.startswith("lstm.")])
 
 
-def _lstm_row(label: str, figure: str, choice: Choice) -> PublishedRow:
-    candidates = []
+def _lstm_row(row: Model) -> PublishedRow:
+    candidates, choice = [], {"algebra": row.algebra, "n": row.n}
     for gates, arrangement in (("separate", "a map a gate and input"), ("fused", "a map an input, as printed")):
         rows, rules = rows_of(_lstm(choice, gates=gates))
         if gates == "separate" or rules:  # dense gates are the same either way
             words = f"{arrangement} (K = {rules})" if rules else "dense, with one bias"
-            candidates.append(Candidate.of(words, map_parameters(rows), figure))
-    return PublishedRow(label, figure, tuple(candidates))
+            candidates.append(Candidate.of(words, map_parameters(rows), row.figure))
+    return PublishedRow(row.label, row.figure, tuple(candidates))
 
 
-def _quaternion_lstm_row(label: str, figure: str) -> PublishedRow:
+def _quaternion_lstm_row(row: Model) -> PublishedRow:
     rows, _ = rows_of(_lstm(_QUATERNION))
     without, with_bias = (map_parameters(rows, bias=bias) for bias in (False, True))
     candidates = (
-        Candidate.of("without bias", without, figure),
-        Candidate.of("with bias", with_bias, figure),
+        Candidate.of("without bias", without, row.figure),
+        Candidate.of("with bias", with_bias, row.figure),
     )
-    return PublishedRow(label, figure, candidates)
+    return PublishedRow(row.label, row.figure, candidates)
 
 
 def _lstm(choice: Choice, **options: Any) -> PHMLSTM:
@@ -86,10 +85,7 @@ def _lstm(choice: Choice, **options: Any) -> PHMLSTM:
 
 def table_5() -> PublishedTable:
     """Table 5, subject-verb agreement."""
-    rows = [_encoder_row("Transformer", "400K", _DENSE, _TEN_THOUSAND)]
-    rows.append(_quaternion_encoder_row("Quaternion", "100K"))
-    for n, figure, step in ((2, "200K", _TEN_THOUSAND), (4, "101K", None), (8, "56K", None)):
-        rows.append(_encoder_row(f"PHM n={n}", figure, {"algebra": "phm", "n": n}, step))
+    rows = [_quaternion_encoder_row(row) if row.algebra == "quaternion" else _encoder_row(row) for row in TABLE_5.rows]
     notes = (
         "counted: weights, rules and biases of the linear maps of two encoder layers, 128 wide, feed-forward 512; no "
         "embeddings, no map to the classes",
@@ -107,9 +103,11 @@ def encoder_parameters(ledger: Ledger) -> int:
     return map_parameters(_encoder_rows(ledger.rows))
 
 
-def _encoder_row(label: str, figure: str, choice: Choice, step: int | None) -> PublishedRow:
-    candidates = [Candidate.of(words, count, figure, step) for words, count in _encoder_counts(choice)]
-    return PublishedRow(label, figure, tuple(candidates))
+def _encoder_row(row: Model) -> PublishedRow:
+    step = _TEN_THOUSAND if row.figure.endswith("00K") else None
+    choice = {"algebra": row.algebra, "n": row.n}
+    candidates = [Candidate.of(words, count, row.figure, step) for words, count in _encoder_counts(choice)]
+    return PublishedRow(row.label, row.figure, tuple(candidates))
 
 
 def _encoder_counts(choice: Choice) -> Iterator[tuple[str, int]]:
@@ -126,14 +124,14 @@ def _encoder_counts(choice: Choice) -> Iterator[tuple[str, int]]:
     yield f"fused{learned}, without biases", map_parameters(inner, bias=False)
 
 
-def _quaternion_encoder_row(label: str, figure: str) -> PublishedRow:
+def _quaternion_encoder_row(row: Model) -> PublishedRow:
     inner = _encoder_rows(rows_of(_encoder(_QUATERNION))[0])
     without, with_bias = (map_parameters(inner, bias=bias) for bias in (False, True))
     candidates = (
-        Candidate.of("without biases", without, figure, _TEN_THOUSAND),
-        Candidate.of("with biases", with_bias, figure, _TEN_THOUSAND),
+        Candidate.of("without biases", without, row.figure, _TEN_THOUSAND),
+        Candidate.of("with biases", with_bias, row.figure, _TEN_THOUSAND),
     )
-    return PublishedRow(label, figure, candidates)
+    return PublishedRow(row.label, row.figure, candidates)
 
 
 def _encoder(settings: dict[str, Any]) -> Classifier:

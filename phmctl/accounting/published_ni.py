@@ -13,20 +13,17 @@ from typing import Any
 
 from phmctl.accounting.figures import Candidate, PublishedRow, PublishedTable
 from phmctl.accounting.ledger import Ledger, Row, ledger_for_settings
+from phmctl.accounting.printed import COMPOSITIONS, NI_TABLE_1, NI_TABLE_2
 from phmctl.recipe.schema import TransformerSection
 
 Composition = dict[str, Any]  # keys of a model's section
 
 ROWS: dict[int, tuple[str, Composition]] = {
-    2: ("Multi-Layer: Linear", {"compose_layers": "linear"}),
-    3: ("Multi-Layer: Hierarchical", {"compose_layers": "hierarchical"}),
-    4: ("Multi-Head: Hierarchical", {"compose_heads": "hierarchical"}),
-    5: ("Both (3+4)", {"compose_layers": "hierarchical", "compose_heads": "hierarchical"}),
-    6: ("Multi-Layer: NI-based", {"compose_layers": "bilinear"}),
-    7: ("Multi-Head: NI-based", {"compose_heads": "bilinear"}),
-    8: ("Both (6+7)", {"compose_layers": "bilinear", "compose_heads": "bilinear"}),
+    number: (row.label.removeprefix("+ "), {f"compose_{place}": kind for place, kind in COMPOSITIONS[number].items()})
+    for number, row in enumerate(NI_TABLE_1.rows, start=1)
+    if number > 1
 }
-FIGURES = {2: "3.1M", 3: "23.1M", 4: "13.6M", 5: "36.7M", 6: "16.8M", 7: "14.1M", 8: "30.9M"}
+FIGURES = {number: row.figure for number, row in enumerate(NI_TABLE_1.rows, start=1) if number > 1}
 
 _BASE, _BIG = (512, 8), (1024, 16)  # width and heads; hidden width 4d, 6+6 layers
 _ATTENTIONS = 18
@@ -150,12 +147,7 @@ def _phm_count(composition: Composition, n: int) -> int:
 def ni_table_2() -> PublishedTable:
     """Table 2: base and big models of two language pairs, with and without both NI compositions."""
     rows = []
-    for label, base, composed, shape in (
-        ("Base, En-De", "88M", "118M", _BASE),
-        ("Base, En-Fr", "95M", "125M", _BASE),
-        ("Big, En-De", "264M", "387M", _BIG),
-        ("Big, En-Fr", "278M", "401M", _BIG),
-    ):
+    for label, base, composed, shape in _pairs():
         rows += [_base_row(label, base, *shape), _composed_row(f"{label} + NI", base, composed, *shape)]
     notes = (
         "the composed models are the base models and 118d², cut off, not rounded: 64d² over layers and 54d² over heads",
@@ -163,6 +155,14 @@ def ni_table_2() -> PublishedTable:
         "88.0M and 264M want the same tables, and so do 95M and 278M: the tables are apart in both models of a pair",
     )
     return PublishedTable("ni-table2", "Neuron interaction, Table 2", tuple(rows), notes)
+
+
+def _pairs() -> Iterator[tuple[str, str, str, tuple[int, int]]]:
+    """Yield a model and language pair, its figures without and with NI, and the model's shape."""
+    base, base_ni, big, big_ni = NI_TABLE_2.rows
+    for plain, composed, shape in ((base, base_ni, _BASE), (big, big_ni, _BIG)):
+        figures = zip(NI_TABLE_2.columns, plain.figure.split("/"), composed.figure.split("/"), strict=True)
+        yield from ((f"{plain.label}, {column.label}", one, other, shape) for column, one, other in figures)
 
 
 def _composed_row(label: str, base: str, composed: str, width: int, heads: int) -> PublishedRow:
