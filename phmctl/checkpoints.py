@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+MOMENTS = "optimizer"  # the group of tensors that only resuming wants
 AVERAGE = "average"  # the folder of the averaged weights
 _STEP = re.compile(r"step-(\d{6,})")
 _NEXT = "next"  # in the manifest's entry of the state, while that is amended: the entry it will have
@@ -189,7 +190,7 @@ def tidy(folder: Path) -> None:
     """Clear what killed processes left among the checkpoints of `folder`; for who alone may write there.
 
     What was moved aside to be replaced is put back, a state that was being amended becomes the only one, and what was
-    half written or half removed goes: nothing refers to it.
+    half written or half removed goes: nothing refers to it. So do moments that the manifest names no more.
 
     Raises:
         OSError: the folder cannot be written.
@@ -202,6 +203,27 @@ def tidy(folder: Path) -> None:
             manifest = _read_manifest(checkpoint)
             if _NEXT in manifest.get(STATE, {}):
                 _write_manifest(checkpoint, manifest | {STATE: _entry(checkpoint / STATE)})
+            if f"{MOMENTS}.safetensors" not in manifest:
+                (checkpoint / f"{MOMENTS}.safetensors").unlink(missing_ok=True)
+
+
+def drop_group(folder: Path, group: str) -> None:
+    """Make a whole checkpoint one without a group of its tensors, if it is there. A crash leaves it whole.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    name = f"{group}.safetensors"
+    with suppress(RunError):  # pruned
+        manifest = _read_manifest(folder)
+        if name in manifest:
+            _write_manifest(folder, {other: entry for other, entry in manifest.items() if other != name})
+            (folder / name).unlink(missing_ok=True)
+
+
+def has_group(folder: Path, group: str) -> bool:
+    """Return whether a checkpoint holds a group of tensors, by its manifest. Raises RunError if that is damaged."""
+    return f"{group}.safetensors" in _read_manifest(folder)
 
 
 def prune(folder: Path, keep: set[int]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Self
 
 from phmctl.errors import RunError, UserError
 from phmctl.files import are_file_entries, damaged_files, read_json_object, sha256_text
-from phmctl.runs import EXPORT, RECIPE, Loaded, Run, Weights, read_recipe
+from phmctl.runs import AUTO, EXPORT, RECIPE, Loaded, Run, Weights, read_recipe
 
 FORMAT = 1  # of the folder; a higher one is a later version's
 
@@ -94,7 +94,7 @@ class Export(Run):
             RunError: another checkpoint is asked for by its name.
         """
         own = self.manifest["checkpoint"]
-        if name not in ("best", own):
+        if name not in (AUTO, "best", own):
             raise RunError(
                 f"{self.folder} holds {own} of {self.manifest['run']} and no checkpoint {name!r}; "
                 "leave --checkpoint out, or export that one from the run"

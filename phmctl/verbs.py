@@ -178,7 +178,7 @@ def evaluate(
     split: str = "test",
     *,
     against: str | Path | None = None,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     engine: str | None = None,
     quantize: str | None = None,
@@ -191,7 +191,8 @@ def evaluate(
         run: a run's folder, a folder of versions, a name below the folder of runs, or an export's folder.
         split: ``test`` or ``valid``.
         against: a run to compare with by a paired test; it is only read.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both; ``auto`` is the average if the recipe asks
+            for one and it is made, else ``best``, before the first validation ``last``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         engine: what computes: ``torch``, ``ctranslate2`` or ``onnx``; an export is made of the run and kept in it.
         quantize: CTranslate2's type.

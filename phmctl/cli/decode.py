@@ -34,7 +34,7 @@ def decode(
         bool, typer.Option("--resume", help="Go on with an --output that was stopped; begin it if it is not there.")
     ] = False,
     split: Annotated[str | None, typer.Option(help="Take this split of the run's own text: test or valid.")] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     beam: Beam = None,
     alpha: Alpha = None,
     n_best: Annotated[

@@ -33,7 +33,7 @@ def evaluate(
         list[Path] | None,
         typer.Option(metavar="RUN2", help="Compare with this run, which is only read, by a paired test. Repeatable."),
     ] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     beam: Beam = None,
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,

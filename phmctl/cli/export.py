@@ -12,7 +12,7 @@ def export(
     run: RunArgument,
     to: Annotated[str, typer.Option("--to", help="ctranslate2, onnx, safetensors, torch or huggingface.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     quantize: Annotated[
         str | None,
         typer.Option(help="CTranslate2's type: float32, int8, int8_float32, bfloat16, …  [default: float32]"),

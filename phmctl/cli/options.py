@@ -81,6 +81,8 @@ DataRoot = Annotated[
 RunsRoot = Annotated[
     Path | None, typer.Option("--runs", help="Folder of runs (default: $PHMCTL_RUNS or ./runs).", show_default=False)
 ]
-Checkpoint = Annotated[str, typer.Option(help="best, last, average or step-N.")]
+Checkpoint = Annotated[
+    str, typer.Option(help="best, last, average or step-N; auto: the average if the recipe asks for one, else best.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves torch's own choice.")]

@@ -14,7 +14,7 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A further name that requests may call. Repeatable.")
     ] = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = "auto",
     engine: Engine = None,
     quantize: Quantize = None,
     device: Device = None,

@@ -66,7 +66,7 @@ def export(
     to: str,
     output: Path,
     *,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     quantize: str | None = None,
     form: str | None = None,
     force: bool = False,
@@ -78,7 +78,7 @@ def export(
         run: the run.
         to: one of :data:`~phmctl.exports.FORMATS`.
         output: the folder to write; an empty one, or one that does not exist.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
+        checkpoint: ``auto``, ``best``, ``last``, ``average`` or ``step-…``.
         quantize: of CTranslate2, the type of its matrices; ``float32`` where None.
         form: of safetensors and torch, ``dense`` or ``both`` (with the PHM form, the default).
         force: replace an export that stands there.

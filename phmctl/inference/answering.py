@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phmctl.console import emit
+from phmctl.console import emit, warn
 from phmctl.errors import OutputError
 from phmctl.inference.answers_file import AnswersFile
+from phmctl.metrics.degenerate import Degenerate
 
 if TYPE_CHECKING:
     from phmctl.runs import Run, Weights
@@ -24,7 +25,7 @@ def answer(
     as_json: bool = False,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Answer groups of lines as they come: into a file, on stdout, or both.
+    """Answer groups of lines as they come: into a file, on stdout, or both. What is wrong with all of them is said.
 
     Args:
         predictor: answers.
@@ -37,10 +38,14 @@ def answer(
         OutputError: the file or stdout cannot be written, or the file answers other lines.
     """
     number = 1 + (output.lines if output else 0)
+    counted = Degenerate()
     advance(number - 1)
     for group in groups if output is None else output.unanswered(groups):
         found = predictor.predict(group, first_line=number, advance=advance)
-        text = "".join(f"{line}\n" for line in predictor.lines(found, first_line=number))
+        answers = list(predictor.lines(found, first_line=number))
+        text = "".join(f"{line}\n" for line in answers)
+        if len(answers) == len(group):
+            counted.add(group, answers)
         if output is not None:
             output.add(group, text)
         if as_json:
@@ -51,6 +56,8 @@ def answer(
         number += len(group)
     if output is not None:
         output.finish()
+    for remark in counted.remarks():
+        warn(remark)
 
 
 def open_output(path: Path, predictor: "Predictor", run: "Run", weights: "Weights", *, resume: bool) -> AnswersFile:

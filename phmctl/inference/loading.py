@@ -9,7 +9,7 @@ from phmctl.decoding.engine import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
 from phmctl.exports import Export, no_engine, open_model
 from phmctl.inference.model import Model
-from phmctl.runs import Run
+from phmctl.runs import AUTO, Run
 
 # A task's name, and the function that loads a run of it: (run, checkpoint, device, threads).
 _TASKS = {
@@ -34,7 +34,8 @@ def load(
     Args:
         path: a run's folder wherever it was copied, a folder of versions (the newest with a checkpoint is taken), or a
             name below ``$PHMCTL_RUNS`` or ``runs``; or an export's folder.
-        checkpoint: ``best`` (the default), ``last``, ``average``, ``step-000200`` or ``200``.
+        checkpoint: ``best``, ``last``, ``average``, ``step-000200`` or ``200``; by default the average if the recipe
+            asks for one and it is made, else ``best``, before the first validation ``last``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         engine: what computes; None is torch for a run, and an export's own.
         threads: CPU threads of an engine that has its own. torch's are the whole process's: set them yourself, by
@@ -50,7 +51,7 @@ def load(
         own = run.engine if isinstance(run, Export) else TORCH
         _check_engine(run, own, engine, threads)
         loader = _loader(run)
-        return run.use(checkpoint or "best", lambda name: loader(run, name, device, threads or 0))
+        return run.use(checkpoint or AUTO, lambda name: loader(run, name, device, threads or 0))
 
 
 def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -> None:

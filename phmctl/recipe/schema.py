@@ -131,8 +131,8 @@ class TrainingSection(Section):
     log_every: PositiveInt = 50  # steps
     validate_every: PositiveInt = 500  # steps
     save_every: PositiveInt = 500  # steps
-    keep: PositiveInt = 1  # newest checkpoints kept beside `best`
-    average: NonNegativeInt = 0  # average the last so many checkpoints at the end; 0 is off
+    keep: PositiveInt = 1  # newest checkpoints kept beside `best`, to resume from
+    average: NonNegativeInt = 0  # average the last so many checkpoints at the end (their weights are kept); 0 is off
     patience: NonNegativeInt = 0  # validations without improvement before the run stops; 0 is off
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     initialise_from: str | None = None  # a run: the model begins with its tensors of the same name and shape
@@ -140,12 +140,6 @@ class TrainingSection(Section):
     tensorboard: bool = False
     sharding: Literal["none", "full"] = "none"  # of many processes; full: each holds a part of weights and moments
     timeout: PositiveInt = 600  # seconds that one of many processes waits for another
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.average > self.keep:
-            raise ValueError(f"average = {self.average} wants keep >= {self.average}, not {self.keep}")
-        return self
 
 
 class TranslationTraining(TrainingSection):

@@ -2,10 +2,11 @@
 
 from phmctl.runs.environment import describe_environment, git_revision
 from phmctl.runs.find import runs_root
-from phmctl.runs.names import DATA, ENVIRONMENT, EXPORT, RECIPE
+from phmctl.runs.names import AUTO, DATA, ENVIRONMENT, EXPORT, RECIPE
 from phmctl.runs.run import Loaded, Run, Weights, read_recipe
 
 __all__ = [
+    "AUTO",
     "DATA",
     "ENVIRONMENT",
     "EXPORT",

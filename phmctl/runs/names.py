@@ -8,3 +8,4 @@ CHECKPOINTS = "checkpoints"
 ATTEMPT = "attempt.json"  # there while a training goes on; left by one that failed
 LOCK = ".lock"
 POINTERS = ("last", "best")
+AUTO = "auto"  # the checkpoint that a run chooses itself

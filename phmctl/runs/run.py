@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl.checkpoints import AVERAGE, MANIFEST, saved_steps, step_name, verify_checkpoint
+from phmctl.console import note
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
     locked,
@@ -36,7 +37,7 @@ from phmctl.files import (
 )
 from phmctl.runs.environment import describe_environment
 from phmctl.runs.find import claim_version, find_run, versions_in
-from phmctl.runs.names import ATTEMPT, CHECKPOINTS, DATA, ENVIRONMENT, EXPORT, LOCK, POINTERS, RECIPE
+from phmctl.runs.names import ATTEMPT, AUTO, CHECKPOINTS, DATA, ENVIRONMENT, EXPORT, LOCK, POINTERS, RECIPE
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
@@ -183,15 +184,25 @@ class Run:
         names += [AVERAGE] if (folder / AVERAGE).is_dir() else []
         return names + [step_name(step) for step in saved_steps(folder)]
 
+    def choice(self) -> str:
+        """Return which checkpoint ``auto`` is: the average if the recipe asks for one and it is made, else ``best``.
+
+        ``last`` before the first validation.
+        """
+        names = self.checkpoint_names()
+        wanted = [AVERAGE, "best"] if self.recipe.training.average else ["best"]
+        return next((name for name in wanted if name in names), "last")
+
     def checkpoint(self, name: str = "best") -> Path:
         """Return a checkpoint's folder.
 
         Args:
-            name: ``best``, ``last``, ``average``, ``step-000200`` or plainly ``200``.
+            name: ``auto``, ``best``, ``last``, ``average``, ``step-000200`` or plainly ``200``.
 
         Raises:
             RunError: there is none of this name; the message lists those that exist.
         """
+        name = self.choice() if name == AUTO else name
         if name in POINTERS:
             return self._follow(name)
         folder = self.checkpoints_folder / (step_name(int(name)) if name.isdecimal() else name)
@@ -205,12 +216,15 @@ class Run:
     def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
         """Return what `read` makes of a checkpoint. It is given the name of the folder: `name` is followed once.
 
-        A training beside this process may prune the folder while it is read: then `name` is followed again.
+        A training beside this process may prune the folder while it is read: then `name` is followed again. Where
+        ``auto`` is not what the recipe asks for, that is said.
 
         Raises:
             RunError: what `read` raises, or there is no checkpoint of this name.
         """
         folder = self.checkpoint(name)
+        if name == AUTO:
+            self._say_choice(folder)
         while True:
             try:
                 return read(folder.name)
@@ -220,6 +234,17 @@ class Run:
                 before, folder = folder, self.checkpoint(name)
                 if folder == before:
                     raise
+
+    def _say_choice(self, folder: Path) -> None:
+        taken, average = self.choice(), self.recipe.training.average
+        if taken == "last":
+            note(
+                f"{self.folder} has no best checkpoint yet: no validation has chosen one; last is taken, {folder.name}"
+            )
+        elif average and taken != AVERAGE:
+            note(
+                f"{self.folder} is not trained to its end, so there is no average yet; {taken} is taken, {folder.name}"
+            )
 
     def _follow(self, name: str) -> Path:
         pointer = self.checkpoints_folder / name

@@ -138,7 +138,7 @@ class Task(Protocol):
         ...
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """Return the number by which the best checkpoint is chosen; higher is better."""
+        """Return the number by which the best checkpoint is chosen: the highest, of equal ones the one of less loss."""
         ...
 
     def check_data(self) -> None:

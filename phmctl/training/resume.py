@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from phmctl.checkpoints import (
     MANIFEST,
+    MOMENTS,
     Checkpoint,
+    has_group,
     prune,
     read_checkpoint,
     saved_steps,
@@ -111,7 +113,15 @@ def read_to_resume(run: Run, name: str = "last") -> Checkpoint | None:
         return None
     if step_of(folder.name) is None:
         raise RunError(f"{folder} has weights only; resume from last, best or a step")
-    checkpoint = read_checkpoint(folder, ["model", "optimizer"])  # earlier versions wrote `random` too
+    if not has_group(folder, MOMENTS):
+        names = [
+            name for name in map(step_name, whole_steps(folder.parent)) if has_group(folder.parent / name, MOMENTS)
+        ]
+        raise RunError(
+            f"{folder} is kept for the average, without the optimiser's moments (training.keep); "
+            f"resume from {' or '.join(names)}"
+        )
+    checkpoint = read_checkpoint(folder, ["model", MOMENTS])  # earlier versions wrote `random` too
     state = TrainingState.from_json(checkpoint.state, folder)
     if step_name(state.step) != folder.name:
         raise RunError(f"{folder} cannot be continued from: its step is {state.step} in state.json")

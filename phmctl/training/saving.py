@@ -9,7 +9,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phmctl.checkpoints import amend_state, prune, read_state, step_name, tidy, whole_steps, write_checkpoint
+from phmctl.checkpoints import (
+    MOMENTS,
+    amend_state,
+    drop_group,
+    prune,
+    read_state,
+    step_name,
+    tidy,
+    whole_steps,
+    write_checkpoint,
+)
 from phmctl.files import sweep, writing
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
@@ -59,8 +69,13 @@ def settle(run: Run, settings: TrainingSection) -> None:
     run.point("last", state.step)
     run.point("best", best)
     final = state.step if state.finished(settings.steps, settings.patience) else None
-    kept = {state.step, *scheduled_steps(folder, settings.save_every, final)[-settings.keep :]}
-    prune(folder, kept if best is None else kept | {best})
+    scheduled = scheduled_steps(folder, settings.save_every, final)
+    to_resume = {state.step, *scheduled[-settings.keep :], *([] if best is None else [best])}
+    to_average = scheduled[-settings.average :] if settings.average else []
+    prune(folder, to_resume.union(to_average))
+    with writing(folder):
+        for step in set(to_average) - to_resume:  # an average wants no moments
+            drop_group(folder / step_name(step), MOMENTS)
 
 
 def newest_state(folder: Path) -> TrainingState | None:

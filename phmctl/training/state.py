@@ -19,6 +19,7 @@ class TrainingState:
     position: int = 0  # batches of that epoch already used
     validated: int = 0  # step of the newest validation
     best_score: float | None = None  # higher is better
+    best_loss: float | None = None  # validation loss of the best one
     best_step: int | None = None
     stale: int = 0  # validations since the best one
     target_tokens: int = 0  # all that were trained on
@@ -54,19 +55,18 @@ class TrainingState:
         """Return whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
         return is_done(self.step, self.stale, steps, patience)
 
-    def note_score(self, score: float) -> bool:
-        """Count a validation's score; return whether it is the best so far. NaN never is.
+    def note_score(self, score: float, loss: float) -> bool:
+        """Count a validation; return whether it is the best so far: by its score, by its loss where scores are equal.
 
-        Of equal ones the latest is the best (BLEU is 0 for long at the start), but it is no improvement.
+        NaN is never the best.
         """
         self.validated = self.step
-        best = self.best_score
-        improved = not math.isnan(score) and (best is None or score > best)
+        best, least = self.best_score, math.inf if self.best_loss is None else self.best_loss
+        improved = not math.isnan(score) and (best is None or (score, -loss) > (best, -least))
         self.stale = 0 if improved else self.stale + 1
-        if improved or score == best:
-            self.best_score, self.best_step = score, self.step
-            return True
-        return False
+        if improved:
+            self.best_score, self.best_loss, self.best_step = score, loss, self.step
+        return improved
 
 
 def _fits(value: Any, kind: str) -> bool:

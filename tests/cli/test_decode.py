@@ -285,7 +285,7 @@ def test_execution_reaches_the_maps(tiny_run: Run, tmp_path: Path) -> None:
     copy = shutil.copytree(tiny_run.folder, tmp_path / "copy")
     found = [lines(call(copy, "--split", "test", "--execution", name).stdout) for name in ("rank", "dense")]
     assert found[0] == found[1]
-    assert (Run.open(copy).checkpoint("best") / "factors.safetensors").is_file()
+    assert (Run.open(copy).checkpoint("auto") / "factors.safetensors").is_file()
 
 
 def test_an_execution_that_there_is_not(run: Run) -> None:

@@ -24,7 +24,7 @@ model:
    share_embeddings: false}
 training:
   {steps: 6, batch_tokens: 128, learning_rate: 0.01, warmup: 2, log_every: 1, validate_every: 2, save_every: 2, keep: 2,
-   average: 2, device: cpu, threads: 1, precision: float32}
+   average: 3, device: cpu, threads: 1, precision: float32}
 decoding: {beam: 2}
 """
 # The formats of `export` whose library is here; onnx is left out: its exporter takes seconds, and writes by one call.

@@ -178,6 +178,27 @@ def test_checkpoints_are_found_by_every_name(trained: Run) -> None:
     assert trained.checkpoint_names() == ["last", "best", "step-000005", "step-000010"]
 
 
+def test_a_run_chooses_what_its_recipe_asks_for(
+    trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The average if there is to be one and it is made, else the best, else the last; what is not asked for is said."""
+    wanting = Run(trained.folder, make_recipe(average=2))
+
+    def used(run: Run) -> tuple[str, str]:
+        return run.use("auto", lambda name: name), capsys.readouterr().err.removeprefix(f"{run.folder} ")
+
+    said = "is not trained to its end, so there is no average yet; best is taken, step-000005\n"
+    assert used(trained) == ("step-000005", "")
+    assert used(wanting) == ("step-000005", said)
+    write_checkpoint(trained.checkpoints_folder / "average", {}, {"steps": [5, 10]})
+    assert used(wanting) == ("average", "")
+    assert used(trained) == ("step-000005", "")
+    trained.point("best", None)
+    said = "has no best checkpoint yet: no validation has chosen one; last is taken, step-000010\n"
+    assert used(trained) == ("step-000010", said)
+    assert wanting.checkpoint("auto").name == "average"
+
+
 def test_an_unknown_checkpoint_lists_the_known(trained: Run) -> None:
     with pytest.raises(
         RunError, match=r"no checkpoint 'bets' \(did you mean 'best'\?\); it has last, best, step-000005"

@@ -437,6 +437,35 @@ def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
     assert fit(old=run, checkpoint="step-000015", steps=30, keep=2).steps == 30
 
 
+def test_an_average_wants_no_moments(fit: Fit) -> None:
+    """``keep`` checkpoints and the best can be resumed from; of the others that are averaged the weights are kept."""
+    slim = fit(steps=40, keep=2, average=5, validate_every=10).run
+    folder = slim.checkpoints_folder
+    steps = saved_steps(folder)
+    assert (steps, averaged_steps(folder)) == ([20, 25, 30, 35, 40], [20, 25, 30, 35, 40])
+    assert [step for step in steps if (folder / step_name(step) / "optimizer.safetensors").exists()] == [35, 40]
+    full = fit(steps=40, keep=5, average=5, validate_every=10).run
+    means = [read_checkpoint(run.checkpoint("average"), ["model"]).tensors["model"] for run in (slim, full)]
+    assert all(torch.equal(tensor, means[1][name]) for name, tensor in means[0].items())
+    with pytest.raises(RunError, match=r"25 is kept for the average, .*; resume from step-000035 or step-000040"):
+        fit(old=slim, checkpoint="step-000025", steps=50, keep=2, average=5)
+    assert fit(old=slim, checkpoint="step-000035", steps=50, keep=2, average=5, validate_every=10).steps == 50
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_kill_while_moments_are_dropped_leaves_nothing(fit: Fit, after: int) -> None:
+    run = fit(steps=20, keep=4).run
+    folder = run.checkpoints_folder / "step-000005"
+    if after:  # the manifest names them no more, and they are still there
+        manifest = json.loads((folder / MANIFEST).read_text())
+        del manifest["optimizer.safetensors"]
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    fit(old=run, steps=20, keep=1, average=4)
+    assert not (folder / "optimizer.safetensors").exists()
+    assert (run.checkpoints_folder / "step-000020/optimizer.safetensors").exists()
+    assert averaged_steps(run.checkpoints_folder) == [5, 10, 15, 20]
+
+
 def test_an_average_cannot_be_resumed(fit: Fit) -> None:
     run = fit(steps=20, keep=2, average=2).run
     with pytest.raises(RunError, match="has weights only; resume from last, best or a step"):

@@ -22,13 +22,33 @@ def test_scores_are_counted() -> None:
     state = TrainingState()
     found = []
     for state.step, score in enumerate([1.0, 2.0, 2.0, math.nan, 3.0], start=1):
-        found.append((state.note_score(score), state.best_step, state.stale))
-    assert found == [(True, 1, 0), (True, 2, 0), (True, 3, 1), (False, 3, 2), (True, 5, 0)]
+        found.append((state.note_score(score, 0.5), state.best_step, state.stale))
+    assert found == [(True, 1, 0), (True, 2, 0), (False, 2, 1), (False, 2, 2), (True, 5, 0)]
+
+
+def test_of_equal_scores_the_less_loss_is_best() -> None:
+    """BLEU is 0 for long at the start, and a classifier's accuracy comes in steps of one example."""
+    state = TrainingState()
+    found = []
+    pairs = [(0.0, 5.0), (0.0, 4.0), (0.0, 4.5), (0.0, math.nan), (1.5, 9.0), (1.5, 8.0), (0.0, 1.0)]
+    for state.step, (score, loss) in enumerate(pairs, start=1):
+        found.append((state.note_score(score, loss), state.best_step, state.stale))
+    assert found == [
+        *((True, 1, 0), (True, 2, 0), (False, 2, 1), (False, 2, 2)),
+        *((True, 5, 0), (True, 6, 0), (False, 6, 1)),
+    ]
+    assert (state.best_score, state.best_loss) == (1.5, 8.0)
+
+
+def test_a_state_of_an_earlier_version_knows_no_loss() -> None:
+    state = TrainingState.from_json({"step": 4, "best_score": 2.0, "best_step": 3})
+    assert state.note_score(2.0, 7.0)
+    assert not state.note_score(2.0, 7.0)
 
 
 def test_a_nan_at_first_is_not_the_best() -> None:
     state = TrainingState(step=1)
-    assert not state.note_score(math.nan)
+    assert not state.note_score(math.nan, 1.0)
     assert state.best_step is None
 
 

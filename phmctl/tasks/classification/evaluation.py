@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import Table, progress
+from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError
 from phmctl.files import write_atomic
 from phmctl.metrics.classification import (
@@ -18,6 +18,7 @@ from phmctl.metrics.classification import (
     confusion,
     mcnemar,
 )
+from phmctl.metrics.degenerate import remarks
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import Answers
@@ -124,6 +125,10 @@ def evaluate(
         _score(name, labels, own, answers[name], None if baseline is None else baseline[name])
         for name, own in examples.items()
     ]
+    for name, own in examples.items():
+        if len(set(own.labels)) > 1:
+            for remark in remarks([" ".join(texts) for texts in own.texts], [each.label for each in answers[name]]):
+                warn(f"{run.name}, {weights.name}, {name}: {remark}")
     setting = Setting(split, weights, {} if execution is None else {"execution": execution}, execution or "")
     _write(run, setting, [replace(one, compared=None) for one in results], examples, answers)
     report = ClassifierReport(run.name, weights.name, results, against.name if against else None)

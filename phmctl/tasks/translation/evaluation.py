@@ -18,6 +18,7 @@ from phmctl.console import Table, note, progress, warn
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.errors import RunError
 from phmctl.files import sha256_text, write_atomic, write_json
+from phmctl.metrics.degenerate import remarks
 from phmctl.metrics.text import (
     Comparison,
     LengthBin,
@@ -147,6 +148,8 @@ def evaluate(
         lowercase = load_tokenizers(run).target.lowercase
     chosen = decoding or run.recipe_of(TranslationRecipe).decoding
     kept, setting, hypotheses = _decode(run, split, checkpoint, chosen, device)
+    for remark in remarks(read_text(run, split, "source"), hypotheses, equal=0.5):
+        warn(f"{run.name}, {setting.weights.name}: {remark}")
     evaluation = Evaluation(
         run=run.name,
         split=split,

@@ -20,6 +20,7 @@ from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
 
+_SOME_BLEU = 1.0  # below it there is as good as none
 _LINES = 256  # of the validation text, translated in one go between two looks for a wish to stop
 
 
@@ -87,8 +88,13 @@ class TranslationTask:
         return metrics
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """Return BLEU if it was measured, the negative loss otherwise."""
-        return metrics.get("bleu", -metrics["loss"])
+        """Return BLEU if it was measured, the negative loss otherwise.
+
+        BLEU below 1 is 0: what tells such models apart is chance, and the loss says more.
+        """
+        if "bleu" not in metrics:
+            return -metrics["loss"]
+        return metrics["bleu"] if metrics["bleu"] >= _SOME_BLEU else 0.0
 
     def furnish(self, run: Run) -> None:
         """Write the tokenizers, the text of the evaluation splits and the data's manifest into the run."""

@@ -9,10 +9,11 @@ from phmctl.errors import RunError, UserError
 from phmctl.metrics.classification import mcnemar
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.copies import read_examples
+from phmctl.tasks.classification import evaluation as module
+from phmctl.tasks.classification.copies import Examples, read_examples
 from phmctl.tasks.classification.evaluation import evaluate
 from phmctl.tasks.classification.kind import KIND
-from phmctl.tasks.classification.predictor import load_classifier
+from phmctl.tasks.classification.predictor import Prediction, load_classifier
 
 
 def rows_of(run: Run, name: str = "test") -> list[dict[str, str]]:
@@ -99,3 +100,16 @@ def test_what_is_not_there_is_named(runs: dict[str, Run], tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RunError, match=r"test\.jsonl .*; copy the run again"):
         evaluate(Run.open(copy))
+
+
+def test_a_classifier_of_one_class_is_said(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def all_of_one(name: str, classifier: object, examples: dict[str, Examples]) -> dict[str, list[Prediction]]:
+        return {split: [Prediction(own.labels[0], 0.6)] * len(own) for split, own in examples.items()}
+
+    run = runs["encoder"]
+    monkeypatch.setattr(module, "_answers", all_of_one)
+    evaluate(run, "valid", device="cpu")
+    count = len(read_examples(run, "valid"))
+    assert f"valid: {count} of {count} answers are the same: " in capsys.readouterr().err

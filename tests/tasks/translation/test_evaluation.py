@@ -299,3 +299,26 @@ def test_a_report_names_the_checkpoint_that_made_its_translations(run: Run, monk
 
 def read_origin(run: Run) -> dict[str, object]:
     return json.loads(kept(run).with_suffix(".decoding.json").read_text())
+
+
+def test_what_the_recipe_asks_for_is_scored(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """The average where the recipe has one made; the best as long as it is not there, which is said."""
+    training = run.recipe.training.model_copy(update={"average": 2})
+    wanting = Run(run.folder, run.recipe.model_copy(update={"training": training}))
+    assert evaluate(wanting, "test", "auto", device="cpu").checkpoint == "step-000002"
+    assert "there is no average yet; best is taken, step-000002" in capsys.readouterr().err
+    shutil.copytree(run.checkpoint("last"), run.checkpoints_folder / "average")
+    found = evaluate(wanting, "test", "auto", device="cpu")
+    assert found.checkpoint == "average"
+    assert found.scores[0] == bleu(by_hand(run, "last"), REFERENCES)
+    assert "no average" not in capsys.readouterr().err
+    assert evaluate(run, "test", "auto", device="cpu").checkpoint == "step-000002"
+
+
+def test_empty_translations_are_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_translate", lambda run, translator, lines: [""] * len(lines))
+    evaluate(run, device="cpu")
+    said = f"warning: {run.name}, step-000002: {len(SOURCES) - 1} of {len(SOURCES) - 1} answers are empty\n"
+    assert said in capsys.readouterr().err
