@@ -1,6 +1,8 @@
 """``phmctl compare``: runs beside one another, and beside the published tables."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -22,35 +24,75 @@ def compare(
     ] = None,
     score: Annotated[bool, typer.Option("--eval", help="Score the runs that have no result.")] = False,
     form: Annotated[str, typer.Option("--format", help="table, csv, latex or json.")] = "table",
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE",
+            help="A published table beside what was trained here: table1 to table5, ceng501, ni.",
+            show_default=False,
+        ),
+    ] = None,
     runs_root: RunsRoot = None,
     json: Json = False,
 ) -> None:
     """Compare trained models: means over seeds, tested differences, sizes, speeds, and what else differs."""
-    from phmctl.comparison.compare import compare_runs, say_missing
-    from phmctl.comparison.formats import comparison_csv, comparison_latex, comparison_tables, methods
-    from phmctl.console import emit, emit_json, note
-    from phmctl.errors import check_known
+    from phmctl.errors import UserError, check_known
 
     check_known("format", form, ("table", "csv", "latex", "json"))
-    found = compare_runs(
-        runs or (),
-        recipe=recipe,
-        root=runs_root,
-        split=split,
-        checkpoint=checkpoint,
-        baseline=baseline,
-        score=score,
-    )
-    if json or form == "json":
-        emit_json(found.as_json())
-        return None
-    if form != "table":
+    form = "json" if json else form
+    if paper is None:
+        asked = {"split": split, "checkpoint": checkpoint, "baseline": baseline, "score": score}
+        return _compare(runs or (), recipe, runs_root, form, asked)
+    if baseline is not None or score or split != "test":
+        raise UserError("--baseline, --eval and --split have no part in --paper: leave them out")
+    return _compare_papers(paper, [*(runs or ()), *([recipe] if recipe else [])], runs_root, checkpoint, form)
+
+
+def _compare(runs: Sequence[str], recipe: str | None, root: Path | None, form: str, asked: dict[str, Any]) -> None:
+    from phmctl.comparison.compare import compare_runs
+    from phmctl.comparison.formats import comparison_csv, comparison_latex, comparison_tables, methods
+    from phmctl.console import emit, emit_json
+
+    found = compare_runs(runs, recipe=recipe, root=root, **asked)
+    if form == "json":
+        return emit_json(found.as_json())
+    if form == "table":
+        for table in comparison_tables(found):
+            table.show()
+        _say([*(f"tested by: {method}" for method in methods(found)), *found.differences(), *found.notes()])
+    else:
         emit(comparison_csv(found) if form == "csv" else comparison_latex(found))
-        return say_missing(found)
-    for table in comparison_tables(found):
-        table.show()
-    for method in methods(found):
-        note(f"· tested by: {method}")
-    for line in (*found.differences(), *found.notes()):
+    return _say_missing("without a result yet (or add --eval):", list(found.missing()))
+
+
+def _compare_papers(name: str, runs: Sequence[str], root: Path | None, checkpoint: str | None, form: str) -> None:
+    from phmctl.comparison.papers import compare_papers
+    from phmctl.console import emit, emit_json
+
+    tables = compare_papers(name, runs, root=root, checkpoint=checkpoint)
+    if form == "json":
+        return emit_json({"tables": [table.as_json() for table in tables]})
+    for found in tables:
+        if form == "table":
+            for table in found.tables():
+                table.show()
+            _say(found.notes())
+        else:
+            emit(found.as_csv() if form == "csv" else found.as_latex())
+        _say_missing("empty cells are filled by (and phmctl eval of what is trained):", found.missing())
+    return None
+
+
+def _say(lines: Sequence[str]) -> None:
+    from phmctl.console import note
+
+    for line in lines:
         note(f"· {line}")
-    return say_missing(found)
+
+
+def _say_missing(words: str, commands: Sequence[str]) -> None:
+    """Print commands, each on a line of its own, to be copied."""
+    from phmctl.console import note
+
+    for line in (words, *commands) if commands else ():
+        note(line)

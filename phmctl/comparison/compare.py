@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.comparison.variants import Trained, Variant, group, settle
-from phmctl.console import note, progress, warn
+from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
 from phmctl.runs.differences import difference_lines, result_differences, run_differences
@@ -261,12 +261,3 @@ def _machine(one: Trained) -> str:
 
 def _split_option(split: str) -> list[str]:
     return [] if split == "test" else ["--split", split]
-
-
-def say_missing(comparison: Comparison) -> None:
-    """Name the runs without results by the commands that score them."""
-    commands = list(comparison.missing())
-    if commands:
-        note("without a result yet (or add --eval):")
-        for command in commands:
-            note(command)

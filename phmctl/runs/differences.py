@@ -39,7 +39,7 @@ def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 
 def difference_lines(found: Differences, one: str = "the baseline") -> list[str]:
     """Return a line for each thing: ``training.steps: 2,000; 4,000 in the baseline``."""
-    return [f"{name}: {_words(other)}; {_words(first)} in {one}" for name, (first, other) in found.items()]
+    return [f"{name}: {value_words(other)}; {value_words(first)} in {one}" for name, (first, other) in found.items()]
 
 
 def result_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -76,7 +76,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _words(value: Any) -> str:
+def value_words(value: Any) -> str:
+    """Return a value of a recipe as people read it."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "none" if value is None else str(value)

@@ -1,0 +1,190 @@
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.accounting.figures import value_of
+from phmctl.accounting.printed import PRINTED, Column, Printed
+from phmctl.accounting.published import published_tables
+from phmctl.cli.main import app
+from phmctl.comparison.papers import Cell, compare_papers
+from phmctl.errors import UserError
+from phmctl.recipe.loading import flatten, load_recipe
+from phmctl.shipped import shipped_names
+from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
+
+TABLES = list({table.key: table for tables in PRINTED.values() for table in tables}.values())
+COLUMNS = [
+    pytest.param(table, column, id=f"{table.key}-{column.label}") for table in TABLES for column in table.columns
+]
+SMALL = ("model.width=32", "model.feed_forward=64", "model.heads=4")
+
+
+def call(*arguments: object):
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def cell_of(cells: tuple[Cell, ...], row: str, column: str = "") -> Cell:
+    return next(cell for cell in cells if cell.row.label == row and column in ("", cell.column.label))
+
+
+@pytest.mark.parametrize(("table", "column"), COLUMNS)
+def test_each_row_has_a_score_and_each_column_its_recipe(table: Printed, column: Column) -> None:
+    assert len(column.scores) == len(table.rows)
+    assert all(float(score) > 0 for score in column.scores)
+    names = shipped_names("recipes")
+    assert {column.recipe + row.size for row in table.rows} <= set(names)
+    assert set(column.stand_ins) - {"shakespeare"} <= set(names)
+
+
+@pytest.mark.parametrize(("table", "column"), COLUMNS)
+def test_the_shipped_recipe_is_of_the_published_setup_and_each_row_is_one_of_its_models(
+    table: Printed, column: Column
+) -> None:
+    own = dict(flatten(load_recipe(column.recipe).model_dump()))
+    assert {key: own[key] for key in column.setup} == dict(column.setup)
+    for row in table.rows:
+        settings = [part for part in row.options if "=" in part]
+        choice = {"--n": f"model.n={row.n}", "--algebra": f"model.algebra={row.algebra}"}
+        settings += [choice[row.options[0]]] if row.options[:1] in (("--n",), ("--algebra",)) else []
+        settings += ["model.algebra=phm"] if row.n > 1 else []
+        assert load_recipe(column.recipe + row.size, settings).variant == row.variant
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "score"),  # read off the papers by hand
+    [
+        ("table1", "PHM-LSTM n=10", "SciTail", "77.84"),
+        ("table1", "Quaternion LSTM", "MNLI-mm", "72.19"),
+        ("table2", "PHM n=16", "En-Id", "33.48"),
+        ("table2", "PHM n=2 †", "En-Mk", "14.41"),
+        ("table2", "PHM n=8", "En-Ro", "21.66"),
+        ("table3", "Quaternion", "inference s", "293"),
+        ("table4", "PHM n=4", "Modern-Shakespeare", "12.42"),
+        ("table5", "PHM n=8", "agreement", "95.62"),
+        ("ceng501-de-en", "PHM+ n=8", "de-en", "18.02"),
+        ("ni", "+ Both (6+7)", "En-De", "28.54"),
+    ],
+)
+def test_published_scores(table: str, row: str, column: str, score: str, tmp_path: Path) -> None:
+    (found, *_) = compare_papers(table, root=tmp_path)
+    assert cell_of(found.cells, row, column).published == score
+
+
+@pytest.mark.parametrize(
+    "table", [table for table in TABLES if table.key not in ("table3", "ni-table2")], ids=lambda t: t.key
+)
+def test_counting_and_comparing_have_the_same_figures(table: Printed) -> None:
+    """One place: the two commands cannot print different ones."""
+    counted = {one.key: one for one in published_tables(table.key)}[table.key]
+    assert {row.label: row.figure for row in counted.rows} == table.figures()
+    assert all(value_of(figure) > 0 for figure in table.figures().values())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two cells of Table 4: the dense model with two seeds, n = 4 not scored; elsewhere a stand-in."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed, every in ((1, 3), (2, 6)):
+        make_run(
+            root,
+            recipe="table4-shakespeare",
+            settings=(*SMALL, "training.steps=200"),
+            seed=seed,
+            hypotheses=worse(REFERENCES, every),
+        )
+    phm = (*SMALL, "training.steps=200", "model.algebra=phm", "model.n=4")
+    make_run(root, recipe="table4-shakespeare", settings=phm, hypotheses=None)
+    make_run(root, recipe="multi30k-de-en", settings=SMALL)
+    return root
+
+
+def test_trained_cells_stand_beside_the_published_ones(trained: Path) -> None:
+    (found,) = compare_papers("table4", root=trained)
+    cell = cell_of(found.cells, "Transformer")
+    assert len(cell.values) == 2
+    shown = call("--paper", "table4", "--runs", trained).stdout
+    line = next(line for line in shown.split("\n") if "Transformer" in line)
+    mean = sum(cell.values) / 2
+    assert f"{mean:.2f} ± " in line
+    assert "11.65" in line
+    assert "44M" in line
+
+
+def test_what_differs_in_the_setup_is_a_line_each(trained: Path) -> None:
+    (found,) = compare_papers("table4", root=trained)
+    lines = list(cell_of(found.cells, "Transformer").differences())
+    assert "training.steps: 200 here, 10,000 published" in lines
+    assert "model.width: 32 here, 512 published" in lines
+    assert not [line for line in lines if "layers" in line]
+    told = call("--paper", "table4", "--runs", trained).stderr
+    assert told.count("training.steps: 200 here, 10,000 published") == 1
+
+
+def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) -> None:
+    (found,) = compare_papers("table4", root=trained)
+    folder = trained / "table4-shakespeare" / "phm-n4" / "v001"
+    assert cell_of(found.cells, "PHM n=4").command == f"phmctl eval {folder}"
+    assert cell_of(found.cells, "PHM n=8").command == "phmctl train table4-shakespeare --n 8"
+    assert cell_of(found.cells, "Transformer").command is None
+    assert found.missing() == ["phmctl train table4-shakespeare --n 2,8,16", f"phmctl eval {folder}"]
+    assert "phmctl train table4-shakespeare --n 2,8,16" in call("--paper", "table4", "--runs", trained).stderr.split(
+        "\n"
+    )
+
+
+def test_another_recipe_stands_in_and_that_is_said(trained: Path) -> None:
+    (found,) = compare_papers("table2", root=trained)
+    cell = cell_of(found.cells, "Transformer", "De-En")
+    assert cell.stands_in
+    assert "multi30k-de-en stands in for table2-iwslt14-de-en, which was not trained" in cell.differences()
+    assert not cell_of(found.cells, "Transformer", "En-Vi").values
+    shown = call("--paper", "table2", "--runs", trained).stdout
+    assert "‡" in shown
+    assert max(map(len, shown.split("\n"))) <= 80
+
+
+def test_parameters_are_counted_as_the_table_counts_them(tmp_path: Path) -> None:
+    """Table 5 counts maps, rules and biases of the encoder: 55,552 at n = 8, whatever the vocabulary."""
+    settings = ("model.algebra=phm", "model.n=8")
+    make_classifier(tmp_path, [True, True, False, True], settings=settings)
+    (found,) = compare_papers("table5", root=tmp_path)
+    assert found.counts == {"PHM n=8": 55_552}
+    cell = cell_of(found.cells, "PHM n=8")
+    assert cell.values == [75.0]
+    assert cell.stands_in
+
+
+def test_times_are_taken_from_the_log(tmp_path: Path) -> None:
+    run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL, hypotheses=None)
+    lines = [
+        {"event": "train", "step": step, "seconds_per_step": each} for step, each in ((1, 0.5), (2, 0.2), (3, 0.1))
+    ]
+    run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = compare_papers("table3", root=tmp_path)
+    assert cell_of(found.cells, "Transformer", "s/100 steps").values == [20.0]
+    assert cell_of(found.cells, "PHM n=8", "inference s").command == "phmctl bench decode table3-iwslt14-de-en --n 8"
+
+
+def test_csv_and_json_have_a_cell_each(trained: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(call("--paper", "table2", "--runs", trained, "--format", "csv").stdout)))
+    assert len(rows) == 9 * 7
+    assert {row["command"] for row in rows if row["column"] == "En-Vi" and row["row"] == "PHM n=4 †"} == {
+        "phmctl train table2-iwslt15-en-vi --n 4 --set model.upsize=2"
+    }
+    told = json.loads(call("--paper", "table4", "--runs", trained, "--json").stdout)
+    assert [cell["published"] for cell in told["tables"][0]["cells"]] == ["11.65", "12.20", "12.42", "11.66", "10.76"]
+    assert call("--paper", "ceng501", "--runs", trained, "--format", "latex").stdout.count(r"\begin{tabular}") == 2
+
+
+def test_a_wrong_table_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"did you mean 'table2'"):
+        call("--paper", "tabel2", "--runs", tmp_path)
+    with pytest.raises(UserError, match="leave them out"):
+        call("--paper", "table2", "--eval", "--runs", tmp_path)
