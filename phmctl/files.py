@@ -77,6 +77,19 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
                 return
 
 
+@contextmanager
+def tidying(lock: Path) -> Iterator[None]:
+    """Remove a lock's folder when the block fails and nothing else is in it. The lock is held, so it may go too."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if [*lock.parent.iterdir()] == [lock]:
+                lock.unlink()
+                lock.parent.rmdir()
+        raise
+
+
 def _is_open_as(descriptor: int, path: Path) -> bool:
     """Return whether an open file is still the one of this name."""
     try:

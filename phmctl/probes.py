@@ -10,8 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from phmctl.console import progress
-from phmctl.data.labelled.store import labelled_command, labelled_sizes
-from phmctl.data.prepared.folder import data_root
+from phmctl.data.prepared.folder import data_root, prepare_command, trained_sizes
 from phmctl.errors import DataError, RunError, StoppedError
 from phmctl.files import write_json
 from phmctl.recipe.loading import expect, load_recipe
@@ -75,9 +74,9 @@ def probe(
 def _prepared(encoder: Encoder, data: Path, settings: Sequence[str]) -> dict[str, ProbingRecipe]:
     """Return the recipes whose data is there, in the table's order."""
     recipes = {name: _recipe(name, encoder, settings) for name in RECIPES}
-    there = {name: recipe for name, recipe in recipes.items() if labelled_sizes(recipe.data, data) is not None}
+    there = {name: recipe for name, recipe in recipes.items() if trained_sizes(recipe.data, data) is not None}
     if not there:
-        command = labelled_command(recipes[RECIPES[0]].data, data)
+        command = prepare_command(recipes[RECIPES[0]].data, data)
         raise DataError(f"no probing task is prepared in {data}; for the first one, run: {command} --source DIR")
     return there
 

@@ -9,10 +9,9 @@ from phmctl.accounting.ledger import ledger_for_recipe, ledger_for_settings
 from phmctl.accounting.published import published_tables
 from phmctl.accounting.published_ni import ROWS, ni_model
 from phmctl.assembly import build_classifier, build_transformer
-from phmctl.data.labelled.preparation import choose_labelled_section
 from phmctl.data.prepared.prepare import choose_section
 from phmctl.recipe.loading import common_overrides, load_recipe
-from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
+from phmctl.recipe.schema import ClassificationRecipe, LabelledSection, ParallelSection, TranslationRecipe
 from phmctl.shipped import shipped, shipped_names
 
 ALL = shipped_names("recipes")
@@ -164,15 +163,15 @@ def test_the_reproduction_s_recipes_have_its_setup(name, width, vocabulary, step
 @pytest.mark.parametrize("name", ["miniature", "multi30k-de-en"])
 def test_a_recipe_named_after_its_card_wants_what_the_card_proposes(name):
     # So `prepare-data NAME` and `train NAME` go together with no option.
-    assert load_recipe(name).data == choose_section(name, None, {})
+    assert load_recipe(name).data == choose_section(name, None, {}, ParallelSection)
 
 
 @pytest.mark.parametrize("name", NAMES + CLASSIFICATION)
 def test_a_recipe_names_the_command_that_prepares_its_data(name):
     text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     (command,) = re.findall(r"^# Prepare its data: phmctl prepare-data (\S+)(?: --recipe (\S+))?$", text, re.MULTILINE)
-    choose = choose_section if name in NAMES else choose_labelled_section
-    assert choose(command[0], command[1] or None, {}) == load_recipe(name).data
+    section = ParallelSection if name in NAMES else LabelledSection
+    assert choose_section(command[0], command[1] or None, {}, section) == load_recipe(name).data
 
 
 # Neuron interaction.

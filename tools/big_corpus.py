@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from phmctl.console import emit, note
+from phmctl.data.corpus import corpus_from_files
 from phmctl.data.prepared.prepare import prepare_named
 from phmctl.recipe.schema import ParallelSection
 
@@ -108,7 +109,9 @@ def main() -> None:
     made, before = time.monotonic(), peak()
     note(f"generated {given.pairs:,} pairs in {(made - begun) / 60:.1f} minutes")
     section = ParallelSection(card=f"big-{given.pairs}", vocabulary=given.vocabulary)
-    prepared = prepare_named(section, root=given.folder, files=files, workers=given.workers, force=True)
+    prepared = prepare_named(
+        section, root=given.folder, own=corpus_from_files(section.card, files), workers=given.workers, force=True
+    )
     own, children = peak()
     result = {
         "pairs": given.pairs,

@@ -18,7 +18,7 @@ from pathlib import Path
 import phmctl
 from phmctl.miniature import generate
 from phmctl.data.card import card_names
-from phmctl.data.labelled.catalog import load_any_card
+from phmctl.data.card import load_card
 from phmctl.recipe.loading import load_recipe
 from phmctl.shipped import shipped_names
 
@@ -26,7 +26,7 @@ site = Path(phmctl.__file__).resolve().parents[1]
 if site == Path.cwd() or (site / "pyproject.toml").exists():
     raise SystemExit(f"imported the checkout at {site}, not the wheel")
 recipes = [load_recipe(name) for name in shipped_names("recipes")]
-cards = [load_any_card(name) for name in card_names()]
+cards = [load_card(name) for name in card_names()]
 pairs = generate(sizes=(20, 5, 5))["train"]
 page = Path(phmctl.__file__).with_name("serving") / "page.html"
 if not recipes or not cards or len(pairs) != 20 or not page.is_file():

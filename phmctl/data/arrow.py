@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,7 @@ class RowWriter:
             self._handle = path.open("wb")
             self._stream = pa.ipc.new_stream(self._handle, self._schema)
 
-    def __enter__(self) -> "RowWriter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,11 +1,12 @@
-"""Batches by token budget, padding included: planned in numpy for millions of rows, collated without a loop.
+"""Batches: planned in numpy for millions of rows, similar lengths together, collated without a loop.
 
-A row costs its longer side with the end of sentence. A batch costs its number of rows times its dearest row, which is
-what the model computes on; that never exceeds the budget.
+Parallel text is batched by a budget of tokens, padding included: a row costs its longer side with the end of sentence,
+a batch its number of rows times its dearest row, which is what the model computes on. Labelled text is counted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +15,11 @@ import torch
 from torch import Tensor
 
 from phmctl.data.arrow import Ragged
+from phmctl.data.card import Cleaning
+from phmctl.data.clean import clean_line, cut
 from phmctl.data.order import RandomNumbers
 from phmctl.data.special import BOS, EOS, PAD
+from phmctl.data.tokenizer import Tokenizer
 from phmctl.errors import DataError
 
 Ints = npt.NDArray[np.int64]
@@ -23,64 +27,80 @@ Ints = npt.NDArray[np.int64]
 # The share of rows sorted as if one token dearer. On Multi30k (4096 tokens) it lowers the share of a row's batch mates
 # that it meets again next epoch from 0.51 to 0.30, for 1 % more padding.
 _DEARER = 0.15
+_POOL = 64  # batches' worth of shuffled rows that are sorted by length together, where rows are counted
 
 
-class PairRows(Protocol):
-    """What :func:`collate` reads: both sides of a split."""
-
-    @property
-    def source(self) -> Ragged: ...
+class TokenRows(Protocol):
+    """What :func:`collate` reads of a split."""
 
     @property
-    def target(self) -> Ragged: ...
+    def sides(self) -> Sequence[Ragged]: ...
+
+    @property
+    def labels(self) -> Ints | None: ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of sentence pairs, padded.
+    """One batch, padded.
 
     Attributes:
-        source: (B, S) int64: tokens, EOS, then PAD.
-        target: (B, T+1) int64: BOS, tokens, EOS, then PAD. Input of the decoder ``[:, :-1]``, labels ``[:, 1:]``.
+        sides: (B, S) int64 each. Of parallel text the source is tokens, EOS, then PAD, and the target (B, T+1) BOS,
+            tokens, EOS, then PAD: input of the decoder ``[:, :-1]``, labels ``[:, 1:]``. A labelled text is tokens,
+            then PAD; one without tokens is one EOS, so that every row has something.
         indices: (B,) int64, the rows' numbers in the split.
-        target_tokens: labels that are not PAD (EOS counts); a plain integer, so reading it waits for no device.
+        target_tokens: what the loss is divided by, a plain integer, so reading it waits for no device: target tokens
+            that are not PAD (EOS counts), or the number of labels.
+        labels: (B,) int64; none for parallel text.
     """
 
-    source: Tensor
-    target: Tensor
+    sides: tuple[Tensor, ...]
     indices: Tensor
     target_tokens: int
+    labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))
+
+    @property
+    def source(self) -> Tensor:
+        """The first side."""
+        return self.sides[0]
+
+    @property
+    def target(self) -> Tensor:
+        """The second side."""
+        return self.sides[1]
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on a device; on a GPU through pinned memory, without waiting for the copy."""
         place = torch.device(device)
         if place.type == "cpu":
             return self
-        pin = place.type == "cuda" and not self.source.is_cuda
-        tensors = (self.source, self.target)  # the indices are for the host
-        source, target = ((tensor.pin_memory() if pin else tensor).to(place, non_blocking=True) for tensor in tensors)
-        return Batch(source, target, self.indices, self.target_tokens)
+        sides = tuple(_moved(side, place) for side in self.sides)
+        return replace(self, sides=sides, labels=_moved(self.labels, place))  # the indices are for the host
 
 
-def costs(source_lengths: npt.ArrayLike, target_lengths: npt.ArrayLike) -> Ints:
-    """Return each row's cost, (N,) int64: its longer side in tokens, with the end of sentence."""
-    return np.maximum(np.asarray(source_lengths, np.int64), np.asarray(target_lengths, np.int64)) + 1
+def _moved(tensor: Tensor, place: torch.device) -> Tensor:
+    pin = place.type == "cuda" and not tensor.is_cuda
+    return (tensor.pin_memory() if pin else tensor).to(place, non_blocking=True)
 
 
-def plan_batches(
-    source_lengths: npt.ArrayLike,
-    target_lengths: npt.ArrayLike,
-    batch_tokens: int,
-    *,
-    seed: int,
-    epoch: int,
-    shuffle: bool = True,
+def lengths_of(split: TokenRows) -> tuple[Ints, ...]:
+    """Return each side's length of each row, (N,) each, as it is padded: with the end of sentence; 1 at least."""
+    return tuple(side.lengths + 1 if split.labels is None else np.maximum(side.lengths, 1) for side in split.sides)
+
+
+def cost_of(lengths: Sequence[npt.ArrayLike]) -> Ints:
+    """Return each row's cost, (N,) int64: its longer side."""
+    cost: Ints = np.max(np.stack([np.asarray(side, np.int64) for side in lengths]), axis=0, initial=0)
+    return cost
+
+
+def plan_by_tokens(
+    lengths: Sequence[npt.ArrayLike], batch_tokens: int, *, seed: int, epoch: int, shuffle: bool = True
 ) -> list[Ints]:
     """Divide the rows of a split into batches of similar lengths. The same arguments give the same plan.
 
     Args:
-        source_lengths: (N,) tokens, without the end of sentence.
-        target_lengths: (N,) likewise.
+        lengths: (N,) of each side (:func:`lengths_of`).
         batch_tokens: the budget: rows × dearest row of a batch never exceeds it.
         seed: the run's seed.
         epoch: with the seed it decides which rows meet and in which order batches come.
@@ -92,44 +112,57 @@ def plan_batches(
     Raises:
         DataError: a row costs more than the budget.
     """
-    source = np.asarray(source_lengths, np.int64)
-    target = np.asarray(target_lengths, np.int64)
-    cost = costs(source, target)
+    cost = cost_of(lengths)
     _refuse_too_long(cost, batch_tokens)
     numbers = RandomNumbers(seed, epoch) if shuffle else None
-    order = _by_length(source, target, numbers)
-    plan = _cut(order, cost[order], batch_tokens)
+    order = _by_length(cost, np.asarray(lengths[0], np.int64) - np.asarray(lengths[-1], np.int64), numbers)
+    plan = _cut_by_tokens(order, cost[order], batch_tokens)
     return plan if numbers is None else numbers.shuffled(plan)
 
 
-def real_token_share(plan: Sequence[Ints], source_lengths: npt.ArrayLike, target_lengths: npt.ArrayLike) -> float:
-    """Return the share of a plan's positions, of both sides, that hold a token (end of sentence included)."""
-    real = positions = 0
-    for lengths in (np.asarray(source_lengths, np.int64) + 1, np.asarray(target_lengths, np.int64) + 1):
-        real += int(lengths.sum())
-        positions += sum(len(rows) * int(lengths[rows].max()) for rows in plan)
+def plan_by_count(
+    lengths: Sequence[npt.ArrayLike], batch_size: int, *, seed: int, epoch: int, shuffle: bool = True
+) -> list[Ints]:
+    """Divide the rows of a split into batches of `batch_size`, the last one smaller; see :func:`plan_by_tokens`."""
+    total = np.sum(np.stack([np.asarray(side, np.int64) for side in lengths]), axis=0)  # (N,)
+    if not shuffle:
+        return _cut_by_count(np.argsort(total, kind="stable"), batch_size)
+    numbers = RandomNumbers(seed, epoch)
+    pools = _cut_by_count(numbers.permutation(len(total)), _POOL * batch_size)
+    ordered = (pool[np.argsort(total[pool], kind="stable")] for pool in pools)
+    return numbers.shuffled([batch for pool in ordered for batch in _cut_by_count(pool, batch_size)])
+
+
+def real_token_share(plan: Sequence[Ints], lengths: Sequence[Ints]) -> float:
+    """Return the share of a plan's positions, of all sides, that hold a token (see :func:`lengths_of`)."""
+    real = sum(int(side.sum()) for side in lengths)
+    positions = sum(len(rows) * int(side[rows].max()) for side in lengths for rows in plan)
     return real / positions if positions else 1.0
 
 
-def collate(split: PairRows, rows: Sequence[int] | npt.NDArray[Any]) -> Batch:
+def collate(split: TokenRows, rows: Sequence[int] | npt.NDArray[Any]) -> Batch:
     """Return the padded batch of some rows of a split, in the order given."""
     indices = np.asarray(rows, np.int64)
-    source = _padded(split.source, indices, begin=0)  # (B, S)
-    target = _padded(split.target, indices, begin=1)  # (B, T+1)
-    target[:, 0] = BOS
-    target_tokens = int(split.target.lengths[indices].sum()) + len(indices)
-    return Batch(torch.from_numpy(source), torch.from_numpy(target), torch.from_numpy(indices), target_tokens)
+    if split.labels is not None:
+        sides = tuple(_padded(side, indices) for side in split.sides)
+        return Batch(sides, torch.from_numpy(indices), len(indices), torch.from_numpy(split.labels[indices]))
+    source, target = split.sides
+    target_tokens = int(target.lengths[indices].sum()) + len(indices)
+    sides = _padded(source, indices, end=1), _padded(target, indices, begin=1, end=1)
+    return Batch(sides, torch.from_numpy(indices), target_tokens)
 
 
-def _padded(side: Ragged, rows: Ints, *, begin: int) -> Ints:
-    """Return (B, begin + longest + 1): `begin` free columns, the tokens, EOS, PAD."""
+def _padded(side: Ragged, rows: Ints, *, begin: int = 0, end: int = 0) -> Tensor:
+    """Return (B, begin + longest + end, at least 1): `begin` BOS, the tokens, `end` EOS (1 of an empty row), PAD."""
     lengths = side.lengths[rows]
-    width = int(lengths.max(initial=0))
-    matrix = np.full((len(rows), begin + width + 1), PAD, np.int64)
+    width = max(int(lengths.max(initial=0)) + end, 1)
+    matrix = np.full((len(rows), begin + width), PAD, np.int64)
+    matrix[:, :begin] = BOS
     # Row-major order of the true places is the order in which the rows' tokens are gathered.
-    matrix[:, begin : begin + width][np.arange(width) < lengths[:, None]] = side.gather(rows)
-    matrix[np.arange(len(rows)), begin + lengths] = EOS
-    return matrix
+    matrix[:, begin:][np.arange(width) < lengths[:, None]] = side.gather(rows)
+    ended = np.flatnonzero((lengths == 0) | (end > 0))
+    matrix[ended, begin + lengths[ended]] = EOS
+    return torch.from_numpy(matrix)
 
 
 def _refuse_too_long(cost: Ints, batch_tokens: int) -> None:
@@ -141,25 +174,25 @@ def _refuse_too_long(cost: Ints, batch_tokens: int) -> None:
         )
 
 
-def _by_length(source: Ints, target: Ints, numbers: RandomNumbers | None) -> Ints:
+def _by_length(cost: Ints, difference: Ints, numbers: RandomNumbers | None) -> Ints:
     """Return the rows sorted by cost, and within one by source minus target length, up and down in turns.
 
     The difference keeps rows with a longer source apart from those with a longer target; the turns keep it close where
     a batch runs over from one cost to the next. An epoch draws which rows of equal lengths meet, which way the turns
     go, and which rows count as one token dearer.
     """
-    rows, dearer, flip = np.arange(len(source)), np.zeros(len(source), np.int64), 0
+    rows, dearer, flip = np.arange(len(cost)), np.zeros(len(cost), np.int64), 0
     if numbers is not None:
-        rows = numbers.permutation(len(source))
+        rows = numbers.permutation(len(cost))
         dearer = numbers.chosen(len(rows), _DEARER).astype(np.int64)
         flip = int(numbers.chosen(1, 0.5)[0])
-    major = costs(source, target)[rows] + dearer
-    minor = (source - target)[rows]
+    major = cost[rows] + dearer
+    minor = difference[rows]
     turns = np.where((major + flip) % 2 == 0, minor, -minor)
     return rows[np.lexsort((turns, major))]
 
 
-def _cut(order: Ints, cost: Ints, batch_tokens: int) -> list[Ints]:
+def _cut_by_tokens(order: Ints, cost: Ints, batch_tokens: int) -> list[Ints]:
     """Cut the sorted rows into the longest runs that keep within the budget."""
     plan = []
     start = 0
@@ -171,3 +204,38 @@ def _cut(order: Ints, cost: Ints, batch_tokens: int) -> list[Ints]:
         plan.append(order[start : start + size])
         start += size
     return plan
+
+
+def _cut_by_count(order: Ints, batch_size: int) -> list[Ints]:
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Texts without labels, ready for :func:`collate`; the labels are all 0."""
+
+    sides: tuple[Ragged, ...]
+    labels: Ints
+
+
+def encode_texts(
+    texts: Sequence[Sequence[str]], tokenizer: Tokenizer, cleaning: Cleaning, max_tokens: int
+) -> EncodedTexts:
+    """Clean and tokenize new texts as the splits of prepared labelled data are: N in, N out.
+
+    Args:
+        texts: (N, 1) or (N, 2): the texts of each example.
+        tokenizer: the run's.
+        cleaning: the card's settings (the manifest's ``settings["cleaning"]``).
+        max_tokens: of a text; of a longer one the start or the end stays, as the card says.
+    """
+    sides = []
+    for column in zip(*texts, strict=True):
+        encoded = tokenizer.encode([clean_line(text, cleaning) for text in column])
+        sides.append(_ragged([cut(tokens, max_tokens, cleaning) for tokens in encoded]))
+    return EncodedTexts(tuple(sides) or (_ragged([]),), np.zeros(len(texts), np.int64))
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> Ragged:
+    values = np.array([token for row in rows for token in row], np.int32)
+    return Ragged([(values, np.cumsum([0, *map(len, rows)], dtype=np.int64))])

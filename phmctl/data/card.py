@@ -1,20 +1,25 @@
-"""Dataset cards: what a corpus is, where it lies, and how its files are read."""
+"""Dataset cards: what a corpus is, where it lies, and how its files are read.
+
+A card is of parallel text (``task: translation``) or of texts, or pairs of texts, with labels
+(``task: classification``). What only one of the two has is listed in :data:`_ONLY`.
+"""
 
 import json
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from phmctl.data.readers import Format
 from phmctl.errors import DataError, nearest
 from phmctl.files import sha256_text
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.sections import PositiveInt, Section, Vocabulary
+from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Section, Seed, Vocabulary
 from phmctl.shipped import shipped, shipped_names
 
-SplitName = Literal["train", "valid", "test"]
-SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
+Column = str | NonNegativeInt  # by its name in the header, or counted from 0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags", "sgm"]
 
 
 def _below(name: str) -> str:
@@ -46,23 +51,81 @@ def _hub_id(name: str) -> str:
     return name
 
 
+def check_split(name: str) -> str:
+    """Return the name of a split; raises ValueError for what cannot be one."""
+    if not re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]+)?", name):
+        guess = nearest(name, ("train", "valid", "test")).strip(" ()").removesuffix("?")
+        raise ValueError(f"{guess}?" if guess else "use train, valid, test, or test_ and a name")
+    return name
+
+
+SplitName = Annotated[str, AfterValidator(check_split)]
 FileNames = tuple[Annotated[str, AfterValidator(_below)], ...]
 
 
+class Rows(Section):
+    """How a table's row, or a line's JSON object, becomes texts and a label."""
+
+    format: Literal["tsv", "csv", "jsonl"] = "tsv"
+    quoting: bool = False  # cells may stand in quotes, as CSV has it; without it a quote is a character like others
+    header: bool = True  # the first line names the columns
+    texts: Annotated[tuple[Column, ...], Field(min_length=1, max_length=2)]
+    label: Column | None = None  # None: of parallel text
+    verb: Column | None = None  # the text ends before the word of this number, counted from 1
+    extras: dict[str, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
+    of_file: dict[str, dict[str, int]] = Field(default_factory=dict)  # extras that a file's name tells; otherwise -1
+    split: Column | None = None  # names the split of a row, where one file holds all
+    names: dict[str, str] = Field(default_factory=dict)  # the files' words for the card's labels
+    unlabelled: tuple[str, ...] = ()  # what stands for "no label": such rows are dropped, and counted
+    odd_rows: Literal["refuse", "drop"] = "refuse"  # rows of another width than the header's; dropped, they are counted
+    header_has: tuple[str, ...] = ()  # columns that tell this layout from another with the same file names
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        named = [column for column in self.columns if isinstance(column, str)]
+        if self.format == "jsonl" and len(named) < len(self.columns):
+            raise ValueError("columns of jsonl have names")
+        if self.odd_rows == "drop" and (self.format == "jsonl" or not self.header or self.split is not None):
+            raise ValueError("odd_rows: drop wants a table with a header, and files of one split each")
+        if not self.header and self.format != "jsonl" and (named or self.header_has):
+            raise ValueError("without a header columns are numbers, counted from 0")
+        return self
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns that are read."""
+        others = [column for column in (self.label, self.verb, self.split) if column is not None]
+        return [*self.texts, *self.extras.values(), *others]
+
+
 class SplitFiles(Section):
-    """One split's files: two sides, or pairs in one file. Names are relative; each may also end in ``.gz``."""
+    """One split's files: two sides, or rows of tables. Names are relative; each may also end in ``.gz``.
+
+    A list of names alone is that of the tables, which are read as the layout's ``rows`` say.
+    """
 
     format: Format = "text"
     source: FileNames = ()  # read one after another, in this order
     target: FileNames = ()
     pairs: FileNames = ()  # source<TAB>target in one file
     columns: tuple[int, int] = (0, 1)  # of `pairs`, counted from 0
+    tables: FileNames = ()
     hold_out: Literal["take", "leave"] | None = None  # every `period`-th pair: only those, or all the others
     period: Annotated[int, Field(ge=2)] = 23
 
+    @model_validator(mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return {"tables": value} if isinstance(value, list | tuple) else value
+
+    @model_serializer(mode="wrap")
+    def _as_listed(self, dump: SerializerFunctionWrapHandler) -> Any:
+        return list(self.tables) if self.tables else dump(self)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if bool(self.pairs) == bool(self.source) or len(self.source) != len(self.target):
+        ways = [self.source, self.pairs, self.tables]
+        if sum(map(bool, ways)) != 1 or len(self.source) != len(self.target):
             raise ValueError("wants either 'pairs', or 'source' and 'target' with as many files each")
         if min(self.columns) < 0:
             raise ValueError("'columns' are counted from 0")
@@ -70,8 +133,8 @@ class SplitFiles(Section):
 
     @property
     def sides(self) -> dict[str, FileNames]:
-        """The file names by what is read from them: ``source``, ``target``, or ``pairs`` of both."""
-        return {"source": self.source, "target": self.target, "pairs": self.pairs}
+        """The file names by what is read from them: ``source``, ``target``, ``pairs`` of both, or ``rows``."""
+        return {"source": self.source, "target": self.target, "pairs": self.pairs, "rows": self.tables}
 
     @property
     def names(self) -> FileNames:
@@ -79,35 +142,78 @@ class SplitFiles(Section):
         return tuple(name for names in self.sides.values() for name in names)
 
 
+class ByText(Section):
+    """A division by the text's own digest: equal texts stay together, and the order of the files does not matter."""
+
+    of: Annotated[int, Field(ge=2)]  # shares
+    valid: PositiveInt
+    test: PositiveInt
+
+
+class Shuffled(Section):
+    """Tensor2Tensor's division of the agreement data: Python's shuffle, the first for train, the next for valid."""
+
+    seed: Seed
+    train: Annotated[float, Field(gt=0, lt=1)]
+    valid: Annotated[float, Field(gt=0, lt=1)]
+    test_where_equal: tuple[str, str] | None = None  # two extras; test keeps the examples where they are the same
+
+
 class Layout(Section):
     """One way in which people have a corpus on disk."""
 
     name: str
     scattered: bool = False  # several archives: each file may lie in a subfolder of its own
+    rows: Rows | None = None  # how tables are read
     splits: dict[SplitName, SplitFiles]
+    optional: dict[SplitName, SplitFiles] = Field(default_factory=dict)  # splits that not everybody has
+    parts: dict[SplitName, str] = Field(default_factory=dict)  # what `rows.split` says of each split's rows
+    by_text: ByText | None = None  # how the only split becomes train, valid and test
+    shuffled: Shuffled | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.rows is None and any(files.tables for files in self.every.values()):
+            raise ValueError("files without a side want 'rows', which say how they are read")
+        return self
+
+    @property
+    def every(self) -> dict[str, SplitFiles]:
+        """The files of every split, those that not everybody has last."""
+        return {**self.splits, **self.optional}
 
 
-class Columns(Section):
+class Sides(Section):
     """Where a hub's row holds the two sides; ``translation.de`` is the field `de` of the column `translation`."""
 
     source: str
     target: str
 
 
-class HubPlace(Section):
+class Hub(Section):
     """A dataset on the Hugging Face hub, or a local folder that ``datasets`` can load."""
 
     id: Annotated[str, AfterValidator(_hub_id)]
     config: str | None = None
     folder: Annotated[str, AfterValidator(_below)] | None = None  # the folder in the repository that holds the files
     revision: str | None = None
-
-
-class Hub(HubPlace):
-    """Where the hub has sentence pairs."""
-
     splits: dict[SplitName, str]
-    columns: Columns
+    columns: Sides | None = None  # of parallel text
+    texts: Annotated[tuple[str, ...], Field(max_length=2)] = ()  # of labelled text
+    label: str | None = None
+    names: dict[str, str] = Field(default_factory=dict)
+    unlabelled: tuple[str, ...] = ("-1",)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if bool(self.columns) == bool(self.texts) or bool(self.texts) != (self.label is not None):
+            raise ValueError("wants either 'columns' (source and target), or 'texts' and 'label'")
+        return self
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns of the texts."""
+        return (self.columns.source, self.columns.target) if self.columns else self.texts
 
 
 class Url(Section):
@@ -122,10 +228,10 @@ class Url(Section):
 
 
 class Divide(Section):
-    """How a set without valid or test of its own is divided: which of every `period` pairs are held out for them."""
+    """How a set without valid or test of its own is divided: which of every `period` rows are held out for them."""
 
     period: Annotated[int, Field(ge=2)]
-    valid: PositiveInt | None = None  # the pair with this number, counted from 1, and every `period`-th after it
+    valid: PositiveInt | None = None  # the row with this number, counted from 1, and every `period`-th after it
     test: PositiveInt | None = None
 
     @model_validator(mode="after")
@@ -136,46 +242,99 @@ class Divide(Section):
         return self
 
     @property
-    def places(self) -> dict[SplitName, int]:
-        """The number of each held-out split's first pair."""
-        given: dict[SplitName, int | None] = {"valid": self.valid, "test": self.test}
-        return {split: place for split, place in given.items() if place is not None}
+    def places(self) -> dict[str, int]:
+        """The number of each held-out split's first row."""
+        return {split: place for split in ("valid", "test") if (place := getattr(self, split)) is not None}
 
 
-class TextCleaning(Section):
-    """What the text wants before it is tokenized."""
+class Cleaning(Section):
+    """What the corpus' text wants before it is tokenized, whatever the recipe, and which rows are left out."""
 
     lowercase: bool = False
     entities: Literal["decode", "keep"] = "keep"  # Moses' &apos; and the like
     normalise: bool = False  # Unicode NFC, and blanks of all kinds to one
-
-
-class Cleaning(TextCleaning):
-    """What the corpus' text wants, whatever the recipe: settings for the preparation."""
-
-    max_ratio: Annotated[float, Field(ge=0)] = 0.0  # longer side / shorter side in tokens, train only; 0 is off
+    max_ratio: Annotated[float, Field(ge=0)] = 0.0  # longer text / shorter text in tokens, train only; 0 is off
+    duplicates: Literal["drop", "keep"] = "drop"  # train rows whose text stands in valid or test
+    keep: Literal["start", "end"] = "start"  # which tokens stay of a labelled text of valid or test that is too long
 
 
 class Defaults(Section):
-    """What `prepare-data` takes for the recipe's data section where nothing else is said."""
+    """What `prepare-data` takes for the recipe's data section where nothing else is said; None: that section's own."""
 
-    tokenizer: Literal["bpe", "word"] = "bpe"
-    vocabulary: Vocabulary = 8000
-    joint: bool = True
-    max_tokens: PositiveInt = 256
+    tokenizer: Literal["bpe", "word"] | None = None
+    vocabulary: Vocabulary | None = None
+    joint: bool | None = None
+    max_tokens: PositiveInt | None = None
 
 
-class CardBase(Section):
-    """What every dataset card says, whatever is learned from its data."""
+class Borrowed(Section):
+    """A split of another card that is of interest here."""
+
+    card: str
+    split: SplitName = "test"
+
+
+# What a card of one task has and no other: what it must say, and what it may.
+_ONLY = {
+    "translation": (("source_language", "target_language"), ("built_in",)),
+    "classification": (("texts",), ("symmetric", "train_text", "labels", "borrowed")),
+}
+
+
+class Card(Section):
+    """A dataset card."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    task: Literal["translation", "classification"] = "translation"
     title: str
     description: str
     licence: str
     homepage: str = ""
+    source_language: str = ""
+    target_language: str = ""
+    built_in: bool = False  # generated, nothing to fetch
+    texts: Annotated[int, Field(ge=1, le=2)] | None = None  # that an example has
+    symmetric: bool = False  # the order of a pair's texts means nothing: swapped, they are the same example
+    train_text: bool = False  # train keeps its text too, for models with tokenizers of their own
+    labels: tuple[str, ...] = ()  # the classes, in the order of their numbers; empty: those that train has, sorted
+    borrowed: dict[SplitName, Borrowed] = Field(default_factory=dict)
+    sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows a split; empty where they are not known
     divide: Divide | None = None  # for what has no valid or test of its own
+    defaults: Defaults = Defaults()
+    cleaning: Cleaning = Cleaning()
+    local: tuple[Layout, ...] = ()
     urls: tuple[Url, ...] = ()
+    hub: Hub | None = None
     prefer: Literal["hub", "urls"] = "urls"  # which to ask first where both are given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for task, (required, others) in _ONLY.items():
+            given = [name for name in (*required, *others) if getattr(self, name)]
+            if task != self.task and given:
+                raise ValueError(f"{', '.join(given)}: only a card with 'task: {task}' has that")
+            missing = [name for name in required if name not in given]
+            if task == self.task and missing:
+                raise ValueError(f"wants {' and '.join(map(repr, missing))}")
+        for layout in self.local:
+            if layout.rows is not None and len(layout.rows.texts) != (self.texts or 2):
+                raise ValueError(f"layout {layout.name!r} reads another number of texts than {self.texts or 2}")
+            if any((files.tables and self._unlabelled(layout.rows)) for files in layout.every.values()):
+                raise ValueError(f"layout {layout.name!r}: 'rows' want a 'label' where there is something to classify")
+        return self
+
+    def _unlabelled(self, rows: Rows | None) -> bool:
+        return self.labelled and (rows is None or rows.label is None)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether it is of texts with labels; otherwise it is of parallel text."""
+        return self.task == "classification"
+
+    @property
+    def direction(self) -> str:
+        """Source and target language, as in ``de-en``."""
+        return f"{self.source_language}-{self.target_language}"
 
     @property
     def ways(self) -> tuple[Literal["hub", "urls"], ...]:
@@ -190,8 +349,7 @@ class CardBase(Section):
 
         files = [url.url for url in self.urls if url.url.startswith("file:")]
         found = {url: Path(url2pathname(Request(url).selector)) for url in files}
-        hub: HubPlace | None = getattr(self, "hub", None)
-        return found | ({hub.id: Path(hub.id)} if hub and Path(hub.id).is_dir() else {})
+        return found | ({self.hub.id: Path(self.hub.id)} if self.hub and Path(self.hub.id).is_dir() else {})
 
     @property
     def digest(self) -> str:
@@ -205,35 +363,30 @@ class CardBase(Section):
         return _digest([url.model_dump(mode="json", exclude={"unpacked", "members"}) for url in self.urls])
 
 
-class Card(CardBase):
-    """A dataset card of sentence pairs to translate."""
-
-    task: Literal["translation"] = "translation"
-    source_language: str
-    target_language: str
-    sizes: dict[SplitName, int] = Field(default_factory=dict)  # published pairs a split; empty where they are not known
-    defaults: Defaults = Defaults()
-    cleaning: Cleaning = Cleaning()
-    built_in: bool = False  # generated, nothing to fetch
-    local: tuple[Layout, ...] = ()
-    hub: Hub | None = None
-
-    @property
-    def direction(self) -> str:
-        """Source and target language, as in ``de-en``."""
-        return f"{self.source_language}-{self.target_language}"
-
-    @property
-    def lowercase(self) -> bool:
-        """Whether the text is lower-cased."""
-        return self.cleaning.lowercase
-
-
-AnyCard = TypeVar("AnyCard", bound=CardBase)
-
-
 def _digest(content: Any) -> str:
     return sha256_text([json.dumps(content, sort_keys=True)])
+
+
+def corpus_name(card: str) -> str:
+    """Return a corpus' name: the card's id, or the stem of its file.
+
+    Raises:
+        DataError: the name cannot be a folder's.
+    """
+    path = Path(card)
+    name = path.stem if path.suffix in {".yaml", ".yml"} else card
+    if not _NAME.fullmatch(name):
+        raise DataError(f"{card!r} cannot name a corpus; use letters, digits, dots, hyphens and underscores")
+    return name
+
+
+def is_card(name: str) -> bool:
+    """Return whether a corpus' name stands for a card, shipped or a file; otherwise it is a name for one's own files.
+
+    Raises:
+        DataError: the name cannot be a folder's.
+    """
+    return name in shipped_names("cards") or name != corpus_name(name)
 
 
 def card_names() -> list[str]:
@@ -253,20 +406,14 @@ def card_task(name_or_path: str) -> str:
 def load_card(name_or_path: str) -> Card:
     """Load a card by its id or by the path of a YAML file.
 
-    Raises:
-        DataError: there is no such card (with the nearest name), or it is not valid (all problems, a line each).
-    """
-    return read_card(name_or_path, Card)
-
-
-def read_card(name_or_path: str, kind: type[AnyCard]) -> AnyCard:
-    """Load a card of a kind. Another's card should not have this machine's files read: only those beside it.
+    Another's card should not have this machine's files read: only those beside it.
 
     Raises:
-        DataError: there is no such card, it is not valid, or it names a file of this machine out of its folder.
+        DataError: there is no such card (with the nearest name), it is not valid (all problems, a line each), or it
+            names a file of this machine out of its folder.
     """
     path = find_card(name_or_path)
-    card = read_document(path, DataError).validate(kind, DataError)
+    card = read_document(path, DataError).validate(Card, DataError)
     for words, place in card.here.items():
         if not place.resolve().is_relative_to(path.parent.resolve()):
             raise DataError(

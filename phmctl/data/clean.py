@@ -1,20 +1,23 @@
-"""Cleaning: what a line looks like before it is tokenized, and which train pairs are left out, with counts.
+"""Cleaning: what a line looks like before it is tokenized, and which rows are left out, with counts.
 
-Valid and test keep every line, whatever it is: N lines in, N lines out. Train loses pairs with an empty side and pairs
-that stand in valid or test, and, once tokenized, pairs that are too long or too unequal.
+Valid and test keep every row, whatever it is: N lines in, N lines out. Only an example without a label, or one that
+could not be read, is dropped from them too: nothing can be scored on it. Train loses rows with an empty text, rows that
+stand in valid or test, whatever their label, and, once tokenized, those that are too long or too unequal.
 """
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
-from phmctl.data.card import Cleaning, TextCleaning
-from phmctl.data.readers import BLANKS, HoldOut, Pair, PairSource
+from phmctl.data.card import Cleaning
+from phmctl.data.readers import BLANKS, number_of
+from phmctl.data.rows import HoldOut, Row, RowSource, same_text
 
-# Why a train pair is dropped: the keys of the manifest's counts.
+# Why a train row is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
 ODD_ROW, UNLABELLED, EMPTY_TEXT = "odd_row", "no_label", "empty_text"  # of labelled text
 REASONS = (ODD_ROW, UNLABELLED, EMPTY_TEXT, EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)
@@ -27,10 +30,10 @@ _IN_WORDS = {
     OVER_LONG: "that are too long",
     LOPSIDED: "with sides of too unequal lengths",
 }
-CUT = "cut"  # a text of valid or test that is kept in part
-# What is counted but kept: a train pair of which one side alone stands in valid or test.
-SAME_SIDES = "same_sides"  # and a pair of the same text twice
-SOURCE_HELD_OUT, TARGET_HELD_OUT = "source_in_valid_or_test", "target_in_valid_or_test"
+CUT = "cut"  # a labelled text of valid or test that is kept in part
+SAME_SIDES = "same_sides"  # a pair of the same text twice: counted but kept
+# And a train pair of which one side alone stands in valid or test.
+SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test")
 
 # What Moses' escape-special-chars.perl writes, and nothing else: "&copy" in a text is meant.
 _MOSES = {
@@ -51,21 +54,16 @@ class Tally:
     """Counts of one split.
 
     Attributes:
-        read: pairs in the files.
-        kept: pairs that are stored.
-        dropped: pairs left out, by reason.
-        noted: pairs that are kept although something is unusual about them, by what it is.
+        read: rows in the files.
+        kept: rows that are stored.
+        dropped: rows left out, by reason.
+        noted: rows that are kept although something is unusual about them, by what it is.
     """
 
     read: int = 0
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
-
-    def objection(self, reason: str, *, keep: bool) -> bool:
-        """Count an objection to a row, and return whether it stays all the same."""
-        (self.noted if keep else self.dropped)[reason] += 1
-        return keep
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts for the manifest."""
@@ -82,7 +80,7 @@ def in_words(dropped: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {_IN_WORDS[reason]}" for reason, number in dropped.items()) or "nothing dropped"
 
 
-def clean_line(line: str, settings: TextCleaning) -> str:
+def clean_line(line: str, settings: Cleaning) -> str:
     """Return a line as it is tokenized and, of valid and test, stored: no blanks around it, and as the card says.
 
     Entities are Moses' eight; normalisation is Unicode NFC with every run of white space made one space. Lower-casing
@@ -95,101 +93,166 @@ def clean_line(line: str, settings: TextCleaning) -> str:
     return line.strip(BLANKS)
 
 
-def clean_pairs(pairs: Iterable[Pair], settings: Cleaning) -> Iterator[Pair]:
-    """Yield cleaned pairs; none is left out."""
-    for source, target in pairs:
-        yield clean_line(source, settings), clean_line(target, settings)
+def clean_texts(texts: Sequence[str], settings: Cleaning) -> tuple[str, ...]:
+    """Return a row's texts, each as :func:`clean_line` has it."""
+    return tuple(clean_line(text, settings) for text in texts)
+
+
+def cut(tokens: Sequence[int], longest: int, settings: Cleaning) -> Sequence[int]:
+    """Return the tokens of a text that stay if it is too long: the first or, as the card says, the last."""
+    return tokens[:longest] if settings.keep == "start" else tokens[-longest:]
 
 
 class HeldOut:
-    """The pairs of valid and test, to find them again in train.
+    """The texts of valid and test, to find them again in train; as digests, since a test set may be large.
 
     Two lines are the same if they differ only in case, in Unicode form, or in white space: tokenised text matches raw.
 
     Args:
-        pairs: the cleaned pairs of valid and test.
+        symmetric: whether the order of a row's texts means nothing, so that it is found again swapped.
+        sides: whether each text is to be found by itself, too.
     """
 
-    def __init__(self, pairs: Iterable[Pair]) -> None:
-        self._pairs = {(same_text(source), same_text(target)) for source, target in pairs}
-        self._sources = {source for source, _ in self._pairs}
-        self._targets = {target for _, target in self._pairs}
+    def __init__(self, *, symmetric: bool = False, sides: bool = False) -> None:
+        self._symmetric = symmetric
+        self._rows: set[bytes] = set()
+        self._sides: tuple[set[bytes], ...] = (set(), set()) if sides else ()
 
-    def sides(self, pair: Pair) -> tuple[bool, bool, bool]:
-        """Return whether the source, the target, and both as one pair stand in valid or test."""
-        keys = same_text(pair[0]), same_text(pair[1])
-        return keys[0] in self._sources, keys[1] in self._targets, keys in self._pairs
+    def add(self, texts: Sequence[str]) -> None:
+        """Note the texts of a row."""
+        whole, each = self._keys(texts)
+        self._rows.add(whole)
+        for side, key in zip(self._sides, each, strict=False):
+            side.add(key)
+
+    def find(self, texts: Sequence[str]) -> tuple[bool, list[bool]]:
+        """Return whether a row stands in valid or test, and of each text whether it stands there on its side."""
+        whole, each = self._keys(texts)
+        return whole in self._rows, [key in side for side, key in zip(self._sides, each, strict=False)]
+
+    def _keys(self, texts: Sequence[str]) -> tuple[bytes, list[bytes]]:
+        same = [same_text(text) for text in texts]
+        return _digest(sorted(same) if self._symmetric else same), [_digest([text]) for text in same if self._sides]
 
 
-class CleanPairs:
-    """A split, cleaned and judged. Can be iterated again; :attr:`tally` is of the last time.
+def _digest(same: Sequence[str]) -> bytes:
+    return blake2b("\n".join(same).encode("utf-8"), digest_size=12).digest()
+
+
+class CleanRows:
+    """A split, cleaned and judged. Can be iterated again; the counts are of the last time.
+
+    Parallel and labelled text differ in this: the end of a sentence counts in its length, that of a labelled text does
+    not; of an over-long labelled text of valid or test a part stays, a sentence stays whole.
 
     Args:
-        pairs: the split as it is read.
+        rows: the split as it is read.
         settings: the card's.
-        max_tokens: longest side, in tokens with the end of sentence.
-        held_out: the pairs of valid and test, where the split is train; None for valid and test, which lose nothing.
+        max_tokens: the longest text.
+        labels: the classes; None for parallel text.
+        held_out: the texts of valid and test, where the split is train; None for valid and test.
+
+    Attributes:
+        tally: what was read, kept, dropped and noted.
+        classes: the examples of each class, of those that stay.
+        lost: the reasons for which each class lost examples.
     """
 
-    def __init__(self, pairs: PairSource, settings: Cleaning, max_tokens: int, held_out: HeldOut | None = None) -> None:
-        self._pairs = pairs
+    def __init__(
+        self,
+        rows: RowSource,
+        settings: Cleaning,
+        max_tokens: int,
+        labels: Sequence[str] | None = None,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        self._rows = rows
         self._settings = settings
         self._max_tokens = max_tokens
+        self._labels = labels
+        self._numbers: Mapping[str | None, int] = {label: number for number, label in enumerate(labels or ())}
         self._held_out = held_out
         self.tally = Tally()
+        self.classes: Counter[str] = Counter()
+        self.lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def __iter__(self) -> Iterator[Pair]:
-        """Yield the pairs that stay, their lengths not yet judged."""
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows that stay, their lengths not yet judged; raises :class:`DataError` for unknown labels."""
         self.tally = Tally()
-        for pair in clean_pairs(self._pairs, self._settings):
+        self.classes = Counter()
+        self.lost.clear()
+        for row in self._rows:
             self.tally.read += 1
-            self.tally.noted[SAME_SIDES] += pair[0] == pair[1] != ""
-            if self._stays(pair):
-                yield pair
+            if self._labels is not None and not self._told(row):
+                continue
+            cleaned = row._replace(texts=clean_texts(row.texts, self._settings))
+            if self._stays(cleaned):
+                yield cleaned
 
-    def sample(self, period: int) -> "CleanPairs":
-        """Return the first of every `period` pairs of the files, cleaned and judged alike."""
-        pairs = self._pairs if period == 1 else HoldOut(self._pairs, period, held=True, places=(1,))
-        return CleanPairs(pairs, self._settings, self._max_tokens, self._held_out)
+    def sample(self, period: int) -> "CleanRows":
+        """Return the first of every `period` rows of the files, cleaned and judged alike."""
+        rows = self._rows if period == 1 else HoldOut(self._rows, period, held=True, places=(1,))
+        return CleanRows(rows, self._settings, self._max_tokens, self._labels, self._held_out)
 
-    def fits(self, source: int, target: int) -> bool:
-        """Judge a pair by its sides' numbers of tokens (without the end of sentence), and count the verdict.
+    @property
+    def labelled(self) -> bool:
+        """Whether its rows have labels."""
+        return self._labels is not None
+
+    def number(self, row: Row) -> int:
+        """Return the number of an example's class."""
+        return self._numbers[row.label]
+
+    def fit(self, row: Row, tokens: Sequence[Sequence[int]]) -> Sequence[Sequence[int]] | None:
+        """Judge a row by its texts' tokens (without the end of sentence), and count the verdict.
 
         The end of sentence counts in the ratio, which spares very short pairs: one token against two is 2 : 3.
-        """
-        longer, shorter = max(source, target) + 1, min(source, target) + 1
-        ratio = self._settings.max_ratio
-        if longer > self._max_tokens:
-            stays = self._object(OVER_LONG)
-        elif self._held_out is not None and ratio > 0 and longer > ratio * shorter:
-            stays = self._object(LOPSIDED)
-        else:
-            stays = True
-        self.tally.kept += stays
-        return stays
 
-    def _stays(self, pair: Pair) -> bool:
-        if not (pair[0].strip() and pair[1].strip()):
-            return self._object(EMPTY)
-        if self._held_out is None:
-            return True
-        in_source, in_target, in_pairs = self._held_out.sides(pair)
-        if in_pairs:
-            return self._object(HELD_OUT)
-        self.tally.noted[SOURCE_HELD_OUT] += in_source
-        self.tally.noted[TARGET_HELD_OUT] += in_target
+        Returns:
+            the tokens that are stored; None where the row is left out.
+        """
+        train, parallel, ratio = self._held_out is not None, self._labels is None, self._settings.max_ratio
+        longest, shortest = max(map(len, tokens)), min(map(len, tokens))
+        stays = True
+        if longest + parallel > self._max_tokens:
+            stays = self._object(row, OVER_LONG if train or parallel else CUT, keep=not train)
+        elif train and ratio > 0 and longest + 1 > ratio * (shortest + 1):
+            stays = self._object(row, LOPSIDED, keep=False)
+        if not stays:
+            return None
+        self.tally.kept += 1
+        if parallel:
+            return tokens
+        self.classes[str(row.label)] += 1
+        return [cut(each, self._max_tokens, self._settings) for each in tokens]
+
+    def _told(self, row: Row) -> bool:
+        """Return whether an example has a label; raises :class:`DataError` for one that nobody knows."""
+        if not row.whole or row.label is None:
+            self.tally.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
+            return False
+        if row.label not in self._numbers:
+            number_of(row, self._labels or ())
         return True
 
-    def _object(self, reason: str) -> bool:
-        """Count an objection to a pair, and return whether it stays all the same."""
-        return self.tally.objection(reason, keep=self._held_out is None)
+    def _stays(self, row: Row) -> bool:
+        train, parallel = self._held_out is not None, self._labels is None
+        if parallel:
+            self.tally.noted[SAME_SIDES] += row.texts[0] == row.texts[1] != ""
+        if not all(text.strip() for text in row.texts):
+            return self._object(row, EMPTY if parallel else EMPTY_TEXT, keep=not train)
+        if self._held_out is None:
+            return True
+        again, sides = self._held_out.find(row.texts)
+        if again:
+            return self._object(row, HELD_OUT, keep=self._settings.duplicates == "keep")
+        for what, found in zip(SIDE_HELD_OUT, sides, strict=False):
+            self.tally.noted[what] += found
+        return True
 
-
-def same_text(line: str) -> str:
-    """Return what two lines have in common that differ only in case, in Unicode form, or in white space."""
-    return "".join(unicodedata.normalize("NFC", line).casefold().split())
-
-
-def same_texts(texts: Sequence[str]) -> bytes:
-    """Return what examples have in common whose texts are the same in the sense of :func:`same_text`, to digest it."""
-    return "\n".join(map(same_text, texts)).encode("utf-8")
+    def _object(self, row: Row, reason: str, *, keep: bool) -> bool:
+        """Count an objection to a row, and return whether it stays all the same."""
+        if not keep:
+            self.lost[str(row.label)][reason] += 1
+        (self.tally.noted if keep else self.tally.dropped)[reason] += 1
+        return keep

@@ -7,37 +7,19 @@ is compared there.
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from phmctl.data.card import Cleaning, TextCleaning
+from phmctl.data.card import Cleaning
+from phmctl.data.prepared.manifest import migrated
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
-from phmctl.files import are_file_entries, damage, file_entry, write_atomic, write_json
+from phmctl.files import are_file_entries, damage, file_entry, write_json
 from phmctl.runs import DATA, Run
-
-if TYPE_CHECKING:
-    from phmctl.data.prepared.folder import PreparedData
 
 _COPIES = "copies"
 ADVICE = "copy the run again"
 
 T = TypeVar("T")
-CleaningT = TypeVar("CleaningT", bound=TextCleaning)
-
-
-def write_copies(run: Run, prepared: "PreparedData") -> None:
-    """Write the tokenizers, the text of the evaluation splits and the manifest into a new run.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
-    prepared.tokenizers.save(run.tokenizer_folder)
-    for name in prepared.manifest["splits"]:
-        if name != "train":
-            split = prepared.split(name)
-            _write_lines(run.text_folder / f"{name}.source", split.source_text)
-            _write_lines(run.text_folder / f"{name}.target", split.target_text)
-    record_copies(run, prepared.manifest)
 
 
 def record_copies(run: Run, manifest: Mapping[str, Any]) -> None:
@@ -58,10 +40,6 @@ def record_files(run: Run, manifest: Mapping[str, Any], paths: Iterable[Path]) -
     """
     entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in paths]
     write_json(run.folder / DATA, {**manifest, _COPIES: entries})
-
-
-def _write_lines(path: Path, lines: list[str]) -> None:
-    write_atomic(path, "".join(f"{line}\n" for line in lines))
 
 
 def load_tokenizers(run: Run) -> TokenizerPair:
@@ -98,17 +76,8 @@ def load_cleaning(run: Run) -> Cleaning:
     Raises:
         RunError: the run does not say.
     """
-    return cleaning_as(run, Cleaning)
-
-
-def cleaning_as(run: Run, kind: type[CleaningT]) -> CleaningT:
-    """Return what a run says of its text's cleaning, as the settings of one kind of text.
-
-    Raises:
-        RunError: the run does not say.
-    """
     try:
-        return kind(**run.data()["settings"]["cleaning"])
+        return Cleaning(**run.data()["settings"]["cleaning"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{run.folder / DATA} does not say how the text was cleaned; {ADVICE}") from error
 
@@ -173,7 +142,7 @@ def check_same_data(run: Run, folder: Path, manifest: Mapping[str, Any], same_to
         RunError: the corpus was prepared anew from other files or with other settings, or the run does not say what it
             was trained on.
     """
-    before = run.data()
+    before = migrated(run.data())
     changed = [key for key in ("settings", "sources", "token_types", "labels") if before.get(key) != manifest.get(key)]
     if not changed and not same_tokenizers():
         changed = ["tokenizers"]

@@ -1,13 +1,14 @@
-"""Finding a card's files in a folder as people really have it."""
+"""Finding a card's files in a folder as people really have it: by their names, and by the columns in them."""
 
 import difflib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from phmctl.data.card import SPLITS, Card, Layout, SplitFiles, SplitName
-from phmctl.data.readers import HoldOut, PairSource, ParallelFiles, SourceFile, TabSeparated
+from phmctl.data.card import Card, Layout, Rows, SplitFiles
+from phmctl.data.readers import ParallelFiles, Tables, check_columns, missing_columns
+from phmctl.data.rows import HoldOut, RowSource, SourceFile
 from phmctl.errors import DataError
 
 _DEPTH = 3  # subfolders that are searched below the folder given
@@ -16,27 +17,50 @@ _FOLDERS = 500  # and how many at most: nobody meant the whole disk
 
 @dataclass(frozen=True)
 class Match:
-    """How far one layout's files were found in one folder."""
+    """How far one layout's files were found in one folder.
+
+    Attributes:
+        layout: the layout.
+        folder: the folder.
+        found: the layout's name of a file → where it is.
+        splits: the splits that are there, each with all its files.
+        missing: the names of the files of the other splits that it should have.
+    """
 
     layout: Layout
     folder: Path
-    found: Mapping[str, Path]  # the layout's name of a file → where it is
-    missing: Mapping[SplitName, Sequence[str]]
+    found: Mapping[str, Path]
+    splits: Sequence[str]
+    missing: Mapping[str, Sequence[str]]
 
-    @property
-    def complete(self) -> bool:
-        """Whether every split has all its files."""
-        return not self.missing
-
-    @property
-    def files(self) -> list[SourceFile]:
-        """The files found, by split and side; one that two splits are taken from is there twice."""
+    def files(self, split: str | None = None) -> list[SourceFile]:
+        """The files of a split, or of all, by split and side; one that two splits are taken from is there twice."""
         return [
-            SourceFile(self.found[name], split, side)
-            for split, files in self.layout.splits.items()
-            for side, names in files.sides.items()
+            SourceFile(self.found[name], each, side)
+            for each in ([split] if split else self.splits)
+            for side, names in self.layout.every[each].sides.items()
             for name in names
         ]
+
+    def read(self, split: str) -> RowSource:
+        """Return the rows of a split."""
+        files = self.layout.every[split]
+        rows: RowSource
+        if files.tables and self.layout.rows:
+            paths = [self.found[name] for name in files.tables]
+            rows = Tables(paths, self.layout.rows, self.layout.parts.get(split), files.tables)
+        elif files.pairs:
+            rows = Tables([self.found[name] for name in files.pairs], Rows(header=False, texts=files.columns))
+        else:
+            sides = [self.found[name] for name in files.source], [self.found[name] for name in files.target]
+            rows = ParallelFiles(*sides, files.format)
+        return HoldOut(rows, files.period, files.hold_out == "take") if files.hold_out else rows
+
+    def odd(self) -> Iterator[Path]:
+        """Yield the files without the columns that the layout reads: they are something else."""
+        for each in self.files():
+            if each.side == "rows" and self.layout.rows and missing_columns(each.path, self.layout.rows):
+                yield each.path
 
 
 def find_files(card: Card, folder: Path) -> Match:
@@ -45,40 +69,50 @@ def find_files(card: Card, folder: Path) -> Match:
     The files of a scattered layout may lie in different subfolders; all others lie in one.
 
     Raises:
-        DataError: none; says which files the nearest layout lacks, and what lies there instead.
+        DataError: none; says which files the nearest layout lacks, and what lies there instead, or which columns a
+            file lacks.
     """
-    tree = _Tree(searched(folder, card.id))
+    tree = _Tree(_searched(folder, card.id))
     best: Match | None = None
+    odd: tuple[Path, Rows] | None = None
     for layout in (*card.local, *generic_layouts(card)):
         for candidate in tree.folders[: 1 if layout.scattered else None]:
             match = _match(layout, candidate, tree)
-            if match.complete:
+            if match.missing:
+                best = match if best is None or len(match.found) > len(best.found) else best
+                continue
+            other = next(match.odd(), None)
+            if other is None or layout.rows is None:
                 return match
-            if best is None or len(match.found) > len(best.found):
-                best = match
+            odd = odd or (other, layout.rows)
+    if odd is not None:
+        check_columns(*odd)
     raise _incomplete(card, folder, best)
 
 
-def read_split(files: SplitFiles, found: Mapping[str, Path]) -> PairSource:
-    """Return the pairs of one split, given where its files are."""
-    pairs: PairSource
-    if files.pairs:
-        pairs = TabSeparated([found[name] for name in files.pairs], files.columns)
-    else:
-        sides = [found[name] for name in files.source], [found[name] for name in files.target]
-        pairs = ParallelFiles(*sides, files.format)
-    return HoldOut(pairs, files.period, files.hold_out == "take") if files.hold_out else pairs
+def find_split(card: Card, split: str, folder: Path) -> Match | None:
+    """Return a card's files of one split, of the layout that fits in the shallowest folder, or None."""
+    tree = _Tree(list(_folders_of(folder)))
+    for candidate in tree.folders:
+        for layout in card.local:
+            if split in layout.splits and not (layout.by_text or layout.shuffled):
+                match = _match(layout.model_copy(update={"splits": {split: layout.splits[split]}}), candidate, tree)
+                if not match.missing and next(match.odd(), None) is None:
+                    return match
+    return None
 
 
 def generic_layouts(card: Card) -> list[Layout]:
-    """Return the layouts that every card is looked for in: ``train.de`` with ``train.en``, and ``train.tsv``.
+    """Return the layouts that every card of parallel text is looked for in: ``train.de``, ``train.en``; ``train.tsv``.
 
     A card that says how to divide it is found without the splits that this makes, too.
     """
+    if card.labelled:
+        return []
     sides = card.source_language, card.target_language
     layouts = []
     for valid in ("valid", "val", "dev"):
-        names: dict[SplitName, str] = {"train": "train", "valid": valid, "test": "test"}
+        names = {"train": "train", "valid": valid, "test": "test"}
         plain = {
             split: SplitFiles(source=(f"{name}.{sides[0]}",), target=(f"{name}.{sides[1]}",))
             for split, name in names.items()
@@ -88,7 +122,7 @@ def generic_layouts(card: Card) -> list[Layout]:
     return layouts + ([_without(card.divide.places, layout) for layout in layouts[:2]] if card.divide else [])
 
 
-def _without(made: Container[SplitName], layout: Layout) -> Layout:
+def _without(made: Container[str], layout: Layout) -> Layout:
     """Return a layout without the splits that are made."""
     return layout.model_copy(
         update={"splits": {name: files for name, files in layout.splits.items() if name not in made}}
@@ -116,18 +150,18 @@ class _Tree:
         return self.files.get(name) or self.files.get(f"{name}.gz")
 
 
-def searched(folder: Path, card: str) -> list[Path]:
-    """Return where a card's files are looked for: in a folder and those below it (:func:`folders_of`).
+def _searched(folder: Path, card: str) -> list[Path]:
+    """Return where a card's files are looked for: in a folder and those below it (:func:`_folders_of`).
 
     Raises:
         DataError: there is no such folder.
     """
     if not folder.is_dir():
         raise DataError(f"no folder {folder}: --source wants the folder with the files of {card!r}")
-    return list(folders_of(folder))
+    return list(_folders_of(folder))
 
 
-def folders_of(top: Path) -> Iterator[Path]:
+def _folders_of(top: Path) -> Iterator[Path]:
     """Yield a folder and its subfolders, the shallow ones first, each level sorted."""
     level, given = [top], 0
     for _ in range(_DEPTH + 1):
@@ -150,39 +184,38 @@ def _content(folder: Path) -> list[Path]:
 
 def _match(layout: Layout, folder: Path, tree: _Tree) -> Match:
     found: dict[str, Path] = {}
-    missing: dict[SplitName, Sequence[str]] = {}
-    for split in SPLITS:
-        names = layout.splits[split].names if split in layout.splits else ()
+    missing: dict[str, Sequence[str]] = {}
+    splits = []
+    for split, files in layout.every.items():
         here = {
-            name: path for name in names if (path := tree.find(name) if layout.scattered else file_in(folder, name))
+            name: path
+            for name in files.names
+            if (path := tree.find(name) if layout.scattered else _file_in(folder, name))
         }
         found |= here
-        if len(here) < len(names):
-            missing[split] = [name for name in names if name not in here]
-    return Match(layout, folder, found, missing)
+        if len(here) == len(set(files.names)):
+            splits.append(split)
+        elif split in layout.splits:
+            missing[split] = [name for name in files.names if name not in here]
+    return Match(layout, folder, found, splits, missing)
 
 
-def file_in(folder: Path, name: str) -> Path | None:
+def _file_in(folder: Path, name: str) -> Path | None:
     """Return a file of a folder, under its name or compressed; None where it is not."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def _incomplete(card: Card, folder: Path, best: Match | None) -> DataError:
-    known = ", ".join(f"{layout.name} ({layout.splits['train'].names[0]}, ...)" for layout in card.local)
-    looked = f"looked in {folder} and below for: {known + '; ' if known else ''}plain text, .gz or .tsv"
+    known = [f"{layout.name} ({layout.splits['train'].names[0]}, ...)" for layout in card.local]
+    known += [] if card.labelled else ["plain text, .gz or .tsv"]
+    looked = f"looked in {folder} and below for: {'; '.join(known)}"
     if best is None or not best.found:
         return DataError(f"{folder} holds no files of {card.id!r}\n{looked}")
-    present = [split for split in SPLITS if split not in best.missing]
     lacking = [name for names in best.missing.values() for name in names]
     described = ", ".join(f"{name}{_instead(best, name)}" for name in dict.fromkeys(lacking))
-    part = in_part(present, best.missing)
+    there = f"{' and '.join(best.splits)} found, " if best.splits else ""
+    part = f"in part: {there}{' and '.join(best.missing)} incomplete"
     return DataError(f"{best.folder} holds {card.id!r} ({best.layout.name}) {part}\nmissing: {described}\n{looked}")
-
-
-def in_part(found: Iterable[str], missing: Iterable[str]) -> str:
-    """Say which splits were found, and which not wholly."""
-    there = " and ".join(found)
-    return f"in part: {f'{there} found, ' if there else ''}{' and '.join(missing)} incomplete"
 
 
 def _instead(match: Match, name: str) -> str:

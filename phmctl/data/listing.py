@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.card import Card, card_names
-from phmctl.data.labelled.catalog import LabelledCard, load_any_card
+from phmctl.data.card import Card, card_names, load_card
 
 
 @dataclass(frozen=True)
@@ -53,19 +52,19 @@ def list_cards(root: Path) -> list[Listed]:
     Raises:
         DataError: a card is not valid.
     """
-    cards = [_listed(load_any_card(name), root) for name in card_names()]
+    cards = [_listed(load_card(name), root) for name in card_names()]
     return sorted(cards, key=lambda card: (card.task, card.name))
 
 
-def _listed(card: Card | LabelledCard, root: Path) -> Listed:
+def _listed(card: Card, root: Path) -> Listed:
     return Listed(
         name=card.id,
         title=card.title,
         task=card.task,
-        languages=(card.source_language, card.target_language) if isinstance(card, Card) else (),
-        texts=0 if isinstance(card, Card) else card.texts,
-        labels=() if isinstance(card, Card) else card.labels,
-        sizes={str(split): size for split, size in card.sizes.items()},
+        languages=() if card.labelled else (card.source_language, card.target_language),
+        texts=card.texts or 0,
+        labels=card.labels,
+        sizes=dict(card.sizes),
         licence=card.licence,
         origins=_origins(card),
         divided=_divided(card),
@@ -73,15 +72,14 @@ def _listed(card: Card | LabelledCard, root: Path) -> Listed:
     )
 
 
-def _divided(card: Card | LabelledCard) -> tuple[str, ...]:
-    layouts = () if isinstance(card, Card) else card.local
-    if any(layout.by_text or layout.shuffled for layout in layouts):
+def _divided(card: Card) -> tuple[str, ...]:
+    if any(layout.by_text or layout.shuffled for layout in card.local):
         return ("valid", "test")
     return tuple(card.divide.places) if card.divide else ()
 
 
-def _origins(card: Card | LabelledCard) -> tuple[str, ...]:
-    if isinstance(card, Card) and card.built_in:
+def _origins(card: Card) -> tuple[str, ...]:
+    if card.built_in:
         return ("built in",)
     return card.ways or ("local",)
 

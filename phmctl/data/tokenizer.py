@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from phmctl.data.rows import Row
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.errors import DataError
 from phmctl.files import read_json_object, write_atomic
@@ -213,32 +214,26 @@ class TokenizerPair:
 
 
 def train_pair(
-    pairs: Iterable[tuple[str, str]], kind: Kind, vocabulary: int, *, joint: bool, lowercase: bool = False
+    rows: Iterable[Row], kind: Kind, vocabulary: int, *, joint: bool, lowercase: bool = False
 ) -> TokenizerPair:
-    """Learn the tokenizers of both sides from sentence pairs, which are gone through once a vocabulary.
+    """Learn the tokenizers of rows' texts, which are gone through once a vocabulary.
 
     Args:
-        pairs: (source, target) lines; can be iterated more than once.
+        rows: can be iterated more than once.
         kind: ``bpe`` or ``word``.
         vocabulary: token types, special tokens included; of each side, if not joint.
-        joint: one vocabulary for both sides.
+        joint: one vocabulary for all texts.
         lowercase: lower-case the text first.
 
     Raises:
         DataError: see :func:`train_tokenizer`.
     """
     if joint:
-        both = train_tokenizer(_flattened(pairs), kind, vocabulary, lowercase=lowercase)
+        both = train_tokenizer((text for row in rows for text in row.texts), kind, vocabulary, lowercase=lowercase)
         return TokenizerPair(both, both)
-    source = train_tokenizer((pair[0] for pair in pairs), kind, vocabulary, lowercase=lowercase)
-    target = train_tokenizer((pair[1] for pair in pairs), kind, vocabulary, lowercase=lowercase)
+    source = train_tokenizer((row.texts[0] for row in rows), kind, vocabulary, lowercase=lowercase)
+    target = train_tokenizer((row.texts[1] for row in rows), kind, vocabulary, lowercase=lowercase)
     return TokenizerPair(source, target)
-
-
-def _flattened(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    for source, target in pairs:
-        yield source
-        yield target
 
 
 def _engine(

@@ -6,7 +6,7 @@ from typing import Any
 
 from phmctl import __version__
 from phmctl.accounting.ledger import ledger_for
-from phmctl.data.labelled.catalog import load_any_card
+from phmctl.data.card import load_card
 from phmctl.errors import DataError
 from phmctl.export.subject import Subject
 from phmctl.runs import Run
@@ -76,7 +76,7 @@ def _data(run: Run) -> Iterator[str]:
 
 def _licence(card: str) -> str:
     try:
-        return load_any_card(card).licence
+        return load_card(card).licence
     except DataError:
         return "not known: the corpus has no card"
 

@@ -65,6 +65,8 @@ def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type
 
 
 def _suggest(problem: Any) -> str:
+    if problem["type"] == "value_error":
+        return f" ({problem['ctx']['error']})"
     if problem["type"] == "bool_type":
         return "; YAML's words are true and false"
     if problem["type"] != "literal_error" or not isinstance(problem["input"], str):

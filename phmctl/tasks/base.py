@@ -298,6 +298,11 @@ class Preparation:
     force: bool = False
     refetch: bool = False
 
+    @property
+    def common(self) -> dict[str, Any]:
+        """What every task's preparation takes as it is."""
+        return {name: getattr(self, name) for name in ("root", "source", "workers", "force", "refetch")}
+
     def __post_init__(self) -> None:
         """Refuse to fetch what is at hand."""
         if self.refetch and (self.source or self.files or self.options.get("table")):

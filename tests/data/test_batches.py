@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.data.arrow import Ragged
-from phmctl.data.batches import collate, costs, plan_batches, real_token_share
+from phmctl.data.batches import collate, cost_of, lengths_of, plan_by_tokens, real_token_share
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.errors import DataError
 
@@ -29,7 +29,11 @@ def captions(count=20_000, seed=0):
     generator = np.random.default_rng(seed)
     source = generator.gamma(9, 1.65, count).astype(int) + 1
     target = np.maximum(1, (source * generator.normal(0.97, 0.15, count)).astype(int))
-    return source, target
+    return source + 1, target + 1  # with the end of sentence
+
+
+def split_of(source, target):
+    return SimpleNamespace(sides=(source, target), labels=None)
 
 
 @settings(max_examples=150, deadline=None)
@@ -37,7 +41,9 @@ def captions(count=20_000, seed=0):
 def test_no_batch_exceeds_the_budget_and_no_row_is_lost(lengths, budget, seed, epoch, shuffle):
     source = [one for one, _ in lengths]
     target = [other for _, other in lengths]
-    plan = plan_batches(source, target, budget, seed=seed, epoch=epoch, shuffle=shuffle)
+    plan = plan_by_tokens(
+        (np.array(source, int) + 1, np.array(target, int) + 1), budget, seed=seed, epoch=epoch, shuffle=shuffle
+    )
     assert sorted(int(row) for rows in plan for row in rows) == list(range(len(lengths)))
     for rows in plan:
         assert len(rows) * max(max(source[row], target[row]) + 1 for row in rows) <= budget
@@ -47,7 +53,7 @@ def test_no_batch_exceeds_the_budget_and_no_row_is_lost(lengths, budget, seed, e
 @given(st.lists(st.lists(st.integers(4, 99), max_size=9), min_size=1, max_size=30), st.integers(1, 40), st.data())
 def test_a_batch_holds_the_rows_tokens(rows, chunk, data):
     picked = data.draw(st.lists(st.sampled_from(range(len(rows))), min_size=1, max_size=20))
-    split = SimpleNamespace(source=ragged(rows, chunk), target=ragged(rows[::-1], chunk))
+    split = split_of(ragged(rows, chunk), ragged(rows[::-1], chunk))
     batch = collate(split, picked)
     assert batch.indices.tolist() == picked
     assert batch.source.dtype == batch.target.dtype == torch.int64
@@ -62,7 +68,8 @@ def test_a_batch_holds_the_rows_tokens(rows, chunk, data):
 
 
 def test_a_small_batch_by_hand():
-    split = SimpleNamespace(source=ragged([[5, 6], [7]]), target=ragged([[8], [9, 10, 11]]))
+    split = split_of(ragged([[5, 6], [7]]), ragged([[8], [9, 10, 11]]))
+    assert [side.tolist() for side in lengths_of(split)] == [[3, 2], [2, 4]]
     batch = collate(split, [1, 0])
     assert batch.source.tolist() == [[7, 3, 0], [5, 6, 3]]
     assert batch.target.tolist() == [[2, 9, 10, 11, 3], [2, 8, 3, 0, 0]]
@@ -72,23 +79,25 @@ def test_a_small_batch_by_hand():
 
 def test_most_positions_are_real():
     source, target = captions()
-    plan = plan_batches(source, target, 4096, seed=1, epoch=0)
-    assert real_token_share(plan, source, target) > 0.95
+    plan = plan_by_tokens((source, target), 4096, seed=1, epoch=0)
+    assert real_token_share(plan, (source, target)) > 0.95
     rows = np.arange(len(source))
     naive = [rows[i : i + 160] for i in range(0, len(rows), 160)]
-    assert real_token_share(naive, source, target) < 0.6
+    assert real_token_share(naive, (source, target)) < 0.6
 
 
 def test_the_share_of_real_positions_by_hand():
-    assert real_token_share([np.array([0, 1])], [1, 3], [3, 3]) == (2 + 4 + 4 + 4) / 16
-    assert real_token_share([], [], []) == 1.0
+    assert real_token_share([np.array([0, 1])], (np.array([2, 4]), np.array([4, 4]))) == (2 + 4 + 4 + 4) / 16
+    assert real_token_share([], (np.empty(0, int), np.empty(0, int))) == 1.0
 
 
 def test_plans_follow_seed_and_epoch():
     source, target = captions(5000)
 
     def plan(seed, epoch, shuffle=True):
-        return [rows.tolist() for rows in plan_batches(source, target, 4096, seed=seed, epoch=epoch, shuffle=shuffle)]
+        return [
+            rows.tolist() for rows in plan_by_tokens((source, target), 4096, seed=seed, epoch=epoch, shuffle=shuffle)
+        ]
 
     def companies(batches):
         return {frozenset(rows) for rows in batches}
@@ -101,18 +110,18 @@ def test_plans_follow_seed_and_epoch():
 
 def test_batches_come_in_mixed_order():
     source, target = captions(5000)
-    cost = costs(source, target)
-    longest = [int(cost[rows].max()) for rows in plan_batches(source, target, 4096, seed=1, epoch=0)]
+    cost = cost_of((source, target))
+    longest = [int(cost[rows].max()) for rows in plan_by_tokens((source, target), 4096, seed=1, epoch=0)]
     assert longest != sorted(longest)
-    ordered = [int(cost[rows].max()) for rows in plan_batches(source, target, 4096, seed=1, epoch=0, shuffle=False)]
+    ordered = [int(cost[rows].max()) for rows in plan_by_tokens((source, target), 4096, seed=1, epoch=0, shuffle=False)]
     assert ordered == sorted(ordered)
 
 
 def test_a_row_above_the_budget_is_named():
-    assert costs([3, 9], [4, 2]).tolist() == [5, 10]
+    assert cost_of(([4, 10], [5, 3])).tolist() == [5, 10]
     with pytest.raises(DataError, match="row 2 has 10 tokens, more than a batch of 9 holds"):
-        plan_batches([3, 9], [4, 2], 9, seed=1, epoch=0)
-    assert len(plan_batches([3, 9], [4, 2], 10, seed=1, epoch=0)) == 2
+        plan_by_tokens(([4, 10], [5, 3]), 9, seed=1, epoch=0)
+    assert len(plan_by_tokens(([4, 10], [5, 3]), 10, seed=1, epoch=0)) == 2
 
 
 def test_a_million_rows_are_planned_quickly():
@@ -120,5 +129,5 @@ def test_a_million_rows_are_planned_quickly():
 
     source, target = captions(1_000_000)
     begin = time.perf_counter()
-    plan_batches(source, target, 4096, seed=1, epoch=0)
+    plan_by_tokens((source, target), 4096, seed=1, epoch=0)
     assert time.perf_counter() - begin < 5

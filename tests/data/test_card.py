@@ -7,10 +7,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from phmctl.data.card import SPLITS, Card, card_names, card_task, load_card
-from phmctl.data.labelled.catalog import LabelledLayout, load_any_card
+from phmctl.data.card import Card, Layout, card_names, card_task, load_card
 from phmctl.errors import DataError
 
+SPLITS = ("train", "valid", "test")
 MINIMAL = {
     "id": "own",
     "title": "Own",
@@ -119,7 +119,7 @@ def test_a_division_that_cannot_be(tmp_path, divide):
 
 def test_card_of_a_path(tmp_path):
     card = load(tmp_path, cleaning={"lowercase": True}, defaults={"tokenizer": "word"})
-    assert (card.direction, card.lowercase, card.defaults.tokenizer) == ("de-en", True, "word")
+    assert (card.direction, card.cleaning.lowercase, card.defaults.tokenizer) == ("de-en", True, "word")
     assert (card.task, card.cleaning.entities, card.cleaning.max_ratio) == ("translation", "keep", 0)
 
 
@@ -185,7 +185,7 @@ def test_names_of_files_stay_below_their_folder(tmp_path, name):
     assert "is no plain name" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
     labelled = {"name": "mine", "rows": {"texts": ["a"], "label": "b"}, "splits": {"train": [name]}}
     with pytest.raises(ValidationError, match="is no plain name"):
-        LabelledLayout.model_validate(json.loads(json.dumps(labelled)), strict=False)
+        Layout.model_validate(json.loads(json.dumps(labelled)), strict=False)
 
 
 @pytest.mark.parametrize("name", ["a/b", ".lock", ".part"])
@@ -237,4 +237,4 @@ def test_labelled_cards_name_no_file_elsewhere_either(tmp_path):
     urls = [{"url": "file:///etc/passwd", "file": "x"}]
     path.write_text(yaml.safe_dump(raw | {"task": "classification", "texts": 1, "urls": urls}))
     with pytest.raises(DataError, match="lies outside the card's folder"):
-        load_any_card(str(path))
+        load_card(str(path))

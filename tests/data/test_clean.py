@@ -1,9 +1,25 @@
 import pytest
 
 from phmctl.data.card import Cleaning
-from phmctl.data.clean import CleanPairs, HeldOut, clean_line
+from phmctl.data.clean import CleanRows, HeldOut, clean_line
+from tests.data.helpers import as_rows, texts
 
 PLAIN = Cleaning()
+
+
+def held_out(*pairs):
+    found = HeldOut(sides=True)
+    for pair in pairs:
+        found.add(pair)
+    return found
+
+
+def cleaned(pairs, settings, max_tokens, held=None):
+    return CleanRows(as_rows(pairs), settings, max_tokens, None, held)
+
+
+def fits(clean, *lengths):
+    return clean.fit(as_rows([("a", "b")])[0], [[0] * length for length in lengths]) is not None
 
 
 @pytest.mark.parametrize(
@@ -26,7 +42,6 @@ def test_lower_casing_is_left_to_the_tokenizer():
 
 
 def test_train_loses_empty_sides_and_held_out_pairs_with_counts():
-    held_out = HeldOut([("Guten Tag .", "Hello."), ("Ja", "Yes")])
     pairs = [
         ("ein Hund", "a dog"),
         ("", "nothing"),
@@ -37,33 +52,33 @@ def test_train_loses_empty_sides_and_held_out_pairs_with_counts():
         ("Genau", "Yes"),
         ("Guten Tag .", "Yes"),  # both sides stand there, but not as a pair
     ]
-    clean = CleanPairs(pairs, PLAIN, 10, held_out)
-    assert list(clean) == [pairs[0], *pairs[5:]]
+    clean = cleaned(pairs, PLAIN, 10, held_out(("Guten Tag .", "Hello."), ("Ja", "Yes")))
+    assert texts(clean) == [pairs[0], *pairs[5:]]
     assert clean.tally.as_dict() == {
         "read": 8,
         "kept": 0,
         "dropped": {"empty_side": 3, "in_valid_or_test": 1},
         "noted": {"source_in_valid_or_test": 2, "target_in_valid_or_test": 2},
     }
-    assert list(clean) == [pairs[0], *pairs[5:]]
+    assert texts(clean) == [pairs[0], *pairs[5:]]
     assert clean.tally.read == 8
 
 
 def test_train_loses_what_is_too_long_or_too_unequal():
-    train = CleanPairs([], Cleaning(max_ratio=1.5), 10, HeldOut([]))
+    train = cleaned([], Cleaning(max_ratio=1.5), 10, held_out())
     lengths = [(9, 9), (10, 9), (9, 10), (1, 2), (5, 3), (6, 3), (3, 6), (1, 3)]
-    assert [train.fits(*pair) for pair in lengths] == [True, False, False, True, True, False, False, False]
+    assert [fits(train, *pair) for pair in lengths] == [True, False, False, True, True, False, False, False]
     assert train.tally.as_dict()["dropped"] == {"over_long": 2, "length_ratio": 3}
     assert train.tally.kept == 3
-    assert CleanPairs([], PLAIN, 10, HeldOut([])).fits(1, 9)
+    assert fits(cleaned([], PLAIN, 10, held_out()), 1, 9)
 
 
 def test_valid_and_test_keep_every_line():
     pairs = [("", ""), ("a", ""), ("a b", "c")]
-    clean = CleanPairs(pairs, Cleaning(max_ratio=1.5), 10)
-    assert list(clean) == pairs
-    assert clean.fits(50, 1)
-    assert clean.fits(1, 5)
+    clean = cleaned(pairs, Cleaning(max_ratio=1.5), 10)
+    assert texts(clean) == pairs
+    assert fits(clean, 50, 1)
+    assert fits(clean, 1, 5)
     assert clean.tally.as_dict() == {
         "read": 3,
         "kept": 2,

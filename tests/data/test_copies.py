@@ -55,8 +55,8 @@ def test_every_copy_is_recorded(run: Run) -> None:
 
 def test_the_copies_are_those_of_the_prepared_data(run: Run, tiny_recipe: Recipe, miniature_data: Path) -> None:
     prepared = PreparedData.find(tiny_recipe.data, miniature_data)
-    assert read_text(run, "test", "source") == prepared.split("test").source_text
-    assert read_text(run, "valid", "target") == prepared.split("valid").target_text
+    assert read_text(run, "test", "source") == prepared.split("test").texts[0]
+    assert read_text(run, "valid", "target") == prepared.split("valid").texts[1]
     assert load_tokenizers(run) == prepared.tokenizers
     assert run.data().items() >= prepared.manifest.items()
 

@@ -7,9 +7,11 @@ import pytest
 
 from phmctl.data.card import Card, load_card
 from phmctl.data.corpus import corpus_from_files, open_corpus
-from phmctl.data.readers import SourceFile, read_sentences
+from phmctl.data.readers import ParallelFiles, read_sentences
+from phmctl.data.rows import SourceFile
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import locked
+from tests.data.helpers import texts
 
 
 def sizes(corpus) -> dict[str, int]:
@@ -32,9 +34,9 @@ def test_iwslt_originals(tmp_path):
             put(tmp_path / name, f'<seg id="1"> {name.split(".")[2]} {side} </seg>')
     corpus = open_corpus(card, tmp_path, tmp_path / "cache")
     assert sizes(corpus) == {"train": 48, "valid": 2, "test": 5}
-    assert list(corpus.splits["valid"]) == [("de 23", "en 23"), ("de 46", "en 46")]
+    assert texts(corpus.splits["valid"]) == [("de 23", "en 23"), ("de 46", "en 46")]
     order = ["dev2010", "dev2012", "tst2010", "tst2011", "tst2012"]
-    assert list(corpus.splits["test"]) == [(f"{name} de", f"{name} en") for name in order]
+    assert texts(corpus.splits["test"]) == [(f"{name} de", f"{name} en") for name in order]
     assert len({file.path for file in corpus.files}) == 12
     read = [(file.split, file.side) for file in corpus.files if file.path.name == "train.tags.de-en.en"]
     assert read == [("train", "target"), ("valid", "target")]
@@ -46,7 +48,7 @@ def test_fairseq_folder_is_joined(tmp_path):
         put(tmp_path / f"{split}.de", "pyrami@@ de")
         put(tmp_path / f"{split}.en", "py@@ ram@@ id")
     corpus = open_corpus(load_card("iwslt14-de-en"), tmp_path, tmp_path)
-    assert list(corpus.splits["train"]) == [("pyramide", "pyramid")]
+    assert texts(corpus.splits["train"]) == [("pyramide", "pyramid")]
 
 
 def numbered(path: Path, first: str, second: str, count: int) -> None:
@@ -66,8 +68,8 @@ def test_a_set_without_dev_and_test_is_divided(tmp_path, names, layout):
     numbered(tmp_path, *names, 260)
     corpus = open_corpus(load_card("setimes-en-mk"), tmp_path, tmp_path / "cache")
     assert sizes(corpus) == {"train": 255, "valid": 2, "test": 3}
-    assert list(corpus.splits["valid"]) == [("en 100", "mk 100"), ("en 200", "mk 200")]
-    assert [one for one, _ in corpus.splits["test"]] == ["en 50", "en 150", "en 250"]
+    assert texts(corpus.splits["valid"]) == [("en 100", "mk 100"), ("en 200", "mk 200")]
+    assert [one for one, _ in texts(corpus.splits["test"])] == ["en 50", "en 150", "en 250"]
     assert corpus.held_out == {"valid": "pairs 100, 200, 300, ...", "test": "pairs 50, 150, 250, ..."}
     assert layout in corpus.origin
 
@@ -88,8 +90,8 @@ def test_valid_alone_is_held_out(tmp_path):
         put(tmp_path / f"IWSLT17.TED.tst2017plus.en-id.{side}.xml", f'<seg id="1"> test {side} </seg>')
     corpus = open_corpus(load_card("iwslt17-en-id"), tmp_path, tmp_path / "cache")
     assert sizes(corpus) == {"train": 248, "test": 1, "valid": 2}
-    assert list(corpus.splits["valid"]) == [("en 100", "id 100"), ("en 200", "id 200")]
-    assert list(corpus.splits["test"]) == [("test en", "test id")]
+    assert texts(corpus.splits["valid"]) == [("en 100", "id 100"), ("en 200", "id 200")]
+    assert texts(corpus.splits["test"]) == [("test en", "test id")]
     assert corpus.held_out == {"valid": "pairs 100, 200, 300, ..."}
 
 
@@ -105,9 +107,9 @@ def test_rows_of_a_hub_are_divided_like_lines(tmp_path):
     fetched = open_corpus(card.model_copy(update={"hub": hub}), None, tmp_path / "cache")
     read = open_corpus(card, tmp_path / "files", tmp_path / "cache")
     for split in ("train", "valid", "test"):
-        assert list(fetched.splits[split]) == list(read.splits[split])
+        assert texts(fetched.splits[split]) == texts(read.splits[split])
     assert fetched.held_out == read.held_out
-    assert len({*fetched.splits["train"], *fetched.splits["valid"], *fetched.splits["test"]}) == 260
+    assert len({row.texts for split in fetched.splits.values() for row in split}) == 260
 
 
 def test_tatoeba_is_turned_round_for_setimes(tmp_path):
@@ -115,7 +117,7 @@ def test_tatoeba_is_turned_round_for_setimes(tmp_path):
 
     (tmp_path / "Tatoeba.src.shuffled.gz").write_bytes(gzip.compress("Куче\tA dog\n".encode() * 100))
     corpus = open_corpus(load_card("setimes-en-mk"), tmp_path, tmp_path / "cache")
-    assert list(corpus.splits["valid"]) == [("A dog", "Куче")]
+    assert texts(corpus.splits["valid"]) == [("A dog", "Куче")]
     assert "stand-in" in corpus.origin
 
 
@@ -127,22 +129,22 @@ def test_wmt_archives_are_read_in_the_card_s_order_and_direction(tmp_path):
         for side in ("src.en", "ref.ro"):
             put(tmp_path / split / f"{name}-enro-{side}.sgm", "<doc>", f'<seg id="1">{name} {side}</seg>', "</doc>")
     corpus = open_corpus(load_card("wmt18-en-ro"), tmp_path, tmp_path / "cache")
-    assert list(corpus.splits["train"]) == [
+    assert texts(corpus.splits["train"]) == [
         ("europarl-v8.ro-en en", "europarl-v8.ro-en ro"),
         ("SETIMES.en-ro en", "SETIMES.en-ro ro"),
     ]
-    assert list(corpus.splits["valid"]) == [("newsdev2016 src.en", "newsdev2016 ref.ro")]
-    assert list(corpus.splits["test"]) == [("newstest2016 src.en", "newstest2016 ref.ro")]
+    assert texts(corpus.splits["valid"]) == [("newsdev2016 src.en", "newsdev2016 ref.ro")]
+    assert texts(corpus.splits["test"]) == [("newstest2016 src.en", "newstest2016 ref.ro")]
 
 
 def test_own_files(tmp_path):
     train = put(tmp_path / "t.de", "eins", "zwei"), put(tmp_path / "t.en", "one", "two")
     valid = (put(tmp_path / "v.tsv", "0\tdrei\tthree"),)
-    corpus = corpus_from_files("mine", train, valid, languages=("de", "en"), columns=(1, 2))
-    assert list(corpus.splits["train"]) == [("eins", "one"), ("zwei", "two")]
-    assert list(corpus.splits["valid"]) == [("drei", "three")]
+    corpus = corpus_from_files("mine", {"train": train, "valid": valid}, (1, 2))
+    assert texts(corpus.splits["train"]) == [("eins", "one"), ("zwei", "two")]
+    assert texts(corpus.splits["valid"]) == [("drei", "three")]
     assert "test" not in corpus.splits
-    assert (corpus.name, corpus.source_language) == ("mine", "de")
+    assert (corpus.name, corpus.languages) == ("mine", ("source", "target"))
     assert corpus.files == [
         SourceFile(train[0], "train", "source"),
         SourceFile(train[1], "train", "target"),
@@ -151,17 +153,17 @@ def test_own_files(tmp_path):
 
 
 def test_own_files_that_are_missing(tmp_path):
-    there = put(tmp_path / "t.de", "eins")
+    there, other = put(tmp_path / "t.de", "eins"), put(tmp_path / "t.en", "one")
     with pytest.raises(DataError, match=r"--valid: no file .*v\.en"):
-        corpus_from_files("mine", (there, there), (there, tmp_path / "v.en"))
+        corpus_from_files("mine", {"train": (there, other), "valid": (there, tmp_path / "v.en")})
     with pytest.raises(DataError, match="--train wants a source and a target file, or one tab-separated file, not 3"):
-        corpus_from_files("mine", (there,) * 3, (there, there))
+        corpus_from_files("mine", {"train": (there,) * 3, "valid": (there, other)})
 
 
 def test_one_table_named_as_both_sides_is_read_by_columns(tmp_path, capsys):
     table = put(tmp_path / "t.tsv", "eins\tone", "zwei\ttwo")
-    corpus = corpus_from_files("mine", (table, table), (table, tmp_path / "." / "t.tsv"))
-    assert list(corpus.splits["train"]) == list(corpus.splits["valid"]) == [("eins", "one"), ("zwei", "two")]
+    corpus = corpus_from_files("mine", {"train": (table, table), "valid": (table, tmp_path / "." / "t.tsv")})
+    assert texts(corpus.splits["train"]) == texts(corpus.splits["valid"]) == [("eins", "one"), ("zwei", "two")]
     assert [file.side for file in corpus.files] == ["pairs", "pairs"]
     assert capsys.readouterr().err.count("is read by columns: source, tab, target") == 2
 
@@ -169,7 +171,7 @@ def test_one_table_named_as_both_sides_is_read_by_columns(tmp_path, capsys):
 def test_one_text_named_as_both_sides_is_refused(tmp_path):
     text = put(tmp_path / "t.de", "eins", "zwei")
     with pytest.raises(DataError, match=r"--train: .*t\.de is named as both sides; name the source file and"):
-        corpus_from_files("mine", (text, text), (text, text))
+        corpus_from_files("mine", {"train": (text, text), "valid": (text, text)})
 
 
 def test_the_miniature_needs_no_files(tmp_path):
@@ -188,7 +190,7 @@ def test_urls_are_fetched_into_the_cache_and_read(tmp_path):
     names = [f"{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")]
     paths = [put(tmp_path / "server" / name, name) for name in names]
     corpus = open_corpus(card_with(paths), None, tmp_path / "cache")
-    assert list(corpus.splits["test"]) == [("test.de", "test.en")]
+    assert texts(corpus.splits["test"]) == [("test.de", "test.en")]
     folder = next((tmp_path / "cache").glob("urls-*"))
     assert {file.path for file in corpus.files} == {folder / name for name in names}
 
@@ -202,7 +204,7 @@ def test_an_archive_is_unpacked_in_the_cache(tmp_path):
     archive = Path(shutil.make_archive(str(tmp_path / "set"), "gztar", tmp_path / "content"))
     for _ in range(2):  # the second time from the cache
         corpus = open_corpus(card_with([archive], extract=True), None, tmp_path / "cache")
-        assert list(corpus.splits["valid"]) == [("valid de", "valid en")]
+        assert texts(corpus.splits["valid"]) == [("valid de", "valid en")]
         archive.unlink(missing_ok=True)
 
 
@@ -214,7 +216,7 @@ def serve(folder: Path, word: str) -> list[Path]:
 
 
 def first(card: Card, cache: Path, split: str, **options) -> tuple[str, str]:
-    return next(iter(open_corpus(card, None, cache, **options).splits[split]))
+    return next(iter(open_corpus(card, None, cache, **options).splits[split])).texts
 
 
 def test_a_changed_url_does_not_share_the_file_of_the_old_one(tmp_path):
@@ -297,7 +299,7 @@ def test_real_sample_of_wmt14(real_data, tmp_path):
     corpus = open_corpus(load_card("wmt14-en-de"), real_data / "wmt14-en-de" / "opennmt-toy-ende", tmp_path)
     assert sizes(corpus) == {"train": 10_000, "valid": 3_000, "test": 2_737}
     assert "OpenNMT's toy set" in corpus.origin
-    source, target = next(iter(corpus.splits["train"]))
+    source, target = next(iter(corpus.splits["train"])).texts
     assert " the " in source
     assert " über " in target
 
@@ -305,7 +307,7 @@ def test_real_sample_of_wmt14(real_data, tmp_path):
 def test_real_tatoeba_in_the_place_of_setimes(real_data, tmp_path):
     corpus = open_corpus(load_card("setimes-en-mk"), real_data / "tatoeba", tmp_path)
     assert sizes(corpus) == {"train": 78_675, "valid": 802, "test": 803}
-    english, macedonian = next(iter(corpus.splits["train"]))
+    english, macedonian = next(iter(corpus.splits["train"])).texts
     assert english.isascii()
     assert not macedonian.isascii()
     assert list(corpus.held_out) == ["valid", "test"]
@@ -362,14 +364,13 @@ def test_real_iwslt_files_in_the_order_of_the_usual_test_set(real_data):
     import html
     import re
 
-    from phmctl.data.find import read_split
-
     def bare(text: str) -> str:
         return re.sub(r"[\W_]", "", html.unescape(html.unescape(text))).lower()
 
     folder = real_data / "iwslt14-de-en"
     files = load_card("iwslt14-de-en").local[1].splits["test"]
-    pairs = list(read_split(files, {name: folder / "orig" / "de-en" / name for name in files.names}))
+    sides = ([folder / "orig" / "de-en" / name for name in names] for names in (files.source, files.target))
+    pairs = texts(ParallelFiles(*sides, files.format))
     for side, language, differing in ((0, "de", 3), (1, "en", 5)):
         usual = read_sentences(folder / "iwslt14.tokenized.de-en" / "tmp" / f"test.{language}")
         unlike = [(pair, line) for pair, line in zip(pairs, usual, strict=True) if bare(pair[side]) != bare(line)]

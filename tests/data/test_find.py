@@ -67,7 +67,7 @@ def test_the_files_of_several_archives_may_lie_apart(tmp_path):
     assert (match.layout.name, match.folder) == ("original WMT files", tmp_path)
     assert match.found["europarl-v8.ro-en.en"] == tmp_path / "europarl" / "europarl-v8.ro-en.en.gz"
     assert match.found["SETIMES.en-ro.en"] == tmp_path / "opus" / "SETIMES.en-ro.en"
-    assert [file.path.name for file in match.files if (file.split, file.side) == ("train", "target")] == [
+    assert [file.path.name for file in match.files() if (file.split, file.side) == ("train", "target")] == [
         "europarl-v8.ro-en.ro.gz",
         "SETIMES.en-ro.ro",
     ]

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from phmctl.data.card import Rows
 from phmctl.data.readers import (
-    HoldOut,
     ParallelFiles,
-    TabSeparated,
+    Tables,
     guess_format,
     read_lines,
     read_sentences,
 )
+from phmctl.data.rows import HoldOut
 from phmctl.errors import DataError
+from tests.data.helpers import texts
 
 SURPRISES = "\u00a0\u200b\u2028\u2029\u0085\x0b\x0c\x1c\ufffd\ufeff\r\t@ <&äß漢🙂"
 CHARACTERS = st.one_of(st.sampled_from(SURPRISES), st.characters(exclude_categories=["Cs"], exclude_characters="\n"))
@@ -45,7 +47,7 @@ def test_written_pairs_are_read_back(tmp_path, pairs):
     pairs = [tuple(side.replace("\ufeff", "").replace("\r", "") for side in pair) for pair in pairs]
     source = write(tmp_path / "a.de.gz", *(one for one, _ in pairs))
     target = write(tmp_path / "a.en", *(other for _, other in pairs))
-    assert list(ParallelFiles([source], [target])) == pairs
+    assert texts(ParallelFiles([source], [target])) == pairs
 
 
 def test_only_a_line_feed_ends_a_line(tmp_path):
@@ -110,7 +112,7 @@ def test_several_files_follow_in_the_order_given_and_again(tmp_path):
     source = [write(tmp_path / f"{name}.de", f"{name} eins", f"{name} zwei") for name in names]
     target = [write(tmp_path / f"{name}.en", f"{name} one", f"{name} two") for name in names]
     pairs = ParallelFiles(source, target)
-    assert [one for one, _ in pairs] == ["tst2010 eins", "tst2010 zwei", "dev2010 eins", "dev2010 zwei"]
+    assert [one for one, _ in texts(pairs)] == ["tst2010 eins", "tst2010 zwei", "dev2010 eins", "dev2010 zwei"]
     assert list(pairs) == list(pairs)
 
 
@@ -159,16 +161,20 @@ def test_iwslt_tags_leave_out_the_talks_data_and_no_sentence(tmp_path):
     assert list(read_sentences(path, "iwslt-tags")) == spoken
 
 
+def table(paths, columns=(0, 1)):
+    return Tables(paths, Rows(header=False, texts=columns))
+
+
 def test_tab_separated_pairs_with_a_choice_of_columns(tmp_path):
     path = write(tmp_path / "pairs.tsv.gz", '1\tein "Zitat\tone "quote', "2\tzwei\ttwo\trest")
-    assert list(TabSeparated([path], (1, 2))) == [('ein "Zitat', 'one "quote'), ("zwei", "two")]
-    assert list(TabSeparated([path], (2, 0))) == [('one "quote', "1"), ("two", "2")]
+    assert texts(table([path], (1, 2))) == [('ein "Zitat', 'one "quote'), ("zwei", "two")]
+    assert texts(table([path], (2, 0))) == [('one "quote', "1"), ("two", "2")]
 
 
 def test_a_missing_column_names_file_and_line(tmp_path):
     path = write(tmp_path / "pairs.tsv", "eins\tone", "zwei")
-    with pytest.raises(DataError, match=r"pairs\.tsv, line 2: 1 tab-separated columns, but column 2 is wanted"):
-        list(TabSeparated([path]))
+    with pytest.raises(DataError, match=r"pairs\.tsv, line 2: 1 columns, but column 2 is wanted"):
+        texts(table([path]))
 
 
 def test_hold_out_divides_the_pairs():
@@ -238,7 +244,7 @@ def test_real_iwslt_xml(real_data, name, count):
 
 
 def test_real_tab_separated_pairs(real_data):
-    pairs = TabSeparated([real_data / "tatoeba/mk-en-train/Tatoeba.src.shuffled.gz"])
+    pairs = table([real_data / "tatoeba/mk-en-train/Tatoeba.src.shuffled.gz"])
     assert sum(1 for _ in pairs) == 80_280
 
 

@@ -10,6 +10,7 @@ from phmctl.data import tokenizer as tokenization
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import SMALLEST_BPE, Tokenizer, TokenizerPair, train_pair, train_tokenizer
 from phmctl.errors import DataError
+from tests.data.helpers import as_rows
 
 LINES = [
     "Ein Mann, der läuft, sieht einen Hund.",
@@ -110,7 +111,7 @@ def test_a_saved_tokenizer_is_the_same(tmp_path, kind):
 
 
 def test_a_pair_is_joint_or_separate(tmp_path):
-    pairs = [("ein Hund", "a dog"), ("ein Mann", "a man")]
+    pairs = as_rows([("ein Hund", "a dog"), ("ein Mann", "a man")])
     joint = train_pair(pairs, "word", 100, joint=True)
     joint.save(tmp_path / "joint")
     loaded = TokenizerPair.load(tmp_path / "joint")

@@ -26,15 +26,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phmctl.checkpoints import read_checkpoint
+from phmctl.data.card import Rows, load_card
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.corpus import corpus_from_files
 from phmctl.data.fetch.archives import extract
-from phmctl.data.labelled.catalog import Rows, load_any_card
-from phmctl.data.labelled.preparation import _labels_of
-from phmctl.data.labelled.readers import TableRows
-from phmctl.data.prepared.folder import ParallelSplit, PreparedData, prepared_folder
+from phmctl.data.prepared.folder import PreparedData, Split, prepared_folder
+from phmctl.data.prepared.prepare import labels_of
 from phmctl.data.prepared.provenance import Sources
-from phmctl.data.readers import Format, TabSeparated, read_sentences
+from phmctl.data.readers import Format, Tables, read_sentences
 from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.data.vectors import read_vectors
 from phmctl.errors import PhmctlError
@@ -135,12 +134,12 @@ def test_overrides() -> None:
 
 
 def test_cards_by_bytes(tmp_path: Path) -> None:
-    attack("card, bytes", bytes_of(*CARDS), at(tmp_path / "c.yaml", lambda path: load_any_card(str(path))))
+    attack("card, bytes", bytes_of(*CARDS), at(tmp_path / "c.yaml", lambda path: load_card(str(path))))
 
 
 def test_cards_by_values(tmp_path: Path) -> None:
     make = values_of(*map(yaml.safe_load, CARDS), dump=as_yaml)
-    attack("card, values", make, at(tmp_path / "c.yaml", lambda path: load_any_card(str(path)).digest))
+    attack("card, values", make, at(tmp_path / "c.yaml", lambda path: load_card(str(path)).digest))
 
 
 XML = b'<doc>\n<title>T</title><seg id="1"> ein &amp; Hund &#228; </seg><seg>zwei\nZeilen</seg><seg>x</seg></doc>\n'
@@ -159,7 +158,11 @@ def test_compressed_sentences(tmp_path: Path) -> None:
 
 
 def test_pairs(tmp_path: Path) -> None:
-    attack("pairs, .tsv", bytes_of(TEXT.rstrip()), at(tmp_path / "a.tsv", lambda path: list(TabSeparated([path]))))
+    attack(
+        "pairs, .tsv",
+        bytes_of(TEXT.rstrip()),
+        at(tmp_path / "a.tsv", lambda path: list(Tables([path], Rows(header=False, texts=(0, 1))))),
+    )
 
 
 TABLE = b'text,label,extra\n"a, ""b""",x,1\nc d,y,-2\n"e\nf",-5,3\n'
@@ -180,10 +183,10 @@ def test_tables(tmp_path: Path, form: Any, quoting: bool, seed: bytes) -> None:
     rows = Rows(format=form, quoting=quoting, texts=("text",), label="label", extras={"extra": "extra"})
 
     def use(path: Path) -> None:
-        source = TableRows([path], rows)
+        source = Tables([path], rows)
         for example in source:
             "".join(example.texts).encode()
-        _labels_of(source)
+        labels_of(source)
 
     attack(f"table, {form}{', quoted' if quoting else ''}", bytes_of(seed), at(tmp_path / "a", use))
 
@@ -242,8 +245,8 @@ def test_arrow_files(tmp_path: Path) -> None:
         writer.write_table(table)
 
     def use(path: Path) -> None:
-        split = ParallelSplit(path)
-        assert len(split.source_text) == len(split) == len(split.source)
+        split = Split(path)
+        assert len(split.texts[0]) == len(split) == len(split.source)
         [split.source[row].sum() + split.target[row].sum() for row in range(min(len(split), 100))]
 
     attack("Arrow file", bytes_of(sink.getvalue()), at(tmp_path / "valid.arrow", use))
@@ -322,7 +325,7 @@ def test_exports(run: Run) -> None:
 def test_memories_of_sources(tmp_path: Path) -> None:
     text = tmp_path / "a.de"
     text.write_text("ein Hund\n")
-    corpus = corpus_from_files("mine", (text,), (text,))
+    corpus = corpus_from_files("mine", {"train": (text,), "valid": (text,)})
     sources = Sources(corpus, tmp_path / "none.json")
     manifest = sources.describe()
     seed = {str(text.resolve()): [text.stat().st_size, text.stat().st_mtime_ns, "0" * 64], "other": [1, 2, "x"]}

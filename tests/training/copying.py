@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.data.prepared.folder import PreparedData
-from phmctl.data.prepared.prepare import prepare_named
 from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe, TranslationTraining
+from tests.data.helpers import prepare_files
 
 _ONSETS, _VOWELS = "bdfgklmnprst", "aeiou"
 _DATA = ParallelSection(card="copying", tokenizer="word", vocabulary=80, joint=False, max_tokens=16)
@@ -24,7 +24,7 @@ def prepare_copying(root: Path) -> PreparedData:
         pair[0].write_text("".join(" ".join(line) + "\n" for line in source))
         pair[1].write_text("".join(" ".join(dictionary[word] for word in line) + "\n" for line in source))
         files[split] = pair
-    return prepare_named(_DATA, root=root, files=files)
+    return prepare_files(_DATA, root=root, files=files)
 
 
 def copying_recipe(*, n: int = 4, dropout: float = 0.1, **training: Any) -> TranslationRecipe:

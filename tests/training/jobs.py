@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from phmctl.checkpoints import read_checkpoint
-from phmctl.data.labelled.store import LabelledData
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe
@@ -87,7 +86,7 @@ class DoubleClassification(ClassificationTask):
 
 def classify(data: Path, root: Path, recipe: ClassificationRecipe, processes: Processes | None = None) -> Path:
     """Train a classifier; return the run."""
-    task = DoubleClassification(recipe, LabelledData.find(recipe.data, data))
+    task = DoubleClassification(recipe, PreparedData.find(recipe.data, data))
     return train_task(task, recipe, root, quiet=True, processes=processes).run.folder
 
 

@@ -1,22 +1,19 @@
-"""How a card's corpus comes from the network, and how splits that it lacks are held out of train."""
+"""How a card's corpus comes from the network: its URLs or the hub, kept in one place, fetched by one process."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from phmctl.data.card import CardBase, Divide
-from phmctl.data.prepared.build import tidying
-from phmctl.data.readers import HoldOut
+from phmctl.data.card import Card
 from phmctl.errors import DownloadError
-from phmctl.files import locked
+from phmctl.files import locked, tidying
 
-Row = TypeVar("Row")
 CorpusT = TypeVar("CorpusT")
 
 
 def from_network(
-    card: CardBase,
+    card: Card,
     cache: Path,
     read: Callable[[Path, str], CorpusT],
     load: Callable[[Path], CorpusT],
@@ -59,29 +56,3 @@ def from_network(
         raise DownloadError(
             f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
         )
-
-
-def held_out_of_train(
-    splits: Mapping[str, Iterable[Row]], divide: Divide, rows: str
-) -> tuple[dict[str, HoldOut[Row]], dict[str, str]]:
-    """Hold the splits that a corpus lacks out of train: always the same rows, whatever the source.
-
-    Args:
-        splits: what there is, train among it. A split that is there already is not made.
-        divide: which rows are for valid and test.
-        rows: what the rows are called.
-
-    Returns:
-        train and the splits that are made, and in words which rows those are; both empty where none is to be made.
-    """
-    places: dict[str, int] = {split: place for split, place in divide.places.items() if split not in splits}
-    if not places:
-        return {}, {}
-    whole, period = splits["train"], divide.period
-    made = {
-        "train": HoldOut(whole, period, held=False, places=tuple(places.values())),
-        **{split: HoldOut(whole, period, held=True, places=(place,)) for split, place in places.items()},
-    }
-    return made, {
-        split: f"{rows} {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
-    }

@@ -8,16 +8,17 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from phmctl.console import note
-from phmctl.data.card import Hub, HubPlace
+from phmctl.data.card import Hub
 from phmctl.data.fetch.archives import sweep
-from phmctl.data.readers import Pair, PairSource, SourceFile
+from phmctl.data.readers import named_label
+from phmctl.data.rows import Row, RowSource, SourceFile
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import writing
 
@@ -25,68 +26,40 @@ _TIMEOUT = 10  # seconds until a hub that does not answer counts as away
 
 
 @dataclass(frozen=True)
-class HubPairs:
-    """The pairs of one split of a loaded dataset; rows stay memory-mapped."""
+class HubRows:
+    """The rows of one split of a loaded dataset, which stay memory-mapped."""
 
     rows: Any  # datasets.Dataset
-    source: str
-    target: str
+    hub: Hub
     name: str  # for messages
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Pair]:
-        """Yield the pairs; raises :class:`DataError` with the row where a side is no text."""
-        for number, row in enumerate(self.rows):
-            yield text_of(row, self.source, self.name, number), text_of(row, self.target, self.name, number)
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows; raises :class:`DataError` with the row where a text is none."""
+        for number, row in enumerate(self.rows, start=1):
+            texts = tuple(_text_of(row, column, self.name, number) for column in self.hub.text_columns)
+            label = None
+            if self.hub.label is not None:
+                label = named_label(str(_field_of(row, self.hub.label)), self.hub)
+            yield Row(texts, label, place=(self.name, number))
 
 
 @dataclass(frozen=True)
-class HubSplits:
+class Loaded:
     """A loaded dataset: its splits by our names, its files, and where it came from in words."""
 
-    splits: dict[str, PairSource]
+    splits: dict[str, RowSource]
     files: list[SourceFile]
     origin: str
 
 
-@dataclass(frozen=True)
-class HubRows:
-    """A loaded dataset: the rows of its splits by our names, its files, and where it came from in words."""
-
-    rows: dict[str, Any]  # datasets.Dataset
-    files: list[SourceFile]
-    origin: str
-
-
-def load_splits(hub: Hub, cache: Path, *, refetch: bool = False) -> HubSplits:
-    """Load a hub dataset's sentence pairs. See :func:`load_rows`."""
-    names: dict[str, str] = dict(hub.splits.items())
-    loaded = load_rows(hub, names, (hub.columns.source, hub.columns.target), "pairs", cache, refetch=refetch)
-    splits: dict[str, PairSource] = {
-        split: HubPairs(rows, hub.columns.source, hub.columns.target, f"{hub.id} ({names[split]})")
-        for split, rows in loaded.rows.items()
-    }
-    return HubSplits(splits, loaded.files, loaded.origin)
-
-
-def load_rows(
-    hub: HubPlace,
-    splits: Mapping[str, str],
-    columns: tuple[str, ...],
-    side: str,
-    cache: Path,
-    *,
-    refetch: bool = False,
-) -> HubRows:
+def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> Loaded:
     """Load a hub dataset's splits. What was fetched once is kept in the cache as Arrow, and no network asked again.
 
     Args:
         hub: where it is; an id that is a local folder is read from there.
-        splits: our names of its splits, and its own.
-        columns: what every row must have.
-        side: what is read from its files, for the manifest.
         cache: the folder for what is fetched; nobody else writes there meanwhile.
         refetch: fetch what is in the cache already.
 
@@ -96,20 +69,23 @@ def load_rows(
     """
     kept = cache / re.sub(r"[^\w.-]+", "--", "@".join(filter(None, (hub.id, hub.config, hub.folder, hub.revision))))
     dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept, refetch)
-    for name in splits.values():
+    for name in hub.splits.values():
         if name not in dataset:
             raise DataError(f"{hub.id} has no split {name!r}; it has {', '.join(sorted(dataset))}")
-        _check_columns(dataset[name], hub, columns)
+        _check_columns(dataset[name], hub)
+    side = "pairs" if hub.label is None else "rows"
     files = [
         SourceFile(Path(file["filename"]), split, side)
-        for split, name in splits.items()
+        for split, name in hub.splits.items()
         for file in dataset[name].cache_files
     ]
-    rows = {split: dataset[name] for split, name in splits.items()}
-    return HubRows(rows, files, f"hub {hub.id}{_version(hub, dataset)}")
+    splits: dict[str, RowSource] = {
+        split: HubRows(dataset[name], hub, f"{hub.id} ({name})") for split, name in hub.splits.items()
+    }
+    return Loaded(splits, files, f"hub {hub.id}{_version(hub, dataset)}")
 
 
-def _load_once(hub: HubPlace, kept: Path, refetch: bool) -> Any:
+def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
     """Fetch a dataset into the folder `kept`, unless it is there; return it memory-mapped."""
     import datasets
 
@@ -135,7 +111,7 @@ def _load_once(hub: HubPlace, kept: Path, refetch: bool) -> Any:
         raise DataError(f"{kept} is damaged ({reason}); fetch it anew: --refetch") from error
 
 
-def _version(hub: HubPlace, dataset: Any) -> str:
+def _version(hub: Hub, dataset: Any) -> str:
     """Return the commit that was fetched, as the library's record of its files' addresses has it, or the revision."""
     addresses = " ".join(next(iter(dataset.values())).info.download_checksums or {})
     commit = re.search(r"@([0-9a-f]{40})/", addresses)
@@ -143,7 +119,7 @@ def _version(hub: HubPlace, dataset: Any) -> str:
     return f" at {version}" if version else ""
 
 
-def _load(hub: HubPlace, cache: Path) -> Any:
+def _load(hub: Hub, cache: Path) -> Any:
     import datasets
 
     if not sys.stderr.isatty():
@@ -180,15 +156,15 @@ def _check_reachable(dataset: str) -> None:
     )
 
 
-def _check_columns(rows: Any, hub: HubPlace, columns: tuple[str, ...]) -> None:
+def _check_columns(rows: Any, hub: Hub) -> None:
     if not len(rows):
         return
-    for column in columns:
-        if field_of(rows[0], column) is None:
+    for column in (*hub.text_columns, *filter(None, [hub.label])):
+        if _field_of(rows[0], column) is None:
             raise DataError(f"{hub.id} has no column {column!r}; it has {', '.join(rows.column_names)}")
 
 
-def field_of(row: Any, column: str) -> Any:
+def _field_of(row: Any, column: str) -> Any:
     """Return a row's field; ``translation.de`` is `de` in the field `translation`."""
     if column in row:
         return row[column]
@@ -197,9 +173,9 @@ def field_of(row: Any, column: str) -> Any:
     return row
 
 
-def text_of(row: Any, column: str, name: str, number: int) -> str:
+def _text_of(row: Any, column: str, name: str, number: int) -> str:
     """Return a row's text, as one line; raises :class:`DataError` with the split's name and the row if none."""
-    value = field_of(row, column)
+    value = _field_of(row, column)
     if not isinstance(value, str):
         raise DataError(f"{name}, row {number}: column {column!r} holds {value!r}, not text")
     return value.replace("\r\n", " ").replace("\n", " ")  # a sentence is a line everywhere else

@@ -22,6 +22,7 @@ from phmctl.files import (
     sync_folder,
     temporaries,
     temporary_folder,
+    tidying,
     writing,
 )
 
@@ -108,19 +109,6 @@ def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     remaining = iter(rows)
     while chunk := list(islice(remaining, _CHUNK)):
         yield chunk
-
-
-@contextmanager
-def tidying(lock: Path) -> Iterator[None]:
-    """Remove a lock's folder when the block fails and nothing else is in it. The lock is held, so it may go too."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            if [*lock.parent.iterdir()] == [lock]:
-                lock.unlink()
-                lock.parent.rmdir()
-        raise
 
 
 def _clear(folder: Path) -> None:

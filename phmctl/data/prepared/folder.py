@@ -1,26 +1,39 @@
 """Prepared data on disk: Arrow files that are mapped, not read, with their tokenizers and a manifest.
 
-A prepared folder holds ``manifest.json``, ``tokenizer.json`` (or one a side) and ``train.arrow``, ``valid.arrow``,
-``test.arrow``, which ``datasets.Dataset.from_file`` opens. Their columns are ``source`` and ``target`` (token ids), and
-for valid and test the text itself. The manifest has each file's SHA-256, which is compared before the file is used.
+A prepared folder holds ``manifest.json``, ``tokenizer.json`` (or one a side), an Arrow file a split, which
+``datasets.Dataset.from_file`` opens, and ``vectors.safetensors`` where word vectors were given. The columns are token
+ids, ``source`` and ``target`` of parallel text, ``first`` and, for pairs, ``second`` of labelled text; with labels
+``label`` (the number of the class) and the extras (whole numbers, -1 where they are not known); and for all splits but
+train the texts themselves. The manifest has each file's SHA-256, which is compared before the file is used.
 """
 
 import os
-import re
 import shlex
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from phmctl.data.arrow import RowWriter, ragged, reading_columns
-from phmctl.data.prepared.manifest import read_manifest
-from phmctl.data.prepared.mapped import UNKNOWN_COMMAND, MappedSplit, PreparedFolder
-from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
-from phmctl.errors import DataError
-from phmctl.recipe.schema import ParallelSection
-from phmctl.shipped import shipped_names
+import numpy as np
+import numpy.typing as npt
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+from phmctl.data.arrow import Ragged, RowWriter, ragged, read_table, reading_columns
+from phmctl.data.card import corpus_name, is_card
+from phmctl.data.prepared.manifest import read_manifest, refuse_damage
+from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
+from phmctl.errors import DataError, nearest
+from phmctl.recipe.schema import LabelledSection, ParallelSection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TASK = "classification"  # what the manifest of labelled text calls its task
+VECTORS_FILE = "vectors.safetensors"
+PARALLEL, LABELLED = ("source", "target"), ("first", "second")  # columns of token ids
+_UNKNOWN_COMMAND = "phmctl prepare-data NAME"
+
+Ints = npt.NDArray[np.int64]
+Section = ParallelSection | LabelledSection
 
 
 def data_root() -> Path:
@@ -28,129 +41,215 @@ def data_root() -> Path:
     return Path(os.environ.get("PHMCTL_DATA") or "data")
 
 
-def prepared_folder(data: ParallelSection, root: Path) -> Path:
+def prepared_folder(data: Section, root: Path) -> Path:
     """Return where the data of these settings lies once prepared.
 
     Raises:
         DataError: the corpus' name cannot be a folder's.
     """
-    joint = "-joint" if data.joint else ""
-    turned = "-reverse" if data.direction == "reverse" else ""
-    name = corpus_name(data.card)
-    return root / "prepared" / name / f"{data.tokenizer}-{data.vocabulary}{joint}-{data.max_tokens}{turned}"
+    name = f"{data.tokenizer}-{data.vocabulary}"
+    if isinstance(data, LabelledSection):
+        name = f"labelled-{name}-{data.max_tokens}"
+    else:
+        turned = "-reverse" if data.direction == "reverse" else ""
+        name = f"{name}{'-joint' if data.joint else ''}-{data.max_tokens}{turned}"
+    return root / "prepared" / corpus_name(data.card) / name
 
 
-def corpus_name(card: str) -> str:
-    """Return a corpus' name: the card's id, or the stem of its file.
-
-    Raises:
-        DataError: the name cannot be a folder's.
-    """
-    path = Path(card)
-    name = path.stem if path.suffix in {".yaml", ".yml"} else card
-    if not _NAME.fullmatch(name):
-        raise DataError(f"{card!r} cannot name a corpus; use letters, digits, dots, hyphens and underscores")
-    return name
-
-
-def is_card(name: str) -> bool:
-    """Return whether a corpus' name stands for a card, shipped or a file; otherwise it is a name for one's own files.
-
-    Raises:
-        DataError: the name cannot be a folder's.
-    """
-    return name in shipped_names("cards") or name != corpus_name(name)
-
-
-def root_option(root: Path | None) -> str:
-    """Return the option that names a data folder, after a blank; nothing for None and for the default one."""
-    return "" if root is None or root == data_root() else f" --data {shlex.quote(str(root))}"
-
-
-def prepare_command(data: ParallelSection, root: Path | None = None) -> str:
+def prepare_command(data: Section, root: Path | None = None) -> str:
     """Return the command that prepares the data of these settings in a data folder, by default the default one."""
-    joint = "--joint" if data.joint else "--separate"
-    reverse = " --reverse" if data.direction == "reverse" else ""
-    files = "" if is_card(data.card) else " --train SRC TGT --valid SRC TGT --test SRC TGT"
-    return (
-        f"phmctl prepare-data {data.card} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary} {joint} "
-        f"--max-tokens {data.max_tokens}{reverse}{files}{root_option(root)}"
-    )
+    words = ["phmctl prepare-data", data.card, f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"]
+    labelled = isinstance(data, LabelledSection)
+    words += [] if isinstance(data, LabelledSection) else ["--joint" if data.joint else "--separate"]
+    words.append(f"--max-tokens {data.max_tokens}")
+    words += ["--reverse"] if getattr(data, "direction", "forward") == "reverse" else []
+    if not is_card(data.card):
+        tables = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
+        words.append(tables if labelled else "--train SRC TGT --valid SRC TGT --test SRC TGT")
+    words += [] if root is None or root == data_root() else [f"--data {shlex.quote(str(root))}"]
+    return " ".join(words)
 
 
-def trained_vocabularies(data: ParallelSection, root: Path) -> tuple[int, int] | None:
-    """Return the sizes of the trained tokenizers, (source, target); None where the data is not prepared.
+def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
+    """Return the sizes of the trained vocabularies, (source, target), or of one and the label set.
+
+    None where the data is not prepared.
 
     Raises:
         DataError: it is damaged.
     """
     manifest = read_manifest(prepared_folder(data, root))
-    return None if manifest is None else (manifest["token_types"]["source"], manifest["token_types"]["target"])
+    if manifest is None:
+        return None
+    types = manifest["token_types"]
+    if isinstance(data, LabelledSection):
+        return types["text"], len(manifest["labels"])
+    return types["source"], types["target"]
 
 
-class ParallelSplit(MappedSplit):
-    """One split of prepared sentence pairs, mapped from its Arrow file.
+class Split:
+    """One split of prepared text, mapped from its Arrow file.
 
     Args:
         path: the ``.arrow`` file.
+        extras: the names of the extras.
 
     Attributes:
-        source: the token ids of each pair's source side.
-        target: of its target side.
+        sides: the token ids of each text of each row: source and target, or an example's one text or two.
+        labels: (N,) int64, the numbers of the classes; None for parallel text.
+        extras: (N,) int64 each, -1 where the value is not known.
 
     Raises:
         DataError: the file is missing or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, extras: list[str] | None = None) -> None:
+        self.path = path
+        self.name = path.stem
+        self._table = read_table(path)
         with reading_columns(path):
-            self.source = ragged(self._table.column("source"))
-            self.target = ragged(self._table.column("target"))
+            names = self._table.column_names
+            parallel = "first" not in names
+            self._columns = PARALLEL if parallel else [name for name in LABELLED if name in names]
+            self.sides: tuple[Ragged, ...] = tuple(ragged(self._table.column(name)) for name in self._columns)
+            self.labels: Ints | None = None if parallel else self._numbers("label")
+            self.extras: dict[str, Ints] = {name: self._numbers(name) for name in extras or ()}
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @property
+    def source(self) -> Ragged:
+        """The first side."""
+        return self.sides[0]
+
+    @property
+    def target(self) -> Ragged:
+        """The second side."""
+        return self.sides[1]
 
     @cached_property
-    def source_text(self) -> list[str]:
-        """The source lines of valid or test, cased.
+    def texts(self) -> tuple[list[str], ...]:
+        """The lines of each side of valid or test, cased.
 
         Raises:
             DataError: train keeps no text.
         """
-        return self._text("source_text")
+        if f"{self._columns[0]}_text" not in self._table.column_names:
+            raise DataError(f"{self.path.name} keeps no text, only tokens; text is kept of valid and test")
+        return tuple(self._table.column(f"{name}_text").to_pylist() for name in self._columns)
 
-    @cached_property
-    def target_text(self) -> list[str]:
-        """The target lines of valid or test, cased: the references.
-
-        Raises:
-            DataError: train keeps no text.
-        """
-        return self._text("target_text")
+    def _numbers(self, column: str) -> Ints:
+        numbers: Ints = self._table.column(column).to_numpy().astype(np.int64)
+        return numbers
 
 
-class PreparedData(PreparedFolder[ParallelSection, ParallelSplit]):
-    """A prepared parallel corpus: splits, tokenizers and the manifest that says where they come from.
+class PreparedData:
+    """A prepared corpus: splits, tokenizers and the manifest that says where they come from.
 
-    Attributes:
+    Args:
         folder: where it lies.
         manifest: settings, sources with SHA-256, counts; the content of ``manifest.json``.
-        tokenizers: of both sides.
-        command: what prepares it.
+        command: what prepares it, for messages.
+
+    Attributes:
+        tokenizers: of both sides; of labelled text one object twice.
+        labels: the classes, in the order of their numbers; empty for parallel text.
+        texts: how many texts a row has, 1 or 2.
     """
 
-    tokenizer_files = (JOINT_FILE, *SIDE_FILES)
-    place = staticmethod(prepared_folder)
-    command_of = staticmethod(prepare_command)
-
     def __init__(self, folder: Path, manifest: dict[str, Any], command: str) -> None:
-        super().__init__(folder, manifest, command)
+        self.folder = folder
+        self.manifest = manifest
+        self.command = command
         self.tokenizers = TokenizerPair.load(folder)
-
-    def _mapped(self, path: Path) -> ParallelSplit:
-        return ParallelSplit(path)
+        self.labels: list[str] = list(manifest.get("labels", ()))
+        self.texts: int = manifest.get("texts", 2)
+        self._splits: dict[str, Split] = {}
 
     @classmethod
-    def _command_for(cls, folder: Path) -> str:
-        return _command_for(folder)
+    def open(cls, folder: Path, command: str | None = None) -> "PreparedData":
+        """Open a prepared folder.
+
+        Args:
+            folder: where it lies.
+            command: what prepares it, for messages; by default what the folder's name tells.
+
+        Raises:
+            DataError: nothing is prepared there (the message names the command that does it), or it is damaged.
+        """
+        command = command or _command_for(folder)
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise DataError(f"{folder} holds no prepared data; run: {command}")
+        for name in (JOINT_FILE, *SIDE_FILES):
+            refuse_damage(folder, manifest, name, command)
+        return cls(folder, manifest, command)
+
+    @classmethod
+    def find(cls, data: Section, root: Path) -> "PreparedData":
+        """Open the prepared data of a recipe's data section.
+
+        Raises:
+            DataError: it is not prepared (the message names the command that does it), it is damaged, or of another
+                task.
+        """
+        folder, command = prepared_folder(data, root), prepare_command(data, root)
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise DataError(f"{data.card} is not prepared in {folder}; run: {command}")
+        check_task(folder, manifest, labelled=isinstance(data, LabelledSection))
+        return cls.open(folder, command)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of all texts, where there is one; otherwise of the first side."""
+        return self.tokenizers.source
+
+    @property
+    def splits(self) -> list[str]:
+        """The names of the splits, ``train`` and ``valid`` first."""
+        return list(self.manifest["splits"])
+
+    def split(self, name: str) -> Split:
+        """Return a split by its name. The first time, its file is read through to be checked.
+
+        Raises:
+            DataError: there is no such split, or its file is damaged.
+        """
+        if name not in self.splits:
+            raise DataError(f"no split {name!r}{nearest(name, self.splits)}; there are {', '.join(self.splits)}")
+        if name not in self._splits:
+            refuse_damage(self.folder, self.manifest, f"{name}.arrow", self.command)
+            self._splits[name] = Split(self.folder / f"{name}.arrow", self.manifest.get("extras"))
+        return self._splits[name]
+
+    @cached_property
+    def vectors(self) -> "Tensor | None":
+        """The word vectors, (vocabulary, width) float32; None where the data was prepared without.
+
+        Raises:
+            DataError: their file is damaged.
+        """
+        if not self.manifest.get("vectors"):
+            return None
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        refuse_damage(self.folder, self.manifest, VECTORS_FILE, self.command)
+        path = self.folder / VECTORS_FILE
+        try:
+            vectors: Tensor = load_file(path)["vectors"]
+        except (OSError, SafetensorError, LookupError) as error:
+            raise DataError(f"{path} cannot be read ({error}); run: {self.command} --force") from error
+        return vectors
+
+
+def check_task(folder: Path, manifest: Mapping[str, Any], *, labelled: bool) -> None:
+    """Refuse (DataError) what was prepared for another task."""
+    if labelled != (manifest.get("task") == TASK) or (labelled and not {"labels", "texts"} <= manifest.keys()):
+        kind = "labelled text" if labelled else "parallel text"
+        raise DataError(f"{folder} holds no {kind}: it was prepared for another task")
 
 
 def _command_for(folder: Path) -> str:
@@ -159,7 +258,7 @@ def _command_for(folder: Path) -> str:
     kind, vocabulary, *rest = [*name.split("-"), ""]
     joint, length = rest[:1] == ["joint"], rest[-2] if len(rest) > 1 else ""
     if kind not in ("bpe", "word") or not vocabulary.isdigit() or not length.isdigit():
-        return UNKNOWN_COMMAND
+        return _UNKNOWN_COMMAND
     section = ParallelSection(
         card=folder.parent.name,
         tokenizer="bpe" if kind == "bpe" else "word",
@@ -173,20 +272,25 @@ def _command_for(folder: Path) -> str:
 
 
 class SplitWriter(RowWriter):
-    """Writes one split's Arrow file; a row is source ids, target ids, source text, target text.
+    """Writes one split's Arrow file; a row is each text's ids, the label and the extras if there are any, the texts.
 
     Args:
         path: the ``.arrow`` file.
+        columns: what the columns of ids are called: of :data:`PARALLEL`, or of :data:`LABELLED`.
+        numbers: what those of the label and of the extras are called.
         with_text: whether to keep the text beside the tokens.
 
     Raises:
         OutputError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, *, with_text: bool) -> None:
+    def __init__(
+        self, path: Path, columns: tuple[str, ...] = PARALLEL, numbers: tuple[str, ...] = (), *, with_text: bool
+    ) -> None:
         from datasets import Sequence, Value
 
-        columns: dict[str, Any] = {side: Sequence(Value("int32")) for side in ("source", "target")}
+        features: dict[str, Any] = {side: Sequence(Value("int32")) for side in columns}
+        features |= {name: Value("int32") for name in numbers}
         if with_text:
-            columns |= {f"{side}_text": Value("string") for side in ("source", "target")}
-        super().__init__(path, columns)
+            features |= {f"{side}_text": Value("string") for side in columns}
+        super().__init__(path, features)

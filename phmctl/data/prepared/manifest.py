@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from phmctl.data.card import Cleaning
 from phmctl.errors import DataError
 from phmctl.files import damage, file_entry, read_json_object, write_json
 from phmctl.recipe.sections import PositiveInt
 
 MANIFEST = "manifest.json"
-FORMAT = "phmctl-prepared-1"
+FORMAT = 2
+_FIRST = "phmctl-prepared-1"  # the format of before there were numbers
 
 
 class _File(BaseModel):
@@ -58,14 +60,29 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     manifest = read_json_object(path, DataError, "prepare the data again with --force")
-    if manifest.get("format") != FORMAT:
-        raise DataError(f"{path} is not of this version of phmctl ({FORMAT}); prepare again with --force")
+    if manifest.get("format") not in (FORMAT, _FIRST):
+        raise DataError(
+            f"{path} is of format {manifest.get('format')!r}, and this phmctl reads up to {FORMAT}: take the version "
+            "that wrote it, or prepare again with --force"
+        )
     try:
         _Manifest.model_validate(manifest)
     except ValidationError as error:
         wrong = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
         raise DataError(f"{path} is damaged: look at {wrong}; prepare the data again with --force") from error
-    return manifest
+    return migrated(manifest)
+
+
+def migrated(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest, or a run's ``data.json``, as this version writes it.
+
+    Format 1 named of the text's cleaning what its task had; the other settings were what they are by default now.
+    """
+    cleaning = manifest.get("settings", {}).get("cleaning")
+    if manifest.get("format") != _FIRST or not isinstance(cleaning, dict):
+        return manifest
+    settings = {**manifest["settings"], "cleaning": {**Cleaning().model_dump(), **cleaning}}
+    return {**manifest, "format": FORMAT, "settings": settings}
 
 
 def refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:

@@ -1,56 +1,98 @@
 """Preparation: raw text to token ids on disk, once for each corpus and tokenizer setting.
 
-Train is gone through once to be counted, once for each vocabulary and once more to be encoded, so memory holds the
-lines of valid and test, one record batch, and what learning a vocabulary takes. That grows with the number of distinct
-words, so a vocabulary is learned from a million pairs at most, spread evenly over the corpus. The folder appears under
-its name only when it is complete.
+Train is gone through once to be counted, once for each vocabulary and once more to be encoded, so memory holds digests
+of valid and test, one record batch, and what learning a vocabulary takes. That grows with the number of distinct words,
+so a vocabulary is learned from a million rows at most, spread evenly over the corpus. The folder appears under its name
+only when it is complete.
 """
 
-from collections.abc import Mapping, Sequence, Sized
+import re
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
-from phmctl.data.card import SPLITS, Cleaning, load_card
-from phmctl.data.clean import SAME_SIDES, CleanPairs, HeldOut, clean_pairs
-from phmctl.data.corpus import Corpus, corpus_from_files, open_corpus, turned_round
+from phmctl.data.card import Card, Cleaning, is_card, load_card
+from phmctl.data.clean import HELD_OUT, SAME_SIDES, CleanRows, HeldOut, clean_texts, in_words
+from phmctl.data.corpus import Corpus, open_corpus, turned_round
+from phmctl.data.prepared import build as building
 from phmctl.data.prepared.build import build, chunks, current, memory_of
-from phmctl.data.prepared.folder import PreparedData, SplitWriter, corpus_name, prepared_folder
-from phmctl.data.prepared.manifest import write_manifest
-from phmctl.data.prepared.provenance import Sources
-from phmctl.data.prepared.steps import (
-    TokenCounts,
-    check_own_files,
-    choose,
-    files_of,
-    learning_period,
-    refuse_nothing,
-    warn_of_parts,
+from phmctl.data.prepared.folder import (
+    LABELLED,
+    PARALLEL,
+    TASK,
+    VECTORS_FILE,
+    PreparedData,
+    Section,
+    Split,
+    SplitWriter,
+    prepare_command,
+    prepared_folder,
 )
-from phmctl.data.readers import PairSource
-from phmctl.data.tokenizer import TokenizerPair, train_pair
+from phmctl.data.prepared.manifest import read_manifest, write_manifest
+from phmctl.data.prepared.provenance import Sources
+from phmctl.data.rows import UNKNOWN, Row, RowSource
+from phmctl.data.special import SPECIAL_TOKENS, UNK
+from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
+from phmctl.data.vectors import read_vectors
 from phmctl.errors import DataError
+from phmctl.files import write_atomic
+from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
-from phmctl.recipe.schema import ParallelSection, TranslationRecipe
+from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
+
+_FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
+
+SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
+
+
+def choose_section(name: str, recipe: str | None, given: Mapping[str, Any], section: type[SectionT]) -> SectionT:
+    """Return a corpus' data section: what is given, else what a recipe says, else what the card proposes.
+
+    Args:
+        name: the corpus.
+        recipe: a recipe's path or shipped name, or None.
+        given: fields of the section that were set by hand.
+        section: the section's class, which tells what the recipe must be; its defaults are for a name that is no card.
+
+    Raises:
+        RecipeError: there is no such recipe, it is not valid, or it is of another task.
+        DataError: a value that was given cannot be, or the card is not valid.
+    """
+    kind = next(each for each in RECIPES.values() if each.model_fields["data"].annotation is section)
+    base = None if recipe is None else expect(load_recipe(recipe), kind).data
+    if not isinstance(base, section):
+        base = section(card=name, **(load_card(name).defaults.model_dump(exclude_none=True) if is_card(name) else {}))
+    return change(base.model_copy(update={"card": name}), given, DataError)
 
 
 def prepare_named(
-    data: ParallelSection,
+    data: Section,
     *,
     root: Path,
     source: Path | None = None,
-    files: Mapping[str, Sequence[Path]] | None = None,
+    own: Corpus | None = None,
+    settings: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Path] | None = None,
+    vectors: Path | None = None,
     workers: int = 1,
     force: bool = False,
     refetch: bool = False,
 ) -> PreparedData:
-    """Prepare a card's corpus, or a user's own files under a name of their own.
+    """Prepare a card's corpus, or a user's own.
 
     Args:
         data: the corpus' name and the tokenizer settings.
         root: the folder for raw and prepared data.
         source: a folder with the card's files; otherwise they are downloaded.
-        files: the user's own files by split, each (source, target) or one tab-separated file; excludes `source`.
+        own: the user's own corpus; excludes `source` and `extra`.
+        settings: other settings that decide on the content of that.
+        extra: folders of the splits that a card borrows from others.
+        vectors: word vectors in GloVe's text format, for labelled text. Without them, those of an earlier preparation
+            stay.
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
         refetch: download the card's files again.
@@ -59,53 +101,37 @@ def prepare_named(
         DataError: no such card, or its files are missing or malformed.
         OutputError: the folder cannot be written.
     """
-    if files:
-        corpus = _directed(_own_corpus(data.card, source, files), data)
-        return prepare(data, corpus, Cleaning(), root=root, workers=workers, force=force)
+    if own is not None:
+        if source is not None:
+            raise DataError("--source is for a card's files; with files of your own leave it out")
+        corpus = _directed(own, data)
+        return prepare(
+            data, corpus, Cleaning(), root=root, vectors=vectors, more=settings, workers=workers, force=force
+        )
     card = load_card(data.card)
     folder = prepared_folder(data, root)
-    known = source is None and not (card.built_in or force or refetch)  # published text stays
-    if known and current(folder, _settings(data, card.cleaning), None, card=card.digest):
-        prepared = PreparedData.open(folder)
+    unchanged = source is None and not (card.built_in or extra or vectors or force or refetch)  # published text stays
+    wanted = _settings(data, card.cleaning, card)
+    if unchanged and current(folder, wanted, None, card=card.digest):
+        prepared = PreparedData.open(folder, prepare_command(data, root))
     else:
-        corpus = _directed(open_corpus(card, source, root / "raw" / card.id, refetch=refetch), data)
-        prepared = prepare(data, corpus, card.cleaning, root=root, workers=workers, force=force)
-    _tell_of_division(prepared)
-    warn_of_parts(prepared.manifest, card.id, card.sizes, "pairs")
+        corpus = _directed(open_corpus(card, source, root / "raw" / card.id, extra, refetch=refetch), data)
+        prepared = prepare(data, corpus, card.cleaning, root=root, vectors=vectors, workers=workers, force=force)
+    _tell_of_division(prepared.manifest)
+    _warn_of_parts(prepared.manifest, card)
     return prepared
 
 
-def _directed(corpus: Corpus, data: ParallelSection) -> Corpus:
-    return turned_round(corpus) if data.direction == "reverse" else corpus
-
-
-def _tell_of_division(prepared: PreparedData) -> None:
-    """Say which splits are not the publishers', since their scores compare with nobody else's."""
-    held_out = prepared.manifest.get("held_out", {})
-    if held_out:
-        parts = "; ".join(f"{split} is {pairs}" for split, pairs in held_out.items())
-        name = prepared.manifest["corpus"]
-        note(f"{name} as read has no {' and '.join(held_out)} of its own: {parts} of its pairs, train the others")
-
-
-def choose_section(name: str, recipe: str | None, given: Mapping[str, Any]) -> ParallelSection:
-    """Return a corpus' data section: what is given, else what a recipe says, else what the card proposes.
-
-    Args:
-        name: the corpus.
-        recipe: a recipe's path or shipped name, or None.
-        given: fields of the section that were set by hand.
-
-    Raises:
-        RecipeError: there is no such recipe, or it is not valid.
-        DataError: a value that was given cannot be, or the card is not valid.
-    """
-    base = None if recipe is None else expect(load_recipe(recipe), TranslationRecipe).data
-    return choose(name, base, given, ParallelSection, lambda card: load_card(card).defaults)
-
-
 def prepare(
-    data: ParallelSection, corpus: Corpus, cleaning: Cleaning, *, root: Path, workers: int = 1, force: bool = False
+    data: Section,
+    corpus: Corpus,
+    cleaning: Cleaning,
+    *,
+    root: Path,
+    vectors: Path | None = None,
+    more: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    force: bool = False,
 ) -> PreparedData:
     """Clean, tokenize and store a corpus. The same text and settings give the same bytes, whatever the workers.
 
@@ -116,101 +142,305 @@ def prepare(
         corpus: the text.
         cleaning: the card's settings.
         root: the folder for raw and prepared data.
+        vectors: see :func:`prepare_named`.
+        more: other settings that decide on the content.
         workers: threads of the tokenizer. Its pool is made at its first use in a process and keeps its size.
         force: prepare even if nothing has changed.
 
     Raises:
-        DataError: the text is malformed, or nothing of it is left to train on.
+        DataError: the text is malformed, a split is empty, or the label sets do not fit.
         OutputError: the folder cannot be written.
     """
     folder = prepared_folder(data, root)
-    settings = _settings(data, cleaning)
-    sources = Sources(corpus, memory_of(folder))
+    settings = {**_settings(data, cleaning, corpus), **(more or {})}
+    if vectors is not None:
+        _check_vectors(data, vectors)
+    sources = Sources(corpus, memory_of(folder), vectors)
 
     def write(temporary: Path, provenance: dict[str, Any]) -> None:
-        _write(temporary, data, corpus, cleaning, provenance)
+        _warn_of_lost_vectors(folder, vectors)
+        _write(temporary, data, corpus, cleaning, vectors, provenance)
 
     build(folder, settings, sources, write, workers=workers, force=force)
-    return PreparedData.open(folder)
+    return PreparedData.open(folder, prepare_command(data, root))
 
 
-def _settings(data: ParallelSection, cleaning: Cleaning) -> dict[str, Any]:
-    # Folders of before there was a direction do not name it.
-    left_out = {"card", "direction"} if data.direction == "forward" else {"card"}
-    return {**data.model_dump(exclude=left_out), "cleaning": cleaning.model_dump()}
+def _directed(corpus: Corpus, data: Section) -> Corpus:
+    return turned_round(corpus) if getattr(data, "direction", "forward") == "reverse" else corpus
 
 
-def _own_corpus(name: str, source: Path | None, files: Mapping[str, Sequence[Path]]) -> Corpus:
-    options = "--train, --valid and --test"
-    check_own_files(name, source, files, form="--{}", options=options, what="files")
-    return corpus_from_files(corpus_name(name), files["train"], files["valid"], files.get("test"))
+def _settings(data: Section, cleaning: Cleaning, of: Card | Corpus) -> dict[str, Any]:
+    """Return what decides on a folder's content beside its sources; folders of before a setting do not name it."""
+    left_out = {"card", "direction"} if getattr(data, "direction", "forward") == "forward" else {"card"}
+    settings = {**data.model_dump(exclude=left_out), "cleaning": cleaning.model_dump()}
+    if isinstance(data, LabelledSection):
+        settings["labels"] = list(of.labels)
+        settings |= {flag: True for flag in ("symmetric", "train_text") if getattr(of, flag)}
+    return settings
+
+
+def _check_vectors(data: Section, vectors: Path) -> None:
+    if not vectors.is_file():
+        raise DataError(f"--vectors: no file {vectors}")
+    if data.tokenizer != "word":
+        raise DataError(f"word vectors want --tokenizer word, not {data.tokenizer}")
+
+
+def _warn_of_lost_vectors(folder: Path, vectors: Path | None) -> None:
+    try:
+        before = read_manifest(folder) or {}
+    except DataError:
+        return
+    if vectors is None and before.get("vectors"):
+        warn(f"prepared anew without the vectors of {before['vectors']['file']}; give --vectors again to have them")
+
+
+def _tell_of_division(manifest: Mapping[str, Any]) -> None:
+    """Say which splits are not the publishers', since their scores compare with nobody else's."""
+    held_out = manifest.get("held_out", {})
+    if held_out:
+        parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
+        name = manifest["corpus"]
+        note(f"{name} as read has no {' and '.join(held_out)} of its own: {parts}, train the others")
+
+
+def _warn_of_parts(manifest: Mapping[str, Any], card: Card) -> None:
+    """Say which splits have far fewer rows than were published: a cut-off download, or a sample."""
+    rows = "rows" if card.labelled else "pairs"
+    for split, number in card.sizes.items():
+        if card.labelled and split not in manifest["splits"]:
+            continue  # not everybody has all
+        read = manifest["splits"].get(split, {}).get("read", 0)
+        if read < _FEW * number:
+            warn(f"{split} of {card.id} has {read:,} {rows} where {number:,} were published; is the source whole?")
+
+
+# ------------------------------------------------------------------------------------------------ writing a folder
 
 
 def _write(
-    folder: Path, data: ParallelSection, corpus: Corpus, cleaning: Cleaning, provenance: Mapping[str, Any]
+    folder: Path,
+    data: Section,
+    corpus: Corpus,
+    cleaning: Cleaning,
+    vectors: Path | None,
+    provenance: Mapping[str, Any],
 ) -> None:
     """Write everything of a prepared folder, its manifest last."""
-    splits = _clean_splits(corpus, cleaning, data.max_tokens)
-    period, learned = learning_period(_count(corpus.splits["train"]), "pair", data.vocabulary)
+    row = "pair" if corpus.languages else "example"
+    labels = None if corpus.languages else list(corpus.labels) or labels_of(corpus.splits["train"])
+    splits = _clean_splits(corpus, cleaning, data.max_tokens, labels)
+    period, learned = _learning_period(_count(corpus.splits["train"]), row, data.vocabulary)
+    joint = getattr(data, "joint", True)
     tokenizers = train_pair(
-        splits["train"].sample(period), data.tokenizer, data.vocabulary, joint=data.joint, lowercase=cleaning.lowercase
+        splits["train"].sample(period), data.tokenizer, data.vocabulary, joint=joint, lowercase=cleaning.lowercase
     )
     tokenizers.save(folder)
-    counts = {name: _encode(folder / f"{name}.arrow", pairs, tokenizers) for name, pairs in splits.items()}
-    refuse_nothing(counts["train"], "pair")
+    extras = [] if labels is None else sorted(next(iter(corpus.splits["train"])).extras)
+    columns, numbers = (PARALLEL, ()) if labels is None else (LABELLED[: corpus.texts], ("label", *extras))
+    counts = {}
+    for name, rows in splits.items():
+        with_text = corpus.train_text or name != "train"
+        with SplitWriter(folder / f"{name}.arrow", columns, numbers, with_text=with_text) as writer:
+            counts[name] = _encode(writer, name, rows, tokenizers, extras)
+    _refuse_nothing(counts["train"], row)
+    types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
+    kind: dict[str, Any] = {}
+    if labels is None:
+        _warn_of_same_sides(counts)
+    else:
+        _check_classes(corpus, counts)
+        _check_taught(corpus, labels, splits["train"])
+        types, kind = {"text": tokenizers.source.size}, {"task": TASK, "labels": labels, "extras": extras}
+    found = {"vectors": _write_vectors(folder, vectors, tokenizers.source, [*splits])} if vectors else {}
+    told = {"learned_from": learned} if learned else {}
+    write_manifest(folder, {**provenance, **kind, **told, "token_types": types, "splits": counts, **found})
+
+
+def labels_of(train: RowSource) -> list[str]:
+    """Return the labels that occur in train, sorted; whole numbers by their value.
+
+    Raises:
+        DataError: one holds a tab or a line's end, which would break the rows of the predictions' table.
+    """
+    found: set[str] = set()
+    for row in train:
+        if row.label is None or row.label in found:
+            continue
+        if any(mark in row.label for mark in "\t\n\r"):
+            raise DataError(f"{row.named()}: the label {row.label!r} holds a tab or a line's end; replace it")
+        found.add(row.label)
+    numeric = all(re.fullmatch(r"-?\d{1,18}", label) for label in found)
+    return sorted(found, key=(lambda label: (int(label), label)) if numeric else None)
+
+
+def _clean_splits(
+    corpus: Corpus, cleaning: Cleaning, max_tokens: int, labels: Sequence[str] | None
+) -> dict[str, CleanRows]:
+    if [*corpus.splits][:2] != ["train", "valid"]:
+        names = ", ".join(corpus.splits) or "none"
+        raise DataError(f"{corpus.name!r} has the splits {names}; train and valid are needed")
+    held_out = HeldOut(symmetric=corpus.symmetric, sides=labels is None)
+    for name in [*corpus.splits][1:]:
+        some = False
+        for row in corpus.splits[name]:
+            if labels is None or row.label is not None:
+                some = some or labels is not None or all(text.strip() for text in row.texts)
+                held_out.add(clean_texts(row.texts, cleaning))
+        if not some:
+            raise _empty(corpus, name)
+    if labels is not None and not any(True for _ in corpus.splits["train"]):
+        raise _empty(corpus, "train")
+    return {
+        name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
+        for name, rows in corpus.splits.items()
+    }
+
+
+def _empty(corpus: Corpus, split: str) -> DataError:
+    files = " and ".join(str(each.path) for each in corpus.files if each.split == split) or corpus.origin
+    what = "is empty: no example with a label" if not corpus.languages else "has no pair with text on both sides"
+    advice = "; leave test out if there is none" if split == "test" else ""
+    return DataError(f"{split} of {corpus.name!r} {what} ({files}); check the files{advice}")
+
+
+def _count(rows: RowSource) -> int:
+    return len(rows) if isinstance(rows, Sized) else sum(1 for _ in rows)
+
+
+def _learning_period(count: int, row: str, vocabulary: int) -> tuple[int, str]:
+    """Say that a vocabulary is learned.
+
+    Args:
+        count: rows of train.
+        row: what one is called.
+        vocabulary: token types.
+
+    Returns:
+        of how many rows one is learned from, and in words which part of train that is, if not all.
+    """
+    period = -(-count // building.LEARNED) or 1
+    learned = f"one train {row} in {period}" if period > 1 else ""
+    note(f"learning {vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
+    return period, learned
+
+
+class _TokenCounts:
+    """Counts of what a tokenizer made."""
+
+    def __init__(self) -> None:
+        self._tokens = self._unknown = self._longest = 0
+
+    def add(self, rows: Sequence[Sequence[int]]) -> None:
+        self._tokens += sum(map(len, rows))
+        self._longest = max(self._longest, max(map(len, rows), default=0))
+        self._unknown += sum(row.count(UNK) for row in rows)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counts for the manifest; the end of sentence is not among them."""
+        return {"tokens": self._tokens, "unknown": self._unknown, "longest": self._longest}
+
+
+def _encode(
+    writer: SplitWriter, name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str]
+) -> dict[str, Any]:
+    """Tokenize a split, write it, and return its counts: of labelled text those of all texts together."""
+    sides = ("text",) if rows.labelled else PARALLEL
+    counts = [_TokenCounts() for _ in sides]
+    with progress(f"tokenizing {name}", None) as advance:
+        for chunk in chunks(rows):
+            kept = list(_fitting(chunk, rows, tokenizers))
+            for place, column in enumerate(zip(*(ids for _, ids in kept), strict=True)):
+                counts[place % len(counts)].add(column)
+            writer.add([[*ids, *_numbers(row, rows, extras), *row.texts] for row, ids in kept])
+            advance(len(chunk))
+    classes = {"labels": dict(sorted(rows.classes.items()))} if rows.labelled else {}
+    tokens = {side: count.as_dict() for side, count in zip(sides, counts, strict=True)}
+    return {**rows.tally.as_dict(), **classes, **tokens}
+
+
+def _fitting(
+    chunk: Sequence[Row], rows: CleanRows, tokenizers: TokenizerPair
+) -> Iterator[tuple[Row, Sequence[Sequence[int]]]]:
+    """Yield the rows that stay, and the token ids of each text."""
+    columns = zip(*(row.texts for row in chunk), strict=True)
+    both = (tokenizers.source, tokenizers.target)  # of which a single text wants the first
+    sides = [tokenizer.encode(column) for tokenizer, column in zip(both, columns, strict=False)]
+    for row, ids in zip(chunk, zip(*sides, strict=True), strict=True):
+        stored = rows.fit(row, ids)
+        if stored is not None:
+            yield row, stored
+
+
+def _numbers(row: Row, rows: CleanRows, extras: Sequence[str]) -> list[int]:
+    """Return an example's class and extras; of a pair there are none."""
+    return [rows.number(row), *(row.extras.get(extra, UNKNOWN) for extra in extras)] if rows.labelled else []
+
+
+def _refuse_nothing(train: Mapping[str, Any], row: str) -> None:
+    """Refuse (DataError) a train split of which nothing was kept, given its counts and what a row is called."""
+    if train["kept"]:
+        return
+    twice = 2 * train["dropped"].get(HELD_OUT, 0) > train["read"]
+    advice = "was the same file given for train and for another split?" if twice else "check the files"
+    raise DataError(f"no train {row} is left of {train['read']:,} read ({in_words(train['dropped'])}); {advice}")
+
+
+def _warn_of_same_sides(counts: Mapping[str, Mapping[str, Any]]) -> None:
     for name, split in counts.items():
         same = split["noted"].get(SAME_SIDES, 0)
         if 2 * same > split["read"]:
             warn(f"{same:,} of {split['read']:,} {name} pairs have the same text on both sides; is it a translation?")
-    content = {
-        **provenance,
-        **({"learned_from": learned} if learned else {}),
-        "token_types": {"source": tokenizers.source.size, "target": tokenizers.target.size},
-        "splits": counts,
-    }
-    write_manifest(folder, content)
 
 
-def _count(pairs: PairSource) -> int:
-    return len(pairs) if isinstance(pairs, Sized) else sum(1 for _ in pairs)
+def _check_classes(corpus: Corpus, counts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a class that train never shows; tell of those that a test set lacks."""
+    train = counts["train"]
+    for name, split in counts.items():
+        unseen = [label for label in split["labels"] if label not in train["labels"]]
+        if unseen:
+            raise DataError(
+                f"{name} of {corpus.name!r} has the label {', '.join(map(repr, unseen))}, and train has not; "
+                f"train has {', '.join(train['labels'])}"
+            )
+        absent = [label for label in train["labels"] if label not in split["labels"]]
+        if absent:
+            warn(f"{name} of {corpus.name} has no example of {', '.join(map(repr, absent))}, which train has")
 
 
-def _clean_splits(corpus: Corpus, cleaning: Cleaning, max_tokens: int) -> dict[str, CleanPairs]:
-    names = [name for name in SPLITS if name in corpus.splits]
-    if names[:2] != ["train", "valid"]:
-        raise DataError(f"{corpus.name!r} has the splits {', '.join(names) or 'none'}; train and valid are needed")
-    for name in names[1:]:
-        _refuse_empty(corpus, name)
-    held_out = HeldOut(pair for name in names[1:] for pair in clean_pairs(corpus.splits[name], cleaning))
+def _check_taught(corpus: Corpus, labels: Sequence[str], train: CleanRows) -> None:
+    """Refuse a class of which train keeps no example: nothing trains its output. Of a card's own, only tell."""
+    for label in labels:
+        if label in train.classes:
+            continue
+        why = in_words(train.lost[label])
+        if not corpus.labels:
+            raise DataError(
+                f"train of {corpus.name!r} has no example of the label {label!r} left ({why}); "
+                "leave the label's rows out, or give others"
+            )
+        warn(f"train of {corpus.name} has no example of {label!r} ({why}): it is not learned")
+
+
+def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Sequence[str]) -> dict[str, Any]:
+    """Write the vectors of the vocabulary, and return what the manifest says of them."""
+    import torch
+    from safetensors.torch import save
+
+    note(f"reading {path} ...")
+    found = read_vectors(path, tokenizer.vocabulary)
+    write_atomic(folder / VECTORS_FILE, save({"vectors": torch.from_numpy(found.table)}))
     return {
-        name: CleanPairs(corpus.splits[name], cleaning, max_tokens, held_out if name == "train" else None)
-        for name in names
+        "file": path.name,
+        "width": found.table.shape[1],
+        "covered": int(found.covered.sum()),
+        "types": tokenizer.size - len(SPECIAL_TOKENS),
+        "tokens": {name: _covered_tokens(folder / f"{name}.arrow", found.covered) for name in splits},
     }
 
 
-def _refuse_empty(corpus: Corpus, split: str) -> None:
-    """Refuse valid or test where not one pair has text on both sides; normally one pair is read."""
-    if any(source.strip() and target.strip() for source, target in corpus.splits[split]):
-        return
-    files = files_of(corpus, split)
-    advice = "; leave test out if there is none" if split == "test" else ""
-    raise DataError(
-        f"{split} of {corpus.name!r} has no pair with text on both sides ({files}); check the files{advice}"
-    )
-
-
-def _encode(path: Path, pairs: CleanPairs, tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Tokenize a split, leave out of train what is too long, write the rest, and return its counts."""
-    train = path.stem == "train"
-    sides = (tokenizers.source, tokenizers.target)
-    counts = {"source": TokenCounts(), "target": TokenCounts()}
-    with SplitWriter(path, with_text=not train) as writer, progress(f"tokenizing {path.stem}", None) as advance:
-        for chunk in chunks(pairs):
-            columns = [*zip(*chunk, strict=True)]
-            encoded = [side.encode(texts) for side, texts in zip(sides, columns, strict=True)]
-            rows = [row for row in zip(*encoded, *columns, strict=True) if pairs.fits(len(row[0]), len(row[1]))]
-            for index, count in enumerate(counts.values()):
-                count.add([row[index] for row in rows])
-            writer.add(rows)
-            advance(len(chunk))
-    return {**pairs.tally.as_dict(), **{side: count.as_dict() for side, count in counts.items()}}
+def _covered_tokens(path: Path, covered: npt.NDArray[np.bool_]) -> float:
+    """Return the share of a split's tokens that have a vector."""
+    sides = [side.values for side in Split(path).sides]
+    total = sum(map(len, sides))
+    return round(sum(int(covered[side].sum()) for side in sides) / total, 6) if total else 0.0

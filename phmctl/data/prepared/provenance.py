@@ -4,46 +4,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from phmctl.data.readers import SourceFile
+from phmctl.data.corpus import Corpus
 from phmctl.errors import DataError, OutputError
 from phmctl.files import sha256, sha256_text, write_json
 
 Entries = list[dict[str, Any]]
 CARD = "card_sha256"  # what a manifest calls the card's digest; earlier versions kept none
 VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors
-
-
-class Material(Protocol):
-    """A corpus, as far as its origin goes: :class:`phmctl.data.corpus.Corpus`, and that of labelled text."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def files(self) -> Sequence[SourceFile]: ...
-
-    @property
-    def origin(self) -> str: ...
-
-    @property
-    def card(self) -> str: ...
-
-    @property
-    def held_out(self) -> Mapping[str, str]: ...
-
-    @property
-    def splits(self) -> Mapping[str, Any]: ...
-
-    @property
-    def sides(self) -> Mapping[str, Any]:
-        """What the manifest says of the sides of a row."""
-        ...
-
-    def lines(self, split: str) -> Iterator[Sequence[str]]:
-        """Yield the texts of each row of a split."""
-        ...
 
 
 class Sources:
@@ -58,7 +27,7 @@ class Sources:
         vectors: a file of word vectors that goes in too. Without one, those that are there already do not matter.
     """
 
-    def __init__(self, corpus: Material, memory: Path, vectors: Path | None = None) -> None:
+    def __init__(self, corpus: Corpus, memory: Path, vectors: Path | None = None) -> None:
         self._vectors = vectors
         self._corpus = corpus
         self._memory = memory
@@ -122,7 +91,7 @@ class Sources:
     def _lists(self) -> Entries:
         """Return the entries of splits that are lists in memory (the built-in corpora): cheap to go through again."""
         splits = self._corpus.splits.items()
-        return [_split(name, self._corpus.lines(name)) for name, pairs in splits if isinstance(pairs, list)]
+        return [_split(name, self._corpus.lines(name)) for name, rows in splits if isinstance(rows, list)]
 
     def _file(self, path: Path) -> dict[str, Any]:
         try:

@@ -1,67 +1,77 @@
 """What people are shown of prepared text."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from phmctl.console import Table
+from phmctl.console import Table, note
 
 Counts = Mapping[str, Any]  # of a split, as the manifest has them
 
 
-def counts_table(
-    title: str,
-    splits: Mapping[str, Counts],
-    dropped: Sequence[str],
-    columns: Sequence[str],
-    cells: Callable[[Counts], Iterable[str]],
-) -> Table:
-    """Return what was read, kept and dropped, a line a split.
+def show_prepared(manifest: Mapping[str, Any]) -> None:
+    """Print what was read, kept and dropped, a line a split, and how much of the text has a word vector."""
+    preparation_table(manifest).show()
+    if coverage := coverage_of(manifest):
+        note(coverage)
 
-    Args:
-        title: of the table.
-        splits: the counts of each split.
-        dropped: the reasons for leaving something out, in the order of their columns.
-        columns: what is told of a split beside.
-        cells: returns those columns' cells.
-    """
+
+def preparation_table(manifest: Mapping[str, Any]) -> Table:
+    """Return what was read, kept and dropped, a line a split."""
+    splits = manifest["splits"]
+    labelled = "labels" in manifest
+    dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
+    dropped = dropped if labelled else sorted(dropped)
     noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
     titles = ["split", "read", *(f"− {_words(reason)}" for reason in dropped), "kept"]
     titles += [f"of it {_words(reason)}" for reason in noted]
-    rows = [[name, *_counts(counts, dropped, noted), *cells(counts)] for name, counts in splits.items()]
-    return Table(title, [*titles, *columns], rows)
+    if labelled:
+        titles += ["commonest label", "tokens"]
+    else:
+        titles += [f"{manifest[side]} tokens" for side in ("source_language", "target_language")]
+    rows = [[name, *_counts(counts, dropped, noted), *_cells(counts)] for name, counts in splits.items()]
+    return Table(f"{manifest['corpus']}: {_title(manifest)}", titles, rows)
 
 
-def _counts(counts: Counts, dropped: Sequence[str], noted: Sequence[str]) -> Iterator[str]:
+def _counts(counts: Counts, dropped: list[str], noted: list[str]) -> Iterator[str]:
     yield f"{counts['read']:,}"
     yield from (f"{counts['dropped'].get(reason, 0):,}" for reason in dropped)
     yield f"{counts['kept']:,}"
     yield from (f"{counts['noted'].get(reason, 0):,}" for reason in noted)
 
 
+def _cells(counts: Counts) -> Iterator[str]:
+    if "labels" in counts:
+        label = max(counts["labels"], key=counts["labels"].__getitem__)
+        yield f"{label} {counts['labels'][label] / counts['kept']:.1%}"
+    for side in ("source", "target", "text"):
+        if side in counts:
+            tokens, unknown = counts[side]["tokens"], counts[side]["unknown"] / max(counts[side]["tokens"], 1)
+            yield f"{tokens:,}" + (f" ({unknown:.1%} unknown)" if unknown else "")
+
+
 def _words(reason: str) -> str:
     return reason.replace("_", " ")
 
 
-def tokens_cell(counts: Mapping[str, int]) -> str:
-    """Return how many tokens there are, and which share of them is unknown."""
-    unknown = counts["unknown"] / max(counts["tokens"], 1)
-    return f"{counts['tokens']:,}" + (f" ({unknown:.1%} unknown)" if unknown else "")
+def _title(manifest: Mapping[str, Any]) -> str:
+    kind, sizes = manifest["settings"]["tokenizer"], manifest["token_types"]
+    if "labels" in manifest:
+        labels = manifest["labels"]
+        classes = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels"
+        texts = "pairs" if manifest["texts"] == 2 else "texts"
+        return f"{texts}; {classes}; {kind} vocabulary of {sizes['text']:,}"
+    if manifest["settings"]["joint"]:
+        return f"joint {kind} vocabulary of {sizes['source']:,}"
+    return f"{kind} vocabularies of {sizes['source']:,} and {sizes['target']:,}"
 
 
-def preparation_table(manifest: Mapping[str, Any]) -> Table:
-    """Return what was read, kept and dropped of parallel text, a line a split."""
-    splits = manifest["splits"]
-    return counts_table(
-        f"{manifest['corpus']}: {_vocabulary(manifest)}",
-        splits,
-        sorted({reason for counts in splits.values() for reason in counts["dropped"]}),
-        [f"{side} tokens" for side in (manifest["source_language"], manifest["target_language"])],
-        lambda counts: (tokens_cell(counts[side]) for side in ("source", "target")),
+def coverage_of(manifest: Mapping[str, Any]) -> str:
+    """Return in words how much of the text has a vector; empty where there are none."""
+    vectors = manifest.get("vectors")
+    if not vectors:
+        return ""
+    tokens = ", ".join(f"{share:.1%} of {split}" for split, share in vectors["tokens"].items())
+    return (
+        f"{vectors['width']}-dimensional vectors of {vectors['file']} for {vectors['covered']:,} of "
+        f"{vectors['types']:,} token types; of the tokens {tokens}"
     )
-
-
-def _vocabulary(manifest: Mapping[str, Any]) -> str:
-    settings, sizes = manifest["settings"], manifest["token_types"]
-    if settings["joint"]:
-        return f"joint {settings['tokenizer']} vocabulary of {sizes['source']:,}"
-    return f"{settings['tokenizer']} vocabularies of {sizes['source']:,} and {sizes['target']:,}"

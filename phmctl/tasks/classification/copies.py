@@ -4,9 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phmctl.data.copies import ADVICE, cleaning_as, load_copy, record_copies, refuse_damaged_copy
-from phmctl.data.labelled.catalog import LabelledCleaning
-from phmctl.data.labelled.store import LabelledData, LabelledSplit
+from phmctl.data.copies import ADVICE, load_copy, record_copies, refuse_damaged_copy
+from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.data.tokenizer import JOINT_FILE, Tokenizer
 from phmctl.errors import RunError, nearest
 from phmctl.files import write_atomic
@@ -31,7 +30,7 @@ class Examples:
         return len(self.labels)
 
 
-def write_copies(run: Run, prepared: LabelledData) -> None:
+def write_copies(run: Run, prepared: PreparedData) -> None:
     """Write the tokenizer, the examples of the evaluation splits and the manifest into a new run.
 
     Raises:
@@ -42,16 +41,16 @@ def write_copies(run: Run, prepared: LabelledData) -> None:
     record_copies(run, prepared.manifest)
 
 
-def write_examples(run: Run, prepared: LabelledData) -> None:
+def write_examples(run: Run, prepared: PreparedData) -> None:
     """Write the examples of the evaluation splits into a new run. Raises OutputError."""
     for name in prepared.splits:
         if name != "train":
             write_atomic(run.text_folder / f"{name}.jsonl", _as_lines(prepared.split(name), prepared.labels))
 
 
-def _as_lines(split: LabelledSplit, labels: list[str]) -> str:
-    sides = [split.first_text] if split.second_text is None else [split.first_text, split.second_text]
-    rows = zip(zip(*sides, strict=True), split.labels.tolist(), strict=True)
+def _as_lines(split: Split, labels: list[str]) -> str:
+    numbers = [] if split.labels is None else split.labels.tolist()
+    rows = zip(zip(*split.texts, strict=True), numbers, strict=True)
     extras = {name: values.tolist() for name, values in split.extras.items()}
     return "".join(
         json.dumps(
@@ -104,8 +103,3 @@ def labels_of(run: Run) -> list[str]:
     if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
         raise RunError(f"{run.folder / DATA} does not say which labels there are; {ADVICE}")
     return labels
-
-
-def cleaning_of(run: Run) -> LabelledCleaning:
-    """Return what the text of a run went through before it was tokenized. Raises RunError if the run does not say."""
-    return cleaning_as(run, LabelledCleaning)

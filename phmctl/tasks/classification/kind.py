@@ -6,19 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Preparation, Sizes, TaskKind, Trial, option_name
+from phmctl.tasks.base import Preparation, Sizes, TaskKind, Trial
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from phmctl.assembly import Classifier, ClassifierSection
-    from phmctl.data.labelled.store import LabelledData
+    from phmctl.data.prepared.folder import PreparedData
     from phmctl.tasks.classification.evaluation import ClassifierReport
     from phmctl.tasks.classification.predictor import TextClassifier
     from phmctl.tasks.classification.task import ClassificationTask
@@ -36,35 +35,30 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
     metrics = (Metric("accuracy", scale=100, tested=True),)
     comparer = LabelComparer()
 
-    def prepare(self, asked: Preparation) -> LabelledData:
+    def prepare(self, asked: Preparation) -> PreparedData:
         """Clean and tokenize labelled text."""
-        from phmctl.data.labelled.options import LabelledOptions, prepare_labelled_named
+        from phmctl.tasks.classification.options import prepare_asked
 
-        if asked.files:
-            files = ", ".join(map(option_name, asked.files))
-            raise DataError(f"{files} is for parallel text; {asked.name} is labelled text: give --table SPLIT=FILE")
-        common = {name: getattr(asked, name) for name in ("root", "source", "workers", "force", "refetch")}
-        options = LabelledOptions(**asked.options)
-        return prepare_labelled_named(asked.name, asked.recipe, asked.settings, options, **common)
+        return prepare_asked(asked)
 
     def show_prepared(self, manifest: Mapping[str, Any]) -> None:
         """Print what was read, kept and dropped, and how much of it has a word vector."""
-        from phmctl.data.labelled.summary import show_labelled
+        from phmctl.data.prepared.show import show_prepared
 
-        show_labelled(manifest)
+        show_prepared(manifest)
 
     def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
         """Bind a recipe to its prepared examples."""
-        from phmctl.data.labelled.store import LabelledData
+        from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.classification.task import ClassificationTask
 
-        return ClassificationTask(recipe, LabelledData.find(recipe.data, data))
+        return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
 
     def sizes(self, recipe: ClassificationRecipe, data: Path | None = None) -> Sizes:
         """Return the ``vocabulary`` and the number of ``classes``."""
-        from phmctl.data.labelled.store import labelled_sizes
+        from phmctl.data.prepared.folder import trained_sizes
 
-        trained = None if data is None else labelled_sizes(recipe.data, data)
+        trained = None if data is None else trained_sizes(recipe.data, data)
         if trained is not None:
             note = "vocabulary: {:,} token types and {:,} classes, as in the prepared data".format(*trained)
             return Sizes({"vocabulary": trained[0], "classes": trained[1]}, note, trained=True)
@@ -153,7 +147,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     def real_share(self, task: ClassificationTask) -> float:
         """Return the share of real tokens in an epoch."""
-        from phmctl.data.labelled.batching import lengths_of, real_token_share
+        from phmctl.data.batches import lengths_of, real_token_share
 
         split = task.prepared.split("train")
         return real_token_share(task.plan(0), lengths_of(split))

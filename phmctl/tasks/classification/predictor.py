@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from phmctl import exports
 from phmctl.assembly import build_classifier, texts_of
 from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.data.batches import collate, encode_texts, lengths_of, plan_by_count
+from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
-from phmctl.data.labelled.batching import collate, encode_texts, lengths_of, plan
-from phmctl.data.labelled.catalog import LabelledCleaning
+from phmctl.data.copies import load_cleaning
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.decoding.onnx_engine import OnnxClassifier
 from phmctl.devices import pick_device
@@ -24,7 +25,7 @@ from phmctl.nn.caching import cached
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.classification.copies import cleaning_of, labels_of, load_tokenizer
+from phmctl.tasks.classification.copies import labels_of, load_tokenizer
 
 WINDOW = 1024  # lines that are sorted and labelled together
 
@@ -63,7 +64,7 @@ class TextClassifier:
         model: nn.Module,
         tokenizer: Tokenizer,
         labels: Sequence[str],
-        cleaning: LabelledCleaning,
+        cleaning: Cleaning,
         *,
         texts: int,
         max_tokens: int,
@@ -82,9 +83,9 @@ class TextClassifier:
         if not texts:
             return result
         encoded = encode_texts(texts, self.tokenizer, self.cleaning, self.max_tokens)
-        for rows in plan(lengths_of(encoded), self.batch_size, seed=0, epoch=0, shuffle=False):
+        for rows in plan_by_count(lengths_of(encoded), self.batch_size, seed=0, epoch=0, shuffle=False):
             batch = collate(encoded, rows).to(self.device)
-            result[torch.from_numpy(rows)] = self.model(*batch.texts).float().softmax(1).cpu()
+            result[torch.from_numpy(rows)] = self.model(*batch.sides).float().softmax(1).cpu()
         return result
 
     def label(self, texts: Sequence[Sequence[str]]) -> list[Prediction]:
@@ -112,10 +113,10 @@ class TextClassifier:
             raise UserError("an export of a classifier has labels and no vectors; ask the run for these")
         encoded = encode_texts([(text,) for text in texts], self.tokenizer, self.cleaning, self.max_tokens)
         result = torch.zeros(len(texts), self.model.encoded_width)
-        for rows in plan(lengths_of(encoded), self.batch_size, seed=0, epoch=0, shuffle=False):
+        for rows in plan_by_count(lengths_of(encoded), self.batch_size, seed=0, epoch=0, shuffle=False):
             batch = collate(encoded, rows).to(self.device)
-            result[torch.from_numpy(rows)] = self.model.encode(batch.first).float().cpu()
-        return result.masked_fill_(torch.from_numpy(encoded.first.lengths == 0)[:, None], 0.0)
+            result[torch.from_numpy(rows)] = self.model.encode(batch.source).float().cpu()
+        return result.masked_fill_(torch.from_numpy(encoded.sides[0].lengths == 0)[:, None], 0.0)
 
     def about(self) -> dict[str, Any]:
         """Return the classes."""
@@ -205,7 +206,7 @@ def load_classifier(
     """
     recipe = run.recipe_of(ClassificationRecipe)
     tokenizer, labels, target = load_tokenizer(run), labels_of(run), pick_device(device)
-    cleaning = cleaning_of(run)
+    cleaning = load_cleaning(run)
     if cleaned:
         cleaning = cleaning.model_copy(update={"entities": "keep"})
     folder = run.checkpoint(checkpoint)

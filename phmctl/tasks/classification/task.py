@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from phmctl.assembly import Classifier, build_classifier, texts_of
 from phmctl.console import note, warn
+from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
 from phmctl.data.copies import check_same_data, check_same_vocabulary
-from phmctl.data.labelled.batching import LabelledBatch, collate, lengths_of, plan
-from phmctl.data.labelled.store import LabelledData, LabelledSplit, coverage_of
+from phmctl.data.prepared.folder import PreparedData, Split
+from phmctl.data.prepared.show import coverage_of
 from phmctl.errors import DataError
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
@@ -32,7 +33,7 @@ class ClassificationTask:
 
     unit = "examples"
 
-    def __init__(self, recipe: ClassificationRecipe, prepared: LabelledData) -> None:
+    def __init__(self, recipe: ClassificationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
         self.prepared = prepared
         for name in prepared.splits:
@@ -56,14 +57,14 @@ class ClassificationTask:
         """Count the examples."""
         return Cost(len(rows), len(rows))
 
-    def collate(self, rows: Rows) -> LabelledBatch:
+    def collate(self, rows: Rows) -> Batch:
         """Build the micro-batch of some training examples."""
         return collate(self.prepared.split("train"), rows)
 
-    def loss(self, model: nn.Module, batch: LabelledBatch) -> tuple[Tensor, int]:
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Return the label-smoothed cross-entropy summed over the examples, and their number."""
         smoothing = self.recipe.training.label_smoothing
-        return model(*batch.texts, labels=batch.labels, smoothing=smoothing), batch.target_tokens
+        return model(*batch.sides, labels=batch.labels, smoothing=smoothing), batch.target_tokens
 
     @torch.no_grad()
     def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
@@ -74,7 +75,7 @@ class ClassificationTask:
         for rows in share.mine(self.planned(split, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
             with autocast():
-                logits = model(*batch.texts)  # (B, classes)
+                logits = model(*batch.sides)  # (B, classes)
             sums[0] += label_loss(logits, batch.labels)
             sums[1] += (logits.argmax(1) == batch.labels).sum()
         nats, right = share.total(sums).tolist()
@@ -115,10 +116,10 @@ class ClassificationTask:
         """Write the tokenizer, the evaluation splits and the data's manifest into the run."""
         write_copies(run, self.prepared)
 
-    def planned(self, split: LabelledSplit, *, epoch: int, shuffle: bool) -> list[Rows]:
+    def planned(self, split: Split, *, epoch: int, shuffle: bool) -> list[Rows]:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
         training = self.recipe.training
-        return plan(lengths_of(split), training.batch_size, seed=training.seed, epoch=epoch, shuffle=shuffle)
+        return plan_by_count(lengths_of(split), training.batch_size, seed=training.seed, epoch=epoch, shuffle=shuffle)
 
     def _check_vectors(self, settings: PairClassifierSection) -> None:
         """Say what the embeddings are; refuse a recipe that wants others than the data has."""

@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
-from phmctl.data.labelled.store import LabelledData
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import RunError
 from phmctl.files import write_atomic
 from phmctl.runs import DATA, Run
@@ -17,7 +17,7 @@ from phmctl.tasks.classification.copies import write_examples
 ENCODER = "encoder"
 
 
-def write_copies(run: Run, prepared: LabelledData, vectors: Mapping[str, Tensor], encoder: Mapping[str, Any]) -> None:
+def write_copies(run: Run, prepared: PreparedData, vectors: Mapping[str, Tensor], encoder: Mapping[str, Any]) -> None:
     """Write the evaluation splits, their vectors by split, the manifest and the encoder's name into a new run.
 
     Raises:

@@ -31,13 +31,13 @@ class ProbingKind(TaskKind[ProbingRecipe]):
 
     def open(self, recipe: ProbingRecipe, data: Path) -> ProbingTask:
         """Bind a recipe to its encoder and its prepared sentences; the encoder reads them if it has not yet."""
-        from phmctl.data.labelled.store import LabelledData
+        from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.probing.encoder import Encoder
         from phmctl.tasks.probing.task import ProbingTask
         from phmctl.tasks.probing.vectors import SentenceVectors
 
         encoder = Encoder.of(recipe.model)
-        prepared = LabelledData.find(recipe.data, data)
+        prepared = PreparedData.find(recipe.data, data)
         if prepared.texts != 1:
             raise DataError(f"a probe reads one sentence an example, and {prepared.folder} has pairs")
         if not prepared.manifest["settings"].get("train_text"):
@@ -50,9 +50,9 @@ class ProbingKind(TaskKind[ProbingRecipe]):
 
     def sizes(self, recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
         """Return the ``width`` of a vector and the number of ``classes``."""
-        from phmctl.data.labelled.store import labelled_sizes
+        from phmctl.data.prepared.folder import trained_sizes
 
-        trained = None if data is None else labelled_sizes(recipe.data, data)
+        trained = None if data is None else trained_sizes(recipe.data, data)
         width, classes = _WIDTH, _CLASSES if trained is None else trained[1]
         if recipe.model.encoder is not None:
             from phmctl.tasks.probing.encoder import Encoder

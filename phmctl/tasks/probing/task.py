@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from phmctl.assembly import build_probe
 from phmctl.console import warn
+from phmctl.data.batches import plan_by_count
 from phmctl.data.copies import check_same_data
-from phmctl.data.labelled.batching import plan
-from phmctl.data.labelled.store import LabelledData
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError, RunError
 from phmctl.models.probe import Probe
 from phmctl.nn.loss import label_loss
@@ -59,14 +59,12 @@ class ProbingTask:
     unit = "examples"
 
     def __init__(
-        self, recipe: ProbingRecipe, prepared: LabelledData, encoder: Encoder, vectors: SentenceVectors
+        self, recipe: ProbingRecipe, prepared: PreparedData, encoder: Encoder, vectors: SentenceVectors
     ) -> None:
         self.recipe, self.prepared, self.encoder = recipe, prepared, encoder
         self._manifest = vectors.manifest
         self.splits = {
-            name: VectorBatch(
-                vectors.split(name, recipe.model.vectors), torch.from_numpy(prepared.split(name).labels.copy())
-            )
+            name: VectorBatch(vectors.split(name, recipe.model.vectors), torch.tensor(prepared.split(name).labels))
             for name in prepared.splits
         }
 
@@ -78,7 +76,7 @@ class ProbingTask:
         """Return the rows of each micro-batch of an epoch: the files have one class after the other."""
         training = self.recipe.training
         even = np.ones(self.splits["train"].target_tokens, np.int64)
-        return plan([even], training.batch_size, seed=training.seed, epoch=epoch)
+        return plan_by_count([even], training.batch_size, seed=training.seed, epoch=epoch)
 
     def cost(self, rows: Rows) -> Cost:
         """Count the sentences."""

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from phmctl.console import note, progress, warn
-from phmctl.data.labelled.store import LabelledData
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.files import (
     are_file_entries,
@@ -60,7 +60,7 @@ class SentenceVectors:
         OutputError: the folder cannot be written.
     """
 
-    def __init__(self, encoder: Encoder, prepared: LabelledData, root: Path, device: str = "auto") -> None:
+    def __init__(self, encoder: Encoder, prepared: PreparedData, root: Path, device: str = "auto") -> None:
         decides = _decides(encoder, prepared)
         key = sha256_text(f"{value}\n" for value in (decides["sha256"], decides["pooling"], *decides["data"].values()))
         self.folder = root / "vectors" / prepared.folder.parent.name / key[:16]
@@ -79,7 +79,7 @@ class SentenceVectors:
         return vectors
 
     def _make(
-        self, encoder: Encoder, prepared: LabelledData, decides: Mapping[str, Any], device: str
+        self, encoder: Encoder, prepared: PreparedData, decides: Mapping[str, Any], device: str
     ) -> dict[str, Any]:
         with locked(self.folder.with_name(f".{self.folder.name}.lock")):
             with writing(self.folder):
@@ -108,7 +108,7 @@ def warn_of_other_text(manifest: Mapping[str, Any], corpus: str) -> None:
         )
 
 
-def _decides(encoder: Encoder, prepared: LabelledData) -> dict[str, Any]:
+def _decides(encoder: Encoder, prepared: PreparedData) -> dict[str, Any]:
     names = {f"{split}.arrow" for split in prepared.splits}
     files = {entry["name"]: entry["sha256"] for entry in prepared.manifest["files"] if entry["name"] in names}
     return {"sha256": encoder.sha256, "pooling": encoder.pooling, "data": files}
@@ -129,12 +129,12 @@ def _whole(folder: Path, decides: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _write(
-    folder: Path, encoder: Encoder, prepared: LabelledData, decides: Mapping[str, Any], device: str
+    folder: Path, encoder: Encoder, prepared: PreparedData, decides: Mapping[str, Any], device: str
 ) -> dict[str, Any]:
     reader = Reader(encoder, device)
     counts = {"tokens": 0, "unknown": 0, "words": 0}
     for name in prepared.splits:
-        texts = prepared.split(name).first_text
+        texts = prepared.split(name).texts[0]
         with progress(f"{encoder.run.name} reads {name} of {prepared.folder.parent.name}", len(texts)) as advance:
             encoded = reader.read(texts, advance)
         for kind in KINDS:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.data.copies import read_text
-from phmctl.errors import DataError, RunError, UserError
+from phmctl.errors import RunError, UserError
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, Metric, TextComparer
-from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial, option_name
+from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial
 from phmctl.tasks.translation.predictor import TranslationPredictor
 
 if TYPE_CHECKING:
@@ -40,27 +40,15 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def prepare(self, asked: Preparation) -> PreparedData:
         """Clean and tokenize a corpus of sentence pairs."""
-        from phmctl.data.prepared.prepare import choose_section, prepare_named
+        from phmctl.tasks.translation.options import prepare_asked
 
-        if asked.options:
-            options = ", ".join(map(option_name, asked.options))
-            raise DataError(f"{options} is for labelled text; {asked.name} is parallel text, to translate")
-        section = choose_section(asked.name, asked.recipe, asked.settings)
-        return prepare_named(
-            section,
-            root=asked.root,
-            source=asked.source,
-            files=asked.files,
-            workers=asked.workers,
-            force=asked.force,
-            refetch=asked.refetch,
-        )
+        return prepare_asked(asked)
 
     def show_prepared(self, manifest: Mapping[str, Any]) -> None:
         """Print what was read, kept and dropped."""
-        from phmctl.data.prepared.show import preparation_table
+        from phmctl.data.prepared.show import show_prepared
 
-        preparation_table(manifest).show()
+        show_prepared(manifest)
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
         """Bind a recipe to its prepared pairs."""
@@ -71,9 +59,9 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def sizes(self, recipe: TranslationRecipe, data: Path | None = None) -> Sizes:
         """Return the vocabularies, ``source`` and ``target``."""
-        from phmctl.data.prepared.folder import trained_vocabularies
+        from phmctl.data.prepared.folder import trained_sizes
 
-        trained = None if data is None else trained_vocabularies(recipe.data, data)
+        trained = None if data is None else trained_sizes(recipe.data, data)
         if trained is not None:
             note = "vocabulary: {:,} source and {:,} target token types, as in the prepared data".format(*trained)
             return Sizes({"source": trained[0], "target": trained[1]}, note, trained=True)
@@ -195,10 +183,10 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def real_share(self, task: TranslationTask) -> float:
         """Return the share of real tokens in an epoch, both sides."""
-        from phmctl.data.batches import real_token_share
+        from phmctl.data.batches import lengths_of, real_token_share
 
         split = task.prepared.split("train")
-        return real_token_share(task.plan(0), split.source.lengths, split.target.lengths)
+        return real_token_share(task.plan(0), lengths_of(split))
 
 
 KIND = TranslationKind()

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
-from phmctl.data.batches import Batch, collate, costs, plan_batches
-from phmctl.data.copies import check_same_data, check_same_vocabulary, load_tokenizers, write_copies
-from phmctl.data.prepared.folder import ParallelSplit, PreparedData
+from phmctl.data.batches import Batch, collate, cost_of, lengths_of, plan_by_tokens
+from phmctl.data.copies import check_same_data, check_same_vocabulary, load_tokenizers
+from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError
@@ -19,6 +19,7 @@ from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
+from phmctl.tasks.translation.copies import write_copies
 
 _SOME_BLEU = 1.0  # below it there is as good as none
 _LINES = 256  # of the validation text, translated in one go between two looks for a wish to stop
@@ -40,7 +41,7 @@ class TranslationTask:
     def __init__(self, recipe: TranslationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
         self.prepared = prepared
-        for name in prepared.manifest["splits"]:
+        for name in prepared.splits:
             prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
@@ -125,22 +126,16 @@ class TranslationTask:
         """Refuse (RunError) a run whose tokenizers are others: its tables would mean other tokens."""
         check_same_vocabulary(run, self.prepared.folder, load_tokenizers(run) == self.prepared.tokenizers)
 
-    def planned(self, split: ParallelSplit, *, epoch: int, shuffle: bool) -> list[Rows]:
+    def planned(self, split: Split, *, epoch: int, shuffle: bool) -> list[Rows]:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
         training = self.recipe.training
-        lengths = split.source.lengths, split.target.lengths
+        lengths = lengths_of(split)
         # Evaluation splits keep every line: one longer than the budget is a batch of its own.
-        longest = int(costs(*lengths).max(initial=0))
+        longest = int(cost_of(lengths).max(initial=0))
         budget = training.batch_tokens if shuffle else max(training.batch_tokens, longest)
-        return plan_batches(
-            *lengths,
-            budget,
-            seed=training.seed,
-            epoch=epoch,
-            shuffle=shuffle,
-        )
+        return plan_by_tokens(lengths, budget, seed=training.seed, epoch=epoch, shuffle=shuffle)
 
-    def _greedy_bleu(self, model: nn.Module, split: ParallelSplit, share: Share = ALONE) -> float:
+    def _greedy_bleu(self, model: nn.Module, split: Split, share: Share = ALONE) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
         translator = Translator(
             TorchEngine(model, next(model.parameters()).device),
@@ -148,13 +143,13 @@ class TranslationTask:
             settings,
             max_source_tokens=self.recipe.data.max_tokens,  # as `decode` cuts them
         )
-        lines, found = split.source_text, {}
+        (lines, references), found = split.texts, {}
         for start in share.mine(range(0, len(lines), _LINES)):
             some = translator.translate(lines[start : start + _LINES], first_line=start + 1)
             found[start] = [best[0].text for best in some]
         hypotheses = [text for _, texts in sorted(share.merge(found).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
-        return bleu(hypotheses, split.target_text, lowercase=lowercase).value
+        return bleu(hypotheses, references, lowercase=lowercase).value
 
 
 def _losses(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from phmctl.data.card import Columns, Hub
-from phmctl.data.fetch.hub import HubPairs, _version, load_splits
+from phmctl.data.card import Hub, Sides
+from phmctl.data.fetch.hub import HubRows, _version, load_rows
 from phmctl.errors import DataError, DownloadError
+from tests.data.helpers import texts
 
 PAIRS = [("ein Haus", "a house"), ("zwei\u2028Häuser", "two houses"), ("drei", "")]
 
@@ -31,17 +32,17 @@ def make(tmp_path, kind, nested=False):
             pandas.DataFrame(rows).to_csv(path, index=False)
         else:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    columns = Columns(source="translation.de", target="translation.en") if nested else Columns(source="de", target="en")
+    columns = Sides(source="translation.de", target="translation.en") if nested else Sides(source="de", target="en")
     return Hub(id=str(repository), splits={"train": "train", "valid": "validation", "test": "test"}, columns=columns)
 
 
 @pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
 def test_splits_and_columns(tmp_path, kind, nested):
-    loaded = load_splits(make(tmp_path, kind, nested), tmp_path / "cache")
-    assert {name: list(pairs) for name, pairs in loaded.splits.items()} == dict.fromkeys(
+    loaded = load_rows(make(tmp_path, kind, nested), tmp_path / "cache")
+    assert {name: texts(pairs) for name, pairs in loaded.splits.items()} == dict.fromkeys(
         ("train", "valid", "test"), PAIRS
     )
-    assert list(loaded.splits["train"]) == PAIRS  # again
+    assert texts(loaded.splits["train"]) == PAIRS  # again
     assert loaded.origin.startswith("hub ")
     assert [file.split for file in loaded.files] == ["train", "valid", "test"]
     assert all(file.path.is_relative_to(tmp_path / "cache") and file.path.is_file() for file in loaded.files)
@@ -60,11 +61,11 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
     monkeypatch.setattr("phmctl.data.fetch.hub._check_reachable", lambda name: None)
-    columns = Columns(source="de", target="en")
+    columns = Sides(source="de", target="en")
     hub = Hub(id="a/b", config="c", revision="refs/x", folder="f", splits={"train": "train"}, columns=columns)
     for _ in range(2):
-        loaded = load_splits(hub, tmp_path / "cache")
-        assert list(loaded.splits["train"]) == PAIRS
+        loaded = load_rows(hub, tmp_path / "cache")
+        assert texts(loaded.splits["train"]) == PAIRS
         assert [file.path.is_file() for file in loaded.files] == [True]
     assert asked == [(("a/b", "c"), "refs/x", "f")]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a--b--c--f--refs--x"]
@@ -78,38 +79,39 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     monkeypatch.setattr("phmctl.data.fetch.hub._check_reachable", lambda name: None)
-    hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Sides(source="de", target="en"))
     with pytest.raises(DownloadError, match="the hub does not give 'a/b': Dataset scripts are no longer supported"):
-        load_splits(hub, tmp_path / "cache")
+        load_rows(hub, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_column_that_is_not_there(tmp_path):
-    hub = make(tmp_path, "jsonl").model_copy(update={"columns": Columns(source="de", target="fr")})
+    hub = make(tmp_path, "jsonl").model_copy(update={"columns": Sides(source="de", target="fr")})
     with pytest.raises(DataError, match="has no column 'fr'; it has de, en"):
-        load_splits(hub, tmp_path / "cache")
+        load_rows(hub, tmp_path / "cache")
 
 
 def test_a_split_that_is_not_there(tmp_path):
     hub = make(tmp_path, "jsonl").model_copy(update={"splits": {"train": "training"}})
     with pytest.raises(DataError, match="has no split 'training'; it has test, train, validation"):
-        load_splits(hub, tmp_path / "cache")
+        load_rows(hub, tmp_path / "cache")
 
 
 def test_rows_that_are_no_text(tmp_path):
     rows = [{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}]
-    pairs = iter(HubPairs(rows, "de", "en", "set (train)"))
-    assert next(pairs) == ("eins zwei ", "one")
-    with pytest.raises(DataError, match=r"set \(train\), row 1: column 'de' holds None, not text"):
+    hub = Hub(id="a/b", splits={}, columns=Sides(source="de", target="en"))
+    pairs = iter(HubRows(rows, hub, "set (train)"))
+    assert next(pairs).texts == ("eins zwei ", "one")
+    with pytest.raises(DataError, match=r"set \(train\), row 2: column 'de' holds None, not text"):
         next(pairs)
 
 
 def test_what_the_library_refuses_is_a_clear_word(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    hub = Hub(id=str(empty), splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    hub = Hub(id=str(empty), splits={"train": "train"}, columns=Sides(source="de", target="en"))
     with pytest.raises(DownloadError, match=r"the hub does not give .*empty.*\n.*--source DIR") as caught:
-        load_splits(hub, tmp_path / "cache")
+        load_rows(hub, tmp_path / "cache")
     assert len(str(caught.value).splitlines()) == 2
 
 
@@ -117,16 +119,16 @@ def test_what_the_library_refuses_is_a_clear_word(tmp_path):
 def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path, monkeypatch, endpoint):
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Sides(source="de", target="en"))
     begun = time.monotonic()
     with pytest.raises(DownloadError, match=r"cannot be reached .*\n.*--source DIR"):
-        load_splits(hub, tmp_path)
+        load_rows(hub, tmp_path)
     assert time.monotonic() - begun < 15
 
 
 def test_the_commit_that_was_fetched_is_told():
     commit = "0123456789" * 4
     info = SimpleNamespace(download_checksums={f"hf://datasets/a/b@{commit}/train.parquet": None})
-    hub = Hub(id="a/b", revision="main", splits={}, columns=Columns(source="de", target="en"))
+    hub = Hub(id="a/b", revision="main", splits={}, columns=Sides(source="de", target="en"))
     assert _version(hub, {"train": SimpleNamespace(info=info)}) == f" at {commit}"
     assert _version(hub, {"train": SimpleNamespace(info=SimpleNamespace(download_checksums=None))}) == " at main"

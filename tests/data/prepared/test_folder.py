@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from phmctl.data.arrow import Ragged
 from phmctl.data.prepared.folder import (
-    ParallelSplit,
     PreparedData,
+    Split,
     SplitWriter,
     data_root,
     prepare_command,
@@ -28,7 +28,7 @@ def written(path, rows, *, with_text=True):
     with SplitWriter(path, with_text=with_text) as writer:
         for row in rows:
             writer.add([row])
-    return ParallelSplit(path)
+    return Split(path)
 
 
 @settings(max_examples=100, deadline=None)
@@ -54,8 +54,8 @@ def test_a_split_comes_back_from_the_disk(tmp_path):
     assert len(split) == 3
     assert [split.source[i].tolist() for i in range(3)] == [row[0] for row in ROWS]
     assert split.target[-1].tolist() == [9, 10, 11]
-    assert split.source_text == [row[2] for row in ROWS]
-    assert split.target_text == [row[3] for row in ROWS]
+    assert split.texts[0] == [row[2] for row in ROWS]
+    assert split.texts[1] == [row[3] for row in ROWS]
     assert split.source.values.dtype == np.int32
 
 
@@ -71,7 +71,7 @@ def test_large_splits_are_written_in_record_batches(tmp_path, monkeypatch):
     split = written(tmp_path / "valid.arrow", rows)
     assert [split.target[i].tolist() for i in range(7)] == [row[1] for row in rows]
     assert split.source.gather(np.array([5, 2])).tolist() == [4, 4, 4, 4]
-    assert split.source_text == [str(i) for i in range(7)]
+    assert split.texts[0] == [str(i) for i in range(7)]
 
 
 def test_the_datasets_library_opens_a_split(tmp_path):
@@ -83,22 +83,22 @@ def test_the_datasets_library_opens_a_split(tmp_path):
 def test_train_keeps_no_text(tmp_path):
     split = written(tmp_path / "train.arrow", ROWS, with_text=False)
     with pytest.raises(DataError, match=r"train\.arrow keeps no text"):
-        _ = split.source_text
+        _ = split.texts[0]
 
 
 def test_an_empty_split_is_a_split(tmp_path):
     split = written(tmp_path / "test.arrow", [])
     assert len(split) == 0
-    assert split.source_text == []
+    assert split.texts[0] == []
 
 
 def test_a_damaged_split_is_a_users_error(tmp_path):
     path = tmp_path / "train.arrow"
     with pytest.raises(DataError, match=r"cannot read .*train\.arrow"):
-        ParallelSplit(path)
+        Split(path)
     path.write_bytes(b"no arrow")
     with pytest.raises(DataError, match="prepare the data again with --force"):
-        ParallelSplit(path)
+        Split(path)
 
 
 def test_a_place_that_cannot_be_written_is_a_users_error(tmp_path):
@@ -204,7 +204,7 @@ def test_an_arrow_file_of_other_columns_is_refused(tmp_path, columns):
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(DataError, match=r"train\.arrow has not the columns"):
-        ParallelSplit(path)
+        Split(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"ARROW1", b"\xff" * 1000, b"\0" * 1000])
@@ -212,4 +212,4 @@ def test_a_file_that_is_no_arrow_is_refused(tmp_path, content):
     path = tmp_path / "train.arrow"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"cannot read .*train\.arrow|has not the columns"):
-        ParallelSplit(path)
+        Split(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import phmctl.data.prepared.prepare as preparation
-from phmctl.data.batches import plan_batches, real_token_share
+from phmctl.data.batches import lengths_of, plan_by_tokens, real_token_share
 from phmctl.data.card import Cleaning, Divide
 from phmctl.data.corpus import Corpus, corpus_from_files, divided
 from phmctl.data.prepared.build import current
@@ -17,9 +17,10 @@ from phmctl.data.prepared.folder import PreparedData, prepared_folder
 from phmctl.data.prepared.manifest import read_manifest
 from phmctl.data.prepared.prepare import choose_section, prepare, prepare_named
 from phmctl.data.prepared.provenance import Sources
-from phmctl.data.readers import SourceFile
+from phmctl.data.rows import SourceFile
 from phmctl.errors import DataError, OutputError, RecipeError
 from phmctl.recipe.schema import ParallelSection
+from tests.data.helpers import parallel, prepare_files
 
 TRAIN = [(f"ein Hund sieht Haus {i} .", f"a dog sees house {i} .") for i in range(300)]
 TRAIN += [("", "empty"), ("das ist ein Test", "this is a test"), ("lang " * 60, "long"), ("ein Hund " * 5, "dog")]
@@ -31,7 +32,7 @@ CLEANING = Cleaning(max_ratio=3.0)
 
 def corpus(train=TRAIN, **others):
     splits = {"train": train, "valid": VALID, "test": TEST} | others
-    return Corpus("tiny", "de", "en", splits={name: pairs for name, pairs in splits.items() if pairs is not None})
+    return parallel({name: pairs for name, pairs in splits.items() if pairs is not None})
 
 
 def write_files(folder: Path) -> dict[str, tuple[Path, Path]]:
@@ -63,8 +64,8 @@ def test_everything_is_counted_and_stored(tmp_path):
     assert splits["train"]["source"]["tokens"] == len(train.source.values)
     assert splits["train"]["target"]["longest"] == train.target.lengths.max()
     assert prepared.tokenizers.source.decode(train.source[7]) == TRAIN[7][0]
-    assert valid.source_text == [pair[0].strip() for pair in VALID]
-    assert prepared.tokenizers.target.decode(test.target[0]) == test.target_text[0] == "A dog runs"
+    assert valid.texts[0] == [pair[0].strip() for pair in VALID]
+    assert prepared.tokenizers.target.decode(test.target[0]) == test.texts[1][0] == "A dog runs"
 
 
 def test_the_tokenizer_sees_train_alone(tmp_path):
@@ -78,7 +79,7 @@ def test_the_tokenizer_sees_train_alone(tmp_path):
 def test_references_keep_their_case_under_lower_casing(tmp_path):
     prepared = prepare(SECTION, corpus(), Cleaning(lowercase=True), root=tmp_path)
     test = prepared.split("test")
-    assert test.target_text == ["A dog runs"]
+    assert test.texts[1] == ["A dog runs"]
     assert prepared.tokenizers.target.decode(test.target[0]) == "a dog runs"
 
 
@@ -106,12 +107,12 @@ def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
 def test_a_second_time_nothing_is_done(tmp_path, capsys, monkeypatch):
     files = write_files(tmp_path / "raw")
     section = ParallelSection(card="mine", vocabulary=300)
-    first = prepare_named(section, root=tmp_path, files=files)
+    first = prepare_files(section, root=tmp_path, files=files)
     before = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     capsys.readouterr()
     monkeypatch.setattr("phmctl.data.prepared.provenance.sha256", lambda path: pytest.fail(f"{path} was read again"))
     begin = time.perf_counter()
-    prepare_named(section, root=tmp_path, files=files)
+    prepare_files(section, root=tmp_path, files=files)
     assert time.perf_counter() - begin < 1
     assert {path: path.stat().st_mtime_ns for path in first.folder.iterdir()} == before
     assert "up to date" in capsys.readouterr().err
@@ -120,21 +121,21 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys, monkeypatch):
 def test_a_touched_file_is_read_but_not_prepared_anew(tmp_path, capsys):
     files = write_files(tmp_path / "raw")
     section = ParallelSection(card="mine", vocabulary=300)
-    prepare_named(section, root=tmp_path, files=files)
+    prepare_files(section, root=tmp_path, files=files)
     os.utime(files["train"][0], ns=(1, 1))
     capsys.readouterr()
-    prepare_named(section, root=tmp_path, files=files)
+    prepare_files(section, root=tmp_path, files=files)
     assert "up to date" in capsys.readouterr().err
 
 
 def test_a_changed_file_is_named_and_prepared_anew(tmp_path, capsys):
     files = write_files(tmp_path / "raw")
     section = ParallelSection(card="mine", vocabulary=300)
-    before = content(prepare_named(section, root=tmp_path, files=files).folder)
+    before = content(prepare_files(section, root=tmp_path, files=files).folder)
     text = files["train"][0].read_text(encoding="utf-8")
     files["train"][0].write_text(text.replace("Haus 7 ", "Maus 7 "), encoding="utf-8")
     capsys.readouterr()
-    prepared = prepare_named(section, root=tmp_path, files=files)
+    prepared = prepare_files(section, root=tmp_path, files=files)
     assert "out of date (train.de changed): preparing anew" in capsys.readouterr().err
     assert content(prepared.folder)["train.arrow"] != before["train.arrow"]
     assert prepared.tokenizers.source.decode(prepared.split("train").source[7]) == "ein Hund sieht Maus 7 ."
@@ -143,19 +144,19 @@ def test_a_changed_file_is_named_and_prepared_anew(tmp_path, capsys):
 def test_files_that_change_places_are_prepared_anew(tmp_path, capsys):
     files = write_files(tmp_path / "raw")
     section = ParallelSection(card="mine", vocabulary=300)
-    prepare_named(section, root=tmp_path, files=files)
+    prepare_files(section, root=tmp_path, files=files)
     turned = files | {"train": files["train"][::-1]}
-    prepared = prepare_named(section, root=tmp_path, files=turned)
+    prepared = prepare_files(section, root=tmp_path, files=turned)
     assert "out of date (train.de, train.en changed): preparing anew" in capsys.readouterr().err
     assert prepared.tokenizers.source.decode(prepared.split("train").source[7]) == TRAIN[7][1]
-    prepared = prepare_named(section, root=tmp_path, files=turned | {"valid": files["test"], "test": files["valid"]})
+    prepared = prepare_files(section, root=tmp_path, files=turned | {"valid": files["test"], "test": files["valid"]})
     assert "(test.de, test.en, valid.de, valid.en changed)" in capsys.readouterr().err
-    assert prepared.split("valid").source_text == [pair[0] for pair in TEST]
+    assert prepared.split("valid").texts[0] == [pair[0] for pair in TEST]
 
 
 def test_files_that_are_read_in_another_order_are_prepared_anew(tmp_path):
     files = [SourceFile(path, "train", "source") for path in write_files(tmp_path / "raw")["train"]]
-    ordered, turned = (Corpus("tiny", "de", "en", splits={}, files=each) for each in (files, files[::-1]))
+    ordered, turned = (Corpus("tiny", {}, ("de", "en"), files=each) for each in (files, files[::-1]))
     manifest = Sources(ordered, tmp_path / "seen.json").describe()
     assert Sources(ordered, tmp_path / "seen.json").changed(manifest) == []
     assert Sources(turned, tmp_path / "seen.json").changed(manifest) == ["order of the files"]
@@ -348,7 +349,7 @@ def test_empty_files_are_named_and_leave_nothing_prepared(tmp_path, split):
         path.write_text("")
     section = ParallelSection(card="mine", vocabulary=300)
     with pytest.raises(DataError, match=rf"^{split} of 'mine' .*raw/{split}\.de and .*raw/{split}\.en\)"):
-        prepare_named(section, root=tmp_path, files=files)
+        prepare_files(section, root=tmp_path, files=files)
     with pytest.raises(DataError, match="not prepared"):
         PreparedData.find(section, tmp_path)
 
@@ -358,12 +359,12 @@ def test_unequal_files_are_a_users_error(tmp_path):
     with files["train"][1].open("a") as handle:
         handle.write("one more\n")
     with pytest.raises(DataError, match=r"train\.de has 300 sentences.*train\.en has 301"):
-        prepare_named(ParallelSection(card="mine", vocabulary=300), root=tmp_path, files=files)
+        prepare_files(ParallelSection(card="mine", vocabulary=300), root=tmp_path, files=files)
 
 
 def test_a_corpus_without_test_is_prepared(tmp_path):
     files = write_files(tmp_path / "raw")
-    own = corpus_from_files("mine", files["train"], files["valid"])
+    own = corpus_from_files("mine", {name: files[name] for name in ("train", "valid")})
     prepared = prepare(ParallelSection(card="mine", vocabulary=300), own, Cleaning(), root=tmp_path)
     with pytest.raises(DataError, match=r"no split 'test'.*there are train, valid"):
         prepared.split("test")
@@ -386,11 +387,11 @@ def test_own_files_want_a_name_of_their_own(tmp_path):
     files = write_files(tmp_path / "raw")
     section = ParallelSection(card="mine", vocabulary=300)
     with pytest.raises(DataError, match="'shakespeare' is a card"):
-        prepare_named(ParallelSection(card="shakespeare"), root=tmp_path, files=files)
+        prepare_files(ParallelSection(card="shakespeare"), root=tmp_path, files=files)
     with pytest.raises(DataError, match="--source is for a card's files"):
-        prepare_named(section, root=tmp_path, files=files, source=tmp_path)
+        prepare_files(section, root=tmp_path, files=files, source=tmp_path)
     with pytest.raises(DataError, match="wants --valid too"):
-        prepare_named(section, root=tmp_path, files={"train": files["train"]})
+        prepare_files(section, root=tmp_path, files={"train": files["train"]})
 
 
 def test_an_unknown_card_names_the_nearest(tmp_path):
@@ -399,21 +400,21 @@ def test_an_unknown_card_names_the_nearest(tmp_path):
 
 
 def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
-    card = choose_section("shakespeare", None, {})
+    card = choose_section("shakespeare", None, {}, ParallelSection)
     assert (card.tokenizer, card.vocabulary, card.joint) == ("word", 8192, False)
-    assert choose_section("shakespeare", None, {"vocabulary": 99}).vocabulary == 99
-    assert choose_section("mine", None, {}) == ParallelSection(card="mine")
+    assert choose_section("shakespeare", None, {"vocabulary": 99}, ParallelSection).vocabulary == 99
+    assert choose_section("mine", None, {}, ParallelSection) == ParallelSection(card="mine")
     recipe = tmp_path / "own.yaml"
     recipe.write_text(
         "name: own\ndata: {card: x, vocabulary: 77, max_tokens: 55}\nmodel: {width: 8, heads: 1}\n"
         "training: {steps: 1}\n"
     )
-    chosen = choose_section("mine", str(recipe), {"max_tokens": 44})
+    chosen = choose_section("mine", str(recipe), {"max_tokens": 44}, ParallelSection)
     assert (chosen.card, chosen.vocabulary, chosen.max_tokens) == ("mine", 77, 44)
     with pytest.raises(RecipeError):
-        choose_section("mine", "no-such-recipe", {})
+        choose_section("mine", "no-such-recipe", {}, ParallelSection)
     with pytest.raises(DataError, match=r"--max-tokens 0: .*greater than or equal to 1"):
-        choose_section("mine", None, {"max_tokens": 0})
+        choose_section("mine", None, {"max_tokens": 0}, ParallelSection)
 
 
 def test_the_environment_is_left_as_it_was(tmp_path, monkeypatch):
@@ -426,7 +427,7 @@ def test_the_environment_is_left_as_it_was(tmp_path, monkeypatch):
 
 def test_the_manifest_says_where_the_text_came_from(tmp_path):
     files = write_files(tmp_path / "raw")
-    prepared = prepare_named(ParallelSection(card="mine", vocabulary=300), root=tmp_path, files=files)
+    prepared = prepare_files(ParallelSection(card="mine", vocabulary=300), root=tmp_path, files=files)
     manifest = json.loads((prepared.folder / "manifest.json").read_text(encoding="utf-8"))
     path = files["valid"][1]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -444,13 +445,12 @@ def test_real_captions_fill_their_batches(tmp_path, real_data):
     train = prepared.split("train")
     assert len(train) == 29_000
     assert [len(prepared.split(name)) for name in ("valid", "test")] == [1014, 1000]
-    lengths = train.source.lengths, train.target.lengths
-    plan = plan_batches(*lengths, 4096, seed=1, epoch=0)
-    assert real_token_share(plan, *lengths) > 0.95
+    lengths = lengths_of(train)
+    assert real_token_share(plan_by_tokens(lengths, 4096, seed=1, epoch=0), lengths) > 0.95
     test = prepared.split("test")
-    assert [
-        prepared.tokenizers.target.decode(row) for row in map(test.target.__getitem__, range(1000))
-    ] == test.target_text
+    assert [prepared.tokenizers.target.decode(row) for row in map(test.target.__getitem__, range(1000))] == test.texts[
+        1
+    ]
 
 
 def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
@@ -484,7 +484,7 @@ def test_another_division_is_prepared_anew(tmp_path, capsys):
     again = divided(first, Divide(period=100, valid=100, test=51))
     prepared = prepare(SECTION, again, CLEANING, root=tmp_path)
     assert "out of date (the division into splits changed)" in capsys.readouterr().err
-    assert prepared.split("test").source_text[0] == TRAIN[50][0]
+    assert prepared.split("test").texts[0][0] == TRAIN[50][0]
 
 
 def test_a_manifest_says_nothing_of_a_division_that_is_not(tmp_path):
@@ -525,13 +525,13 @@ def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):
 
 def test_the_other_direction_has_the_same_pairs_turned_round(tmp_path):
     files = write_files(tmp_path / "raw")
-    forward = prepare_named(SECTION, root=tmp_path, files=files)
+    forward = prepare_files(SECTION, root=tmp_path, files=files)
     section = SECTION.model_copy(update={"direction": "reverse"})
-    reverse = prepare_named(section, root=tmp_path, files=files)
+    reverse = prepare_files(section, root=tmp_path, files=files)
     assert reverse.folder == forward.folder.with_name(f"{forward.folder.name}-reverse")
     assert (tmp_path / "prepared" / "tiny" / "bpe-300-joint-40").is_dir()
     there, back = forward.split("valid"), reverse.split("valid")
-    assert (list(back.source_text), list(back.target_text)) == (list(there.target_text), list(there.source_text))
+    assert (list(back.texts[0]), list(back.texts[1])) == (list(there.texts[1]), list(there.texts[0]))
     assert len(reverse.split("train")) == len(forward.split("train"))
     manifest = reverse.manifest
     assert (manifest["source_language"], manifest["target_language"]) == ("target", "source")

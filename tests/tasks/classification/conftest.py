@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.labelled.catalog import Rows
-from phmctl.data.labelled.preparation import prepare_labelled
+from phmctl.data.card import Rows
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
+from tests.data.helpers import prepare_tables
 
 NOUNS = ["cat", "dog", "key", "tree", "house", "road", "bird", "stone"]
 
@@ -61,11 +61,11 @@ def labelled_data(tmp_path_factory: pytest.TempPathFactory, small: Callable[...,
     rows = Rows(texts=("text",), label="label", extras={"distractors": "distractors"})
     folder = tmp_path_factory.mktemp("texts")
     tables = write_tables(folder, "label\ttext\tdistractors", texts)
-    prepare_labelled(small("encoder").data, root=root, tables=tables, rows=rows, quoting=False)
+    prepare_tables(small("encoder").data, root=root, tables=tables, rows=rows, quoting=False)
     folder = tmp_path_factory.mktemp("pairs")
     tables = write_tables(folder, "label\tone\ttwo", {name: pairs(*count) for name, count in counts.items()})
     rows = Rows(texts=("one", "two"), label="label")
-    prepare_labelled(small("lstm-pair").data, root=root, tables=tables, rows=rows, quoting=False)
+    prepare_tables(small("lstm-pair").data, root=root, tables=tables, rows=rows, quoting=False)
     return root
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.labelled.batching import collate, encode_texts
+from phmctl.data.batches import collate, encode_texts
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.tasks.classification.kind import KIND
@@ -25,7 +25,7 @@ def test_probabilities_are_those_of_each_text_alone(runs: dict[str, Run]) -> Non
     for row, text in enumerate(TEXTS):
         encoded = encode_texts([(text,)], classifier.tokenizer, classifier.cleaning, 64)
         with torch.no_grad():
-            alone = classifier.model(collate(encoded, [0]).first).softmax(1)
+            alone = classifier.model(collate(encoded, [0]).source).softmax(1)
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
     assert together.sum(1).tolist() == pytest.approx([1.0] * len(TEXTS))
 

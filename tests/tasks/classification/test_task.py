@@ -6,15 +6,15 @@ import torch
 from torch.nn import functional as F
 
 from phmctl.checkpoints import read_checkpoint
-from phmctl.data.labelled.batching import collate
-from phmctl.data.labelled.catalog import Rows
-from phmctl.data.labelled.preparation import prepare_labelled
-from phmctl.data.labelled.store import LabelledData
+from phmctl.data.batches import collate
+from phmctl.data.card import Rows
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError, RunError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.classification.task import ClassificationTask
 from phmctl.training.train import train, train_task
+from tests.data.helpers import prepare_tables
 
 from .conftest import pairs, prefixes, write_tables
 
@@ -22,7 +22,7 @@ Small = Callable[..., ClassificationRecipe]
 
 
 def opened(recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
-    return ClassificationTask(recipe, LabelledData.find(recipe.data, data))
+    return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("encoder", 500), ("lstm-pair", 300)])
@@ -41,7 +41,7 @@ def test_the_loss_is_the_cross_entropy_of_each_example_alone(small: Small, label
     loss, count = task.loss(model, batch)
     split = task.prepared.split("train")
     alone = [collate(split, [row]) for row in batch.indices.tolist()]
-    logits = torch.cat([model(one.first) for one in alone])
+    logits = torch.cat([model(one.source) for one in alone])
     wanted = F.cross_entropy(logits, batch.labels, label_smoothing=0.1, reduction="none")
     torch.testing.assert_close(loss, wanted.sum(), rtol=1e-5, atol=1e-5)
     assert count == 32
@@ -52,7 +52,7 @@ def test_validation_is_over_all_examples_without_smoothing(small: Small, labelle
     model = task.build_model("cpu").eval()
     batch = collate(task.prepared.split("valid"), range(60))
     with torch.no_grad():
-        logits = model(*batch.texts)
+        logits = model(*batch.sides)
     metrics = task.validate(model)
     assert metrics["loss"] == pytest.approx(F.cross_entropy(logits, batch.labels).item(), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx((logits.argmax(1) == batch.labels).float().mean().item())
@@ -70,7 +70,7 @@ def test_the_plan_of_an_epoch_has_every_example_once(small: Small, labelled_data
 def test_a_resumed_run_equals_one_that_went_through(small: Small, labelled_data: Path, tmp_path: Path) -> None:
     through = train(small("lstm-pair"), data=labelled_data, runs=tmp_path / "a", quiet=True).run
     begun = train(small("lstm-pair", "training.steps=3"), data=labelled_data, runs=tmp_path / "b", quiet=True).run
-    train(small("lstm-pair"), data=labelled_data, runs=tmp_path / "b", run=begun.folder, quiet=True)
+    train(small("lstm-pair"), data=labelled_data, runs=tmp_path / "b", run=begun, quiet=True)
     one, other = (read_checkpoint(run.checkpoint("last"), ("model",)).tensors["model"] for run in (through, begun))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -98,7 +98,7 @@ def with_vectors(tmp_path_factory: pytest.TempPathFactory, small: Small) -> Path
     tables = write_tables(folder, "label\tone\ttwo", {"train": pairs(80, 1), "valid": pairs(20, 2)})
     rows = Rows(texts=("one", "two"), label="label")
     root = folder / "data"
-    prepare_labelled(
+    prepare_tables(
         small("lstm-pair").data, root=root, tables=tables, rows=rows, quoting=False, vectors=folder / "vectors.txt"
     )
     return root
@@ -114,7 +114,7 @@ def test_vectors_are_the_embedding_and_are_not_trained(
     assert task.prepared.vectors is not None
     assert torch.equal(weights["embedding.weight"], task.prepared.vectors)
     more = small("lstm-pair", "training.steps=9")
-    train(more, data=with_vectors, run=run.folder, quiet=True)
+    train(more, data=with_vectors, run=run, quiet=True)
     after = read_checkpoint(run.checkpoint("last"), ("model",)).tensors["model"]
     assert torch.equal(after["embedding.weight"], task.prepared.vectors)
     assert not torch.equal(after["output.weight"], weights["output.weight"])
@@ -149,7 +149,7 @@ def test_other_data_does_not_continue_a_run(small: Small, runs: dict[str, Run], 
     recipe = small()
     tables = write_tables(tmp_path, "label\ttext\tdistractors", {"train": prefixes(90, 8), "valid": prefixes(9, 9)})
     rows = Rows(texts=("text",), label="label")
-    prepare_labelled(recipe.data, root=tmp_path, tables=tables, rows=rows, quoting=False)
+    prepare_tables(recipe.data, root=tmp_path, tables=tables, rows=rows, quoting=False)
     with pytest.raises(RunError, match=r"is not what .* was trained on: .*sources"):
         opened(recipe, tmp_path).check_run(runs["encoder"])
 

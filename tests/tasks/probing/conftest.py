@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.labelled.preparation import prepare_labelled
-from phmctl.data.labelled.store import LabelledData
 from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared.prepare import prepare_named
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
@@ -23,19 +22,19 @@ def probing_data(
 ) -> Path:
     """A data folder with the miniature's German sentences: NN where they are short, NNS where they are long."""
     split = PreparedData.find(tiny_recipe.data, miniature_data).split("valid")
-    labelled = sorted(("NNS" if len(text.split()) >= LONG else "NN", text) for text in {*split.source_text})
+    labelled = sorted(("NNS" if len(text.split()) >= LONG else "NN", text) for text in {*split.texts[0]})
     rows = {"tr": labelled[::2], "va": labelled[1::4], "te": labelled[3::4]}
     lines = [f"{part}\t{label}\t{text}\n" for part, own in rows.items() for label, text in own]
     folder, root = tmp_path_factory.mktemp("senteval"), tmp_path_factory.mktemp("probing")
     (folder / "subj_number.txt").write_text("".join(lines), encoding="utf-8")
-    prepare_labelled(load_recipe("probe-subj-number").data, root=root, source=folder)
+    prepare_named(load_recipe("probe-subj-number").data, root=root, source=folder)
     return root
 
 
 @pytest.fixture(scope="session")
-def prepared(probing_data: Path) -> LabelledData:
+def prepared(probing_data: Path) -> PreparedData:
     """The prepared sentences."""
-    return LabelledData.find(load_recipe("probe-subj-number").data, probing_data)
+    return PreparedData.find(load_recipe("probe-subj-number").data, probing_data)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from phmctl.checkpoints import read_checkpoint
 from phmctl.cli.main import app
-from phmctl.data.labelled.store import LabelledData
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.recipe.schema import ProbingRecipe
 from phmctl.runs import Run
@@ -64,7 +64,7 @@ def test_a_probe_learns_what_the_vectors_say(probe_run: Run) -> None:
     assert {name.partition(".")[0] for name in names} == {"hidden", "output"}  # no encoder among them
 
 
-def test_the_majority_is_that_of_train(probe_run: Run, prepared: LabelledData) -> None:
+def test_the_majority_is_that_of_train(probe_run: Run, prepared: PreparedData) -> None:
     counts = prepared.manifest["splits"]["train"]["labels"]
     assert majority_class(probe_run) == max(counts, key=counts.__getitem__)
     report = evaluate(probe_run, "valid")

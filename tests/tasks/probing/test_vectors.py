@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phmctl.data.labelled.store import LabelledData
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.special import EOS
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, RunError
@@ -73,10 +73,10 @@ def test_any_translator_is_read(
 
 
 def test_vectors_that_were_kept_are_those_that_are_computed(
-    tiny_run: Run, prepared: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Run, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh = SentenceVectors(encoder(tiny_run), prepared, tmp_path, "cpu")
-    expected = Reader(encoder(tiny_run), "cpu").read(prepared.split("test").first_text).vectors
+    expected = Reader(encoder(tiny_run), "cpu").read(prepared.split("test").texts[0]).vectors
     monkeypatch.setattr(module, "Reader", None)  # nobody reads a second time
     kept = SentenceVectors(encoder(tiny_run), prepared, tmp_path, "cpu")
     assert kept.manifest == fresh.manifest
@@ -86,19 +86,19 @@ def test_vectors_that_were_kept_are_those_that_are_computed(
 
 
 def test_other_weights_other_data_and_other_pooling_have_vectors_of_their_own(
-    tiny_run: Run, prepared: LabelledData, tmp_path: Path
+    tiny_run: Run, prepared: PreparedData, tmp_path: Path
 ) -> None:
     one = encoder(tiny_run)
     others = [encoder(tiny_run, pooling="max"), encoder(tiny_run, checkpoint="step-000003")]
     folders = {SentenceVectors(each, prepared, tmp_path, "cpu").folder for each in (one, *others)}
     assert len(folders) == 3
     entries = [{**entry, "sha256": "0" * 64} for entry in prepared.manifest["files"]]
-    other = LabelledData(prepared.folder, {**prepared.manifest, "files": entries}, prepared.command)
+    other = PreparedData(prepared.folder, {**prepared.manifest, "files": entries}, prepared.command)
     assert module._decides(one, other) != module._decides(one, prepared)
 
 
 def test_a_damaged_file_is_computed_again_and_what_a_killed_process_left_is_swept(
-    tiny_run: Run, prepared: LabelledData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: Run, prepared: PreparedData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = SentenceVectors(encoder(tiny_run), prepared, tmp_path, "cpu")
     path, expected = first.folder / "valid.encoder.safetensors", first.split("valid", "encoder")
@@ -113,7 +113,7 @@ def test_a_damaged_file_is_computed_again_and_what_a_killed_process_left_is_swep
 
 
 def test_of_two_writers_one_computes(
-    tiny_run: Run, prepared: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Run, prepared: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
     both = threading.Barrier(2)
@@ -135,7 +135,7 @@ def test_of_two_writers_one_computes(
 
 
 def test_an_encoder_must_be_named_and_be_a_whole_translator_s(
-    tiny_run: Run, copied_run: Run, probe_run: Run, prepared: LabelledData, tmp_path: Path
+    tiny_run: Run, copied_run: Run, probe_run: Run, prepared: PreparedData, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=r"--set model\.encoder=RUN"):
         Encoder.of(ProbeSection())
@@ -153,7 +153,7 @@ def test_an_encoder_must_be_named_and_be_a_whole_translator_s(
 
 
 def test_text_that_the_tokenizer_hardly_knows_is_warned_of(
-    tiny_run: Run, prepared: LabelledData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: Run, prepared: PreparedData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = SentenceVectors(encoder(tiny_run), prepared, tmp_path, "cpu").manifest
     warn_of_other_text(manifest, "corpus")
@@ -167,7 +167,7 @@ def test_text_that_the_tokenizer_hardly_knows_is_warned_of(
     assert "it reads other text" in capsys.readouterr().err
 
 
-def test_a_manifest_that_is_no_manifest_is_written_anew(tiny_run: Run, prepared: LabelledData, tmp_path: Path) -> None:
+def test_a_manifest_that_is_no_manifest_is_written_anew(tiny_run: Run, prepared: PreparedData, tmp_path: Path) -> None:
     first = SentenceVectors(encoder(tiny_run), prepared, tmp_path, "cpu")
     (first.folder / "manifest.json").write_text(json.dumps({"format": "another"}), encoding="utf-8")
     assert SentenceVectors(encoder(tiny_run), prepared, tmp_path, "cpu").manifest == first.manifest

@@ -108,7 +108,7 @@ def own_corpus(folder: Path, pattern: str) -> Corpus:
         files[split] = (folder / f"{split}.a", folder / f"{split}.b")
         for path in files[split]:
             path.write_text("".join(pattern.format(number) + "\n" for number in numbers), encoding="utf-8")
-    return corpus_from_files("own", files["train"], files["valid"], files["test"])
+    return corpus_from_files("own", files)
 
 
 def entities_data(folder: Path, tiny_recipe: TranslationRecipe, pattern: str) -> tuple[TranslationRecipe, PreparedData]:

@@ -5,8 +5,7 @@ import re
 import pytest
 import yaml
 
-from phmctl.data.card import card_names, card_task
-from phmctl.data.labelled.catalog import LabelledCard, load_any_card, load_labelled_card
+from phmctl.data.card import card_names, card_task, load_card
 from phmctl.errors import DataError
 
 LABELLED = [name for name in card_names() if card_task(name) == "classification"]
@@ -31,7 +30,7 @@ MINIMAL = {
 def load(tmp_path, **changes):
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(MINIMAL | changes))
-    return load_labelled_card(str(path))
+    return load_card(str(path))
 
 
 def test_the_cards_of_the_paper_and_the_probing_tasks_are_there():
@@ -42,8 +41,8 @@ def test_the_cards_of_the_paper_and_the_probing_tasks_are_there():
 
 @pytest.mark.parametrize("name", LABELLED)
 def test_shipped_cards_are_whole(name):
-    card = load_any_card(name)
-    assert isinstance(card, LabelledCard)
+    card = load_card(name)
+    assert card.labelled
     assert card.id == name
     assert card.local
     for layout in card.local:
@@ -59,7 +58,7 @@ def test_shipped_cards_are_whole(name):
 
 
 def test_published_sizes():
-    sizes = {name: load_labelled_card(name).sizes for name in LABELLED}
+    sizes = {name: load_card(name).sizes for name in LABELLED}
     assert sizes["snli"] == {"train": 550_152, "valid": 10_000, "test": 10_000}
     assert sizes["mnli"]["train"] + sizes["mnli"]["valid"] == 392_702
     assert (sizes["mnli"]["test"], sizes["mnli"]["test_mismatched"]) == (9_815, 9_832)

@@ -7,22 +7,27 @@ import numpy as np
 import pytest
 import torch
 
-from phmctl.data.labelled.batching import collate, lengths_of, plan
-from phmctl.data.labelled.catalog import LabelledCleaning, Rows
-from phmctl.data.labelled.corpus import LabelledCorpus
-from phmctl.data.labelled.preparation import choose_labelled_section, prepare_corpus, prepare_labelled
-from phmctl.data.labelled.readers import Example
-from phmctl.data.labelled.store import LabelledData, labelled_folder, labelled_sizes
-from phmctl.data.labelled.summary import show_labelled
+from phmctl.data.batches import collate, lengths_of, plan_by_count
+from phmctl.data.card import Cleaning, Rows
+from phmctl.data.corpus import Corpus
+from phmctl.data.prepared.folder import PreparedData, prepared_folder, trained_sizes
+from phmctl.data.prepared.prepare import choose_section, prepare, prepare_named
+from phmctl.data.prepared.show import show_prepared
+from phmctl.data.rows import Row
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import LabelledSection
+from tests.data.helpers import prepare_tables
 
 SECTION = LabelledSection(card="own", vocabulary=60, max_tokens=5)
 
 
+def choose(name, recipe, given):
+    return choose_section(name, recipe, given, LabelledSection)
+
+
 def examples(*rows, name="file.tsv"):
     """Examples (text, label) or (first, second, label), with the attractors that their number tells."""
-    return [Example(row[:-1], row[-1], {"attractors": n % 3 - 1}, (name, n)) for n, row in enumerate(rows, start=1)]
+    return [Row(row[:-1], row[-1], {"attractors": n % 3 - 1}, (name, n)) for n, row in enumerate(rows, start=1)]
 
 
 TRAIN = [("the dog", "yes"), ("a cat", "no"), ("A  CAT", "no"), ("", "yes"), ("one two three four five six", "no")]
@@ -33,11 +38,11 @@ TEST = [("Seen  in test", "no"), ("", "yes"), ("one two three four five six seve
 
 def corpus(train=TRAIN, valid=VALID, test=TEST, labels=("yes", "no"), texts=1, **more):
     splits = {"train": examples(*train), "valid": examples(*valid), "test": examples(*test), **more}
-    return LabelledCorpus("own", texts, labels, splits, origin="made here")
+    return Corpus("own", splits, texts=texts, labels=labels, origin="made here")
 
 
 def prepared(root, made=None, cleaning=None, section=SECTION, **more):
-    return prepare_corpus(section, made or corpus(), cleaning or LabelledCleaning(), root=root, **more)
+    return prepare(section, made or corpus(), cleaning or Cleaning(), root=root, **more)
 
 
 def test_counts(tmp_path):
@@ -58,29 +63,29 @@ def test_what_is_stored(tmp_path):
     assert (data.labels, data.texts, data.vectors) == (["yes", "no"], 1, None)
     train, test = data.split("train"), data.split("test")
     assert train.labels.tolist() == [0, 1, 1, 1]
-    assert [data.tokenizer.decode(train.first[row]) for row in range(4)] == ["the dog", "a cat", "A  CAT", "birds"]
+    assert [data.tokenizer.decode(train.sides[0][row]) for row in range(4)] == ["the dog", "a cat", "A  CAT", "birds"]
     assert train.extras["attractors"].tolist() == [0, 1, -1, 1]
-    assert test.first_text == ["Seen  in test", "", "one two three four five six seven"]
-    assert (test.second, test.second_text) == (None, None)
-    assert test.first.lengths.tolist()[1:] == [0, 5]
+    assert test.texts == (["Seen  in test", "", "one two three four five six seven"],)
+    assert len(test.sides) == 1
+    assert test.sides[0].lengths.tolist()[1:] == [0, 5]
     with pytest.raises(DataError, match=r"train.arrow keeps no text"):
-        _ = train.first_text
+        _ = train.texts
     with pytest.raises(DataError, match=r"no split 'tset' \(did you mean 'test'\?\)"):
         data.split("tset")
-    assert labelled_sizes(SECTION, tmp_path) == (data.tokenizer.size, 2)
-    assert labelled_sizes(SECTION.model_copy(update={"vocabulary": 61}), tmp_path) is None
+    assert trained_sizes(SECTION, tmp_path) == (data.tokenizer.size, 2)
+    assert trained_sizes(SECTION.model_copy(update={"vocabulary": 61}), tmp_path) is None
 
 
 @pytest.mark.parametrize(("keep", "text"), [("start", "one two three four five"), ("end", "birds three four five six")])
 def test_which_end_of_a_long_text_stays(tmp_path, keep, text):
     train = [("one two three four five", "no"), ("six birds", "yes")]
     made = corpus(train=train, test=[("one two birds three four five six" if keep == "end" else f"{text} six", "no")])
-    data = prepared(tmp_path, made, LabelledCleaning(keep=keep))
-    assert data.tokenizer.decode(data.split("test").first[0]) == text
+    data = prepared(tmp_path, made, Cleaning(keep=keep))
+    assert data.tokenizer.decode(data.split("test").sides[0][0]) == text
 
 
 def test_duplicates_are_kept_where_the_card_says_so(tmp_path):
-    counts = prepared(tmp_path, cleaning=LabelledCleaning(duplicates="keep")).manifest["splits"]["train"]
+    counts = prepared(tmp_path, cleaning=Cleaning(duplicates="keep")).manifest["splits"]["train"]
     assert (counts["kept"], counts["noted"]) == (6, {"in_valid_or_test": 2})
 
 
@@ -90,10 +95,10 @@ def test_pairs(tmp_path):
     data = prepared(tmp_path, made)
     train_split, valid = data.split("train"), data.split("valid")
     assert data.manifest["splits"]["train"]["dropped"] == {"empty_text": 1, "in_valid_or_test": 1}
-    assert data.tokenizer.decode(train_split.second[0]) == "it sleeps"
-    assert (valid.first_text, valid.second_text) == (["a dog", "a cat"], ["it barks", "it barks"])
-    batch = collate(valid, plan(lengths_of(valid), 2, seed=1, epoch=0)[0])
-    assert batch.second.shape == (2, 2)
+    assert data.tokenizer.decode(train_split.sides[1][0]) == "it sleeps"
+    assert valid.texts == (["a dog", "a cat"], ["it barks", "it barks"])
+    batch = collate(valid, plan_by_count(lengths_of(valid), 2, seed=1, epoch=0)[0])
+    assert batch.target.shape == (2, 2)
 
 
 def test_labels_that_the_card_does_not_give_are_those_of_train(tmp_path):
@@ -109,7 +114,7 @@ def test_an_unknown_label(tmp_path, labels):
     match = r"file.tsv, line 2: unknown label 'yse' \(did you mean 'yes'\?\); known: (yes, no|no, yes)"
     with pytest.raises(DataError, match=match):
         prepared(tmp_path, made)
-    assert not labelled_folder(SECTION, tmp_path).exists()
+    assert not prepared_folder(SECTION, tmp_path).exists()
 
 
 def test_label_sets_that_do_not_fit(tmp_path, capsys):
@@ -139,14 +144,14 @@ def quora(folder, odd="3\t1\tcut short"):
 
 
 def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
-    section = choose_labelled_section("quora", None, {})
-    data = prepare_labelled(section, root=tmp_path / "data", source=quora(tmp_path / "raw"))
+    section = choose("quora", None, {})
+    data = prepare_named(section, root=tmp_path / "data", source=quora(tmp_path / "raw"))
     train = data.manifest["splits"]["train"]
     assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
     capsys.readouterr()
-    show_labelled(data.manifest)
+    show_prepared(data.manifest)
     assert "− odd row" in capsys.readouterr().out
-    prepare_labelled(section, root=tmp_path / "data")
+    prepare_named(section, root=tmp_path / "data")
     assert "is up to date" in capsys.readouterr().err
 
 
@@ -193,7 +198,7 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys):
     def run(**more):
         rows = Rows(texts=("text",), label="label")
         tables = {"train": table, "valid": other}
-        return prepare_labelled(SECTION, root=tmp_path, tables=tables, rows=rows, **more)
+        return prepare_tables(SECTION, root=tmp_path, tables=tables, rows=rows, **more)
 
     first = run()
     stamp = (first.folder / "manifest.json").stat().st_mtime_ns
@@ -215,7 +220,7 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys):
 def test_the_same_text_gives_the_same_bytes(tmp_path):
     for name in ("one", "two"):
         prepared(tmp_path / name)
-    one, two = (labelled_folder(SECTION, tmp_path / name) for name in ("one", "two"))
+    one, two = (prepared_folder(SECTION, tmp_path / name) for name in ("one", "two"))
     assert {path.name for path in one.iterdir()} == {
         "manifest.json",
         "test.arrow",
@@ -249,7 +254,7 @@ def test_vectors(tmp_path, capsys):
     assert data.vectors[row].tolist() == [3, 4]
     vectors = data.manifest["vectors"]
     assert (vectors["file"], vectors["width"], vectors["covered"]) == ("v.txt", 2, 2)
-    tokens = data.split("train").first.values
+    tokens = data.split("train").sides[0].values
     known = np.isin(tokens, [row, data.tokenizer.vocabulary.index(" the")])
     assert vectors["tokens"]["train"] == round(known.mean(), 6)
     capsys.readouterr()
@@ -270,22 +275,22 @@ def test_vectors_that_cannot_be(tmp_path):
         prepared(tmp_path, section=bpe, vectors=file)
     with pytest.raises(DataError, match="line 2: 1 numbers behind the word, but the first row has 2"):
         prepared(tmp_path, vectors=glove(file, "the 1 2", "dog 1"))
-    assert not labelled_folder(SECTION, tmp_path).exists()
+    assert not prepared_folder(SECTION, tmp_path).exists()
 
 
 def test_bpe(tmp_path):
     data = prepared(
         tmp_path, section=SECTION.model_copy(update={"tokenizer": "bpe", "vocabulary": 300, "max_tokens": 40})
     )
-    assert data.tokenizer.decode(data.split("valid").first[1]) == "new words"
+    assert data.tokenizer.decode(data.split("valid").sides[0][1]) == "new words"
 
 
 def test_finding(tmp_path):
     match = r"own is not prepared .* --max-tokens 5 --table train=FILE .* --label COLUMN"
     with pytest.raises(DataError, match=rf"{match} --data {tmp_path}$"):
-        LabelledData.find(SECTION, tmp_path)
+        PreparedData.find(SECTION, tmp_path)
     folder = prepared(tmp_path).folder
-    found = LabelledData.find(SECTION, tmp_path)
+    found = PreparedData.find(SECTION, tmp_path)
     assert found.folder == folder
     (folder / "test.arrow").write_bytes(b"x")
     with pytest.raises(DataError, match=r"test.arrow is damaged"):
@@ -293,17 +298,17 @@ def test_finding(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"task": "translation"}))
     with pytest.raises(DataError, match="holds no labelled text"):
-        LabelledData.find(SECTION, tmp_path)
+        PreparedData.find(SECTION, tmp_path)
 
 
 def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("phmctl.data.labelled.preparation.write_manifest", stop)
+    monkeypatch.setattr("phmctl.data.prepared.prepare.write_manifest", stop)
     with pytest.raises(KeyboardInterrupt):
         prepared(tmp_path)
-    assert not labelled_folder(SECTION, tmp_path).parent.exists()
+    assert not prepared_folder(SECTION, tmp_path).parent.exists()
 
 
 def test_a_failure_leaves_what_was_prepared_before(tmp_path):
@@ -314,48 +319,29 @@ def test_a_failure_leaves_what_was_prepared_before(tmp_path):
 
 
 def test_sections(tmp_path):
-    assert choose_labelled_section("snli", None, {"max_tokens": 9}) == LabelledSection(
-        card="snli", vocabulary=30_000, max_tokens=9
-    )
-    assert choose_labelled_section("own", None, {}) == LabelledSection(card="own")
+    assert choose("snli", None, {"max_tokens": 9}) == LabelledSection(card="snli", vocabulary=30_000, max_tokens=9)
+    assert choose("own", None, {}) == LabelledSection(card="own")
     with pytest.raises(DataError, match="--vocabulary 1"):
-        choose_labelled_section("own", None, {"vocabulary": 1})
+        choose("own", None, {"vocabulary": 1})
     with pytest.raises(RecipeError, match="'translation', not 'classification'"):
-        choose_labelled_section("own", "miniature", {})
+        choose("own", "miniature", {})
 
 
 def test_a_card_in_a_folder(tmp_path, capsys):
     lines = ["tr\tI\tone two", "tr\tO\tthree", "va\tI\tfour", "te\tO\tfive", "va\tO\tsix", "te\tI\tseven"]
     (tmp_path / "bigram_shift.txt").write_text("".join(f"{line}\n" for line in lines))
-    section = choose_labelled_section("probing-bigram-shift", None, {})
-    data = prepare_labelled(section, root=tmp_path / "data", source=tmp_path)
+    section = choose("probing-bigram-shift", None, {})
+    data = prepare_named(section, root=tmp_path / "data", source=tmp_path)
     assert data.labels == ["I", "O"]
     assert "train of probing-bigram-shift has 2 rows where 100,000 were published" in capsys.readouterr().err
-    again = prepare_labelled(
-        section, root=tmp_path / "data"
-    )  # no source: what is there serves, and no network is asked
+    again = prepare_named(section, root=tmp_path / "data")  # no source: what is there serves, and no network is asked
     assert again.manifest == data.manifest
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"tables": {"train": "x"}}, r"wants --table valid=FILE too"),
-        ({"tables": {"train": "x", "valid": "x"}}, r"wants --text COLUMN \(twice for pairs\)"),
-        ({"tables": {"train": "x"}, "source": "x"}, "--source is for a card's files"),
-    ],
-)
-def test_own_tables_that_cannot_be(tmp_path, more, message):
-    with pytest.raises(DataError, match=message):
-        prepare_labelled(SECTION, root=tmp_path, **more)
-    with pytest.raises(DataError, match="'snli' is a card"):
-        prepare_labelled(LabelledSection(card="snli"), root=tmp_path, tables={"train": tmp_path})
-
-
 def test_real_counterfactual_snli(tmp_path, real_data):
-    section = choose_labelled_section("snli-counterfactual", None, {})
+    section = choose("snli-counterfactual", None, {})
     file = real_data / "glove" / "glove.6B.300d.subset.derived.txt.gz"
-    data = prepare_labelled(section, root=tmp_path, source=real_data / "nli", vectors=file)
+    data = prepare_named(section, root=tmp_path, source=real_data / "nli", vectors=file)
     counts = data.manifest["splits"]
     assert {name: counts[name]["kept"] for name in counts} == {
         "train": 8_330,

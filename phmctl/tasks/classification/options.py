@@ -1,15 +1,18 @@
 """Preparing labelled text as the command line asks for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import DataError
+from phmctl.recipe.schema import LabelledSection
+from phmctl.tasks.base import Preparation, option_name
 
 if TYPE_CHECKING:
-    from phmctl.data.labelled.catalog import Rows
-    from phmctl.data.labelled.store import LabelledData
+    from phmctl.data.card import Rows
+    from phmctl.data.corpus import Corpus
+    from phmctl.data.prepared.folder import PreparedData
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class LabelledOptions:
         """
         from pydantic import ValidationError
 
-        from phmctl.data.labelled.catalog import Rows
+        from phmctl.data.card import Rows
 
         if not self.text and self.label is None:
             return None
@@ -59,35 +62,39 @@ def _column(name: str, header: bool) -> str | int:
     return name if header else int(name)
 
 
-def prepare_labelled_named(
-    name: str, recipe: str | None, section: Mapping[str, Any], options: LabelledOptions, **common: Any
-) -> "LabelledData":
-    """Prepare labelled text as the command line says.
+def prepare_asked(asked: Preparation) -> "PreparedData":
+    """Prepare labelled text. Raises DataError, RecipeError, OutputError."""
+    from phmctl.data.prepared.prepare import choose_section, prepare_named
 
-    Args:
-        name: the corpus.
-        recipe: a recipe's name, for the settings.
-        section: settings given by hand.
-        options: the options for labelled text.
-        common: root, source, workers and force, as :func:`phmctl.data.labelled.preparation.prepare_labelled` has them.
-    """
-    from phmctl.data.labelled.preparation import choose_labelled_section, prepare_labelled
+    if asked.files:
+        files = ", ".join(map(option_name, asked.files))
+        raise DataError(f"{files} is for parallel text; {asked.name} is labelled text: give --table SPLIT=FILE")
+    if "joint" in asked.settings:
+        raise DataError(
+            f"--joint and --separate are for translation; {asked.name} is labelled text, with one vocabulary"
+        )
+    options = LabelledOptions(**asked.options)
+    section = choose_section(asked.name, asked.recipe, asked.settings, LabelledSection)
+    own, settings = _own_corpus(asked.name, options)
+    extra = _assigned("extra-split", options.extra_split, "SPLIT=DIR")
+    return prepare_named(section, own=own, settings=settings, extra=extra, vectors=options.vectors, **asked.common)
 
-    if "joint" in section:
-        raise DataError(f"--joint and --separate are for translation; {name} is labelled text, with one vocabulary")
+
+def _own_corpus(name: str, options: LabelledOptions) -> "tuple[Corpus | None, dict[str, Any]]":
+    """Return the corpus of a user's own tables, if there are some, and the settings of how they are read."""
+    from phmctl.data.corpus import corpus_of_tables
+
     tables = _assigned("table", options.table, "SPLIT=FILE")
     columns = [option for option in options.given() if option in ("--text", "--label", "--quoting", "--header")]
     if columns and not tables:
         raise DataError(f"{', '.join(columns)} is for your own tables: give those with --table SPLIT=FILE")
-    return prepare_labelled(
-        choose_labelled_section(name, recipe, section),
-        tables=tables,
-        rows=options.rows(),
-        quoting=options.quoting,
-        extra=_assigned("extra-split", options.extra_split, "SPLIT=DIR"),
-        vectors=options.vectors,
-        **common,
-    )
+    if not tables:
+        return None, {}
+    rows = options.rows()
+    if rows is None:
+        raise DataError("a corpus of your own tables wants --text COLUMN (twice for pairs) and --label COLUMN")
+    told = {"rows": rows.model_dump(mode="json"), "quoting": options.quoting}
+    return corpus_of_tables(name, tables, rows, quoting=options.quoting), told
 
 
 def _assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str, Path]:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.data.arrow import Ragged
-from phmctl.data.labelled.batching import EncodedTexts, collate, encode_texts, lengths_of, plan, real_token_share
-from phmctl.data.labelled.catalog import LabelledCleaning
+from phmctl.data.batches import EncodedTexts, collate, encode_texts, lengths_of, plan_by_count, real_token_share
+from phmctl.data.card import Cleaning
 from phmctl.data.special import EOS, PAD
 from phmctl.data.tokenizer import train_tokenizer
 
@@ -20,21 +20,21 @@ def ragged(rows):
 
 def pairs(first, second=None, labels=None):
     numbers = np.array(labels or [0] * len(first), np.int64)
-    return EncodedTexts(ragged(first), None if second is None else ragged(second), numbers)
+    return EncodedTexts((ragged(first), *([] if second is None else [ragged(second)])), numbers)
 
 
 def test_a_batch_is_padded_behind_and_has_no_boundaries():
     batch = collate(pairs([[5, 6, 7], [8], []], [[9], [10, 11], [12]], [2, 0, 1]), [2, 0])
-    assert batch.first.tolist() == [[EOS, PAD, PAD], [5, 6, 7]]
-    assert batch.second.tolist() == [[12], [9]]
+    assert batch.source.tolist() == [[EOS, PAD, PAD], [5, 6, 7]]
+    assert batch.target.tolist() == [[12], [9]]
     assert (batch.labels.tolist(), batch.indices.tolist(), batch.target_tokens) == ([1, 2], [2, 0], 2)
-    assert batch.first.dtype == batch.labels.dtype == torch.int64
+    assert batch.source.dtype == batch.labels.dtype == torch.int64
     assert batch.to("cpu") is batch
 
 
 def test_one_text():
     split = pairs([[], [5, 6]])
-    assert collate(split, [0]).second is None
+    assert len(collate(split, [0]).sides) == 1
     assert [side.tolist() for side in lengths_of(split)] == [[1, 2]]
 
 
@@ -47,10 +47,10 @@ def test_one_text():
 )
 def test_every_row_stands_in_one_batch(sizes, batch_size, epoch, shuffle):
     sides = tuple(np.array(column, np.int64) for column in zip(*sizes, strict=True)) or (np.empty(0, np.int64),)
-    batches = plan(sides, batch_size, seed=1, epoch=epoch, shuffle=shuffle)
+    batches = plan_by_count(sides, batch_size, seed=1, epoch=epoch, shuffle=shuffle)
     assert sorted(row for batch in batches for row in batch.tolist()) == list(range(len(sizes)))
     assert all(0 < len(batch) <= batch_size for batch in batches)
-    again = plan(sides, batch_size, seed=1, epoch=epoch, shuffle=shuffle)
+    again = plan_by_count(sides, batch_size, seed=1, epoch=epoch, shuffle=shuffle)
     assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in again]
 
 
@@ -58,7 +58,7 @@ def test_epochs_and_seeds_differ_and_without_shuffling_nothing_does():
     sides = (np.arange(1, 501) % 37 + 1,)
 
     def plans(**settings):
-        return [batch.tolist() for batch in plan(sides, 16, **settings)]
+        return [batch.tolist() for batch in plan_by_count(sides, 16, **settings)]
 
     assert plans(seed=1, epoch=0) != plans(seed=1, epoch=1)
     assert plans(seed=1, epoch=0) != plans(seed=2, epoch=0)
@@ -70,7 +70,7 @@ def test_epochs_and_seeds_differ_and_without_shuffling_nothing_does():
 
 def test_similar_lengths_share_a_batch():
     lengths = np.random.default_rng(0).integers(2, 50, 20_000)
-    sorted_share = real_token_share(plan((lengths,), 64, seed=1, epoch=0), (lengths,))
+    sorted_share = real_token_share(plan_by_count((lengths,), 64, seed=1, epoch=0), (lengths,))
     order = np.random.default_rng(1).permutation(len(lengths))
     at_random = [order[start : start + 64] for start in range(0, len(order), 64)]
     assert sorted_share > 0.95
@@ -85,10 +85,10 @@ def test_the_share_of_real_tokens_counts_both_texts():
 @pytest.mark.parametrize(("keep", "kept"), [("start", "a b"), ("end", "c d")])
 def test_new_texts_are_cleaned_and_cut(keep, kept):
     tokenizer = train_tokenizer(["a b c d"], "word", 20)
-    cleaning = LabelledCleaning(keep=keep, entities="decode")
+    cleaning = Cleaning(keep=keep, entities="decode")
     texts = encode_texts([("  a b c d ", "a"), ("", "&amp;")], tokenizer, cleaning, 2)
-    assert tokenizer.decode(texts.first[0]) == kept
-    assert collate(texts, [0, 1]).first.tolist()[1] == [EOS, PAD]
-    assert texts.second.lengths.tolist() == [1, 1]
+    assert tokenizer.decode(texts.sides[0][0]) == kept
+    assert collate(texts, [0, 1]).source.tolist()[1] == [EOS, PAD]
+    assert texts.sides[1].lengths.tolist() == [1, 1]
     empty = encode_texts([], tokenizer, cleaning, 2)
-    assert len(empty.first) == 0
+    assert len(empty.sides[0]) == 0

@@ -7,8 +7,8 @@ import datasets
 import pytest
 import yaml
 
-from phmctl.data.labelled.catalog import Rows, load_labelled_card
-from phmctl.data.labelled.corpus import corpus_of_tables, open_labelled_corpus
+from phmctl.data.card import Rows, load_card
+from phmctl.data.corpus import corpus_of_tables, open_corpus
 from phmctl.errors import DataError, DownloadError
 
 
@@ -19,7 +19,7 @@ def put(path, *lines):
 
 
 def opened(name, source, **more):
-    return open_labelled_corpus(load_labelled_card(name), source, source / "cache", **more)
+    return open_corpus(load_card(name), source, source / "cache", **more)
 
 
 def sizes(corpus):
@@ -182,7 +182,7 @@ def test_what_is_missing_is_told(tmp_path):
     put(tmp_path / "numpred.val", "VBZ\ta")
     with pytest.raises(DataError, match=r"in part: valid found, train and test incomplete\nmissing: numpred.train"):
         opened("agreement", tmp_path)
-    with pytest.raises(DataError, match="holds no files of 'scitail'\nlooked there and below for: JSON lines"):
+    with pytest.raises(DataError, match=r"holds no files of 'scitail'\nlooked in .* and below for: JSON lines"):
         opened("scitail", tmp_path)
     with pytest.raises(DataError, match="no folder"):
         opened("scitail", tmp_path / "nowhere")
@@ -212,9 +212,10 @@ def test_own_tables(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"train": "nowhere.tsv"}, "--table train: no file"),
-        ({"dev": "a.tsv"}, "no split can be called 'dev'"),
-        ({"train": "a.tsv"}, r"no column 'lable' \(did you mean 'label'\?\); it has label, text"),
+        ({"train": "nowhere.tsv", "valid": "a.tsv"}, "--table train: no file"),
+        ({"dev": "a.tsv"}, "no split can be called 'dev' .use train, valid, test, or test_ and a name"),
+        ({"train": "a.tsv"}, "a corpus of your own files wants --table valid=FILE too"),
+        ({"train": "a.tsv", "valid": "a.tsv"}, r"no column 'lable' \(did you mean 'label'\?\); it has label, text"),
     ],
 )
 def test_own_tables_that_cannot_be(tmp_path, files, message):
@@ -231,11 +232,11 @@ def test_a_hub_dataset(tmp_path):
             {"premise": "c", "hypothesis": "d", "label": -1},
         ]
         datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "hub" / f"{name}.parquet"))
-    raw = load_labelled_card("snli").model_dump(mode="json") | {"urls": [], "id": "own"}
+    raw = load_card("snli").model_dump(mode="json") | {"urls": [], "id": "own"}
     raw["hub"]["id"] = str(tmp_path / "hub")
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(raw))
-    corpus = open_labelled_corpus(load_labelled_card(str(path)), None, tmp_path / "cache")
+    corpus = open_corpus(load_card(str(path)), None, tmp_path / "cache")
     assert sizes(corpus) == {"train": 2, "valid": 2, "test": 2}
     first, second = corpus.splits["train"]
     assert (first.texts, first.label, second.label) == (("train a", "b"), "contradiction", None)
@@ -246,9 +247,9 @@ def test_no_network_names_the_folder_option(tmp_path, monkeypatch):
         raise DownloadError("cannot fetch it")
 
     monkeypatch.setattr("phmctl.data.fetch.archives.download", refuse)
-    monkeypatch.setattr("phmctl.data.labelled.corpus.load_rows", refuse)
+    monkeypatch.setattr("phmctl.data.fetch.hub.load_rows", refuse)
     with pytest.raises(DownloadError, match=r"cannot fetch 'snli': .*\nif you have the files: .* snli --source DIR"):
-        open_labelled_corpus(load_labelled_card("snli"), None, tmp_path)
+        open_corpus(load_card("snli"), None, tmp_path)
 
 
 REAL = [

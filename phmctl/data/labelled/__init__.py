@@ -1,1 +1,0 @@
-"""Labelled text, beside parallel text: cards, readers, cleaning, preparation, batching."""

@@ -1,0 +1,42 @@
+"""What the data tests share: rows from pairs and back, and preparing a user's own files by one call."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from phmctl.data.card import Rows
+from phmctl.data.corpus import Corpus, corpus_from_files, corpus_of_tables
+from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared.prepare import prepare_named
+from phmctl.data.rows import Row
+from phmctl.recipe.schema import LabelledSection, ParallelSection
+
+
+def as_rows(pairs: Iterable[tuple[str, ...]]) -> list[Row]:
+    """Return rows of these texts."""
+    return [Row(tuple(pair)) for pair in pairs]
+
+
+def texts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    """Return the texts of rows."""
+    return [row.texts for row in rows]
+
+
+def parallel(splits: Mapping[str, Iterable[tuple[str, str]]], **more: Any) -> Corpus:
+    """Return a German-English corpus of these pairs."""
+    return Corpus("tiny", {name: as_rows(pairs) for name, pairs in splits.items()}, ("de", "en"), **more)
+
+
+def prepare_files(data: ParallelSection, *, files: Mapping[str, Sequence[Path]], **more: Any) -> PreparedData:
+    """Prepare a user's own parallel files."""
+    return prepare_named(data, own=corpus_from_files(data.card, files), **more)
+
+
+def prepare_tables(
+    data: LabelledSection, *, tables: Mapping[str, Path], rows: Rows, quoting: bool | None = None, **more: Any
+) -> PreparedData:
+    """Prepare a user's own tables of labelled text."""
+    settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting}
+    return prepare_named(
+        data, own=corpus_of_tables(data.card, tables, rows, quoting=quoting), settings=settings, **more
+    )
