@@ -57,12 +57,12 @@ def decode(
 
     --beam, --alpha, --n-best, --batch-tokens and --strict are a translator's.
     """
-    from phmctl.data.arriving import arriving_lines, in_groups
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
     from phmctl.export.engines import with_engine
     from phmctl.exports import open_model
     from phmctl.inference.answering import answer, open_output, refuse_same_file
+    from phmctl.inference.arriving import arriving_lines, in_groups
     from phmctl.tasks.registry import kind_of
 
     if input_ is not None and split is not None:

@@ -27,7 +27,7 @@ Kind = Literal["bpe", "word"]
 BYTES = 256
 SMALLEST_BPE = BYTES + len(SPECIAL_TOKENS)
 
-_FORMAT = "phmctl-tokenizer-1"
+_FIRST = "phmctl-tokenizer-1"  # the format of before the library's own
 _MIN_PAIRS = 2  # a merge seen once memorises a line; subword-nmt stops there too
 # With the space before it: a word with its apostrophes, a run of one punctuation mark, another kind of space.
 _WORD = r"[\p{L}\p{M}\p{N}_]+"
@@ -64,18 +64,12 @@ class Tokenizer:
         self.merges = [(left, right) for left, right in merges]
         self._engine = _engine(kind, self.vocabulary, self.merges, lowercase)
 
-    def _content(self) -> dict[str, Any]:
-        return {
-            "format": _FORMAT,
-            "kind": self.kind,
-            "lowercase": self.lowercase,
-            "vocabulary": self.vocabulary,
-            "merges": self.merges,
-        }
-
     def __eq__(self, other: object) -> bool:
         """Whether the other makes the same ids of every text."""
-        return isinstance(other, Tokenizer) and self._content() == other._content()
+        if not isinstance(other, Tokenizer):
+            return False
+        parts = ("kind", "lowercase", "vocabulary", "merges")
+        return all(getattr(self, part) == getattr(other, part) for part in parts)
 
     def __hash__(self) -> int:
         return hash((self.kind, self.lowercase, self.size))
@@ -100,26 +94,32 @@ class Tokenizer:
         return str(self._engine.to_str())
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as JSON. The same tokenizer gives the same bytes.
+        """Write the tokenizer as the `tokenizers` library does: ``tokenizers.Tokenizer.from_file`` reads it, too.
+
+        The same tokenizer gives the same bytes.
 
         Raises:
             OutputError: the folder cannot be written.
         """
-        write_atomic(path, json.dumps(self._content(), ensure_ascii=False) + "\n")
+        write_atomic(path, self.engine_json() + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer that :meth:`save` wrote.
+        """Read a tokenizer that :meth:`save` wrote, now or in an earlier version.
 
         Raises:
-            DataError: the file is missing or is not a tokenizer.
+            DataError: the file is missing or is not a tokenizer, or one of another program.
         """
         content = read_json_object(path, DataError, "restore it or prepare anew")
-        if content.get("format") != _FORMAT:
-            raise DataError(f"{path} is not a tokenizer of this version of phmctl (format {_FORMAT!r}); prepare anew")
+        first = content.get("format") == _FIRST
+        if not first and "model" not in content:
+            raise DataError(f"{path} is no tokenizer that this version of phmctl can read; prepare anew")
         try:
-            stored = _Stored.model_validate(content)
-            return cls(stored.kind, stored.vocabulary, stored.merges, lowercase=stored.lowercase)
+            stored = _Stored.model_validate(content if first else _parts_of(content))
+            found = cls(stored.kind, stored.vocabulary, stored.merges, lowercase=stored.lowercase)
+            if not first and not _alike(json.loads(found.engine_json()), content):
+                raise ValueError("it splits text as none of phmctl's does")
+            return found
         except Exception as error:  # the library raises bare Exceptions
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise DataError(f"{path} is damaged: {reason}; restore it or prepare anew") from error
@@ -141,6 +141,27 @@ class _Stored(BaseModel):
         if any(not {left, right, left + right} <= known for left, right in self.merges):
             raise ValueError("a merge is of what is no token")
         return self
+
+
+def _parts_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what is particular to a tokenizer that the library wrote."""
+    model = content["model"]
+    ids: dict[str, int] = model["vocab"]
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError("its ids are not 0, 1, 2, ...")
+    return {
+        "kind": {"BPE": "bpe", "WordLevel": "word"}[model["type"]],
+        "vocabulary": sorted(ids, key=ids.__getitem__),
+        "merges": _pairs(model),
+        "lowercase": any(step["type"] == "Lowercase" for step in content["normalizer"]["normalizers"]),
+    }
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    """Whether two pipelines are the same in all that both name: versions of the library name more or less."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return all(_alike(ours[key], theirs[key]) for key in ours.keys() & theirs.keys() - {"vocab", "merges"})
+    return bool(ours == theirs)
 
 
 def train_tokenizer(texts: Iterable[str], kind: Kind, vocabulary: int, *, lowercase: bool = False) -> Tokenizer:

@@ -17,6 +17,8 @@ from phmctl.shipped import shipped, shipped_names
 Kind = TypeVar("Kind", bound=Recipe)
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
+FORMAT = 1  # of the recipe that a run keeps; what has no number is of format 1, too
+
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
 _COMMON |= {"init": "training.initialise_from"}
 _COMMON |= {"device": "training.device", "steps": "training.steps", "execution": "model.execution"}
@@ -124,6 +126,12 @@ def validate_recipe(document: Document) -> Recipe:
     Raises:
         RecipeError: with all problems at once, a line each.
     """
+    written = document.content.pop("format", FORMAT)
+    if written != FORMAT or isinstance(written, bool):
+        raise RecipeError(
+            f"{document.place(('format',), '')}: format {written!r}, and this phmctl reads recipes of format {FORMAT}: "
+            "take the version of phmctl that wrote it, or leave the key out"
+        )
     return document.validate(_schema(document), RecipeError)
 
 
@@ -150,7 +158,7 @@ def expect(recipe: Recipe, kind: type[Kind]) -> Kind:
 
 def dump_recipe(recipe: Recipe) -> str:
     """Return the resolved recipe, every key with its value, as YAML."""
-    return yaml.safe_dump(recipe.model_dump(), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump({"format": FORMAT, **recipe.model_dump()}, sort_keys=False, allow_unicode=True)
 
 
 def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:

@@ -3,6 +3,7 @@ import time
 from collections import Counter
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -193,11 +194,57 @@ def test_long_lines_of_short_words_are_learned_from_as_they_are():
     ],
 )
 def test_a_tokenizer_with_wrong_values_is_refused(tmp_path, key, value):
+    """Of the format that versions before the library's own wrote."""
     path = tmp_path / "tokenizer.json"
-    train_tokenizer(["ein Hund", "ein Haus"], "bpe", 300).save(path)
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: value}))
+    made = train_tokenizer(["ein Hund", "ein Haus"], "bpe", 300)
+    good = {"format": "phmctl-tokenizer-1", "kind": "bpe", "lowercase": False}
+    good |= {"vocabulary": made.vocabulary, "merges": made.merges}
+    path.write_text(json.dumps(good))
+    assert Tokenizer.load(path) == made
+    path.write_text(json.dumps(good | {key: value}))
     with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
         Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_the_library_reads_a_tokenizer_by_its_ordinary_call(tmp_path, kind, lowercase):
+    made = train_tokenizer(LINES, kind, 300, lowercase=lowercase)
+    made.save(tmp_path / "tokenizer.json")
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for line in [*LINES, "Ganz  Neues <s> ß"]:
+        ids = made.encode([line])[0]
+        assert theirs.encode(line).ids == ids
+        assert theirs.decode(ids).removeprefix(" ") == made.decode(ids) or made.vocabulary[1] in theirs.decode(ids)
+    assert [theirs.token_to_id(token) for token in made.vocabulary] == list(range(made.size))
+    assert Tokenizer.load(tmp_path / "tokenizer.json") == made
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        (("model", "type"), "Unigram", "KeyError"),
+        (("model", "vocab"), {"<pad>": 0, "<unk>": 2}, "its ids are not 0, 1, 2"),
+        (("model", "vocab"), {"a": 0}, "the vocabulary is not that of special tokens"),
+        (("model", "vocab"), ["a"], "AttributeError"),
+        (("model", "merges"), [["no", "where"]], "a merge is of what is no token"),
+        (("model", "byte_fallback"), True, "none of phmctl's"),
+        (("pre_tokenizer", "add_prefix_space"), True, "none of phmctl's"),
+        (("normalizer", "normalizers"), [{"type": "Prepend", "prepend": "_"}], "none of phmctl's"),
+        (("normalizer",), None, "TypeError"),
+    ],
+)
+def test_a_tokenizer_of_another_program_is_refused(tmp_path, path, value, reason):
+    file = tmp_path / "tokenizer.json"
+    train_tokenizer(["ein Hund", "ein Haus"], "bpe", 300).save(file)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    part = content
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"tokenizer\.json is damaged: .*{reason}"):
+        Tokenizer.load(file)
 
 
 def test_a_deeply_nested_tokenizer_is_refused(tmp_path):

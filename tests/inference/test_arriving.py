@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.data.arriving import arriving_lines, in_groups
 from phmctl.data.readers import read_lines
 from phmctl.errors import DataError
+from phmctl.inference.arriving import arriving_lines, in_groups
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), max_size=8), max_size=12)
 
