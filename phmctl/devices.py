@@ -1,8 +1,10 @@
-"""Where this process runs: its place among others, the device, the number of threads."""
+"""Where this process runs: its place among others, the processor, the device, the number of threads."""
 
 import os
+import platform
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phmctl.errors import RecipeError
@@ -35,6 +37,15 @@ def place() -> Place:
     if not all(value.isdecimal() for value in found) or int(found[1]) < 2:
         return Place()
     return Place(*map(int, found))
+
+
+def processor_name() -> str | None:
+    """Return what the processor calls itself: speeds compare on equal ones only. None where that is not known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError):
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def pick_device(name: str) -> "torch.device":

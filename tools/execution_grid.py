@@ -1,8 +1,8 @@
-"""The three executions over many shapes and numbers of tokens, and in how many cells ``auto`` is near the best.
+"""The executions by each library over shapes and numbers of tokens: how near the best is what ``auto`` measures?
 
 ::
 
-    python tools/execution_grid.py --threads 2 --library mkl --library onednn --output grid.json
+    python tools/execution_grid.py --threads 2 --output grid.json
 """
 
 import argparse
@@ -14,7 +14,9 @@ from typing import Any
 
 from phmctl.algebra.execution import DENSE, FACTORED, RANK, choose
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.products import check_library, library, preferred_library
+from phmctl.backends.choices import KEPT, TRAINED
+from phmctl.backends.machine import processor
+from phmctl.backends.products import libraries, preferred_library
 from phmctl.benchmarks.layer import LayerRow, bench_layer
 from phmctl.console import Table, note
 from phmctl.devices import set_threads
@@ -23,7 +25,7 @@ from phmctl.nn.linear import FACTORS
 
 SHAPES = ((256, 256), (512, 512), (512, 2048), (2048, 512), (1024, 4096), (2048, 2048))
 ORDERS = (2, 4, 8)
-TOKENS = (1, 16, 64, 256, 1024)
+TOKENS = (1, 16, 64, 256, 512, 1024)
 MODES = ("forward+backward", "eval")
 NAMES = (DENSE, FACTORED, RANK)
 
@@ -38,14 +40,13 @@ class Cell:
     rank: int
     tokens: int
     mode: str
-    library: str  # that takes the large products
-    seconds: dict[str, float]  # execution -> the shortest sample; ``nn.Linear`` among them
+    ratios: dict[str, float]  # of each execution by each library to nn.Linear, of the shortest samples
     auto: str  # what it takes
 
     @property
     def excess(self) -> float:
-        """What auto's choice costs beyond the best execution, as a share of the best."""
-        return self.seconds[self.auto] / min(self.seconds[name] for name in NAMES) - 1
+        """What auto's choice costs beyond the best of all, as a share of the best."""
+        return self.ratios[self.auto] / min(self.ratios.values()) - 1
 
     def as_json(self) -> dict[str, Any]:
         """Return plain dictionaries and numbers."""
@@ -59,49 +60,43 @@ def measure(
     tokens: Sequence[int] = TOKENS,
     modes: Sequence[str] = MODES,
     rounds: int = 7,
-    device: str = "cpu",
-    libraries: Sequence[str] = (),
 ) -> list[Cell]:
-    """Measure every cell of a grid, the executions of a cell in turns.
+    """Measure every cell of a grid on the CPU.
 
     Args:
         shapes: (d, k).
         orders: n.
         tokens: rows of the input.
         modes: of :data:`~phmctl.benchmarks.layer.MODES`.
-        rounds: samples of each execution in each cell.
-        device: ``cpu`` or ``cuda``.
-        libraries: of :data:`~phmctl.algebra.products.LIBRARIES`, each over all cells; none: the one that this processor
-            takes.
+        rounds: samples of each candidate in each cell.
     """
     cells = []
-    names = [check_library(name) for name in libraries] or [library()]  # before anything is measured
-    for name, (d, k), n in itertools.product(names, shapes, orders):
-        rank = natural_rank(n)
-        with preferred_library(name):
-            rows = bench_layer(
-                d, k, n, tokens, device=device, rounds=rounds, modes=modes, executions=NAMES, parametrization=FACTORS
-            )
-            cells += _cells(rows, rank, name, device)
+    for (d, k), n in itertools.product(shapes, orders):
+        rank, rows = natural_rank(n), []
+        for name in libraries():
+            with preferred_library(name):
+                rows += bench_layer(
+                    d, k, n, tokens, rounds=rounds, modes=modes, executions=NAMES, parametrization=FACTORS
+                )
+        for count, mode in itertools.product(tokens, modes):
+            auto = choose(count, d, k, n, rank, mode=KEPT if mode == "eval" else TRAINED)
+            cells.append(Cell(d, k, n, rank, count, mode, _ratios(rows, count, mode), str(auto)))
     return cells
 
 
-def _cells(rows: Sequence[LayerRow], rank: int, name: str, device: str) -> list[Cell]:
-    """Return the cells of one shape and n."""
-    cells = []
-    for (tokens, mode), group in itertools.groupby(rows, key=lambda row: (row.tokens, row.mode)):
-        found = list(group)
-        d, k, n = found[0].in_features, found[0].out_features, found[0].n
-        # The shortest samples: where others are at work, the nearest to a quiet machine.
-        seconds = {row.execution: row.best_ratio * row.dense_best for row in found}
-        auto = choose(tokens, d, k, n, rank, trains=mode != "eval", device=device)
-        cells.append(Cell(d, k, n, rank, tokens, mode, name, seconds | {"nn.Linear": found[0].dense_best}, auto))
-    return cells
+def _ratios(rows: Sequence[LayerRow], tokens: int, mode: str) -> dict[str, float]:
+    return {row.choice: row.best_ratio for row in rows if (row.tokens, row.mode) == (tokens, mode)}
 
 
 def share_within(cells: Sequence[Cell], excess: float = 0.1) -> float:
     """Return the share of the cells where auto's choice costs at most so much beyond the best."""
     return sum(cell.excess <= excess for cell in cells) / len(cells)
+
+
+def largest(cells: Sequence[Cell], mode: str, fewest: int, most: int) -> float:
+    """Return the largest ratio of auto's choice to nn.Linear in a mode, over cells of so many tokens."""
+    found = (c.ratios[c.auto] for c in cells if c.mode == mode and fewest <= c.tokens <= most)
+    return max(found, default=0.0)
 
 
 def main() -> None:
@@ -110,28 +105,32 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--library", action="append", default=[])
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     set_threads(options.threads)
-    cells = measure(rounds=options.rounds, tokens=options.tokens, libraries=options.library)
+    cells = measure(rounds=options.rounds, tokens=options.tokens)
     if options.output:
-        document = {"cells": [cell.as_json() for cell in cells], "within_a_tenth": share_within(cells)}
-        write_json(options.output, document)
+        found = {"processor": processor(), "within_a_tenth": share_within(cells)}
+        write_json(options.output, found | {"cells": [cell.as_json() for cell in cells]})
+    names = list(cells[0].ratios)
     rows = [
         (
             f"{c.in_features} → {c.out_features}",
             c.n,
             c.tokens,
             c.mode,
-            *(f"{c.seconds[name] / c.seconds['nn.Linear']:.2f}" for name in NAMES),
+            *(f"{c.ratios[name]:.2f}" for name in names),
             c.auto,
             f"{c.excess:+.0%}",
         )
         for c in cells
     ]
-    Table("ratios to nn.Linear", ("d → k", "n", "tokens", "mode", *NAMES, "auto", "over the best"), rows).show()
-    note(f"auto is within 10 % of the best in {share_within(cells):.1%} of {len(cells)} cells")
+    title = f"ratios to nn.Linear on {processor()}"
+    Table(title, ("d → k", "n", "tokens", "mode", *names, "auto", "over the best"), rows).show()
+    note(f"auto is within 10 % of the best of all in {share_within(cells):.1%} of {len(cells)} cells")
+    for mode, fewest, most in (("forward+backward", 512, 1 << 20), ("forward+backward", 64, 64), ("eval", 64, 1 << 20)):
+        many = f"{fewest} tokens" if fewest == most else f"{fewest} tokens and more"
+        note(f"largest ratio of auto to nn.Linear, {mode}, {many}: {largest(cells, mode, fewest, most):.2f}")
 
 
 if __name__ == "__main__":

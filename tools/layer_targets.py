@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from phmctl.algebra.execution import AUTO
-from phmctl.algebra.products import library
+from phmctl.backends.machine import processor
 from phmctl.benchmarks.layer import bench_layer
 from phmctl.benchmarks.timing import Spread
 from phmctl.devices import set_threads
@@ -68,7 +68,9 @@ class Outcome:
     ratio: Spread
     dense: Spread  # seconds of nn.Linear
     threads: int
-    library: str  # of the large products
+    taken: str  # execution and library
+    processor: str
+    to_twin: Spread  # to PHMLinear(n=1) by the same library
 
     @property
     def reached(self) -> bool:
@@ -100,7 +102,9 @@ def bench_targets(targets: Sequence[Target] = TARGETS, *, execution: str = AUTO,
             executions=[execution],
             parametrization=FACTORS,
         )
-        outcomes.append(Outcome(target, row.ratio, row.dense, torch.get_num_threads(), library()))
+        outcomes.append(
+            Outcome(target, row.ratio, row.dense, torch.get_num_threads(), row.choice, processor(), row.to_twin)
+        )
     return outcomes
 
 

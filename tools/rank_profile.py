@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from phmctl import PHMLinear
-from phmctl.algebra.products import library
 from phmctl.benchmarks.timing import compare
 
 CALLS = 5
@@ -58,7 +57,9 @@ def main() -> None:
         kind = kind_of(event.key, event.input_shapes, len(layer.V))
         seconds[kind] += 1e-6 * event.self_cpu_time_total / CALLS
     whole = timings["nn.Linear"].seconds.median
-    sys.stdout.write(f"{library()}, R = {len(layer.V)}: {timings['rank'].ratio.median:.2f} of nn.Linear\n")
+    sys.stdout.write(
+        f"{layer.choice_for(options.tokens)}, R = {len(layer.V)}: {timings['rank'].ratio.median:.2f} of nn.Linear\n"
+    )
     for kind, value in sorted(seconds.items(), key=lambda item: -item[1]):
         sys.stdout.write(f"  {kind:24} {value / whole:.2f}\n")
 

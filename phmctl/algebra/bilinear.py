@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phmctl.algebra.pristine import computed_once
 from phmctl.algebra.rules import fixed_rule
+from phmctl.backends.pristine import computed_once
 from phmctl.errors import RankError
 
 Parts = tuple[Tensor, Tensor, Tensor]  # W, U and Vᵀ, (n, R) each

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phmctl.algebra.bilinear import QUICK, Factors, Numbers, decompose, from_numbers, generic_rank, recompose
-from phmctl.algebra.pristine import computed_once
+from phmctl.backends.pristine import computed_once
 from phmctl.errors import check_known
 
 _TINY = 1e-12

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.algebra.operators import autocast_dtype, define, is_transformed
+from phmctl.backends.operators import autocast_dtype, define, is_transformed
 
 
 def materialise(A: Tensor, S: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.algebra.operators import define, is_transformed
-from phmctl.algebra.products import block_products
+from phmctl.backends.operators import define, is_transformed
+from phmctl.backends.products import MKL, block_products
 
 # Tokens of a tile, at most. Measured forward and backward with 128 to 2048, d and k of 512 to 4096, n = 4 and 8, two
 # threads, either library: 1024 is the best or within 3 % of it (but for 512 → 512, where it was the best of one run and
@@ -31,7 +31,7 @@ def blocks_of(W: Tensor, S: Tensor) -> Tensor:
 
 
 def rank_product(
-    x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None = None, *, keep: bool = True
+    x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None = None, *, keep: bool = True, library: str = MKL
 ) -> Tensor:
     """Apply a rule of rank R to tokens: the operator ``phmctl::rank_product``.
 
@@ -43,17 +43,20 @@ def rank_product(
         bias: (k,), added to every token.
         keep: in training, keep the N·R·k/n outputs of the block products for the gradient of U. Otherwise they are
             computed again in the backward pass: a third more block products, and no memory but a tile's.
+        library: that multiplies, forward and backward; one of :data:`~phmctl.backends.products.LIBRARIES`.
 
     Returns:
         (N, k), differentiable in all five as often as one likes: the first time in tiles, then by plain operations.
     """
     if is_transformed():
         return _plain(x, T, U, V, bias, False)[0]
-    y, _ = _rank_product(x, T, U, V, bias, keep and U.requires_grad and torch.is_grad_enabled())
+    y, _ = _rank_product(x, T, U, V, bias, keep and U.requires_grad and torch.is_grad_enabled(), library)
     return y  # type: ignore[no-any-return]
 
 
-def _run(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
+def _run(
+    x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool, library: str = MKL
+) -> tuple[Tensor, Tensor]:
     """Return the output (N, k) and, to be saved, those of the block products (N, R, k/n); else an empty tensor."""
     x, T = x.contiguous(), T.contiguous()
     N, n, (R, s, t) = x.shape[0], U.shape[0], T.shape
@@ -64,7 +67,7 @@ def _run(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: 
     for rows in _tiles(x):
         tile = inputs[rows]
         # .shape: at few tokens a len() of a tensor costs as much as a call
-        products = block_products(_mixed(V, tile, out=scratch[: tile.shape[0]]), T)  # (m, R, s)
+        products = block_products(_mixed(V, tile, out=scratch[: tile.shape[0]]), T, library)  # (m, R, s)
         if bias is None:
             _mixed(U, products, out=y[rows])
         else:
@@ -76,7 +79,9 @@ def _run(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: 
     return y.view(N, n * s), saved
 
 
-def _plain(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
+def _plain(
+    x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool, library: str = MKL
+) -> tuple[Tensor, Tensor]:
     """Return the same of all tokens at once, by operations that torch has every rule for."""
     N, n, (_, s, t) = x.shape[0], U.shape[0], T.shape
     mixed = torch.matmul(V, x.reshape(N, n, t))  # (N, R, t)
@@ -86,7 +91,9 @@ def _plain(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save
     return (y if bias is None else y + bias), saved
 
 
-def _fake(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
+def _fake(
+    x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, save: bool, library: str = MKL
+) -> tuple[Tensor, Tensor]:
     N, n, (R, s, _) = x.shape[0], U.shape[0], T.shape
     return x.new_empty(N, n * s), x.new_empty((N, R, s) if save else (0,))
 
@@ -116,7 +123,7 @@ def _mixed(M: Tensor, tile: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, T, U, V, bias, _ = inputs
+    x, T, U, V, bias, _, ctx.library = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, T, U, V, bias, output[1])
 
@@ -125,12 +132,12 @@ def _backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tens
     x, T, U, V, bias, products = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:5])
     if gradient is None:
-        return (None,) * 6
+        return (None,) * 7
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the gradient will be differentiated
-        return *_plain_gradients((x, T, U, V, bias), gradient, wanted), None
-    found = _rank_product_backward(gradient, x, T, U, V, products.detach(), wanted[:4])
+        return *_plain_gradients((x, T, U, V, bias), gradient, wanted), None, None
+    found = _rank_product_backward(gradient, x, T, U, V, products.detach(), wanted[:4], ctx.library)
     gradients = [part if want else None for part, want in zip(found, wanted[:4], strict=True)]
-    return *gradients, gradient.sum(0) if wanted[4] else None, None
+    return *gradients, gradient.sum(0) if wanted[4] else None, None, None
 
 
 def _plain_gradients(
@@ -145,11 +152,11 @@ def _plain_gradients(
 
 
 def _run_backward(
-    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool]
+    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool], library: str
 ) -> tuple[Tensor, ...]:
     """Return the gradients of x, T, U and V, an empty tensor for each that is not wanted."""
     x, T = x.contiguous(), T.contiguous()
-    sums = _Gradients(x, T, U, V, dict(zip("xTUV", wanted, strict=True)))
+    sums = _Gradients(x, T, U, V, dict(zip("xTUV", wanted, strict=True)), library)
     N, n, (_, s, t) = x.shape[0], U.shape[0], T.shape
     inputs, gradients = x.view(N, n, t), gradient.reshape(N, n, s)  # (N, b, t), (N, a, s)
     for rows in _tiles(x):
@@ -158,7 +165,7 @@ def _run_backward(
 
 
 def _plain_backward(
-    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool]
+    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool], library: str
 ) -> tuple[Tensor, ...]:
     """Return the same of all tokens at once."""
     N, n, (_, s, t) = x.shape[0], U.shape[0], T.shape
@@ -176,20 +183,21 @@ def _plain_backward(
 
 
 def _fake_backward(
-    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool]
+    gradient: Tensor, x: Tensor, T: Tensor, U: Tensor, V: Tensor, products: Tensor, wanted: list[bool], library: str
 ) -> tuple[Tensor, ...]:
     return tuple(part.new_empty(part.shape if want else (0,)) for part, want in zip((x, T, U, V), wanted, strict=True))
 
 
 _rank_product_backward = define(
-    "rank_product_backward(Tensor gradient, Tensor x, Tensor T, Tensor U, Tensor V, Tensor products, bool[] wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    "rank_product_backward(Tensor gradient, Tensor x, Tensor T, Tensor U, Tensor V, Tensor products, bool[] wanted,"
+    " str library) -> (Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     plain=_plain_backward,
     fake=_fake_backward,
 )
 _rank_product = define(
-    "rank_product(Tensor x, Tensor T, Tensor U, Tensor V, Tensor? bias, bool save) -> (Tensor, Tensor)",
+    "rank_product(Tensor x, Tensor T, Tensor U, Tensor V, Tensor? bias, bool save, str library='mkl')"
+    " -> (Tensor, Tensor)",
     _run,
     plain=_plain,
     fake=_fake,
@@ -201,8 +209,8 @@ _rank_product = define(
 class _Gradients:
     """The gradients of a rank product, summed over tiles; in float32 at least."""
 
-    def __init__(self, x: Tensor, T: Tensor, U: Tensor, V: Tensor, wanted: dict[str, bool]) -> None:
-        self.T, self.U, self.V, self.wanted = T, U, V, wanted
+    def __init__(self, x: Tensor, T: Tensor, U: Tensor, V: Tensor, wanted: dict[str, bool], library: str) -> None:
+        self.T, self.U, self.V, self.wanted, self.library = T, U, V, wanted, library
         self.back = T.transpose(1, 2).contiguous()  # (R, t, s)
         self.inputs, self.gradients = (_scratch(x, T, width) for width in (T.shape[2], T.shape[1]))
         self.dx = torch.empty_like(x) if wanted["x"] else None
@@ -212,14 +220,14 @@ class _Gradients:
         """Add a tile: x (m, n, t), the gradient g (m, n, s) of its output, its block products (m, R, s) if kept."""
         mixed = _mixed(self.V, x, out=self.inputs[: len(x)])  # (m, R, t)
         if self.wanted["U"]:
-            products = block_products(mixed, self.T) if products is None else products  # (m, R, s)
+            products = block_products(mixed, self.T, self.library) if products is None else products  # (m, R, s)
             self.dU += _summed(g, products)
         g = _mixed(self.U.t(), g, out=self.gradients[: len(x)])  # (m, R, s)
         if self.wanted["T"]:
             _accumulate(self.dT, g.permute(1, 2, 0), mixed.transpose(0, 1))
         if not (self.wanted["x"] or self.wanted["V"]):
             return
-        back = block_products(g, self.back)  # (m, R, t)
+        back = block_products(g, self.back, self.library)  # (m, R, t)
         if self.wanted["V"]:
             self.dV += _summed(back, x)
         if self.dx is not None:

@@ -7,7 +7,7 @@ quaternion, octonion, sedenion) come from the Cayley–Dickson construction; a l
 import torch
 from torch import Tensor
 
-from phmctl.algebra.pristine import computed_once
+from phmctl.backends.pristine import computed_once
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, check_known
 

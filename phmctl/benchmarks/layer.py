@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from phmctl.algebra.execution import AUTO, RANK
 from phmctl.algebra.rules import LEARNED
+from phmctl.backends.machine import processor
+from phmctl.backends.products import preferred_library
 from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, training_call
 from phmctl.benchmarks.timing import Spread, compare, watched
 from phmctl.console import Table
@@ -35,12 +37,16 @@ class LayerRow:
     threads: int
     tokens: int
     mode: str  # forward (training mode), forward+backward, eval (no gradients, H or its blocks kept)
-    execution: str
+    execution: str  # asked for
+    choice: str  # the execution taken, and the library of its products
     parametrization: str
+    processor: str
     dense: Spread  # seconds of one call of nn.Linear
     dense_best: float  # seconds of nn.Linear's shortest sample
+    twin: Spread  # seconds of one call of PHMLinear(n=1), by the library that the choice names
     phm: Spread  # seconds of one call of PHMLinear
     ratio: Spread  # phm to dense, within a round
+    to_twin: Spread  # phm to twin, within a round
     best_ratio: float  # phm to dense, of the shortest samples
     dense_parameters: int
     phm_parameters: int
@@ -101,12 +107,19 @@ def bench_layer(
         )
         for name in executions
     }
-    dense = nn.Linear(d, k, **factory)
+    dense, twin = nn.Linear(d, k, **factory), PHMLinear(d, k, n=1, **factory)
+    candidates = 1 + 2 * len(layers)
     rows = []
-    with cached(), watched(f"{d} → {k}, n = {n}", 1 + len(layers), rounds, len(tokens) * len(modes)) as advance:
+    with cached(), watched(f"{d} → {k}, n = {n}", candidates, rounds, len(tokens) * len(modes)) as advance:
         for count, mode in itertools.product(tokens, modes):
             x = torch.randn(count, d, **factory)
-            calls = {"nn.Linear": _call(dense, x, mode), **{name: _call(phm, x, mode) for name, phm in layers.items()}}
+            calls = {"nn.Linear": _call(dense, x, mode)}
+            choices = {}
+            for name, phm in layers.items():
+                calls[name] = _call(phm, x, mode)
+                with torch.set_grad_enabled(mode != "eval"):
+                    choices[name] = phm.choice_for(count)
+                calls[_twin(name)] = _by(choices[name].library, _call(twin, x, mode))
             timings = compare(calls, rounds=rounds, device=device, advance=advance)
             rows += [
                 LayerRow(
@@ -120,11 +133,15 @@ def bench_layer(
                     tokens=count,
                     mode=mode,
                     execution=name,
+                    choice=str(choices[name]),
                     parametrization=parametrization,
+                    processor=processor(),
                     dense=timings["nn.Linear"].seconds,
                     dense_best=timings["nn.Linear"].best,
+                    twin=timings[_twin(name)].seconds,
                     phm=timings[name].seconds,
                     ratio=timings[name].ratio,
+                    to_twin=timings[name].ratio_to(timings[_twin(name)]),
                     best_ratio=timings[name].best_ratio,
                     dense_parameters=parameters_of(dense),
                     phm_parameters=parameters_of(phm),
@@ -132,6 +149,20 @@ def bench_layer(
                 for name, phm in layers.items()
             ]
     return rows
+
+
+def _twin(name: str) -> str:
+    return f"PHMLinear(n=1) beside {name}"
+
+
+def _by(library: str, call: Callable[[], object]) -> Callable[[], object]:
+    """Return a call whose products a library takes."""
+
+    def run() -> None:
+        with preferred_library(library):
+            call()
+
+    return run
 
 
 def _check(tokens: Sequence[int], dtype: str, rounds: int, modes: Sequence[str]) -> None:
@@ -157,7 +188,22 @@ def table(rows: Sequence[LayerRow]) -> Table:
     """Return the table of ``bench layer``."""
     first = rows[0]
     return Table(
-        f"{first.in_features} → {first.out_features}, {first.algebra}, {first.dtype} (median, quartiles)",
-        ("n", "tokens", "mode", "execution", "nn.Linear ms", "PHM ms", "PHM / nn.Linear"),
-        [(r.n, r.tokens, r.mode, r.execution, r.dense.milliseconds, r.phm.milliseconds, r.ratio) for r in rows],
+        f"{first.in_features} → {first.out_features}, {first.algebra}, {first.dtype}, {first.threads} threads of "
+        f"{first.processor} (median, quartiles)",
+        ("n", "tokens", "mode", "execution", "taken", "nn.Linear ms", "PHM ms", "PHM / nn.Linear", "PHM / n = 1"),
+        [
+            (
+                r.n,
+                r.tokens,
+                r.mode,
+                r.execution,
+                r.choice,
+                r.dense.milliseconds,
+                r.phm.milliseconds,
+                r.ratio,
+                r.to_twin,
+            )
+            for r in rows
+        ],
+        text=(2, 3, 4),
     )

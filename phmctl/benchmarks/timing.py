@@ -2,18 +2,15 @@
 
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from phmctl.backends.measuring import Call, Clock, clock_of, sample
 from phmctl.console import progress
-
-Candidate = Callable[[], object]
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,11 @@ class Timing:
     ratio: Spread  # of one call to the baseline's in the same round; 1 for the baseline
     best: float  # seconds of one call in the shortest sample: nearest to a quiet machine where others are at work
     best_ratio: float  # of the two shortest samples
+    samples: Sequence[float] = ()  # seconds of one call in each round
+
+    def ratio_to(self, other: "Timing") -> Spread:
+        """Return the spread of one call's seconds to another candidate's, within a round."""
+        return Spread.of([mine / theirs for mine, theirs in zip(self.samples, other.samples, strict=True)])
 
     def as_json(self) -> dict[str, Any]:
         """Return plain dictionaries and numbers."""
@@ -71,21 +73,8 @@ def watched(what: str, candidates: int, rounds: int, comparisons: int = 1) -> It
         yield advance
 
 
-def clock_of(device: torch.device | str) -> Clock:
-    """Return a function that gives the seconds at which all work submitted so far to a device is done."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return time.perf_counter
-
-    def clock() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return clock
-
-
 def compare(
-    candidates: Mapping[str, Candidate],
+    candidates: Mapping[str, Call],
     *,
     rounds: int = 20,
     baseline: str | None = None,
@@ -129,27 +118,19 @@ def compare(
     for index in range(rounds):
         turn = index % len(names)
         for name in names[turn:] + names[:turn]:
-            samples[name].append(_sample(candidates[name], clock, calls[name]))
+            samples[name].append(sample(candidates[name], clock, calls[name]))
             advance(1)
     return {name: _timing(name, samples, calls[name], baseline) for name in names}
 
 
-def _calls(call: Candidate, clock: Clock, warmup: int, min_seconds: float) -> int:
+def _calls(call: Call, clock: Clock, warmup: int, min_seconds: float) -> int:
     """Warm a candidate up, and return how many calls fill a sample."""
-    seconds = min(_sample(call, clock, 1) for _ in range(max(1, warmup)))
+    seconds = min(sample(call, clock, 1) for _ in range(max(1, warmup)))
     return max(1, math.ceil(min_seconds / max(seconds, 1e-9)))
-
-
-def _sample(call: Candidate, clock: Clock, calls: int) -> float:
-    """Return the seconds of one call, as the mean of several."""
-    start = clock()
-    for _ in range(calls):
-        call()
-    return (clock() - start) / calls
 
 
 def _timing(name: str, samples: Mapping[str, list[float]], calls: int, baseline: str) -> Timing:
     own = samples[name]
     ratios = [mine / base for mine, base in zip(own, samples[baseline], strict=True)]
     best_ratio = min(own) / min(samples[baseline])
-    return Timing(name, len(own), calls, Spread.of(own), Spread.of(ratios), min(own), best_ratio)
+    return Timing(name, len(own), calls, Spread.of(own), Spread.of(ratios), min(own), best_ratio, own)

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor, nn
 
-from phmctl.algebra.products import linear
+from phmctl.backends.products import linear
 from phmctl.data.special import PAD
 from phmctl.models.layers import embed
 from phmctl.models.stack import Stack

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.algebra.products import linear
+from phmctl.backends.products import linear
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.kronecker_weight import weight_of
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.algebra.operators import is_recorded
+from phmctl.backends.operators import is_recorded
 from phmctl.errors import UserError
 
 _WRITES = (

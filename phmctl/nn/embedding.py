@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.operators import is_recorded
 from phmctl.algebra.rules import LEARNED
+from phmctl.backends.operators import is_recorded
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.kronecker_weight import KroneckerWeight, weight_of

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from phmctl.algebra.bilinear import Factors, decompose, generic_rank, recompose
-from phmctl.algebra.execution import AUTO, EXECUTIONS, RANK, choose
+from phmctl.algebra.bilinear import Factors, decompose, recompose
+from phmctl.algebra.execution import AUTO, EXECUTIONS, RANK
 from phmctl.console import progress
 from phmctl.errors import OutputError, check_known
 from phmctl.files import write_atomic
@@ -23,7 +23,6 @@ from phmctl.nn.linear import PHMLinear
 
 FILE = "factors.safetensors"  # in a checkpoint's folder
 QUICKEST = 5  # largest n that `auto` decomposes unasked: it takes a twentieth of a second a rule
-MANY = 4096  # tokens; rank pays for more rather than for fewer of them
 _EXACT = 1e-9  # relative residual of factors that are read
 
 
@@ -31,8 +30,8 @@ _EXACT = 1e-9  # relative residual of factors that are read
 def set_execution(model: nn.Module, execution: str | None, folder: Path | None = None, *, keep: bool = True) -> None:
     """Say how the maps of a trained model are applied, and find the factors of their rules where they are wanted.
 
-    ``rank`` decomposes every rule that has no factors, ``auto`` those of n ≤ :data:`QUICKEST` whose layer is
-    so large that it would be applied by rank; both use what is kept.
+    ``rank`` decomposes every rule that has no factors; ``auto`` those of n ≤ :data:`QUICKEST`, when a layer is first
+    applied where that is measured to be quickest. Both use what is kept.
 
     Args:
         model: with its trained weights, on its device.
@@ -54,32 +53,23 @@ def set_execution(model: nn.Module, execution: str | None, folder: Path | None =
         return
     rules = {_digest(layer.A): layer.A for layer in wanting}
     known = {} if folder is None else read_factors(folder / FILE, rules)
-    found = _decompose({name: rule for name, rule in rules.items() if name not in known}, _limit(wanting))
+    told = {_digest(layer.A) for layer in wanting if layer.execution == RANK} - known.keys()
+    found = _decompose({name: rules[name] for name in told})
     for layer in wanting:
         factors = (known | found).get(_digest(layer.A))
         if factors is not None:
             layer.factors = factors
-    if keep and found and folder is not None and any(layer.execution == RANK for layer in wanting):
+        layer.finds_factors = layer.n <= QUICKEST
+    if keep and found and folder is not None:
         _write(folder / FILE, known | found)
 
 
 def _wants_factors(layer: PHMLinear) -> bool:
-    """Whether a layer would be applied by rank: if it is told to be, or where that is quickest for many tokens."""
-    if layer.n == 1 or layer.execution not in (AUTO, RANK):
-        return False
-    shape = layer.in_features, layer.out_features, layer.n
-    device, dtype = layer.S.device.type, layer.S.dtype
-    rank = generic_rank(layer.n)
-    return layer.execution == RANK or choose(MANY, *shape, rank, trains=False, device=device, dtype=dtype) == RANK
+    """Whether a layer may be applied by rank: if it is told to be, or where that turns out to be quickest."""
+    return layer.n > 1 and layer.execution in (AUTO, RANK)
 
 
-def _limit(layers: list[PHMLinear]) -> int:
-    """Return the largest n to decompose."""
-    return max(layer.n if layer.execution == RANK else QUICKEST for layer in layers)
-
-
-def _decompose(rules: Mapping[str, Tensor], largest: int) -> dict[str, Factors]:
-    rules = {name: rule for name, rule in rules.items() if len(rule) <= largest}
+def _decompose(rules: Mapping[str, Tensor]) -> dict[str, Factors]:
     if not rules:
         return {}
     found = {}

@@ -15,9 +15,9 @@ from phmctl.algebra.initialisation import (
 )
 from phmctl.algebra.kronecker import materialise
 from phmctl.algebra.nearest import nearest_components, nearest_kronecker_sum
-from phmctl.algebra.operators import autocast_dtype, is_recorded, is_transformed
 from phmctl.algebra.rank_product import blocks_of
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
+from phmctl.backends.operators import autocast_dtype, is_recorded, is_transformed
 from phmctl.errors import DimensionError, RankError, UserError
 from phmctl.nn.caching import values_of
 from phmctl.nn.derived import as_derived
@@ -200,10 +200,13 @@ class KroneckerWeight(nn.Module):
         Args:
             name: ``H``, (rows, columns); the blocks ``T``, (R, rows/n, columns/n); or the rule ``A``, (n, n, n).
         """
-        values = self._values()
+        return self._kept(name, self._values())
+
+    def _kept(self, name: str, values: dict[Any, Any] | None) -> Tensor:
+        """Return the same, given what the scope holds of this layer."""
         if values is None:
             return self._make(name)
-        kept = values.get(name)
+        kept: Tensor | None = values.get(name)
         if kept is None:
             S = self.S
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(S.device.type, enabled=False):

@@ -6,31 +6,29 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.bilinear import KNOWN_RANKS, Factors
+from phmctl.algebra.bilinear import KNOWN_RANKS, Factors, generic_rank
 from phmctl.algebra.execution import (
     AUTO,
     DENSE,
     EXECUTIONS,
-    FACTORED,
     RANK,
-    Execution,
     apply_blocks,
-    apply_dense,
     apply_factored,
     choose,
+    standing,
 )
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.operators import autocast_dtype, is_recorded
-from phmctl.algebra.products import linear
 from phmctl.algebra.rules import LEARNED
+from phmctl.backends.choices import BUILT, KEPT, TRAINED, Choice
+from phmctl.backends.operators import autocast_dtype, is_recorded
+from phmctl.backends.products import MKL, faster_library, libraries, linear
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, check_known
 from phmctl.nn.kronecker_weight import KroneckerWeight
 
 RULE, FACTORS = "rule", "factors"
 PARAMETRIZATIONS = (RULE, FACTORS)
-
-_APPLY: dict[str, Execution] = {DENSE: apply_dense, FACTORED: apply_factored}
+MANY = 512  # tokens from which a rule may be decomposed for the sake of speed: it takes a twentieth of a second
 
 
 class PHMLinear(KroneckerWeight):
@@ -50,6 +48,7 @@ class PHMLinear(KroneckerWeight):
 
     bias: nn.Parameter | None
     dense_type: type[nn.Module] | None = None  # what phmctl.convert found here, where that is not nn.Linear
+    finds_factors = False  # whether `auto` decomposes the rule where kept weights would be applied by rank
 
     def __init__(
         self,
@@ -146,43 +145,74 @@ class PHMLinear(KroneckerWeight):
         if self.n == 1:
             return linear(x, self.weight, self.bias)
         values = self._values()
-        name = self._chosen(_rows_of(x), values)
-        if name == DENSE:
-            return linear(x, self.built("H"), self.bias)
+        execution, library = self._chosen(_rows_of(x), values)
+        if execution == DENSE:
+            return linear(x, self._kept("H", values), self.bias, library)
         flat = x.reshape(-1, self.in_features)  # (T, d)
-        if name == RANK:
-            y = self._by_rank(flat)  # (T, k)
+        if execution == RANK:
+            y = self._by_rank(flat, values, library)  # (T, k)
         else:
-            y = _APPLY[name](flat, self.built("A") if self._holds_factors else self.A, self.S, self.bias)  # (T, k)
+            A = self._kept("A", values) if self._holds_factors else self.A
+            y = apply_factored(flat, A, self.S, self.bias, library)  # (T, k)
         return y.view(*x.shape[:-1], self.out_features)
 
-    def execution_for(self, tokens: int) -> str:
-        """Return the execution that a forward pass over so many tokens would take now."""
+    def choice_for(self, tokens: int) -> Choice:
+        """Return the execution, and the library, that a forward pass over so many tokens would take now.
+
+        It is measured now, if it was not before.
+        """
+        if self.n == 1:
+            weight = self.weight
+            trains = torch.is_grad_enabled() and weight.requires_grad
+            plain = libraries(weight.device.type, autocast_dtype(weight.device.type) or weight.dtype) == libraries()
+            shape = tokens, self.in_features, self.out_features
+            return Choice(DENSE, faster_library(*shape, trains=trains) if plain else MKL)
         return self._chosen(tokens, self._values())
 
-    def _chosen(self, tokens: int, values: dict[Any, Any] | None) -> str:
-        """Return the execution for so many tokens; inside a scope the choice is made once."""
-        if self._execution in (DENSE, FACTORED):
-            return self._execution
+    def _chosen(self, tokens: int, values: dict[Any, Any] | None) -> Choice:
+        """Return the choice for so many tokens; inside a scope it is made once."""
         if is_recorded():  # one graph for any number of tokens
-            return RANK if self._execution == RANK and self._rank() is not None else DENSE
+            return self._standing()
         if values is None:
-            return self._choice(tokens, kept=False)
+            return self._choice(tokens, BUILT)
         use = tokens, self._execution, self._found is None
         choice = values.get(use)
         if choice is None:
-            choice = values[use] = self._choice(tokens, kept=True)
+            choice = values[use] = self._choice(tokens, KEPT)
         return choice
 
-    def _choice(self, tokens: int, *, kept: bool) -> str:
-        trains = self._wants_graph()
+    def _choice(self, tokens: int, mode: str) -> Choice:
+        mode = TRAINED if self._wants_graph() else mode
+        rank, execution, device = self._rank(), self._execution, self.S.device
+        if execution == RANK and rank is None:
+            if mode != TRAINED:
+                return Choice(RANK, MKL)  # an error when it is applied
+            execution = AUTO
+        finds = rank is None and self.finds_factors and mode == KEPT and tokens >= MANY
+        choice = choose(
+            tokens,
+            self.in_features,
+            self.out_features,
+            self.n,
+            generic_rank(self.n) if finds else rank,
+            mode=mode,
+            learned=self.algebra == LEARNED,
+            execution=execution,
+            device=device,
+            dtype=autocast_dtype(device.type) or self.S.dtype,
+        )
+        if finds and choice.execution == RANK:
+            self.decompose()
+        return choice
+
+    def _standing(self) -> Choice:
+        """Return the choice for a graph that is recorded, for any number of tokens."""
         rank = self._rank()
-        if self._execution == RANK and (rank is not None or not trains):
-            return RANK
-        device = self.S.device.type
-        dtype = (autocast_dtype(device) if device == "cpu" else None) or self.S.dtype
-        shape = self.in_features, self.out_features, self.n
-        return choose(tokens, *shape, rank, trains=trains, kept=kept, device=device, dtype=dtype)
+        if self._execution != AUTO:
+            return Choice(DENSE if self._execution == RANK and rank is None else self._execution, MKL)
+        mode, learned = TRAINED if self._wants_graph() else BUILT, self.algebra == LEARNED
+        shape, place = (self.in_features, self.out_features, self.n, rank or 0), (self.S.device.type, str(self.S.dtype))
+        return Choice(*standing(*shape, mode, learned, *place).split(" "))
 
     def _rank(self) -> int | None:
         """Return the rank that this layer could be applied with, None where its factors are not known.
@@ -196,11 +226,11 @@ class PHMLinear(KroneckerWeight):
         factors = None if self._wants_graph() else self.factors
         return None if factors is None else factors.rank
 
-    def _by_rank(self, flat: Tensor) -> Tensor:
+    def _by_rank(self, flat: Tensor, values: dict[Any, Any] | None, library: str) -> Tensor:
         factors = self.factors
         if factors is None:
             raise RankError("execution 'rank' wants the factors of the rule; call decompose() after it has changed")
-        return apply_blocks(flat, self.built("T"), factors, self.bias, keep=self.keep_products)
+        return apply_blocks(flat, self._kept("T", values), factors, self.bias, library, keep=self.keep_products)
 
     @classmethod
     def from_dense(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from phmctl.algebra.operators import is_recorded, is_transformed
-from phmctl.algebra.products import linear
+from phmctl.backends.operators import is_recorded, is_transformed
+from phmctl.backends.products import linear
 
 # Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
 _SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from phmctl.algebra.execution import RANK
-from phmctl.algebra.operators import is_recorded, is_transformed
 from phmctl.algebra.rules import LEARNED
+from phmctl.backends.operators import is_recorded, is_transformed
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.kronecker_weight import weight_of
@@ -279,7 +279,9 @@ def _weight(maps: nn.ModuleDict) -> Tensor:
 def _by_rank(maps: nn.ModuleDict, tokens: int) -> bool:
     """Whether the maps of the input apply themselves to so many rows by block products, and H is not wanted."""
     layers = maps.values()
-    return all(isinstance(layer, PHMLinear) and layer.n > 1 and layer.execution_for(tokens) == RANK for layer in layers)
+    return all(
+        isinstance(layer, PHMLinear) and layer.n > 1 and layer.choice_for(tokens).execution == RANK for layer in layers
+    )
 
 
 def _bias(maps: nn.ModuleDict) -> Tensor | None:

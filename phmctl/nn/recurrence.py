@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from phmctl.algebra.products import linear
+from phmctl.backends.products import library_for, linear
 
 Cell = Literal["standard", "as_printed"]
 State = tuple[Tensor, Tensor]  # (h, c)
@@ -62,7 +62,9 @@ class Recurrence(torch.autograd.Function):
         cell: Cell,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return h and c after each sequence's last step, (B, h) each, and all outputs, (N, h)."""
-        gates = data.clone() if input_weight is None else linear(data, input_weight, bias)  # (N, 4h)
+        ctx.library = library_for(data, weight if input_weight is None else input_weight)
+        # (N, 4h)
+        gates = data.clone() if input_weight is None else linear(data, input_weight, bias, ctx.library)
         hidden = gates.new_empty(len(h) + len(gates), h.shape[1])  # (B + N, h): h_0, then h after each step
         cells = torch.empty_like(hidden, dtype=torch.promote_types(c.dtype, torch.float32))  # (B + N, h)
         hidden[: len(h)] = h
@@ -94,10 +96,10 @@ class Recurrence(torch.autograd.Function):
                 _retreat(grads[step.rows], *kept, dh_now, dc[active], ctx.cell)
                 torch.mm(grads[step.rows], weight, out=dh_now)
             return (
-                _of_data(grads, input_weight) if needs_data else None,
-                linear(grads.t(), data.t()) if needs_input_weight else None,
+                _of_data(grads, input_weight, ctx.library) if needs_data else None,
+                linear(grads.t(), data.t(), library=ctx.library) if needs_input_weight else None,
                 grads.sum(0) if needs_bias else None,
-                linear(grads.t(), _earlier(hidden, ctx.steps).t()) if needs_weight else None,
+                linear(grads.t(), _earlier(hidden, ctx.steps).t(), library=ctx.library) if needs_weight else None,
                 dh,
                 dc.to(grad_c.dtype),
                 None,
@@ -208,6 +210,6 @@ def _earlier(states: Tensor, steps: Sequence[Step]) -> Tensor:
     return torch.cat([states[step.before] for step in steps])
 
 
-def _of_data(grads: Tensor, input_weight: Tensor | None) -> Tensor:
+def _of_data(grads: Tensor, input_weight: Tensor | None, library: str) -> Tensor:
     """Return the gradient of `data` from that of the gates, (N, 4h)."""
-    return grads if input_weight is None else linear(grads, input_weight.t())
+    return grads if input_weight is None else linear(grads, input_weight.t(), library=library)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl import __version__
+from phmctl.devices import processor_name
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
@@ -33,15 +34,6 @@ def describe_environment(recipe: "Recipe") -> dict[str, Any]:
         "command": shlex.join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def processor_name() -> str | None:
-    """Return what the processor calls itself: speeds compare on equal ones only. None where that is not known."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError):
-        return platform.processor() or None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _installed(name: str) -> str | None:

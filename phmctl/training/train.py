@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from phmctl.algebra.products import library
+from phmctl.backends.choices import taken_from
 from phmctl.checkpoints import AVERAGE, Checkpoint, read_checkpoint, saved_steps
 from phmctl.console import warn
 from phmctl.devices import set_threads
@@ -18,6 +18,7 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
 from phmctl.runs.metrics import read_metrics
 from phmctl.training.averaging import average_checkpoints, averaged_steps
+from phmctl.training.choosing import settle_choices
 from phmctl.training.division import pieces_of
 from phmctl.training.initial import Start, find_start
 from phmctl.training.metrics_log import MetricsLog, UnwrittenLog, summary_writer
@@ -236,7 +237,8 @@ def train_task(
             held.enter_context(run.attempted())
         begun = trainer.state.step
         if processes.tell(processes.leads and (not trainer.finished or stands_at_its_end(run, recipe, found))):
-            _fit(trainer, stop)
+            with taken_from(settle_choices(trainer, processes), frozen=True):
+                _fit(trainer, stop)
         else:
             trainer.progress.say(_opening(trainer))
     state = trainer.state
@@ -268,7 +270,6 @@ def _environment(recipe: Recipe, device: torch.device, processes: Processes) -> 
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "products": library(),  # the library of a CPU's large products: two round differently
         "precision": "bfloat16" if bfloat16 else "float32",
         "processes": processes.count,
         "job": job(),

@@ -130,6 +130,26 @@ class Trainer:
         self._replayable: list[_Step] = []
         self._throughput = Throughput(self.log.seconds)
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a part of the weights."""
+        return is_sharded(self._called)
+
+    def rehearse(self, batches: int) -> None:
+        """Run some batches of the first epoch forward, in training and in evaluation, and change nothing.
+
+        What is chosen at first use, :func:`~phmctl.backends.choices.choose` then has chosen.
+        """
+        plan = self.task.plan(0)
+        for rows in plan[:: max(1, len(plan) // batches)][:batches]:
+            batch = self.task.collate(rows).to(self.device)
+            with self._autocast():
+                self.task.loss(self.model, batch)
+            self.model.eval()
+            with torch.no_grad(), cached(), self._autocast():
+                self.task.loss(self.model, batch)
+            self.model.train()
+
     # ------------------------------------------------------------------------------------------------ the loop
 
     @property

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,9 +7,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phmctl.algebra.bilinear import Factors, recompose
-from phmctl.algebra.execution import apply_dense, apply_factored, apply_rank, choose
+from phmctl.algebra.execution import (
+    _random_map,
+    apply_dense,
+    apply_factored,
+    apply_rank,
+    candidates,
+    choose,
+)
 from phmctl.algebra.kronecker import materialise_reference
-from phmctl.algebra.products import LIBRARIES
+from phmctl.backends import choices
+from phmctl.backends.choices import AUTO, KEPT, MODES, TRAINED, Choice, Use
+from phmctl.backends.products import MKL, libraries
 
 EXECUTIONS = {"dense": apply_dense, "factored": apply_factored}
 names = pytest.mark.parametrize("name", list(EXECUTIONS))
@@ -55,41 +66,50 @@ def test_gradients_of_an_input_that_is_not_contiguous(name: str, shape: tuple[in
     assert torch.autograd.gradcheck(lambda x: EXECUTIONS[name](x, A, S, bias), (x,))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "d", "k", "n", "rank", "expected"),
-    [
-        (4096, 512, 2048, 8, None, "dense"),  # no factors
-        (4096, 2048, 2048, 8, 24, "rank"),
-        (4096, 1024, 4096, 4, 7, "rank"),
-        (4096, 16, 16, 4, 16, "dense"),  # all mixing
-        (0, 512, 512, 4, 7, "dense"),
-    ],
-)
-@pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_choice(
-    tokens: int,
-    d: int,
-    k: int,
-    n: int,
-    rank: int | None,
-    expected: str,
-    trains: bool,
-    library: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("phmctl.algebra.execution.library", lambda: library)
-    assert choose(tokens, d, k, n, rank, trains=trains) == expected
+def use(mode: str = KEPT, *, rank: int = 7, execution: str = AUTO, rule: str = "learned") -> Use:
+    return Use(16, 8, 4, rank, 32, mode, rule, execution, "float32", "cpu", 1, "+".join(libraries()))
 
 
-def test_few_tokens_go_where_fewer_weights_are_read() -> None:
-    assert choose(1, 2048, 2048, 8, None, trains=True) == "factored"
-    assert choose(1, 2048, 2048, 8, 24, trains=False) in ("factored", "rank")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", ["learned", "fixed"])
+@pytest.mark.parametrize("rank", [0, 7])
+def test_every_candidate_can_be_timed(mode: str, rule: str, rank: int) -> None:
+    found = candidates(use(mode, rank=rank, rule=rule))
+    names = ["dense", "factored", "rank"] if rank else ["dense", "factored"]
+    assert set(found) == {Choice(name, library) for name in names for library in libraries()}
+    for call in found.values():
+        call()
 
 
-def test_a_gpu_was_not_measured() -> None:
-    assert choose(4096, 512, 2048, 8, 24, trains=True, device="cuda") == "dense"
+@pytest.mark.parametrize("mode", MODES)
+def test_candidates_compute_the_same(mode: str) -> None:
+    results = {}
+    for name, applied in _random_map(use(mode, rule="fixed"))[0].items():
+        for library in libraries():
+            results[name, library] = applied(library)
+    dense = results["dense", libraries()[0]]
+    for (name, _), y in results.items():
+        if name == "factored":  # a random rule and random factors have nothing to do with each other
+            torch.testing.assert_close(y, dense, rtol=1e-5, atol=1e-5)
 
 
-def test_a_lower_precision_was_not_measured() -> None:
-    assert choose(4096, 512, 2048, 8, 24, trains=True, dtype=torch.bfloat16) == "dense"
+def test_gradients_are_taken_of_what_a_layer_trains() -> None:
+    for rank, rule, count in ((0, "learned", 4), (7, "learned", 6), (7, "fixed", 3)):
+        leaves = _random_map(use(TRAINED, rank=rank, rule=rule))[1]
+        assert (len(leaves), all(part.requires_grad for part in leaves)) == (count, True)
+
+
+def test_what_is_asked_for_is_what_is_timed() -> None:
+    assert {choice.execution for choice in candidates(use(execution="rank"))} == {"rank"}
+
+
+def test_without_measuring_it_is_dense() -> None:
+    for tokens in (0, 1, 4096):
+        assert choose(tokens, 2048, 2048, 8, 24, mode=TRAINED) == Choice("dense", MKL)
+    assert choose(4096, 64, 64, 4, 7, mode=KEPT, execution="rank").execution == "rank"
+
+
+def test_small_kept_weights_are_not_measured(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "lowest_seconds", lambda *_: pytest.fail("measured"))
+    assert choose(3, 512, 512, 4, 7, mode=KEPT) == Choice("dense", MKL)
+    assert choose(4096, 512, 512, 4, 7, mode=TRAINED, device="meta") == Choice("dense", MKL)

@@ -12,7 +12,9 @@ from tools.layer_targets import TARGETS, Outcome, Target, as_markdown, bench_tar
 
 def outcome(tokens: int, mode: str, asked: float, ratio: float) -> Outcome:
     target = Target(16, 32, 4, tokens, mode, asked)
-    return Outcome(target, Spread(ratio, ratio - 0.1, ratio + 0.1), Spread(1, 1, 1), 2, "mkl")
+    return Outcome(
+        target, Spread(ratio, ratio - 0.1, ratio + 0.1), Spread(1, 1, 1), 2, "rank mkl", "a processor", Spread(1, 1, 1)
+    )
 
 
 def test_a_miss_is_bold() -> None:

@@ -74,17 +74,20 @@ def test_what_does_not_give_the_rule_back_is_not_used(tmp_path: Path, searches: 
     torch.testing.assert_close(trained(x), dense)
 
 
-@pytest.mark.parametrize(("quickest", "expected"), [("rank", [4, 4]), ("dense", [])])
-def test_auto_decomposes_small_rules_where_rank_pays_and_writes_nothing(
-    tmp_path: Path, searches: list[int], monkeypatch: pytest.MonkeyPatch, quickest: str, expected: list[int]
-) -> None:
-    asked = []
-    monkeypatch.setattr(kept_factors, "choose", lambda *arguments, **options: asked.append(arguments) or quickest)
-    set_execution(two_maps(), None, tmp_path)
-    set_execution(two_maps(8), "auto", tmp_path)
-    assert searches == expected
-    assert asked[0] == (kept_factors.MANY, 24, 24, 4, 7)
+def test_auto_leaves_it_to_the_first_use_and_writes_nothing(tmp_path: Path, searches: list[int]) -> None:
+    small, large = two_maps(), two_maps(8)
+    set_execution(small, None, tmp_path)
+    set_execution(large, "auto", tmp_path)
+    assert searches == []
+    assert [layer.finds_factors for layer in (small[0], large[0])] == [True, False]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_takes_what_is_kept(tmp_path: Path) -> None:
+    set_execution(two_maps(8), "rank", tmp_path)
+    model = two_maps(8)
+    set_execution(model, "auto", tmp_path)
+    assert model[0].factors is not None
 
 
 @pytest.mark.parametrize("options", [{"algebra": "quaternion"}, {"parametrization": "factors"}])

@@ -1,6 +1,8 @@
 """The layer applied by block products: the same function as by H, in training, in evaluation, from any checkpoint."""
 
 import copy
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +12,14 @@ from hypothesis import strategies as st
 import phmctl
 from phmctl import PHMLinear
 from phmctl.algebra.bilinear import Factors, recompose
+from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.kronecker import materialise_reference
+from phmctl.backends import choices, machine
+from phmctl.backends.choices import from_text
 from phmctl.errors import DimensionError, RankError, UserError
+from phmctl.nn.kept_factors import set_execution
+from phmctl.nn.linear import MANY
 
 
 def by_definition(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
@@ -170,16 +177,64 @@ def test_wrong_width_in_any_state() -> None:
             layer(torch.zeros(4, 5))
 
 
-def test_a_choice_of_dense_is_thought_over_when_factors_are_found() -> None:
-    """Inside a scope it is made once, for its own cost."""
+def rank_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = {"rank": 1, "factored": 2, "dense": 3}
+    monkeypatch.setattr(choices, "lowest_seconds", lambda calls, clock: {c: order[c.execution] for c in calls})
+
+
+def test_a_choice_of_dense_is_thought_over_when_factors_are_found(
+    measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside a scope it is made once, by its own measurement."""
+    rank_is_fastest(monkeypatch)
     layer, x = PHMLinear(1024, 1024, n=4).eval(), torch.randn(2048, 1024)
     with torch.no_grad(), phmctl.cached():
         before = layer(x)
-        assert layer.execution_for(2048) == "dense"
+        assert layer.choice_for(2048).execution == "factored"
         layer.decompose()
-        assert layer.execution_for(2048) == "rank"
+        assert layer.choice_for(2048).execution == "rank"
         after = layer(x)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loaded_model_finds_factors_where_rank_is_fastest(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank_is_fastest(monkeypatch)
+    layer, x = PHMLinear(64, 64, n=4).eval(), torch.randn(MANY, 64)
+    with torch.inference_mode(), phmctl.cached():
+        before = layer(x)
+    assert layer.factors is None
+    set_execution(layer, "auto")
+    assert layer.factors is None
+    with torch.inference_mode(), phmctl.cached():
+        few = layer(x[:2])
+        assert layer.factors is None
+        after = layer(x)
+        assert layer.factors is not None
+        assert layer.choice_for(MANY).execution == "rank"
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(few, before[:2], rtol=1e-4, atol=1e-5)
+
+
+def test_larger_rules_are_not_decomposed_unasked(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank_is_fastest(monkeypatch)
+    layer = PHMLinear(64, 64, n=8).eval()
+    set_execution(layer, "auto")
+    with torch.no_grad(), phmctl.cached():
+        layer(torch.randn(MANY, 64))
+    assert layer.factors is None
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("mode", ["train", "eval", "kept"])
+def test_what_is_measured_is_computed_as_it_was_before(execution: str, mode: str, measuring: Path) -> None:
+    """With real measurements, whatever they say."""
+    torch.manual_seed(0)
+    layer, x = PHMLinear(64, 96, n=4, parametrization="factors", execution=execution), torch.randn(700, 64)
+    exact = x.double() @ layer.weight.double().t() + layer.bias.double()
+    with torch.set_grad_enabled(mode == "train"), phmctl.cached() if mode == "kept" else nullcontext():
+        y = layer(x)
+    assert (y - exact).norm() / exact.norm() < 5e-6
+    assert len(from_text(machine.read())) >= 1
 
 
 def test_a_copy_keeps_the_factors_that_were_found() -> None:

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phmctl.algebra import products as module
-from phmctl.algebra.products import MKL, ONEDNN, VARIABLE, block_products, library, linear
+from phmctl.backends import choices
+from phmctl.backends import products as module
+from phmctl.backends.choices import Choice
+from phmctl.backends.products import MKL, ONEDNN, VARIABLE, block_products, faster_library, libraries, linear
 from phmctl.errors import UserError
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -17,9 +19,9 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    module._library.cache_clear()
+    module._asked.cache_clear()
     yield
-    module._library.cache_clear()
+    module._asked.cache_clear()
 
 
 @pytest.fixture
@@ -28,8 +30,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     if not module._has_onednn():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setenv(VARIABLE, ONEDNN)
-    for bound in ("_MULTIPLICATIONS", "_TRAINED", "_CONVOLVED", "_CONVOLVED_ROWS"):
-        monkeypatch.setattr(module, bound, 1)
+    monkeypatch.setattr(module, "SMALL", 0)
 
 
 def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -87,7 +88,7 @@ def test_transforms_of_functions_see_a_plain_product(use: Callable[[Tensor, Tens
     x, weight = (part.detach() for part in drawn((3, 6, 5), (4, 5)))
     mine = use(x, weight)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "is_large", lambda *_, **__: False)
+        patch.setattr(module, "library_for", lambda *_, **__: MKL)
         assert mine.equal(use(x, weight))
 
 
@@ -105,50 +106,56 @@ def test_other_types_and_autocast_are_left_to_torch() -> None:
 def test_products_with_blocks(tokens: int, R: int, s: int, t: int) -> None:
     x, blocks = (part.detach() for part in drawn((tokens, R, t), (R, s, t)))
     exact = torch.einsum("mrt,rst->mrs", x.double(), blocks.double()).float()
-    torch.testing.assert_close(block_products(x, blocks), exact, **CLOSE)
+    torch.testing.assert_close(block_products(x, blocks, ONEDNN), exact, **CLOSE)
     strided = x.transpose(0, 1).contiguous().transpose(0, 1)
-    torch.testing.assert_close(block_products(strided, blocks), exact, **CLOSE)
+    torch.testing.assert_close(block_products(strided, blocks, ONEDNN), exact, **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("processor", "capability", "expected"),
-    [
-        ("AuthenticAMD", "AVX512", ONEDNN),
-        ("AuthenticAMD", "AVX2", MKL),
-        ("GenuineIntel", "AVX512", MKL),
-        ("", "NEON", MKL),
-    ],
-)
-def test_the_library_goes_by_the_processor(
-    processor: str, capability: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(module, "_has_onednn", lambda: True)
-    monkeypatch.setattr(module, "_processor", lambda: processor)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert library() == expected
+def test_the_faster_library_is_taken(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not module._has_onednn():
+        pytest.skip("this torch has no oneDNN")
+    seconds = {Choice("dense", MKL): 1.0, Choice("dense", ONEDNN): 0.5}
+    monkeypatch.setattr(choices, "lowest_seconds", lambda calls, clock: {name: seconds[name] for name in calls})
+    assert faster_library(64, 512, 512, trains=False) == ONEDNN
+    x, weight = drawn((64, 512), (512, 512))
+    seconds[Choice("dense", ONEDNN)] = 0.97  # less than a twentieth: torch's own
+    assert "_Linear" not in repr(linear(x, weight).grad_fn)
+    assert faster_library(1, 512, 512, trains=False) == MKL  # so small that nothing is measured
+    assert len(choices._known) == 2
 
 
-def test_the_variable_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_is_amd_with_avx512", lambda: True)
-    monkeypatch.setenv(VARIABLE, MKL)
-    assert library() == MKL
+@pytest.mark.slow
+def test_candidates_are_the_products_that_are_used(measuring: Path) -> None:
+    for trains in (False, True):
+        assert faster_library(64, 512, 512, trains=trains) in libraries()
+
+
+def test_a_variable_decides_and_nothing_is_measured(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "lowest_seconds", lambda *_: pytest.fail("measured"))
+    for name in (MKL, ONEDNN) if module._has_onednn() else (MKL,):
+        monkeypatch.setenv(VARIABLE, name)
+        module._asked.cache_clear()
+        assert faster_library(4096, 512, 512, trains=True) == name
+
+
+def test_other_types_have_torch_s_own_library() -> None:
+    assert libraries("cuda") == libraries("cpu", torch.float64) == libraries("cpu", torch.bfloat16) == (MKL,)
 
 
 def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "onedn")
     with pytest.raises(UserError, match="did you mean 'onednn'"):
-        library()
+        libraries()
 
 
 @pytest.mark.usefixtures("onednn")
 def test_a_library_for_a_while() -> None:
     with module.preferred_library(MKL):
-        assert library() == MKL
+        assert libraries() == (MKL,)
         with module.preferred_library(ONEDNN):
-            assert library() == ONEDNN
-        assert library() == MKL
-    assert library() == ONEDNN
+            assert libraries() == (ONEDNN,)
+        assert libraries() == (MKL,)
+    assert libraries() == (ONEDNN,)
     with pytest.raises(UserError, match="did you mean 'mkl'"), module.preferred_library("mlk"):
         pass
 
@@ -158,7 +165,7 @@ def test_a_torch_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     module._has_onednn.cache_clear()
     monkeypatch.setenv(VARIABLE, ONEDNN)
     with pytest.raises(UserError, match="no oneDNN"):
-        library()
+        libraries()
     module._has_onednn.cache_clear()
 
 
@@ -170,11 +177,6 @@ def test_an_operator_that_torch_has_renamed_is_not_used(monkeypatch: pytest.Monk
     module._has_onednn.cache_clear()
     assert not module._has_onednn()
     module._has_onednn.cache_clear()
-
-
-def test_the_processor_is_read_from_the_system() -> None:
-    if Path("/proc/cpuinfo").exists() and "vendor_id" in Path("/proc/cpuinfo").read_text():
-        assert module._processor() in Path("/proc/cpuinfo").read_text()
 
 
 @pytest.mark.usefixtures("onednn")
@@ -209,5 +211,4 @@ def test_what_no_gradient_wants_may_change() -> None:
 def test_a_compiler_sees_a_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     x, weight = drawn((5, 3), (4, 3))
-    assert library() == MKL
     assert "_Linear" not in repr(linear(x, weight).grad_fn)

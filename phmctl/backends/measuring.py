@@ -1,0 +1,59 @@
+"""Timing a few ways to compute the same thing, to take the fastest: in turns, the lowest of several samples.
+
+Where others are at work on the machine a mean says more about them than about us; the shortest sample is the nearest to
+a quiet machine, and turns spread what is left over all candidates.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+
+Call = Callable[[], object]
+Clock = Callable[[], float]
+K = TypeVar("K")
+
+SAMPLE = 5e-4  # seconds that a sample takes at least
+ROUNDS, FEWEST = 8, 3  # samples of each candidate; and if these take long
+LONG = 0.25  # seconds after which a measurement ends with the fewest
+HOPELESS = 1.5  # of the best: such a candidate is measured no more
+
+
+def clock_of(device: torch.device | str) -> Clock:
+    """Return a function that gives the seconds at which all work submitted so far to a device is done."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+def sample(call: Call, clock: Clock, calls: int) -> float:
+    """Return the seconds of one call, as the mean of several."""
+    start = clock()
+    for _ in range(calls):
+        call()
+    return (clock() - start) / calls
+
+
+def lowest_seconds(candidates: Mapping[K, Call], clock: Clock = time.perf_counter) -> dict[K, float]:
+    """Return the shortest sample of each candidate."""
+    began, names = time.perf_counter(), list(candidates)
+    for call in candidates.values():
+        call()  # memory is touched, kernels are made
+    best = {name: sample(call, clock, 1) for name, call in candidates.items()}
+    calls = {name: max(1, math.ceil(SAMPLE / max(seconds, 1e-9))) for name, seconds in best.items()}
+    for number in range(ROUNDS):
+        if number >= FEWEST and time.perf_counter() - began > LONG:
+            break
+        turn, bound = number % len(names), HOPELESS * min(best.values())
+        for name in names[turn:] + names[:turn]:
+            if best[name] <= bound:
+                best[name] = min(best[name], sample(candidates[name], clock, calls[name]))
+    return best

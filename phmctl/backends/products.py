@@ -1,0 +1,235 @@
+"""The products of a layer, by whichever of the libraries that torch carries is the faster one for them here.
+
+On a CPU torch multiplies float32 matrices with MKL, and takes oneDNN for convolutions and for bfloat16. Which of them
+takes less time for a float32 product is another thing on another processor: it is measured
+(:mod:`phmctl.backends.choices`). A plain product goes to oneDNN through the operator that torch's own compiler uses, R
+products of one batch as a convolution of width one in R groups. The function is the same to rounding.
+
+The environment variable ``PHMCTL_PRODUCTS`` decides instead of a measurement: ``mkl`` (torch's own choice) or
+``onednn``.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phmctl.backends.choices import AUTO, DENSE, KEPT, LEARNED, SMALL, TRAINED, Choice, Use, choose, rounded
+from phmctl.backends.measuring import Call
+from phmctl.backends.operators import is_recorded, is_transformed
+from phmctl.backends.pristine import computed_once
+from phmctl.errors import UserError, check_known
+
+_ORDINARY = (Tensor, torch.nn.Parameter)  # what a subclass holds (no numbers, a shard, integers) only torch knows
+VARIABLE = "PHMCTL_PRODUCTS"
+MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")  # torch's own choice, and the other
+
+_preferred: ContextVar[str | None] = ContextVar("preferred", default=None)
+
+
+def libraries(device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """Return the libraries at hand for products of a dtype on a type of device; torch's own is the first.
+
+    Raises:
+        UserError: the environment variable names none.
+    """
+    if device != "cpu" or dtype != torch.float32:
+        return (MKL,)
+    asked = _preferred.get() or _asked()
+    return (asked,) if asked else LIBRARIES if _has_onednn() else (MKL,)
+
+
+@contextmanager
+def preferred_library(name: str) -> Iterator[None]:
+    """Have a library take the products, whichever is faster: for measurements, in this thread.
+
+    A layer that has chosen its execution for so many tokens stays by it inside ``phmctl.cached()``.
+
+    Raises:
+        UserError: there is no such library.
+    """
+    token = _preferred.set(check_library(name))
+    try:
+        yield
+    finally:
+        _preferred.reset(token)
+
+
+@lru_cache
+def _asked() -> str | None:
+    """Return what the environment asks for."""
+    asked = os.environ.get(VARIABLE)
+    return None if asked is None else check_library(asked, f"library (by {VARIABLE})")
+
+
+def check_library(name: str, kind: str = "library") -> str:
+    """Return the name of a library that this torch has.
+
+    Raises:
+        UserError: there is none of this name, or torch was built without it.
+    """
+    check_known(kind, name, LIBRARIES)
+    if name == ONEDNN and not _has_onednn():
+        raise UserError(f"{kind} {name!r}: this torch has no oneDNN")
+    return name
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, library: str | None = None) -> Tensor:
+    """Return ``x Wᵀ + b``. (..., d), (k, d), (k,) -> (..., k); ``F.linear``, by a library.
+
+    Args:
+        x: the input.
+        weight: W.
+        bias: b.
+        library: one of :data:`LIBRARIES`; the faster one where None, and torch's own for a small product.
+    """
+    if library == MKL or is_recorded() or (library is None and _is_small(x, weight)):
+        return F.linear(x, weight, bias)
+    parts = (x, weight) if bias is None else (x, weight, bias)
+    trains = torch.is_grad_enabled() and any(part.requires_grad for part in parts)
+    if not _fits(x, weight, bias) or (library or library_for(x, weight, trains=trains)) == MKL:
+        return F.linear(x, weight, bias)
+    k, d = weight.shape
+    flat = x.reshape(-1, d)  # (T, d)
+    if trains:
+        y: Tensor = _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+    else:
+        y = _onednn_linear(flat, weight, bias)
+    return y.view(*x.shape[:-1], k)
+
+
+def library_for(x: Tensor, weight: Tensor, *, trains: bool = False) -> str:
+    """Return the library for ``x Wᵀ``, and for its gradients: the faster one, and torch's own for a small product.
+
+    Args:
+        x: (..., d).
+        weight: (k, d).
+        trains: whether autograd takes the gradients.
+    """
+    if is_recorded() or _is_small(x, weight) or not _is_plain(x) or weight.dtype != x.dtype:
+        return MKL
+    k, d = weight.shape
+    return faster_library(x.numel() // max(d, 1), d, k, trains=trains)
+
+
+def _is_small(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product takes microseconds."""
+    return x.numel() * weight.shape[0] < SMALL
+
+
+def faster_library(rows: int, d: int, k: int, *, trains: bool) -> str:
+    """Return which library takes a float32 product of (rows, d) and (d, k) on this CPU."""
+    names = libraries()
+    if rows * d * k < SMALL or len(names) == 1:
+        return names[0]
+    mode, threads = TRAINED if trains else KEPT, torch.get_num_threads()
+    shape = rounded(rows, d, k), mode, LEARNED, AUTO, "float32", "cpu", threads, "+".join(names)
+    return choose(Use(d, k, 1, 0, *shape), candidates).library
+
+
+def candidates(use: Use) -> Mapping[Choice, Call]:
+    """Return a product for each library, with its gradients where the use trains."""
+    generator, trains = torch.Generator().manual_seed(0), use.mode == TRAINED
+    shapes = (use.tokens, use.d), (use.k, use.d), (use.k,)
+    x, weight, bias = (
+        torch.rand(shape, generator=generator, dtype=torch.float32).requires_grad_(trains) for shape in shapes
+    )
+
+    def product(library: str) -> Call:
+        if not trains:
+            return lambda: linear(x, weight, bias, library)
+        gradient = x.new_ones(use.tokens, use.k)
+        return lambda: torch.autograd.grad(linear(x, weight, bias, library), (x, weight, bias), gradient)
+
+    return {Choice(DENSE, library): product(library) for library in use.libraries.split("+")}
+
+
+def block_products(x: Tensor, blocks: Tensor, library: str) -> Tensor:
+    """Multiply R matrices of a batch by a block each: ``y[:, r] = x[:, r] · blocks[r]ᵀ``. Not differentiable.
+
+    Args:
+        x: (m, R, t).
+        blocks: (R, s, t), contiguous.
+        library: one of :data:`LIBRARIES`.
+
+    Returns:
+        (m, R, s), not always contiguous.
+    """
+    if library == MKL or not _is_plain(x):
+        return torch.bmm(x.transpose(0, 1), blocks.transpose(1, 2)).transpose(0, 1)
+    R, s, t = blocks.shape
+    image = x.reshape(1, -1, 1, R * t).permute(0, 3, 1, 2)  # (1, R t, m, 1), channels innermost
+    y = _onednn_convolution(image, blocks.reshape(R * s, t, 1, 1), R)  # (1, R s, m, 1)
+    return y.permute(0, 2, 3, 1).reshape(-1, R, s)
+
+
+class _Linear(torch.autograd.Function):
+    """``x Wᵀ + b`` by oneDNN, whose operator has no gradient of its own. Its gradients are such products again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        wants_x, wants_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
+        return _onednn_linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            linear(gradient, weight.t(), library=ONEDNN) if wants_x else None,  # (T, d)
+            linear(gradient.t(), x.t(), library=ONEDNN) if wants_weight else None,  # (k, d)
+            gradient.sum(0) if wants_bias else None,  # (k,)
+        )
+
+
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _operator()(x, weight, bias, "none", [], "")
+
+
+def _onednn_convolution(image: Tensor, weight: Tensor, groups: int) -> Tensor:
+    return torch.mkldnn_convolution(image, weight, None, [0, 0], [1, 1], [1, 1], groups)
+
+
+def _operator() -> Callable[..., Tensor]:
+    return torch.ops.mkldnn._linear_pointwise.default
+
+
+def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether shapes and types are those of a plain product; what is wrong with others, ``F.linear`` says better."""
+    k, d = weight.shape
+    plain_bias = bias is None or (bias.shape == (k,) and bias.dtype == x.dtype)
+    return x.shape[-1] == d > 0 and weight.dtype == x.dtype and plain_bias and _is_plain(x)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether this is float32 on a CPU, and nobody transforms or records what is done to it but autograd."""
+    return (
+        type(x) in _ORDINARY
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not is_transformed()
+    )
+
+
+@computed_once
+def _has_onednn() -> bool:
+    """Whether torch carries oneDNN and operators that give the right products: their names are torch's own affair."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    here: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever the default dtype is just now
+    x, weight, bias = torch.ones(2, 3, **here), torch.eye(4, 3, **here), torch.full((4,), 2, **here)
+    try:
+        plain = torch.equal(_onednn_linear(x, weight, bias), F.linear(x, weight, bias))
+        blocks = _onednn_convolution(x.t().reshape(1, 3, 2, 1), weight.view(4, 3, 1, 1), 1)
+        return plain and torch.equal(blocks.view(4, 2).t(), F.linear(x, weight))
+    except (AttributeError, RuntimeError, TypeError):
+        return False

@@ -1,0 +1,59 @@
+"""The shortest sample of each candidate, by a clock that the test moves."""
+
+import pytest
+import torch
+
+from phmctl.backends import measuring
+from phmctl.backends.measuring import clock_of, lowest_seconds
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def candidate(self, name: str, *seconds: float):
+        left = list(seconds)
+
+        def call() -> None:
+            self.calls.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return call
+
+
+def test_the_lowest_sample_counts() -> None:
+    clock = Clock()
+    found = lowest_seconds({"a": clock.candidate("a", 9, 3, 2, 5), "b": clock.candidate("b", 8, 2.5, 4, 1, 4)}, clock)
+    assert found == pytest.approx({"a": 2, "b": 1})
+
+
+def test_what_is_hopeless_is_measured_no_more() -> None:
+    clock = Clock()
+    lowest_seconds(
+        {"a": clock.candidate("a", 1.0), "b": clock.candidate("b", 1.6), "c": clock.candidate("c", 1.4)}, clock
+    )
+    assert clock.calls.count("b") == 2
+    assert clock.calls.count("a") == clock.calls.count("c") == 2 + measuring.ROUNDS
+
+
+def test_candidates_take_turns_and_short_ones_are_repeated() -> None:
+    clock = Clock()
+    lowest_seconds({name: clock.candidate(name, measuring.SAMPLE / 2) for name in "ab"}, clock)
+    assert "".join(clock.calls) == "ab" + "ab" + ("aabb" + "bbaa") * (measuring.ROUNDS // 2)
+
+
+def test_what_takes_long_is_measured_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(measuring.time, "perf_counter", clock)
+    lowest_seconds({"a": clock.candidate("a", 0.2)}, clock)
+    assert len(clock.calls) == 2 + measuring.FEWEST
+
+
+def test_the_clock_of_a_cpu() -> None:
+    first = clock_of("cpu")()
+    torch.zeros(10)
+    assert clock_of(torch.device("cpu"))() >= first

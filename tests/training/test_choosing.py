@@ -1,0 +1,98 @@
+"""A training settles how its maps are applied before its first step, and a resumed one goes by what the run says."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from phmctl.backends import choices, machine
+from phmctl.backends.choices import RANK, from_text
+from phmctl.checkpoints import read_checkpoint
+from phmctl.recipe.loading import load_recipe
+from phmctl.recipe.schema import TranslationRecipe
+from phmctl.runs import Run
+from phmctl.runs.metrics import read_metrics
+from phmctl.training.choosing import KEY
+from phmctl.training.train import train
+from tests.conftest import TINY
+
+FACTORS = ("model.algebra=phm", "model.n=4", "model.parametrization=factors")
+
+
+def recipe(steps: int = 6) -> TranslationRecipe:
+    return load_recipe("miniature", [*FACTORS, *TINY, f"training.steps={steps}", "training.keep=9"])
+
+
+@pytest.fixture
+def capricious(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every measurement finds another candidate the fastest; how many were made."""
+    turns, made = itertools.count(), [0]
+
+    def measured(calls, clock):
+        made[0] += 1
+        names = sorted(calls)
+        fastest = names[next(turns) % len(names)]
+        return {name: 1.0 if name == fastest else 2.0 for name in names}
+
+    monkeypatch.setattr(choices, "lowest_seconds", measured)
+    return made
+
+
+def settled(run: Run) -> dict[str, str]:
+    return json.loads((run.folder / "environment.json").read_text())[KEY]
+
+
+def weights(run: Run, step: int) -> dict[str, torch.Tensor]:
+    return read_checkpoint(run.checkpoint(f"step-{step:06d}"), ["model"]).tensors["model"]
+
+
+def validated(run: Run) -> float:
+    return [entry["loss"] for entry in read_metrics(run.metrics_path) if entry["event"] == "validation"][-1]
+
+
+def another_machine() -> None:
+    """Nothing is known any more of what was measured."""
+    choices.forget()
+    machine.path().unlink()
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_training_computes_what_its_run_says_wherever_it_is_resumed(
+    capricious: list[int], miniature_data: Path, tmp_path: Path
+) -> None:
+    whole = train(recipe(), data=miniature_data, runs=tmp_path / "whole", quiet=True).run
+    table = from_text(settled(whole))
+    assert {choice.execution for choice in table.values()} >= {"dense", "factored", RANK}
+    again = train(recipe(), data=miniature_data, runs=tmp_path / "again", quiet=True).run
+    assert settled(again) == settled(whole)  # from the machine's file
+    assert same(weights(again, 6), weights(whole, 6))
+    another_machine()
+    other = train(recipe(), data=miniature_data, runs=tmp_path / "other", quiet=True).run
+    assert settled(other) != settled(whole)
+    assert not same(weights(other, 6), weights(whole, 6))
+
+    parts = train(recipe(3), data=miniature_data, runs=tmp_path / "parts", quiet=True).run
+    another_machine()
+    made = capricious[0]
+    train(recipe(), data=miniature_data, run=parts, runs=tmp_path / "parts", quiet=True)
+    assert capricious[0] == made
+    assert settled(parts) == settled(other)
+    assert same(weights(parts, 6), weights(other, 6))
+    assert validated(parts) == validated(other)
+
+
+def test_without_measuring_nothing_is_settled(miniature_data: Path, tmp_path: Path) -> None:
+    run = train(recipe(3), data=miniature_data, runs=tmp_path, quiet=True).run
+    assert KEY not in json.loads((run.folder / "environment.json").read_text())
+
+
+def test_real_measurements(measuring: Path, miniature_data: Path, tmp_path: Path) -> None:
+    run = train(recipe(3), data=miniature_data, runs=tmp_path, quiet=True).run
+    table = from_text(settled(run))
+    assert {use.mode for use in table} >= {"train"}
+    assert from_text(machine.read()) == table
