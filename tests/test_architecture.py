@@ -26,7 +26,7 @@ FLOORS = (
         "exports",
         "extras",
     },
-    {"algebra", "metrics", "miniature"},
+    {"algebra", "backends", "metrics", "miniature"},
     {"nn", "data"},
     {"models"},
     {"assembly"},

@@ -14,7 +14,7 @@ from typing import Any
 
 from phmctl.algebra.execution import DENSE, FACTORED, RANK, choose
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.backends.choices import KEPT, TRAINED
+from phmctl.backends.choices import KEPT, TRAINED, taken_from
 from phmctl.backends.machine import processor
 from phmctl.backends.products import libraries, preferred_library
 from phmctl.benchmarks.layer import LayerRow, bench_layer
@@ -79,7 +79,8 @@ def measure(
                     d, k, n, tokens, rounds=rounds, modes=modes, executions=NAMES, parametrization=FACTORS
                 )
         for count, mode in itertools.product(tokens, modes):
-            auto = choose(count, d, k, n, rank, mode=KEPT if mode == "eval" else TRAINED)
+            with taken_from({}):  # in its own time
+                auto = choose(count, d, k, n, rank, mode=KEPT if mode == "eval" else TRAINED)
             cells.append(Cell(d, k, n, rank, count, mode, _ratios(rows, count, mode), str(auto)))
     return cells
 

@@ -12,6 +12,7 @@ All are differentiable as often as one likes, work under autocast and go through
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -142,10 +143,15 @@ def _use(
 ) -> Use:
     place, kind, rule = device.type, str(dtype).removeprefix("torch."), LEARNED if learned else FIXED
     if place == "cuda":
-        place = f"cuda:{torch.cuda.get_device_name(device).replace(' ', '-')}"
+        place = _gpu(device.index)
     at_hand = "+".join(libraries(device.type, dtype))
     size = choices.rounded(max(tokens, 1), d, k)
     return Use(d, k, n, rank, size, mode, rule, execution, kind, place, torch.get_num_threads(), at_hand)
+
+
+@lru_cache
+def _gpu(index: int | None) -> str:
+    return f"cuda:{torch.cuda.get_device_name(index).replace(' ', '-')}"
 
 
 def candidates(use: Use) -> Mapping[Choice, Call]:

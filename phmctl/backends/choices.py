@@ -9,6 +9,7 @@ recorded by a compiler or seen by ``torch.func`` takes the choices as they stand
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +30,7 @@ TRAINED, BUILT, KEPT = MODES = ("train", "eval", "kept")  # with gradients; H bu
 GAIN = 0.05  # what must be won over dense, and over torch's own library, for another to be taken
 MOST, LEAST, WORK = 4096, 512, 1 << 33  # tokens that are measured at most; multiplications, if these are more
 SMALL = 1 << 20  # multiplications, in microseconds: kept weights are applied as they are
+ALLOWED, SHARE = 1.0, 0.05  # seconds, and share of a process's life, for measuring what keeps its weights
 
 
 class Choice(NamedTuple):
@@ -85,6 +87,7 @@ class _Scope(NamedTuple):
 _scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 _known: Table = {}
 _measuring = Lock()
+_began, _spent = time.perf_counter(), [0.0]
 
 
 def rounded(tokens: int, d: int, k: int) -> int:
@@ -165,6 +168,7 @@ def from_text(entries: Mapping[str, str]) -> Table:
 def forget() -> None:
     """Forget what the process knows: the machine's file is read again."""
     _known.clear()
+    _spent[0] = 0.0
 
 
 def _nearest(table: Table, use: Use) -> Choice:
@@ -185,9 +189,19 @@ def _decide(use: Use, candidates: Candidates) -> Choice | None:
         if use not in _known:
             _known.update({**from_text(machine.read()), **_known})
         if use not in _known:
+            if _is_spent(use):
+                return None
+            began = time.perf_counter()
             _known[use] = _measure(use, candidates)
             machine.add({str(use): str(_known[use])})
+            _spent[0] += time.perf_counter() - began
         return _known[use]
+
+
+def _is_spent(use: Use) -> bool:
+    """Whether measuring has taken its share of a process that answers; a training, and a table, want it done."""
+    allowed = ALLOWED + SHARE * (time.perf_counter() - _began)
+    return use.mode == KEPT and _scope.get() is None and _spent[0] > allowed
 
 
 def _may_measure(use: Use) -> bool:

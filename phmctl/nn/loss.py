@@ -5,6 +5,7 @@ costs more than the arithmetic. Here a slice of tokens is mapped to logits, turn
 multiplied back, in buffers that the allocator uses again.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from phmctl.backends.operators import is_recorded, is_transformed
-from phmctl.backends.products import linear
+from phmctl.backends.products import library_for, linear
 
 # Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
 _SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
@@ -43,11 +44,15 @@ def vocabulary_loss(
     Returns:
         the smoothed loss, which has gradients, and the negative log-likelihood, which has none; both scalars, float32.
     """
-    flat = hidden.reshape(-1, hidden.shape[-1])  # (N, d)
+    flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, d), (N,)
     if is_recorded() or is_transformed():
-        return _plain_loss(flat, weight, bias, targets.reshape(-1), smoothing, ignore)
+        return _plain_loss(flat, weight, bias, targets, smoothing, ignore)
+    if flat.device.type == "cpu":  # elsewhere the number of rows would be waited for
+        rows = (targets != ignore).nonzero().squeeze(1)
+        if len(rows) < len(targets):
+            flat, targets = flat.index_select(0, rows), targets.index_select(0, rows)
     loss, likelihood = _VocabularyLoss.apply(  # type: ignore[no-untyped-call]
-        flat, weight, bias, targets.reshape(-1), smoothing, ignore
+        flat, weight, bias, targets, smoothing, ignore, torch.is_grad_enabled()
     )
     return loss, likelihood
 
@@ -81,29 +86,32 @@ class _VocabularyLoss(torch.autograd.Function):
         targets: Tensor,
         smoothing: float,
         ignore: int,
+        trains: bool,  # without it torch says that gradients are wanted, also where it takes none
     ) -> tuple[Tensor, Tensor]:
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         compute = torch.get_autocast_dtype(device) if autocast else hidden.dtype
-        wanted = ctx.needs_input_grad[:3]
+        inputs = (hidden, weight, bias)
+        wanted = [trains and want for want in ctx.needs_input_grad[:3]]
         with torch.autocast(device, enabled=False):
-            sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, any(wanted))
-        loss, likelihood, *gradients = sums
-        kinds = (hidden.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
-        ctx.save_for_backward(
-            *(
-                g.to(kind) if want and g is not None else None
-                for g, kind, want in zip(gradients, kinds, wanted, strict=True)
-            )
-        )
+            sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, wanted)
+        loss, likelihood, *found = sums
+        gradients = (None if g is None or x is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
+        ctx.save_for_backward(*inputs, targets, *gradients)
+        ctx.smoothing, ctx.ignore = smoothing, ignore
         ctx.mark_non_differentiable(likelihood)
         return loss, likelihood
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = (None if g is None else g * scale.to(g.dtype) for g in ctx.saved_tensors)
-        return (*scaled, None, None, None)
+        hidden, weight, bias, targets, *gradients = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient will be differentiated
+            loss, _ = _plain_loss(hidden, weight, bias, targets, ctx.smoothing, ctx.ignore)
+            wanted = ctx.needs_input_grad[:3]
+            leaves = [part for part, want in zip((hidden, weight, bias), wanted, strict=True) if want]
+            found = iter(torch.autograd.grad(loss, leaves, scale, create_graph=True))
+            return *(next(found) if want else None for want in wanted), None, None, None, None
+        return *(None if g is None else g * scale.to(g.dtype) for g in gradients), None, None, None, None
 
 
 def _sliced(
@@ -113,35 +121,49 @@ def _sliced(
     targets: Tensor,  # (N,)
     smoothing: float,
     ignore: int,
-    with_gradients: bool,
+    wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return loss, likelihood and the gradients of hidden, weight and bias."""
+    """Return loss, likelihood and the gradients of hidden, weight and bias, None for those that are not wanted."""
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     rows = max(_SLICE_ELEMENTS.get(hidden.device.type, 1 << 21) // vocabulary, 64)
     total = hidden.new_zeros(2, dtype=torch.float32 if hidden.dtype.itemsize < 4 else hidden.dtype)
-    hidden_grad = torch.empty_like(hidden) if with_gradients else None
+    hidden_grad = torch.empty_like(hidden) if wanted[0] else None
     # Few large sums in the compute type, not many small ones: float32 keeps bfloat16's partial sums exact enough.
-    weight_grad = torch.zeros_like(weight, dtype=total.dtype) if with_gradients else None
-    bias_grad = torch.zeros_like(bias, dtype=total.dtype) if with_gradients and bias is not None else None
+    weight_grad = torch.zeros_like(weight, dtype=total.dtype) if wanted[1] else None
+    bias_grad = torch.zeros_like(bias, dtype=total.dtype) if wanted[2] and bias is not None else None
+    library = library_for(hidden[:rows], weight)
     for start in range(0, tokens, rows):
         part = slice(start, start + rows)
-        logits = linear(hidden[part], weight).to(total.dtype)  # (rows, V)
+        logits = linear(hidden[part], weight, library=library).to(total.dtype)  # (rows, V)
         if bias is not None:
             logits += bias
+        if not any(wanted):
+            total += _loss(logits, targets[part], smoothing, ignore)
+            continue
         sums, wide_gradient = _loss_and_gradient(logits, targets[part], smoothing, ignore)
         total += sums
-        if hidden_grad is None or weight_grad is None:
-            continue
         gradient = wide_gradient.to(hidden.dtype)
-        hidden_grad[part] = linear(gradient, weight.t())  # (rows, d)
-        if gradient.dtype == weight_grad.dtype:
+        if hidden_grad is not None:
+            hidden_grad[part] = linear(gradient, weight.t(), library=library)  # (rows, d)
+        if weight_grad is not None and gradient.dtype == weight_grad.dtype:
             weight_grad.addmm_(gradient.t(), hidden[part])  # (V, d)
-        else:
+        elif weight_grad is not None:
             weight_grad += gradient.t() @ hidden[part]
         if bias_grad is not None:
             bias_grad += wide_gradient.sum(0)
     # No views: a wrapper that shards a model hangs its backward pass on what comes out of it.
     return total[0].clone(), total[1].clone(), hidden_grad, weight_grad, bias_grad
+
+
+def _loss(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> Tensor:
+    """Return a slice's (loss, likelihood), from its logits (rows, V)."""
+    kept = (targets != ignore).to(logits.dtype)  # (rows,)
+    norm = logits.logsumexp(1)  # (rows,)
+    likelihood = norm - logits.gather(1, targets[:, None]).squeeze(1)  # −log p[target]
+    loss = likelihood
+    if smoothing:
+        loss = (1 - smoothing) * likelihood + smoothing * (norm - logits.mean(1))
+    return torch.stack([loss @ kept, likelihood @ kept])
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:

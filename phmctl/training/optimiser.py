@@ -1,16 +1,19 @@
 """The optimiser: Adam or AdamW, and its state as named tensors.
 
-Weight decay falls on every parameter, as in the AdamW paper and by torch's default; the recipes that use it (CENG501)
-do so.
+Weight decay falls on every parameter, as in the AdamW paper and by torch's default, but not on rules: H is a product of
+A and S, and would decay twice as fast as the dense weight that it stands for if both did. With S alone it decays as
+that does.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from phmctl.errors import RunError
+from phmctl.nn.kronecker_weight import KroneckerWeight
 from phmctl.recipe.schema import TrainingSection
 from phmctl.training.wrapping import like
 
@@ -25,14 +28,25 @@ def build_optimiser(model: nn.Module, settings: TrainingSection) -> Adam | AdamW
     kind = AdamW if settings.optimizer == "adamw" else Adam
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    rules = _rules(model) if settings.weight_decay else set()
+    groups: list[dict[str, Any]] = [{"params": [parameter for parameter in parameters if parameter not in rules]}]
+    if rules:
+        groups.append({"params": [parameter for parameter in parameters if parameter in rules], "weight_decay": 0.0})
     return kind(
-        parameters,
+        groups,
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
         fused=fused,
     )
+
+
+def _rules(model: nn.Module) -> set[Tensor]:
+    """Return the learned rules of a model, or the factors of rules."""
+    maps = (module for module in model.modules() if isinstance(module, KroneckerWeight))
+    found = (layer._parameters.get(name) for layer in maps for name in "AWUV")
+    return {rule for rule in found if rule is not None and rule.requires_grad}
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:

@@ -187,3 +187,18 @@ def test_threads_measure_one_after_another_and_agree(measuring: Path, seconds: d
         thread.join()
     assert found == [OTHER] * 8
     assert seconds[None] == 1
+
+
+def test_a_process_that_answers_measures_for_a_bounded_time(
+    measuring: Path, seconds: dict[Choice, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "ALLOWED", -1e9)
+    kept = USE._replace(mode="kept")
+    assert choose(kept, candidates) == USUAL
+    assert choices._known == {}
+    assert choose(USE, candidates) == OTHER
+    with taken_from({}) as table:
+        assert choose(kept, candidates) == OTHER
+    assert table == {kept: OTHER}
+    monkeypatch.setattr(choices, "ALLOWED", 1e9)
+    assert choose(kept._replace(tokens=64), candidates) == OTHER

@@ -61,3 +61,57 @@ def test_bfloat16_autocast_is_near_float32() -> None:
     torch.testing.assert_close(rough, exact, rtol=1e-2, atol=0)
     for rough_gradient, gradient in zip(rough_gradients, gradients, strict=True):
         assert (rough_gradient - gradient).norm() < 0.02 * gradient.norm()
+
+
+def test_gradients_of_gradients() -> None:
+    hidden, weight, bias = (
+        torch.randn(*size, dtype=torch.double, requires_grad=True) for size in ((6, 3), (5, 3), (5,))
+    )
+    targets = torch.tensor([1, 0, 4, 2, 0, 3])
+
+    def loss(*inputs: torch.Tensor) -> torch.Tensor:
+        return vocabulary_loss(*inputs, targets, smoothing=0.1)[0]
+
+    assert torch.autograd.gradcheck(loss, (hidden, weight, bias))
+    assert torch.autograd.gradgradcheck(loss, (hidden, weight, bias))
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_validation_computes_no_gradient(context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights want gradients under no_grad too, as far as a function of autograd is told."""
+    hidden, weight = torch.randn(40, 8), torch.randn(11, 8, requires_grad=True)
+    targets = torch.randint(0, 11, (40,))
+    wanted, _ = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
+    monkeypatch.setattr(loss_module, "_loss_and_gradient", lambda *_: pytest.fail("a gradient was computed"))
+    with context():
+        found, likelihood = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
+    torch.testing.assert_close(found, wanted.detach())
+    torch.testing.assert_close(
+        likelihood, F.cross_entropy(hidden @ weight.t(), targets, ignore_index=0, reduction="sum")
+    )
+
+
+def test_padding_is_left_out_before_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    product = loss_module.linear
+    monkeypatch.setattr(loss_module, "linear", lambda x, *rest, **options: rows.append(len(x)) or product(x, *rest))
+    hidden, weight = torch.randn(3, 10, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+    targets = torch.randint(1, 11, (3, 10))
+    targets[:, 6:] = 0
+    vocabulary_loss(hidden, weight, None, targets)[0].backward()
+    assert rows == [18, 18]
+    assert hidden.grad[:, 6:].abs().sum() == 0 < hidden.grad[:, :6].abs().sum()
+
+
+def test_only_padding_has_no_loss() -> None:
+    hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+    loss, likelihood = vocabulary_loss(hidden, weight, None, torch.zeros(4, dtype=torch.int64), smoothing=0.1)
+    loss.backward()
+    assert (loss.item(), likelihood.item(), hidden.grad.abs().sum().item()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("wants", [(True, False), (False, True)])
+def test_only_the_gradients_that_are_wanted(wants: tuple[bool, bool]) -> None:
+    hidden, weight = torch.randn(40, 8).requires_grad_(wants[0]), torch.randn(11, 8).requires_grad_(wants[1])
+    vocabulary_loss(hidden, weight, None, torch.randint(1, 11, (40,)))[0].backward()
+    assert (hidden.grad is not None, weight.grad is not None) == wants

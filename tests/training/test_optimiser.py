@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.optim import Adam, AdamW
 
+from phmctl import PHMLinear
 from phmctl.errors import RunError
 from phmctl.training.optimiser import build_optimiser, load_optimiser, optimiser_tensors, set_learning_rate
 from tests.training.fake import FakeModel, make_recipe
@@ -74,3 +75,18 @@ def test_the_learning_rate_is_set_everywhere() -> None:
     _, optimiser = _trained()
     set_learning_rate(optimiser, 0.5)
     assert [group["lr"] for group in optimiser.param_groups] == [0.5]
+
+
+@pytest.mark.parametrize("options", [{}, {"parametrization": "factors"}, {"algebra": "quaternion"}])
+def test_h_decays_as_the_dense_weight_does(options: dict[str, str]) -> None:
+    """Were the rule to decay beside the components, H would decay twice as fast, or four times."""
+    settings = make_recipe(optimizer="adamw", weight_decay=0.5, learning_rate=0.1).training
+    left = []
+    for layer in (PHMLinear(8, 8, n=1), PHMLinear(8, 8, n=4, **options)):
+        before = layer.weight.detach().clone()
+        optimiser = build_optimiser(layer, settings)
+        for parameter in layer.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimiser.step()
+        left.append((layer.weight.detach().norm() / before.norm()).item())
+    assert left == pytest.approx([0.95, 0.95], rel=1e-5)
