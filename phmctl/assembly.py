@@ -25,6 +25,7 @@ from phmctl.nn.composition import (
     HierarchicalComposition,
     LinearComposition,
     ScalarComposition,
+    begin_as_base,
 )
 from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.linear import PHMLinear
@@ -198,14 +199,14 @@ def _over_layers(section: StackSection, builder: LinearBuilder, layers: int, pla
     maps, width = _composing(section, builder.sublayer()), section.width
     match section.compose_layers:
         case "linear":
-            return LinearComposition(maps, [width] * layers, width)
+            return _begun(section, LinearComposition(maps, [width] * layers, width))
         case "scalar":
             return ScalarComposition(layers, builder.device)
         case "hierarchical":
             return HierarchicalComposition(maps, layers, width, section.upsize * section.feed_forward)
         case "bilinear":
             rank, widths = section.pooling_rank, [width] * layers
-            return BilinearComposition(maps, widths, width, rank, first_order=section.first_order)
+            return _begun(section, BilinearComposition(maps, widths, width, rank, first_order=section.first_order))
     return None
 
 
@@ -219,10 +220,19 @@ def _over_heads(section: StackSection, builder: LinearBuilder, place: Place) -> 
             width = inner // section.heads
             return HierarchicalComposition(maps, section.heads, width, inner, section.width, joined=True)
         case "bilinear":
-            return BilinearComposition(
-                maps, [inner], section.width, section.pooling_rank, first_order=section.first_order
+            rank = section.pooling_rank
+            return _begun(
+                section, BilinearComposition(maps, [inner], section.width, rank, first_order=section.first_order)
             )
     return None
+
+
+def _begun(
+    section: StackSection, composition: LinearComposition | BilinearComposition
+) -> LinearComposition | BilinearComposition:
+    if section.composition_start == "base":
+        begin_as_base(composition)
+    return composition
 
 
 def _composes(section: StackSection, place: Place) -> bool:

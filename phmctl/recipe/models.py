@@ -102,6 +102,8 @@ class StackSection(LinearSection):
     composition_rank: Width | None = None  # r of bilinear; by default the width
     first_order: bool = True  # bilinear: append a 1 to the parts, for features of first order (eq. 11)
     composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: the composition's maps are, whatever the others
+    # base: linear and bilinear ones begin as what they replace, so that a model with --init goes on from that run
+    composition_start: Literal["random", "base"] = "random"
 
     @model_validator(mode="after")
     def _fit_heads_and_positions(self) -> Self:
@@ -123,7 +125,20 @@ class StackSection(LinearSection):
                 self._check_parts("compose_layers", self.compose_layers, key, layers)
         if self.compose_heads != "none":
             self._check_parts("compose_heads", self.compose_heads, "heads", self.heads)
+        if self.composition_start == "base":
+            self._check_start()
         return self
+
+    def _check_start(self) -> None:
+        """Refuse to begin as the base model where a composition cannot be that."""
+        kinds = {self.compose_layers, self.compose_heads} - {"none"}
+        learned = self.composition_maps == "algebra" and self.algebra == "phm" and self.n > 1
+        if not kinds or kinds - {"linear", "bilinear"}:
+            raise ValueError("composition_start: base wants compositions that can be it: linear or bilinear")
+        if "bilinear" in kinds and (self.pooling_rank != self.width or not self.first_order):
+            raise ValueError(f"composition_start: base wants first_order, and composition_rank = width = {self.width}")
+        if learned and (self.rules, self.parametrization) != ("separate", "rule"):
+            raise ValueError("composition_start: base wants rules: separate and parametrization: rule")
 
     @staticmethod
     def _check_parts(key: str, kind: str, counted: str, parts: int) -> None:

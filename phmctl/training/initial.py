@@ -1,6 +1,7 @@
 """``training.initialise_from``: begin with the tensors of another run, as in fine-tuning.
 
-Every tensor of the same name and shape is taken. What a person must know is said, and kept in the new run's
+Every tensor of the same name and shape is taken; with ``model.composition_start: base`` also attention's output maps,
+by the compositions of heads that begin as these. What a person must know is said, and kept in the new run's
 environment: the source run, its checkpoint and SHA-256, and which tensors were taken, are new, or were left.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
 _WIDTHS = ("kind", "width", "embedding_width")  # keys of a model's section that all tensors depend on
+_OUTPUT = re.compile(r"attention\.output\.(?=[^.]+$)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -85,7 +87,7 @@ def find_start(recipe: Recipe, task: "Task") -> Start | None:
     _check_model(run, recipe)
     task.check_vocabulary(run)
     name = "best" if "best" in run.checkpoint_names() else "last"
-    return run.use(name, lambda found: _read(run, run.checkpoint(found), task))
+    return run.use(name, lambda found: _read(run, run.checkpoint(found), task, recipe))
 
 
 def take(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -110,16 +112,25 @@ def _check_model(run: Run, recipe: Recipe) -> None:
             )
 
 
-def _read(run: Run, folder: Path, task: "Task") -> Start:
+def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     found = read_checkpoint(folder, ("model",))
     theirs = found.tensors["model"]
     own = {name: tensor.shape for name, tensor in model_tensors(task.build_model(torch.device("meta"))).items()}
-    taken = {name: tensor for name, tensor in theirs.items() if own.get(name) == tensor.shape}
+    heads = _outputs(theirs) if getattr(recipe.model, "composition_start", None) == "base" else {}
+    taken = {name: tensor for name, tensor in {**heads, **theirs}.items() if own.get(name) == tensor.shape}
     if not taken:
         raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
-    new, left = (tuple(name for name in names if name not in taken) for names in (own, theirs))
+    used = {id(tensor) for tensor in taken.values()}
+    new = tuple(name for name in own if name not in taken)
+    left = tuple(name for name, tensor in theirs.items() if id(tensor) not in used)
     digest = checkpoint_digest(folder, "model")
     return Start(run.folder, folder.name, int(found.state["step"]), digest, taken, new, left)
+
+
+def _outputs(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return attention's output maps by the names that they have in a bilinear composition of the heads."""
+    found = ((_OUTPUT.sub("attention.output.V.maps.0.", name), tensor) for name, tensor in tensors.items())
+    return {name: tensor for name, tensor in found if name not in tensors}
 
 
 def _folded(names: Iterable[str]) -> str:

@@ -16,7 +16,9 @@ from phmctl.nn.composition import (
     HierarchicalComposition,
     LinearComposition,
     ScalarComposition,
+    begin_as_base,
 )
+from phmctl.nn.linear import PHMLinear
 
 CHOICES = [("real", 1), ("phm", 2), ("quaternion", 4)]
 N, WIDTH, RANK = 4, 8, 12
@@ -238,3 +240,17 @@ def test_what_does_not_fit() -> None:
     for few, many in pairwise([1, 2]):
         with pytest.raises(DimensionError, match=f"{few} parts for a composition of {many}"):
             LinearComposition(builder, [8] * many, 8)([torch.zeros(1, 8)] * few)
+
+
+@pytest.mark.parametrize(("algebra", "n"), CHOICES)
+@pytest.mark.parametrize("kind", ["linear", "bilinear", "heads-bilinear"])
+def test_a_composition_can_begin_as_what_it_replaces(kind: str, algebra: str, n: int) -> None:
+    """The top layer's output, or one linear map of the heads; and every map has a gradient at once."""
+    rank = N * WIDTH if kind.startswith("heads") else WIDTH
+    model, parts = build(kind, algebra, n, rank=rank), parts_of(kind)
+    begin_as_base(model)  # type: ignore[arg-type]
+    expected = parts[-1] if isinstance(parts, list) else model.V(parts)  # type: ignore[operator]
+    torch.testing.assert_close(model(parts), expected, rtol=1e-12, atol=1e-12)
+    model(parts).square().sum().backward()
+    maps = [own for own in model.modules() if isinstance(own, PHMLinear)]
+    assert all((own.weight if own.n == 1 else own.S).grad.abs().max() > 0 for own in maps)
