@@ -153,35 +153,50 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     text: Sequence[int] = ()
+    plain: bool = False
 
     def show(self) -> None:
         """Print it on stdout."""
-        print_table(self.title, self.columns, self.rows, text=self.text)
+        print_table(self.title, self.columns, self.rows, text=self.text, plain=self.plain)
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, text: Sequence[int] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    text: Sequence[int] = (),
+    plain: bool = False,
 ) -> None:
     """Print a table on stdout; raises as :func:`emit` does.
+
+    Cells are broken between words only, so that names can be copied; a table whose words need more is wider than the
+    terminal.
 
     Args:
         title: the line above the table.
         columns: the headings.
         rows: one sequence a row, as long as `columns`; cells are converted with ``str``.
         text: the columns beside the first that hold text, aligned left; the others are aligned right.
+        plain: draw no lines, for tables of many columns.
     """
+    from rich.box import HEAVY_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=printable(title), title_justify="left", header_style="bold")
+    look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0)} if plain else {"box": HEAVY_HEAD}
+    table = Table(title=printable(title), title_justify="left", header_style="bold", **look)
     for index, column in enumerate(columns):
         table.add_column(printable(column), justify="left" if index in (0, *text) else "right", overflow="fold")
     for row in rows:
         table.add_row(*(printable(str(cell)) for cell in row))
     terminal, shown = Console().is_terminal, io.StringIO()
-    width = None if terminal else 160
-    Console(file=shown, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False).print(table)
-    emit(shown.getvalue())
+    width = Console().width if terminal else 160
+    look = {"force_terminal": terminal, "highlight": False, "markup": False, "emoji": False}
+    console = Console(file=shown, width=width, **look)
+    console.width = max(width, console.measure(table).minimum)
+    console.print(table)
+    emit("".join(f"{line.rstrip()}\n" for line in shown.getvalue().splitlines()))
 
 
 @contextmanager

@@ -155,6 +155,12 @@ def train(
         if run is None:
             raise UserError("train wants a recipe, or the run that it shall continue: --resume RUN")
         recipe = run.recipe
+    if tag is not None:
+        from phmctl.runs.find import check_tag
+
+        check_tag(tag)
+        if run is not None or resume is True:
+            raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
     begun = None if init is None else str(init)
     common = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun

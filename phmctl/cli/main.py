@@ -23,6 +23,8 @@ from phmctl.cli.eval import evaluate
 from phmctl.cli.export import export
 from phmctl.cli.options import Once
 from phmctl.cli.prepare_data import prepare_data
+from phmctl.cli.recipes import recipes
+from phmctl.cli.runs import runs
 from phmctl.cli.serve import serve
 from phmctl.cli.train import TrainCommand, train
 from phmctl.console import note, stdout_refused
@@ -81,6 +83,8 @@ app.command("eval")(evaluate)
 app.command("compare")(compare)
 app.command("serve")(serve)
 app.command("export")(export)
+app.command("recipes")(recipes)
+app.command("runs")(runs)
 app.command("count-params")(count_params)
 app.add_typer(bench, name="bench")
 

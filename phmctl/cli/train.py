@@ -64,6 +64,9 @@ def train(
     checkpoint: Annotated[
         str | None, typer.Option(help="With --resume, where to continue from: last (default), best or step-N.")
     ] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="A name for the new run, which `phmctl runs` shows and other commands take.")
+    ] = None,
     processes: Annotated[
         int, typer.Option(min=1, help="Train in so many processes on this machine; torchrun starts them on several.")
     ] = 1,
@@ -92,7 +95,7 @@ def train(
     from phmctl import verbs
 
     how = True if resume == _NEWEST else resume or False
-    where: dict[str, Any] = {"data": data, "runs": runs, "resume": how, "checkpoint": checkpoint or "last"}
+    where: dict[str, Any] = {"data": data, "runs": runs, "resume": how, "checkpoint": checkpoint or "last", "tag": tag}
     result = verbs.train(what, **given, settings=settings or (), **where, quiet=False)
     if place().rank > 0:
         raise typer.Exit(result.exit_code)

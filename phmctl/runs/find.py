@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phmctl.checkpoints import saved_steps
 from phmctl.console import note
-from phmctl.errors import RunError, nearest
+from phmctl.errors import RunError, UserError, nearest
 from phmctl.files import sync_folder
 from phmctl.runs.names import CHECKPOINTS, ENVIRONMENT, EXPORT, RECIPE
 
@@ -125,6 +125,12 @@ def _below(folder: Path, depth: int = 3) -> Iterator[Path]:
         inner = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
         for each in inner if depth else ():
             yield from _below(each, depth - 1)
+
+
+def check_tag(tag: str) -> None:
+    """Refuse (UserError) a tag that is no plain name: it stands where paths do."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", tag):
+        raise UserError(f"--tag {tag}: want a name of letters, digits, '.', '_', '+' and '-', 64 at most")
 
 
 def _tag(folder: Path) -> str | None:

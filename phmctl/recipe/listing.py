@@ -1,0 +1,33 @@
+"""The shipped recipes, as ``phmctl recipes`` tells of them."""
+
+from typing import Any
+
+from phmctl.errors import RecipeError
+from phmctl.recipe.documents import read_dumped
+from phmctl.recipe.loading import find_recipe, load_recipe
+from phmctl.shipped import shipped, shipped_names
+
+
+def list_recipes() -> list[dict[str, str]]:
+    """Return ``name``, ``task`` and ``description`` of each shipped recipe, by name. The schema is not asked."""
+    return [_describe(name) for name in shipped_names("recipes")]
+
+
+def _describe(name: str) -> dict[str, str]:
+    content = read_dumped(shipped("recipes") / f"{name}.yaml", RecipeError).content
+    found = {"task": content.get("task", "translation"), "description": content.get("description", "")}
+    return {"name": name, **{key: str(value) for key, value in found.items()}}
+
+
+def describe_recipe(name: str) -> dict[str, Any]:
+    """Return a recipe as it is written (``text``), where, and every key with its value (``recipe``).
+
+    Args:
+        name: a path or a shipped name.
+
+    Raises:
+        RecipeError: there is none, or it is wrong.
+    """
+    path = find_recipe(name)
+    recipe = load_recipe(name).model_dump()
+    return {"name": recipe["name"], "path": str(path), "text": path.read_text(encoding="utf-8"), "recipe": recipe}
