@@ -33,7 +33,7 @@ FLOORS = (
     {"decoding"},
     {"tasks"},
     {"training", "accounting", "benchmarks", "export", "inference"},
-    {"comparison"},
+    {"comparison", "sweeps"},
     {"serving", "verbs", "probes"},
     {"cli", "__main__"},
 )

@@ -61,13 +61,11 @@ N = Annotated[int | None, typer.Option("--n", help="The PHM hyperparameter: abou
 Algebra = Annotated[
     str | None, typer.Option(help="real, complex, quaternion, octonion, sedenion or phm (a learned rule).")
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, dropout and batch order.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Execution = Annotated[
     str | None,
     typer.Option(help="How PHM maps are applied: auto, dense, factored or rank (decomposes the rules, once)."),
 ]
-Steps = Annotated[int | None, typer.Option(help="Optimiser steps.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any recipe key: training.clip=1.0. Repeatable."),

@@ -1,6 +1,7 @@
 """``phmctl train``."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from phmctl.errors import RecipeError, RunError, UserError
 if TYPE_CHECKING:
     from phmctl.recipe.loading import RecipeLike
     from phmctl.recipe.schema import Recipe
+    from phmctl.training.train import TrainingResult
 
 _MEMORY = ("parameters", "gradients", "moments", "activations", "total")
 
@@ -36,11 +38,13 @@ class TrainCommand(TyperCommand):
 
 def train(
     recipe: options.OptionalRecipe = None,
-    n: options.N = None,
+    n: Annotated[
+        str | None, typer.Option("--n", help="The PHM hyperparameter: about 1/n of the parameters; 1 is real.")
+    ] = None,
     algebra: options.Algebra = None,
-    seed: options.Seed = None,
+    seed: Annotated[str | None, typer.Option(help="Seed of initialisation, dropout and batch order.")] = None,
     device: options.Device = None,
-    steps: options.Steps = None,
+    steps: Annotated[str | None, typer.Option(help="Optimiser steps.")] = None,
     execution: Annotated[
         str | None,
         typer.Option(help="How the maps are applied: auto, dense, factored, rank (a learned rule: held as factors)."),
@@ -70,16 +74,33 @@ def train(
     processes: Annotated[
         int, typer.Option(min=1, help="Train in so many processes on this machine; torchrun starts them on several.")
     ] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Of a sweep, cells at once; the threads are divided among them.")
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Print one command a cell, for a scheduler's job array; train nothing.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show recipe, parameters, batch and memory; train nothing.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Train a recipe's model on its prepared data; the run directory is printed at the end."""
+    """Train a recipe's model on its prepared data; the run directory is printed at the end.
+
+    Several values make a sweep of all their cells: --n 1,4 --seed 1,2,3 --set model.dropout=0.1,0.3. Finished cells are
+    left alone, stopped ones go on. Quotes keep a comma in a value: --set 'description="one, two"'.
+    """
     if checkpoint is not None and resume is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
     given: dict[str, Any] = {"n": n, "algebra": algebra, "seed": seed, "device": device, "steps": steps}
     given |= {"execution": execution, "init": init}
+    single = {"--resume": resume not in (None, "auto"), "--checkpoint": checkpoint, "--dry-run": dry_run}
+    single |= {"--processes": processes > 1 or place().processes > 1}
+    where: dict[str, Any] = {"data": data, "runs": runs, "tag": tag}
+    code = _sweep(recipe, given, settings or (), where, single, jobs, list_, json)
+    if code is not None:
+        raise typer.Exit(code)
+    given |= _numbers(n=n, seed=seed, steps=steps)
     what, resume = _what(recipe, resume)
     if dry_run:
         from phmctl.recipe.loading import common_overrides, resolve
@@ -95,17 +116,57 @@ def train(
     from phmctl import verbs
 
     how = True if resume == _NEWEST else resume or False
-    where: dict[str, Any] = {"data": data, "runs": runs, "resume": how, "checkpoint": checkpoint or "last", "tag": tag}
+    where |= {"resume": how, "checkpoint": checkpoint or "last"}
     result = verbs.train(what, **given, settings=settings or (), **where, quiet=False)
-    if place().rank > 0:
-        raise typer.Exit(result.exit_code)
+    if place().rank == 0:
+        _report(result, json)
+    raise typer.Exit(result.exit_code)
+
+
+def _report(result: "TrainingResult", json: bool) -> None:
+    """Print where the run is, and how long it took."""
     if json:
         emit_json(result.as_json())
     elif result.exit_code == 0:
         before = f" ({result.steps} in all)" if result.steps_now < result.steps else ""
         note(f"{result.steps_now} steps in {result.seconds:.1f} s{before}; the run is in:")
         emit(f"{result.run.folder}\n")
-    raise typer.Exit(result.exit_code)
+
+
+def _numbers(**given: str | None) -> dict[str, int]:
+    from phmctl.recipe.loading import whole_number
+
+    return {name: whole_number(f"--{name}", text) for name, text in given.items() if text is not None}
+
+
+def _sweep(
+    recipe: str | None,
+    given: Mapping[str, str | None],
+    settings: Sequence[str],
+    where: Mapping[str, Any],
+    single: Mapping[str, Any],
+    jobs: int | None,
+    listed: bool,
+    json: bool,
+) -> int | None:
+    """Train the cells of a sweep, or print their commands, if one is asked for; return the exit code."""
+    from phmctl.sweeps.train import Sweep, refuse_with_sweep, sweep
+
+    wanted = jobs is not None or listed
+    asked = None if recipe is None else Sweep.of(recipe, given, settings, **where)
+    if asked is None and wanted:
+        raise UserError("--jobs and --list are for a sweep, which wants a RECIPE")
+    if asked is None or not (wanted or asked.many):
+        return None
+    refuse_with_sweep(single)
+    if listed:
+        emit_json(asked.commands()) if json else emit("".join(f"{line}\n" for line in asked.commands()))
+        return 0
+    report = sweep(asked, jobs or 1)
+    emit_json(report.as_json()) if json else report.table().show()
+    for remark in report.remarks():
+        note(remark)
+    return report.exit_code
 
 
 def _what(recipe: str | None, resume: str | None) -> "tuple[RecipeLike, str | None]":

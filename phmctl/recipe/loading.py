@@ -1,6 +1,6 @@
 """Loading recipes: by path or shipped name, with overrides, every problem reported at once with its line or option."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ RecipeLike = str | Path | Mapping[str, Any] | Recipe
 FORMAT = 1  # of the recipe that a run keeps; what has no number is of format 1, too
 
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
+_NUMBERS = ("n", "seed", "steps")
 _COMMON |= {"init": "training.initialise_from"}
 _COMMON |= {"device": "training.device", "steps": "training.steps", "execution": "model.execution"}
 
@@ -48,6 +49,28 @@ def common_overrides(**options: object) -> list[Override]:
     if n is None and algebra is not None and algebra != "phm":
         overrides.append(Override(_COMMON["n"], 1, f"--algebra {algebra}"))
     return overrides
+
+
+def whole_number(option: str, text: str) -> int:
+    """Return an option's value as a number; raises RecipeError where it is none."""
+    if not text.strip().isdecimal():
+        raise RecipeError(f"{option} {text}: want a whole number; commas part several, which make a sweep")
+    return int(text)
+
+
+def override(options: Iterable[tuple[str, str]]) -> list[str | Override]:
+    """Return what options of a command line set, given as text: ``("--n", "4")``, ``("--set", "training.clip=1.0")``.
+
+    Raises:
+        RecipeError: a number is none.
+    """
+    pairs = list(options)
+    common: dict[str, object] = {}
+    for option, value in pairs:
+        name = option.removeprefix("--")
+        if option != "--set":
+            common[name] = whole_number(option, value) if name in _NUMBERS else value
+    return [*common_overrides(**common), *(value for option, value in pairs if option == "--set")]
 
 
 def find_recipe(name: str) -> Path:

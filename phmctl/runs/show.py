@@ -17,14 +17,14 @@ def run_tables(found: Sequence[Summary | Damaged]) -> Iterator[Table]:
         runs = list(group)
         metrics = {run.best.metric for run in runs if run.best is not None}
         best = metrics.pop() if len(metrics) == 1 else "best"
-        columns = {
+        columns: dict[str, list[str]] = {
             "run": [run.run.name.partition("/")[2] for run in runs],
             "changed": [changes(run) for run in runs],
             "tag": [run.tag or "" for run in runs],
             "seed": [str(run.recipe.training.seed) for run in runs],
             "steps": [f"{run.step}/{run.recipe.training.steps}" for run in runs],
             "state": [run.state for run in runs],
-            best: [_score(run, best) for run in runs],
+            best: [score(run, best) for run in runs],
             "params": [_millions(run) for run in runs],
             "min": [_NONE if run.minutes is None else f"{run.minutes:.1f}" for run in runs],
         }
@@ -58,7 +58,8 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def _score(run: Summary, metric: str) -> str:
+def score(run: Summary, metric: str = "") -> str:
+    """Return a run's best figure; with its metric's name, unless that is `metric`."""
     if run.best is None:
         return _NONE
     figure = f"{run.best.value:.4g}"

@@ -27,8 +27,6 @@ def root(tmp_path: Path, tiny_run: Run) -> Path:
     base = tmp_path / "miniature/phm-n4"
     changes = (("", ""), ("dropout: 0.1\n", "dropout: 0.4\n"), ("seed: 1\n", "seed: 2\n"))
     for number, (old, new) in enumerate(changes, 1):
-        (("", ""), ("dropout: 0.1\n", "dropout: 0.4\n"), ("seed: 1\n", "seed: 2\n")), 1
-    ):
         shutil.copytree(tiny_run.folder, base / f"v{number:03d}")
         recipe = base / f"v{number:03d}/recipe.yaml"
         recipe.write_text(recipe.read_text().replace(old, new, 1))

@@ -1,0 +1,28 @@
+"""Several processes at once: their answers, codes and last words."""
+
+import pytest
+
+from phmctl import __version__
+from phmctl.errors import UserError
+from phmctl.sweeps.pool import Job, check_jobs, run_jobs, threads_each
+
+
+def test_one_that_fails_stops_no_other() -> None:
+    jobs = [Job("bad", ["recipes", "hamiltn"]), Job("good", ["--version"])]
+    seen: list[tuple[str, int | None]] = []
+    assert run_jobs(jobs, 1, lambda job, line: seen.append((job.label, job.code))) is None
+    assert [job.code for job in jobs] == [2, 0]
+    assert jobs[1].answer == f"phmctl {__version__}\n"
+    assert jobs[0].problem.startswith("error: no recipe 'hamiltn'")
+    assert seen[0] == ("bad", None)
+    assert seen[-2:] == [("good", None), ("good", 0)]
+    assert [code for _, code in seen].count(2) == 1
+
+
+def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert [threads_each(jobs) for jobs in (1, 2, 3, 7, 9)] == [7, 3, 2, 1, 1]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert threads_each(1) >= 1
+    with pytest.raises(UserError, match="--jobs 99999: this machine has"):
+        check_jobs(99999)

@@ -1,0 +1,139 @@
+"""Sweeps of real trainings: all cells, what is finished, stopped or fails, the commands for a scheduler."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from phmctl.checkpoints import checkpoint_digest
+from phmctl.cli.main import app
+from phmctl.errors import RecipeError, UserError
+from phmctl.recipe.loading import dump_recipe
+from phmctl.runs import Run
+from phmctl.runs.metrics import read_metrics
+from phmctl.runs.summary import Summary, list_runs
+from phmctl.training.train import train
+from tests.training.copying import copying_recipe, prepare_copying
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    prepare_copying(root)
+    return root
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "copying.yaml"
+    path.write_text(dump_recipe(copying_recipe(n=2, steps=4)))
+    return path
+
+
+def call(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, ["train", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def known(root: Path) -> dict[tuple[int, int], Summary]:
+    """The runs, by n and seed."""
+    found = [run for run in list_runs((), root) if isinstance(run, Summary)]
+    return {(run.recipe.model.dimension, run.recipe.training.seed): run for run in found}
+
+
+def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(data: Path, recipe: Path, tmp_path: Path) -> None:
+    where = ["--data", data, "--runs", tmp_path / "runs"]
+    spoilt = "training.learning_rate=0.001,1e30"  # the second: NaN at once
+    first = call(recipe, *where, "--set", spoilt, "--jobs", 2, "--tag", "grid", "--json")
+    assert first.exit_code == 1
+    cells = {cell["cell"]: cell for cell in json.loads(first.stdout)["cells"]}
+    assert [cells[f"learning_rate={rate}"]["state"] for rate in ("0.001", "1e30")] == ["finished", "failed"]
+    assert "failed: learning_rate=1e30" in first.stderr
+    assert "NaN" in cells["learning_rate=1e30"]["problem"] or "finite" in cells["learning_rate=1e30"]["problem"]
+    assert all(run.tag == "grid" for run in list_runs((), tmp_path / "runs") if isinstance(run, Summary))
+
+    again = call(recipe, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2")
+    assert again.exit_code == 0, again.stderr
+    assert "1 of 2 cells: nothing to do" in again.stderr
+    assert "[2/2] seed=2: finished" in again.stderr
+    rows = [line.split() for line in again.stdout.splitlines() if line.startswith("seed=")]
+    assert [row[:2] for row in rows] == [["seed=1", "finished"], ["seed=2", "finished"]]
+    assert Run.open(rows[1][-1]).recipe.training.seed == 2
+
+
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(data: Path, recipe: Path, tmp_path: Path) -> None:
+    """SIGTERM: the cell saves and the sweep ends; the same command finishes it, and starts what was waiting."""
+    settings = ["training.steps=200", "training.save_every=200", "training.validate_every=100", "training.log_every=1"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    where = ["--data", str(data), "--runs", str(tmp_path / "runs")]
+    command = [sys.executable, "-m", "phmctl", "train", str(recipe), "--seed", "1,2", *options, *where]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "runs/copying/phm-n2/v001/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not read_metrics(metrics) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "2 of 2 cells are not finished; the same command goes on with them" in errors
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("seed=")] == ["stopped", "waiting"]
+    (stopped,) = known(tmp_path / "runs").values()
+    assert (stopped.state, 0 < stopped.step < 200) == ("stopped", True)
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.count("finished") == 2
+    found = known(tmp_path / "runs")
+    assert {run.state for run in found.values()} == {"finished"}
+    changes = {"steps": 200, "save_every": 200, "validate_every": 100, "log_every": 1}
+    undisturbed = train(copying_recipe(n=2, **changes), data=data, runs=tmp_path / "other", quiet=True).run
+    assert found[2, 1].recipe == undisturbed.recipe
+    digests = [checkpoint_digest(run.checkpoint("last"), "model") for run in (found[2, 1].run, undisturbed)]
+    assert digests[0] == digests[1]
+
+
+def test_the_listed_commands_train_the_cells(data: Path, recipe: Path, tmp_path: Path) -> None:
+    where = ["--data", data, "--runs", tmp_path / "runs"]
+    listed = call(recipe, "--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"', *where, "--list")
+    commands = listed.stdout.splitlines()
+    assert len(commands) == 4
+    assert not (tmp_path / "runs").exists()
+    name, *arguments = shlex.split(commands[1])
+    assert name == "phmctl"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for said in ("the run is in", "nothing left to train"):  # a second time there is nothing to do
+        done = subprocess.run(
+            [sys.executable, "-m", "phmctl", *arguments], capture_output=True, text=True, check=True, env=environment
+        )
+        assert said in done.stderr
+    ((n, seed),) = known(tmp_path / "runs")
+    assert (n, seed) == (1, 2)
+    assert known(tmp_path / "runs")[1, 2].recipe.description == "a, b"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "1,2", "--resume"], "--resume is for one training"),
+        (["--seed", "1,2", "--processes", 2], "--processes is for one training.*--jobs"),
+        (["--seed", "1,2", "--dry-run"], "--dry-run is for one training.*--list"),
+        (["--seed", "1,2", "--jobs", 999], "--jobs 999: this machine has"),
+        (["--n", "2,3"], r"n = 3 does not divide(.|\n)*in the cell n=3"),
+        (["--seed", "1,x"], "--seed x: want a whole number"),
+        (["--seed", "1,,2"], "a value between two commas is empty"),
+        (["--steps", "2,4", "--list"], "the cells steps=2 and steps=4 could be continued as one another"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(recipe: Path, tmp_path: Path, options: list[str], message: str) -> None:
+    with pytest.raises((UserError, RecipeError), match=message) as caught:
+        call(recipe, "--runs", tmp_path / "runs", *options)
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "runs").exists()
