@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phmctl.accounting.multiplications import multiplications
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
+from phmctl.benchmarks.training import variants_of
 from phmctl.benchmarks.uncached import Uncached
 from phmctl.console import Table
 from phmctl.data.prepared.folder import PreparedData
@@ -24,6 +26,7 @@ from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import plan
 from phmctl.devices import pick_device, set_threads
+from phmctl.errors import check_known
 from phmctl.models.transformer import Transformer
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
@@ -33,6 +36,7 @@ LENGTHS = (8, 16, 32, 64, 128)  # output lengths at which a step is timed
 _SGEMM = "sgemm"  # a candidate's name
 _WHOLE = {"forward": True, "decoder": False}  # what an uncached step runs anew
 _SIDE, _PRODUCTS = 1024, 20  # of the square matrices that give the machine's sgemm rate; how many products a sample
+_COUNTED = 32  # sentences whose multiplications are counted
 _NEVER = -1e4  # added to the logit of EOS
 
 
@@ -83,7 +87,8 @@ class DecodingRow:
         candidate: the recipe's variant, or ``dense``.
         seconds: for the whole workload.
         sentences_per_second: at the median.
-        speed: relative to the dense twin's, within a round.
+        speed: relative to the baseline's, within a round.
+        allowed: the speed that multiplications alone would give, relative to the baseline's.
         sgemm_share: decoder weights × beams × output tokens × 2 a second, over the machine's sgemm rate, at the
             medians. Weights are counted as dense matrices, however the layer computes; the encoder is not counted.
         uncached: by what a step runs anew. ``forward``: the decoder and the vocabulary at every position, as a call of
@@ -94,6 +99,7 @@ class DecodingRow:
     seconds: Spread
     sentences_per_second: float
     speed: Spread
+    allowed: float
     sgemm_share: float
     uncached: Mapping[str, Alone]
 
@@ -117,6 +123,7 @@ class DecodingBench:
     beam: int
     batch_tokens: int
     sgemm_rate: float
+    baseline: str
     uncached_sentences: int
     uncached_tokens: int
     rows: Sequence[DecodingRow]
@@ -131,13 +138,17 @@ class DecodingBench:
         models = Table(
             f"{self.recipe}: {self.sentences} sentences, beam {self.beam}, {self.device}, "
             f"{self.threads} threads; sgemm {self.sgemm_rate / 1e9:.0f} GFLOP/s",
-            ("model", "seconds", "sentences/s", "speed / dense", "of sgemm", "over forward anew", "over decoder anew"),
+            (
+                *("model", "seconds", "sentences/s", f"speed / {self.baseline}", "products allow", "of sgemm"),
+                *(f"over {kind} anew" for kind in self.rows[0].uncached),
+            ),
             [
                 (
                     r.candidate,
                     f"{r.seconds.median:.2f}",
                     f"{r.sentences_per_second:.0f}",
                     r.speed,
+                    f"{r.allowed:.2f}",
                     f"{r.sgemm_share:.0%}",
                     *(f"{alone.speedup:.1f}×" for alone in r.uncached.values()),
                 )
@@ -157,6 +168,7 @@ def bench_decoding(
     uncached: int = 40,
     rounds: int = 5,
     lengths: Sequence[int] = LENGTHS,
+    baseline: str = "dense",
 ) -> DecodingBench:
     """Measure beam search on a split of a recipe's prepared data.
 
@@ -165,12 +177,14 @@ def bench_decoding(
         data: the data folder.
         split: whose sources are searched, to the lengths of their references.
         sentences: how many, evenly chosen.
-        uncached: how many of them are searched without cache and batching too.
+        uncached: how many of them are searched without cache and batching too; 0 leaves that out.
         rounds: samples of each candidate.
         lengths: output lengths at which a step is timed.
+        baseline: ``dense``; of a composed model also ``base``, its dense twin without compositions.
 
     Raises:
         DataError: the data is not prepared, or has no such split.
+        UserError: there is no such candidate.
     """
     prepared = PreparedData.find(recipe.data, data)
     rows = prepared.split(split)
@@ -179,7 +193,9 @@ def bench_decoding(
         [len(rows.target[row]) for row in range(len(rows))],
     )
     sizes = (prepared.tokenizers.source.size, prepared.tokenizers.target.size)
-    return measure(recipe, work.take(sentences), sizes, uncached=uncached, rounds=rounds, lengths=lengths)
+    return measure(
+        recipe, work.take(sentences), sizes, uncached=uncached, rounds=rounds, lengths=lengths, baseline=baseline
+    )
 
 
 def measure(
@@ -190,21 +206,28 @@ def measure(
     uncached: int,
     rounds: int,
     lengths: Sequence[int] = LENGTHS,
+    baseline: str = "dense",
 ) -> DecodingBench:
     """Measure a recipe's untrained model, for tokenizers of these sizes, on a workload; see :func:`bench_decoding`."""
     device = pick_device(recipe.training.device)
     set_threads(recipe.training.threads)
-    models = _models(recipe, vocabularies, device)
+    recipes = variants_of(recipe)
+    check_known("candidate", baseline, list(recipes))
+    models = {name: _model(each, vocabularies, device) for name, each in recipes.items()}
     few = work.take(uncached)
     candidates: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
         candidates[name] = _searcher(model, work, recipe, vocabularies[1])
-        for kind, whole in _WHOLE.items():
+        for kind, whole in _WHOLE.items() if uncached else ():
             alone = Uncached(model, whole=whole)
             candidates[_alone(name, kind)] = _searcher(alone, few, recipe, vocabularies[1], one_by_one=True)
     candidates[_SGEMM] = _sgemm(device)
     with watched("searches", len(candidates), rounds) as advance:
-        timings = compare(candidates, rounds=rounds, baseline="dense", warmup=1, device=device, advance=advance)
+        timings = compare(candidates, rounds=rounds, baseline=baseline, warmup=1, device=device, advance=advance)
+    sample = work.take(_COUNTED)
+    products = {
+        name: multiplications(_searcher(each, sample, recipe, vocabularies[1])) for name, each in models.items()
+    }
     return DecodingBench(
         recipe=recipe.name,
         device=str(device),
@@ -216,7 +239,11 @@ def measure(
         sgemm_rate=_sgemm_rate(timings),
         uncached_sentences=len(few.sources),
         uncached_tokens=few.tokens,
-        rows=[_row(name, model, recipe, work, few, timings) for name, model in models.items()],
+        baseline=baseline,
+        rows=[
+            _row(name, model, recipes[name], work, few, timings, products[baseline] / products[name])
+            for name, model in models.items()
+        ],
         step_seconds=_step_seconds(models["dense"], work, recipe, vocabularies[1], lengths),
     )
 
@@ -232,13 +259,11 @@ def applied_weights(settings: TransformerSection, vocabulary: int) -> int:
     return matrices - memory + vocabulary * settings.width
 
 
-def _models(recipe: TranslationRecipe, sizes: tuple[int, int], device: torch.device) -> dict[str, Transformer]:
-    """Return the candidates by name, the dense twin first."""
-    models = {"dense": build_transformer(recipe.model.dense_twin, *sizes, device).eval()}
+def _model(recipe: TranslationRecipe, sizes: tuple[int, int], device: torch.device) -> Transformer:
+    model = build_transformer(recipe.model, *sizes, device).eval()
     if recipe.model.algebra != "real":
-        models[recipe.variant] = build_transformer(recipe.model, *sizes, device).eval()
-        set_execution(models[recipe.variant], recipe.decoding.execution)
-    return models
+        set_execution(model, recipe.decoding.execution)
+    return model
 
 
 class _Endless:
@@ -303,12 +328,13 @@ def _row(
     work: Workload,
     few: Workload,
     timings: Mapping[str, Timing],
+    allowed: float,
 ) -> DecodingRow:
     seconds, ratio = timings[name].seconds, timings[name].ratio
     weights = applied_weights(recipe.model, len(model.target_embedding.weight))
     operations = 2 * weights * recipe.decoding.beam * work.tokens
     uncached = {}
-    for kind in _WHOLE:
+    for kind in _WHOLE if few.sources else ():
         alone = timings[_alone(name, kind)].seconds
         extrapolated = alone.median * work.tokens / few.tokens
         uncached[kind] = Alone(alone, len(work.sources) / extrapolated, extrapolated / seconds.median)
@@ -317,6 +343,7 @@ def _row(
         seconds=seconds,
         sentences_per_second=len(work.sources) / seconds.median,
         speed=ratio.inverse,
+        allowed=allowed,
         sgemm_share=operations / seconds.median / _sgemm_rate(timings),
         uncached=uncached,
     )

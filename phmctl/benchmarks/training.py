@@ -7,14 +7,16 @@ see the same batches. Ratios are of tokens per second: above 1 is faster than th
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from phmctl.accounting.multiplications import multiplications
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.console import Table
 from phmctl.devices import pick_device, set_threads
+from phmctl.errors import check_known
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.tasks.base import Rival, Task, TaskKind
 from phmctl.tasks.registry import kind_of
@@ -22,6 +24,7 @@ from phmctl.training.optimiser import build_optimiser
 from phmctl.training.precision import build_autocast
 
 Step = Callable[[], object]
+R = TypeVar("R", bound=Recipe)
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class TrainingRow:
     step_seconds: Spread
     target_tokens_per_second: float  # real tokens, at the median
     speed: Spread  # tokens/s relative to the baseline's, within a round
+    multiplications: int  # of a step, the mean of the batches
+    allowed: float  # the speed that multiplications alone would give, relative to the baseline's
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class TrainingBench:
         return Table(
             f"{self.recipe} on {self.device}, {self.threads} threads, {self.precision}; "
             f"{self.real_share:.1%} of the positions are real tokens",
-            ("model", "parameters", "ms a step", "target tokens/s", f"speed / {self.baseline}"),
+            ("model", "parameters", "ms a step", "target tokens/s", f"speed / {self.baseline}", "products allow"),
             [
                 (
                     r.candidate,
@@ -68,6 +73,7 @@ class TrainingBench:
                     r.step_seconds.milliseconds,
                     f"{r.target_tokens_per_second:,.0f}",
                     r.speed,
+                    f"{r.allowed:.2f}",
                 )
                 for r in self.rows
             ],
@@ -84,10 +90,12 @@ def bench_training(
         data: the data folder.
         batches: how many different batches are cycled through.
         rounds: samples of each candidate; a sample is one step on each batch.
-        baseline: ``dense`` or another candidate.
+        baseline: ``dense``; of a composed model also ``base``, its dense twin without compositions; or another
+            candidate.
 
     Raises:
         DataError: the data is not prepared.
+        UserError: there is no such candidate.
     """
     device = pick_device(recipe.training.device)
     set_threads(recipe.training.threads)
@@ -95,10 +103,12 @@ def bench_training(
     task = kind.open(recipe, data)
     sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
     candidates = _candidates(kind, recipe, task, data, device)
+    check_known("candidate", baseline, list(candidates))
     steps = {name: _stepper(rival, training, sample, device) for name, rival in candidates.items()}
     with watched("training steps", len(steps), rounds) as advance:
         timings = compare(steps, rounds=rounds, baseline=baseline, warmup=1, device=device, advance=advance)
     items = sum(batch.target_tokens for batch in sample)
+    products = {name: multiplications(step) / len(sample) for name, step in steps.items()}
     return TrainingBench(
         recipe.name,
         str(device),
@@ -109,7 +119,10 @@ def bench_training(
         getattr(training, training.batch_key),
         kind.real_share(task),
         baseline,
-        [_row(name, candidates[name].model, timing, items, len(sample)) for name, timing in timings.items()],
+        [
+            _row(candidates[name].model, timing, items, len(sample), products[name], products[baseline])
+            for name, timing in timings.items()
+        ],
     )
 
 
@@ -120,10 +133,21 @@ def _candidates(kind: TaskKind[Any], recipe: Recipe, task: Task, data: Path, dev
         total, items = task.loss(model, batch)
         return total / items
 
-    found = {"dense": Rival(kind.open(recipe.dense_twin, data).build_model(device), loss)}
-    if recipe.model.algebra != "real":
-        found[recipe.variant] = Rival(task.build_model(device), loss)
+    recipes = variants_of(recipe)
+    found = {name: Rival(kind.open(each, data).build_model(device), loss) for name, each in recipes.items()}
     return found | dict(kind.rivals(task, device))
+
+
+def variants_of(recipe: R) -> dict[str, R]:
+    """Return the variants of a recipe that are measured: the dense twin first, the base where it composes."""
+    found = {"dense": recipe.dense_twin}
+    if recipe.dense_twin.base is not None:
+        found["base"] = recipe.dense_twin.base
+    if recipe.model.algebra != "real":
+        if recipe.base is not None:
+            found[f"base {recipe.base.variant}"] = recipe.base
+        found[recipe.variant] = recipe
+    return found
 
 
 def _stepper(rival: Rival, training: TrainingSection, sample: Sequence[Any], device: torch.device) -> Step:
@@ -145,13 +169,15 @@ def _stepper(rival: Rival, training: TrainingSection, sample: Sequence[Any], dev
     return steps
 
 
-def _row(name: str, model: nn.Module, timing: Timing, items: int, steps: int) -> TrainingRow:
+def _row(model: nn.Module, timing: Timing, items: int, steps: int, products: float, baseline: float) -> TrainingRow:
     return TrainingRow(
-        name,
+        timing.name,
         sum(p.numel() for p in model.parameters() if p.requires_grad),
         _scaled(timing.seconds, 1 / steps),
         items / timing.seconds.median,
         timing.ratio.inverse,
+        round(products),
+        baseline / products,
     )
 
 

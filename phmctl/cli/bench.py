@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
 
+Against = Annotated[
+    str, typer.Option(help="What speeds are ratios to: dense, the twin; base, the twin without compositions.")
+]
 Rounds = Annotated[int, typer.Option(min=1, help="Samples of each candidate.")]
 AnyDevice = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AnyAlgebra = Annotated[str, typer.Option(help="phm or a fixed algebra.")]
@@ -124,15 +127,23 @@ def bench_train(
     settings: options.Settings = None,
     data: options.DataRoot = None,
     batches: Annotated[int, typer.Option(min=1, help="Different batches in a sample.")] = 4,
+    against: Against = "dense",
     rounds: Rounds = 10,
     json: options.Json = False,
 ) -> None:
-    """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data."""
+    """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data.
+
+    A composed model's base is there too. "products allow": the speed that multiplications alone would give.
+    """
     from phmctl.benchmarks.training import bench_training
     from phmctl.data.prepared.folder import data_root
 
     result = bench_training(
-        _recipe(recipe, n, algebra, device, settings), data or data_root(), batches=batches, rounds=rounds
+        _recipe(recipe, n, algebra, device, settings),
+        data or data_root(),
+        batches=batches,
+        rounds=rounds,
+        baseline=against,
     )
     _show(result.as_json(), lambda: [result.table()], json=json)
 
@@ -147,8 +158,9 @@ def bench_decode(
     data: options.DataRoot = None,
     split: Annotated[str, typer.Option(help="The split whose sentences are translated.")] = "test",
     sentences: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1000,
-    uncached: Annotated[int, typer.Option(min=1, help="How many of them without cache and batches.")] = 40,
+    uncached: Annotated[int, typer.Option(min=0, help="How many of them without cache and batches; 0: none.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each candidate.")] = 5,
+    against: Against = "dense",
     engine: Annotated[
         list[str] | None,
         typer.Option(help="Of a run: torch, onnx, ctranslate2 or ctranslate2:int8; repeatable, the first is 1."),
@@ -157,6 +169,7 @@ def bench_decode(
 ) -> None:
     """Beam search against the dense twin, against no cache and no batches, and against the machine's sgemm.
 
+    A composed model's base is there too. "products allow": the speed that multiplications alone would give.
     With --engine, RECIPE is a trained run, whose engines are measured side by side on its own text.
     """
     if engine:
@@ -172,7 +185,13 @@ def bench_decode(
     kind_of(given).require("bench decode")
     resolved = expect(given, TranslationRecipe)
     result = bench_decoding(
-        resolved, data or data_root(), split=split, sentences=sentences, uncached=uncached, rounds=rounds
+        resolved,
+        data or data_root(),
+        split=split,
+        sentences=sentences,
+        uncached=uncached,
+        rounds=rounds,
+        baseline=against,
     )
     _show(result.as_json(), result.tables, json=json)
 

@@ -183,6 +183,17 @@ class StackSection(LinearSection):
         words = "model.composition_rank = {:,} is above {:,}, all that {} has side by side: no gain, only parameters"
         return tuple(dict.fromkeys(words.format(rank, wide, place) for place, wide in found))
 
+    @property
+    def composes(self) -> bool:
+        """Whether it composes layers or heads."""
+        return (self.compose_layers, self.compose_heads) != ("none", "none")
+
+    @property
+    def uncomposed(self) -> Self:
+        """The same model without compositions: their base."""
+        plain = {"compose_layers": "none", "compose_heads": "none", "composition_rank": None, "first_order": True}
+        return self.model_copy(update={**plain, **({"compose_in": "both"} if hasattr(self, "compose_in") else {})})
+
     def _widths(self) -> dict[str, int]:
         widths = {"width": self.width, "feed_forward": self.feed_forward * self.upsize}
         if self.composition_maps == "algebra" and "bilinear" in (self.compose_layers, self.compose_heads):
@@ -208,7 +219,7 @@ class TransformerSection(StackSection):
     def _fit_generator(self) -> Self:
         if self.generator == "tied" and self.generator_bias:
             raise ValueError("generator_bias wants generator: dense or phm")
-        if self.compose_in != "both" and (self.compose_layers, self.compose_heads) == ("none", "none"):
+        if self.compose_in != "both" and not self.composes:
             raise ValueError(f"compose_in = {self.compose_in!r} wants compose_layers or compose_heads")
         return self
 

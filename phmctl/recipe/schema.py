@@ -206,6 +206,13 @@ class Recipe(Section):
         """The same experiment with a model whose every map is dense."""
         return self.model_copy(update={"model": self.model.dense_twin})
 
+    @property
+    def base(self) -> Self | None:
+        """The same experiment without compositions; None where there are none."""
+        if not isinstance(self.model, StackSection) or not self.model.composes:
+            return None
+        return self.model_copy(update={"model": self.model.uncomposed})
+
 
 class TranslationRecipe(Recipe):
     """Translation and style transfer."""

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.decoding import Workload, _models, _searcher, applied_weights, measure
+from phmctl.benchmarks.decoding import Workload, _searcher, applied_weights, measure
+from phmctl.benchmarks.training import variants_of
 from phmctl.benchmarks.uncached import Uncached
+from phmctl.errors import UserError
 from phmctl.recipe.schema import (
     DecodingSection,
     ParallelSection,
@@ -69,7 +71,25 @@ def test_a_part_stands_evenly_in_the_whole() -> None:
 
 def test_a_dense_recipe_is_its_own_twin() -> None:
     dense = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update={"algebra": "real", "n": 1})})
-    assert list(_models(dense, (64, 64), torch.device("cpu"))) == ["dense"]
+    assert list(variants_of(dense)) == ["dense"]
+
+
+def test_a_composed_recipe_is_measured_against_its_base_too() -> None:
+    composed = {"compose_layers": "bilinear", "compose_in": "decoder", "composition_rank": 16}
+    recipe = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update=composed)})
+    found = variants_of(recipe)
+    assert list(found) == ["dense", "base", "base phm-n4-x2", "phm-n4-x2-layers-bilinear-decoder"]
+    assert found["base"].model == RECIPE.model.dense_twin
+    assert found["base phm-n4-x2"] == RECIPE
+    bench = measure(recipe, WORK, (64, 64), uncached=0, rounds=1, lengths=(), baseline="base")
+    allowed = {row.candidate: row.allowed for row in bench.rows}
+    assert allowed["base"] == 1
+    assert allowed["dense"] < 1  # the composition takes products of its own
+    assert allowed["base phm-n4-x2"] > allowed["phm-n4-x2-layers-bilinear-decoder"]
+    assert bench.rows[0].uncached == {}
+    assert "products allow" in bench.tables()[0].columns
+    with pytest.raises(UserError, match="candidate 'bass'"):
+        measure(recipe, WORK, (64, 64), uncached=0, rounds=1, baseline="bass")
 
 
 def test_measure_fits_together() -> None:

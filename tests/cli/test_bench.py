@@ -45,6 +45,23 @@ def test_train_compares_three_models_on_the_same_batches(miniature_data: Path) -
     # the bare model's norms and maps are the dense twin's, but for the order of the generator and the norms behind
     assert abs(rows["nn.Transformer"]["parameters"] - rows["dense"]["parameters"]) <= 4 * 32
     assert 0.5 < result["real_share"] <= 1
+    assert rows["dense"]["allowed"] == 1
+    assert rows["nn.Transformer"]["allowed"] == pytest.approx(1, abs=0.05)  # maps, attention and the vocabulary alike
+    assert rows["phm-n4"]["multiplications"] > 0
+
+
+def test_train_measures_a_composed_model_against_its_base(miniature_data: Path) -> None:
+    given = ("--set", "model.compose_heads=bilinear", "--set", "model.algebra=real", "--set", "model.n=1")
+    options = ("--data", miniature_data, "--batches", 1, "--rounds", 1, "--against", "base")
+    result = json.loads(call("train", *tiny(*options, *given)))
+    rows = {row["candidate"]: row for row in result["rows"]}
+    assert set(rows) == {"dense", "base", "nn.Transformer"}
+    assert (result["baseline"], rows["base"]["allowed"]) == ("base", 1)
+    # three attention modules, two d×d maps more in each, forward and twice backward, for each row of the batch
+    assert rows["dense"]["multiplications"] > rows["base"]["multiplications"]
+    assert rows["dense"]["allowed"] == pytest.approx(rows["base"]["multiplications"] / rows["dense"]["multiplications"])
+    with pytest.raises(UserError, match="no candidate 'bas'"):
+        call("train", *tiny(*options[:-1], "bas"))
 
 
 def test_decode_reports_against_sgemm_and_no_cache(miniature_data: Path) -> None:

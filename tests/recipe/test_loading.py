@@ -228,10 +228,10 @@ def test_the_common_options_work_for_every_task(text: str) -> None:
     [
         (
             CLASSIFIER.replace("classification", "clasification"),
-            "r.yaml:2: task should be 'translation', 'classification' or 'rule', not 'clasification' "
+            "r.yaml:2: task should be 'translation', 'classification', 'probing' or 'rule', not 'clasification' "
             "(did you mean 'classification'?)",
         ),
-        (MINIMAL + "task: 3\n", "r.yaml:9: task should be 'translation', 'classification' or 'rule', not 3"),
+        (MINIMAL + "task: 3\n", "r.yaml:9: task should be 'translation', 'classification', 'probing' or 'rule', not 3"),
         (
             CLASSIFIER.replace("encoder", "lstm-pari"),
             "r.yaml:6: model.kind should be 'encoder' or 'lstm-pair', not 'lstm-pari' (did you mean 'lstm-pair'?)",

@@ -1,16 +1,16 @@
 """Scoring a probe: accuracy with its interval, beside the majority class; two probes by McNemar's test."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from phmctl.console import Table
 from phmctl.data.copies import ADVICE
 from phmctl.errors import RunError
-from phmctl.files import write_json
 from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
 from phmctl.recipe.schema import ProbingRecipe
-from phmctl.runs import DATA, Run
+from phmctl.runs import DATA, Run, Weights
+from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.classification.copies import read_examples
 from phmctl.tasks.probing.copies import encoder_of, read_vectors
 from phmctl.tasks.probing.predictor import TrainedProbe
@@ -79,7 +79,7 @@ def evaluate(
     """
     truth = read_examples(run, split)
     majority = majority_class(run)
-    name, given = _answers(run, split, checkpoint, device)
+    weights, given = _answers(run, split, checkpoint, device)
     compared = None
     if against is not None:
         if read_examples(against, split) != truth:
@@ -89,7 +89,7 @@ def evaluate(
         compared = mcnemar(_answers(against, split, checkpoint, device)[1], given, truth.labels)
     report = ProbeReport(
         run.name,
-        name,
+        weights.name,
         encoder_of(run)["name"],
         run.recipe_of(ProbingRecipe).model.vectors,
         split,
@@ -99,8 +99,12 @@ def evaluate(
         against.name if against else None,
         compared,
     )
-    stem = split if checkpoint == "best" else f"{split}.{checkpoint}"
-    write_json(run.results_folder / f"{stem}.json", report.as_json())
+    scores = {"accuracy": report.accuracy.value}
+    write_result(run, Setting(split, weights), replace(report, against=None, compared=None).as_json(), scores)
+    if against is not None:
+        rival = {"against": against.name, "against_sha256": against.weights(checkpoint).sha256}
+        beside = Setting(split, weights, rival, f"against.{against.name}")
+        write_result(run, beside, report.as_json(), scores, against=against.name)
     return report
 
 
@@ -113,10 +117,10 @@ def majority_class(run: Run) -> str:
         raise RunError(f"{run.folder / DATA} does not say how often train has each class; {ADVICE}") from error
 
 
-def _answers(run: Run, split: str, checkpoint: str, device: str) -> tuple[str, list[str]]:
-    """Return the name of the checkpoint that was read, and its answers."""
-    name, probe = run.use(checkpoint, lambda found: (run.weights(found).name, TrainedProbe.load(run, found, device)))
-    return name, [answer.label for answer in probe.answer(read_vectors(run, split))]
+def _answers(run: Run, split: str, checkpoint: str, device: str) -> tuple[Weights, list[str]]:
+    """Return which weights were read, and their answers."""
+    weights, probe = run.use(checkpoint, lambda found: (run.weights(found), TrainedProbe.load(run, found, device)))
+    return weights, [answer.label for answer in probe.answer(read_vectors(run, split))]
 
 
 def _cells(name: str, one: Accuracy) -> Sequence[str]:

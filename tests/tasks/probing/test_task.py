@@ -14,6 +14,7 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.recipe.schema import ProbingRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import read_results
 from phmctl.tasks.probing import encoder as reading
 from phmctl.tasks.probing.evaluation import evaluate, majority_class
 from phmctl.tasks.probing.kind import KIND
@@ -57,6 +58,8 @@ def test_no_gradient_reaches_the_encoder(
 
 def test_a_probe_learns_what_the_vectors_say(probe_run: Run) -> None:
     report = evaluate(probe_run)
+    results = read_results(probe_run)
+    assert ("test", report.accuracy.value) in [(each.split, each.scores["accuracy"]) for each in results]
     assert report.accuracy.value > 0.75
     assert report.accuracy.lower > report.majority.value
     assert report.encoder == "miniature/phm-n4/v001"

@@ -1,0 +1,62 @@
+"""How many multiplications a computation takes: the speed that a model could have, beside what is measured.
+
+Products of matrices are counted where torch runs them, forward and backward, whichever module they are of: maps by
+any execution, attention, the vocabulary. Norms, softmax, sums and the optimiser are no products and not counted.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from phmctl.algebra import kronecker, rank_product  # they register the operators that are counted here
+
+_OPERATORS = (kronecker, rank_product)
+
+Shape = Sequence[int]
+
+
+def multiplications(call: Callable[[], object]) -> int:
+    """Return the multiplications of a call, which is made once."""
+    with FlopCounterMode(display=False, custom_mapping=_counts()) as counter:
+        call()
+    return int(counter.get_total_flops()) // 2  # torch counts a multiplication and an addition as two
+
+
+def _counts() -> dict[Any, Callable[..., int]]:
+    """Return what torch has no count for: operators, each with a function of the shapes of its arguments."""
+    own, aten = torch.ops.phmctl, torch.ops.aten
+    return {
+        own.rank_product: _rank_product,
+        own.rank_product_backward: _rank_product_backward,
+        own.kronecker_sum: _kronecker_sum,
+        torch.ops.mkldnn._linear_pointwise: lambda x, weight, *_, **__: 2 * prod(x) * weight[0],
+        aten.addmm_: lambda total, left, right, **_: 2 * prod(left) * right[1],
+        aten.baddbmm_: lambda total, left, right, **_: 2 * prod(left) * right[2],
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: 2 * _pairs(q, k) * (q[3] + v[3]),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    }
+
+
+def _rank_product(x: Shape, T: Shape, U: Shape, V: Shape, *_: Any, **__: Any) -> int:
+    (tokens, d), (rank, rows, columns) = x, T
+    return 2 * tokens * rank * (rows * columns + d + U[0] * rows)  # block products; mixing by V and by U
+
+
+def _rank_product_backward(gradient: Shape, x: Shape, T: Shape, U: Shape, V: Shape, *_: Any, **__: Any) -> int:
+    (tokens, d), (rank, rows, columns), k = x, T, gradient[1]
+    return 2 * tokens * rank * (2 * rows * columns + 3 * d + 2 * k)  # gradients of x, T, U and V; the mixing of x
+
+
+def _kronecker_sum(A: Shape, S: Shape, **_: Any) -> int:
+    return 2 * A[0] ** 2 * prod(S)
+
+
+def _pairs(query: Shape, key: Shape) -> int:
+    return query[0] * query[1] * query[2] * key[2]
+
+
+def _attention_backward(gradient: Shape, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+    return 2 * _pairs(q, k) * (3 * q[3] + 2 * v[3])  # the weights again; gradients of q, k, v and of the weights
