@@ -29,7 +29,7 @@ def probe(
     run: str | Path,
     *,
     against: str | Path | None = None,
-    checkpoint: str = "best",
+    checkpoint: str = "auto",
     device: str = "auto",
     data: Path | None = None,
     runs: Path | None = None,

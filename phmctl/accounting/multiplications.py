@@ -19,7 +19,8 @@ Shape = Sequence[int]
 
 
 def multiplications(call: Callable[[], object]) -> int:
-    """Return the multiplications of a call, which is made once."""
+    """Return the multiplications of a call. It is made twice: in the first, ``auto`` measures what it has not yet."""
+    call()
     with FlopCounterMode(display=False, custom_mapping=_counts()) as counter:
         call()
     return int(counter.get_total_flops()) // 2  # torch counts a multiplication and an addition as two

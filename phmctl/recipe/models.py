@@ -274,7 +274,7 @@ class ProbeSection(LinearSection):
 
     kind: Literal["probe"] = "probe"
     encoder: str | None = None  # the translator's run
-    checkpoint: str = "best"  # of that run
+    checkpoint: str = "auto"  # of that run: the average if it made one, otherwise the best
     vectors: Literal["encoder", "embeddings"] = "encoder"  # embeddings: their mean, a bag of words: the baseline
     pooling: Literal["mean", "max", "last"] = "mean"  # over the encoder's positions, the end of sentence among them
     hidden: NonNegativeInt = 50  # units of the hidden layer; 0 is one map from vectors to classes

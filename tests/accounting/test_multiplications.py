@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from phmctl.accounting.multiplications import multiplications
-from phmctl.algebra.products import preferred_library
+from phmctl.backends.products import preferred_library
 from phmctl.nn.attention import MultiHeadAttention
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear

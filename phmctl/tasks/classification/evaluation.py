@@ -149,7 +149,7 @@ def _write(
     """Write the scores, and the predictions of each split, into the run."""
     paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
     for name, own in examples.items():
-        _write_predictions(paths[name], own, answers[name])
+        write_predictions(paths[name], own, answers[name])
     report = ClassifierReport(run.name, setting.weights.name, results).as_json()
     write_result(run, setting, report, _figures(results), answers=paths[setting.split])
 
@@ -210,7 +210,7 @@ def _groups(values: Sequence[int], given: Sequence[str], truth: Sequence[str]) -
     return groups
 
 
-def _write_predictions(path: Path, examples: Examples, answers: Sequence[Prediction]) -> None:
+def write_predictions(path: Path, examples: Examples, answers: Sequence[Prediction]) -> None:
     """Write a row an example: what is right, what was predicted and how sure, the extras, the texts."""
     names = [*examples.extras]
     sides = ("text",) if not examples.texts or len(examples.texts[0]) == 1 else ("first", "second")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.checkpoints import checkpoint_digest, read_state
+from phmctl.checkpoints import checkpoint_digest
 from phmctl.data.copies import read_text
 from phmctl.data.special import EOS, PAD, UNK
 from phmctl.decoding.loading import load_translator
@@ -30,7 +30,6 @@ class Encoder:
     Attributes:
         run: a translator's.
         checkpoint: the folder's name.
-        step: the checkpoint's.
         sha256: of the file with its weights.
         pooling: ``mean``, ``max`` or ``last``.
         width: d, of the vectors.
@@ -38,7 +37,6 @@ class Encoder:
 
     run: Run
     checkpoint: str
-    step: int
     sha256: str
     pooling: str
     width: int
@@ -59,16 +57,14 @@ class Encoder:
         width = run.recipe.model.width
 
         def found(name: str) -> Encoder:
-            folder = run.checkpoint(name)
-            digest = checkpoint_digest(folder, "model")
-            return cls(run, name, int(read_state(folder)["step"]), digest, settings.pooling, width)
+            return cls(run, name, checkpoint_digest(run.checkpoint(name), "model"), settings.pooling, width)
 
         return run.use(settings.checkpoint, found)
 
     def as_json(self) -> dict[str, Any]:
         """Return what a probe's run keeps of its encoder."""
         of = {"run": str(self.run.folder.resolve()), "name": self.run.name, "checkpoint": self.checkpoint}
-        return {**of, "step": self.step, "sha256": self.sha256, "pooling": self.pooling, "width": self.width}
+        return {**of, "sha256": self.sha256, "pooling": self.pooling, "width": self.width}
 
 
 @dataclass(frozen=True)

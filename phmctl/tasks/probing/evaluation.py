@@ -12,6 +12,8 @@ from phmctl.recipe.schema import ProbingRecipe
 from phmctl.runs import DATA, Run, Weights
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.classification.copies import read_examples
+from phmctl.tasks.classification.evaluation import write_predictions
+from phmctl.tasks.classification.predictor import Prediction
 from phmctl.tasks.probing.copies import encoder_of, read_vectors
 from phmctl.tasks.probing.predictor import TrainedProbe
 
@@ -79,14 +81,16 @@ def evaluate(
     """
     truth = read_examples(run, split)
     majority = majority_class(run)
-    weights, given = _answers(run, split, checkpoint, device)
+    weights, answers = _answers(run, split, checkpoint, device)
+    given = [answer.label for answer in answers]
     compared = None
     if against is not None:
         if read_examples(against, split) != truth:
             raise RunError(
                 f"{against.folder} has other {split} examples than {run.folder}; their scores do not compare"
             )
-        compared = mcnemar(_answers(against, split, checkpoint, device)[1], given, truth.labels)
+        theirs = [answer.label for answer in _answers(against, split, checkpoint, device)[1]]
+        compared = mcnemar(theirs, given, truth.labels)
     report = ProbeReport(
         run.name,
         weights.name,
@@ -99,8 +103,10 @@ def evaluate(
         against.name if against else None,
         compared,
     )
-    scores = {"accuracy": report.accuracy.value}
-    write_result(run, Setting(split, weights), replace(report, against=None, compared=None).as_json(), scores)
+    scores, own = {"accuracy": report.accuracy.value}, Setting(split, weights)
+    predictions = own.path(run, "predictions.tsv")
+    write_predictions(predictions, truth, answers)
+    write_result(run, own, replace(report, against=None, compared=None).as_json(), scores, answers=predictions)
     if against is not None:
         rival = {"against": against.name, "against_sha256": against.weights(checkpoint).sha256}
         beside = Setting(split, weights, rival, f"against.{against.name}")
@@ -117,10 +123,10 @@ def majority_class(run: Run) -> str:
         raise RunError(f"{run.folder / DATA} does not say how often train has each class; {ADVICE}") from error
 
 
-def _answers(run: Run, split: str, checkpoint: str, device: str) -> tuple[Weights, list[str]]:
+def _answers(run: Run, split: str, checkpoint: str, device: str) -> tuple[Weights, list[Prediction]]:
     """Return which weights were read, and their answers."""
     weights, probe = run.use(checkpoint, lambda found: (run.weights(found), TrainedProbe.load(run, found, device)))
-    return weights, [answer.label for answer in probe.answer(read_vectors(run, split))]
+    return weights, probe.answer(read_vectors(run, split))
 
 
 def _cells(name: str, one: Accuracy) -> Sequence[str]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ProbeSection, ProbingRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import Result
+from phmctl.tasks.answers import Answers, LabelComparer, Metric
 from phmctl.tasks.base import Sizes, TaskKind, Trial
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class ProbingKind(TaskKind[ProbingRecipe]):
 
     recipe = ProbingRecipe
     commands = ("train", "eval", "decode", "count-params", "bench train")
+    metrics = (Metric("accuracy", scale=100, tested=True),)
+    comparer = LabelComparer()
 
     def open(self, recipe: ProbingRecipe, data: Path) -> ProbingTask:
         """Bind a recipe to its encoder and its prepared sentences; the encoder reads them if it has not yet."""
@@ -96,6 +100,12 @@ class ProbingKind(TaskKind[ProbingRecipe]):
 
         self.check_options(options, ())
         return evaluate(run, split, checkpoint, against=against, device=device)
+
+    def answers(self, run: Run, result: Result) -> Answers | None:
+        """Return a split's sentences with their classes and answers."""
+        from phmctl.tasks.classification.evaluation import read_predictions
+
+        return None if result.answers is None else read_predictions(result.answers)
 
     def predictor(
         self,

@@ -58,8 +58,11 @@ def test_no_gradient_reaches_the_encoder(
 
 def test_a_probe_learns_what_the_vectors_say(probe_run: Run) -> None:
     report = evaluate(probe_run)
-    results = read_results(probe_run)
-    assert ("test", report.accuracy.value) in [(each.split, each.scores["accuracy"]) for each in results]
+    [result] = [each for each in read_results(probe_run) if each.split == "test" and each.against is None]
+    assert result.scores == {"accuracy": report.accuracy.value}
+    answers = KIND.answers(probe_run, result)
+    right = sum(given == label for given, label in zip(answers.given, answers.right, strict=True))
+    assert right == report.accuracy.right
     assert report.accuracy.value > 0.75
     assert report.accuracy.lower > report.majority.value
     assert report.encoder == "miniature/phm-n4/v001"

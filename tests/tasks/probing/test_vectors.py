@@ -29,7 +29,7 @@ def encoder(run: Run, **settings: str) -> Encoder:
 
 def by_hand(run: Run, text: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The encoder's states (S, d) of one text alone, with no padding near it, and its words' embeddings (S - 1, d)."""
-    translator = load_translator(run, device="cpu")
+    translator = load_translator(run, encoder(run).checkpoint, "cpu")
     ids = torch.tensor([[*translator.tokenizers.source.encode([text])[0], EOS]])
     model = translator.engine.model  # type: ignore[attr-defined]
     return model.encode(ids).states[0], model.source_embedding(ids[:, :-1])[0]
@@ -67,7 +67,7 @@ def test_any_translator_is_read(
     brief = ["model.encoder_layers=1", "model.decoder_layers=1", "training.steps=1", "training.device=cpu"]
     given = {setting.partition("=")[0]: setting for setting in [*shape, *brief, *settings]}
     run = train(load_recipe("miniature", [*given.values()]), data=miniature_data, runs=tmp_path, quiet=True).run
-    found = Reader(encoder(run, checkpoint="last"), "cpu").read(TEXTS)
+    found = Reader(encoder(run), "cpu").read(TEXTS)
     states, _ = by_hand(run, TEXTS[2])
     torch.testing.assert_close(found.vectors["encoder"][2], states.mean(0), rtol=1e-3, atol=1e-4)
 
@@ -145,7 +145,7 @@ def test_an_encoder_must_be_named_and_be_a_whole_translator_s(
         encoder(probe_run)
     with pytest.raises(RunError, match="has no checkpoint 'step-9'"):
         encoder(tiny_run, checkpoint="step-9")
-    weights = copied_run.checkpoint("best") / "model.safetensors"
+    weights = copied_run.checkpoint(encoder(copied_run).checkpoint) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     with pytest.raises(RunError, match=r"model\.safetensors"):
         SentenceVectors(encoder(copied_run), prepared, tmp_path / "data", "cpu")
