@@ -34,6 +34,7 @@ FLOORS = (
     {"tasks"},
     {"training", "accounting", "benchmarks", "export", "inference"},
     {"comparison", "sweeps"},
+    {"reports"},
     {"serving", "verbs", "probes"},
     {"cli", "__main__"},
 )

@@ -28,9 +28,9 @@ if site == Path.cwd() or (site / "pyproject.toml").exists():
 recipes = [load_recipe(name) for name in shipped_names("recipes")]
 cards = [load_card(name) for name in card_names()]
 pairs = generate(sizes=(20, 5, 5))["train"]
-page = Path(phmctl.__file__).with_name("serving") / "page.html"
-if not recipes or not cards or len(pairs) != 20 or not page.is_file():
-    raise SystemExit("the wheel lacks recipes, cards, the miniature or the server's page")
+pages = [Path(phmctl.__file__).with_name(room) / "page.html" for room in ("serving", "reports")]
+if not recipes or not cards or len(pairs) != 20 or not all(page.is_file() for page in pages):
+    raise SystemExit("the wheel lacks recipes, cards, the miniature or a page")
 print(f"wheel: {len(recipes)} recipes, {len(cards)} cards, the miniature")
 PYTHON
 "$work/site/bin/phmctl" count-params miniature --n 1,4

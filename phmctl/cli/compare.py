@@ -8,21 +8,28 @@ import typer
 
 from phmctl.cli.options import Json, RunsRoot
 
+Runs = Annotated[
+    list[str] | None, typer.Argument(metavar="[RUN]…", help="Runs, folders of runs, or tags.", show_default=False)
+]
+OfRecipe = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="All runs of a recipe.")]
+Baseline = Annotated[
+    str | None,
+    typer.Option(metavar="RUN|VARIANT", help="What the others are tested against (default: the dense model)."),
+]
+Split = Annotated[str, typer.Option(help="test or valid.")]
+OfCheckpoint = Annotated[
+    str | None, typer.Option("--checkpoint", help="Take results of this one only: best, last, average or step-N.")
+]
+EvalFirst = Annotated[bool, typer.Option("--eval", help="Score the runs that have no result.")]
+
 
 def compare(
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]…", help="Runs, folders of runs, or tags.", show_default=False)
-    ] = None,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="All runs of a recipe.")] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(metavar="RUN|VARIANT", help="What the others are tested against (default: the dense model)."),
-    ] = None,
-    split: Annotated[str, typer.Option(help="test or valid.")] = "test",
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Take results of this one only: best, last, average or step-N.")
-    ] = None,
-    score: Annotated[bool, typer.Option("--eval", help="Score the runs that have no result.")] = False,
+    runs: Runs = None,
+    recipe: OfRecipe = None,
+    baseline: Baseline = None,
+    split: Split = "test",
+    checkpoint: OfCheckpoint = None,
+    score: EvalFirst = False,
     form: Annotated[str, typer.Option("--format", help="table, csv, latex or json.")] = "table",
     paper: Annotated[
         str | None,

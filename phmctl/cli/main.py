@@ -24,6 +24,7 @@ from phmctl.cli.export import export
 from phmctl.cli.options import Once
 from phmctl.cli.prepare_data import prepare_data
 from phmctl.cli.recipes import recipes
+from phmctl.cli.report import report
 from phmctl.cli.runs import runs
 from phmctl.cli.serve import serve
 from phmctl.cli.train import TrainCommand, train
@@ -81,6 +82,7 @@ app.command("train", cls=TrainCommand)(train)
 app.command("decode")(decode)
 app.command("eval")(evaluate)
 app.command("compare")(compare)
+app.command("report")(report)
 app.command("serve")(serve)
 app.command("export")(export)
 app.command("recipes")(recipes)

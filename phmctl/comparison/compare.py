@@ -63,9 +63,6 @@ class Comparison:
         """Yield what a reader of the figures must know."""
         for variant in self.variants:
             yield from (f"{variant.label}: {text}" for text in _notes(variant))
-        several = any(len(variant.scored) > 1 for variant in self.variants)
-        if several and self.tests:
-            yield "± is the standard deviation over seeds"
         if not self.same_machine:
             yield "speeds do not compare: " + "; ".join(sorted(self._machines()))
 
@@ -256,7 +253,8 @@ def _machine(one: Trained) -> str:
     environment = one.run.environment()
     graphics = environment.get("device") not in (None, "cpu")
     processor = environment.get("device_name" if graphics else "processor") or environment.get("device_name")
-    return f"{processor}, {environment.get('threads')} threads, {environment.get('precision')}"
+    threads = environment.get("threads")
+    return f"{processor}, {threads} {'thread' if threads == 1 else 'threads'}, {environment.get('precision')}"
 
 
 def _split_option(split: str) -> list[str]:

@@ -82,6 +82,14 @@ def all_scores(hypotheses: Sequence[str], references: Sequence[str], *, lowercas
     ]
 
 
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[float]:
+    """Return the chrF2 of each sentence by itself."""
+    _check(hypotheses, references)
+    metric = _metric("chrF", lowercase)
+    pairs = zip(hypotheses, references, strict=True)
+    return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
+
+
 def looks_tokenised(references: Sequence[str]) -> bool:
     """Tell whether most references that end in a full stop have a blank before it, as tokenised text has."""
     full_stops = [line for line in references if line.endswith(".")]

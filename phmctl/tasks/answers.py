@@ -73,8 +73,29 @@ class Test:
     found: Difference
 
 
+@dataclass(frozen=True)
+class Breakdown:
+    """Scores of parts of the items.
+
+    Attributes:
+        title: by what they are divided: ``BLEU by words of the source``.
+        parts: of each its name, how many items it has, and the score of each run in it.
+    """
+
+    title: str
+    parts: Sequence[tuple[str, int, Sequence[float]]]
+
+
 class Comparer(Protocol):
     """How a task compares answers."""
+
+    def item_scores(self, run: Answers) -> list[float]:
+        """Return a score of each item by itself, in per cent: by these, samples are chosen."""
+        ...
+
+    def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
+        """Return the scores of one model's runs on parts of the items."""
+        ...
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
         """Return what scores a model's trainings on samples of the items."""
@@ -127,6 +148,24 @@ class TextComparer:
         found = paired_bootstrap(baseline.given, system.given, system.right, lowercase=system.lowercase)
         return "paired bootstrap", next(one.p_value for one in found if one.name == metric)
 
+    def item_scores(self, run: Answers) -> list[float]:
+        """Return the chrF of each sentence."""
+        from phmctl.metrics.text import sentence_chrf
+
+        return sentence_chrf(run.given, run.right, lowercase=run.lowercase)
+
+    def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
+        """Return BLEU by words of the source, where there are such sentences."""
+        from phmctl.metrics.text import bleu_by_length
+
+        found = [bleu_by_length(run.asked, run.given, run.right, lowercase=run.lowercase) for run in runs]
+        parts = []
+        for bins in zip(*found, strict=True):
+            name = f"{bins[0].low}–{bins[0].high}" if bins[0].high else f"{bins[0].low}+"
+            scores = [one.bleu for one in bins if one.bleu is not None]
+            parts += [(name, bins[0].sentences, scores)] if scores else []
+        return [Breakdown("BLEU by words of the source", parts)]
+
 
 class LabelComparer:
     """Accuracy: McNemar's exact test for one training a side."""
@@ -142,3 +181,23 @@ class LabelComparer:
         from phmctl.metrics.classification import mcnemar
 
         return "McNemar's exact test", mcnemar(baseline.given, system.given, system.right).p_value
+
+    def item_scores(self, run: Answers) -> list[float]:
+        """Return 100 for a right answer and 0 for another."""
+        return [100.0 * (given == right) for given, right in zip(run.given, run.right, strict=True)]
+
+    def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
+        """Return the accuracy by label, and by each number that the items have."""
+        scores = [self.item_scores(run) for run in runs]
+        keys: dict[str, Sequence[str | int]] = {"label": runs[0].right, **runs[0].groups}
+        return [Breakdown(f"accuracy (%) by {name}", _parts(values, scores)) for name, values in keys.items()]
+
+
+def _parts(values: Sequence[str | int], scores: Sequence[Sequence[float]]) -> list[tuple[str, int, list[float]]]:
+    """Return, for each value, its name, how many items have it, and each run's mean over them; unknown (-1) last."""
+    found = []
+    for value in sorted(set(values), key=lambda value: (value == -1, value)):
+        rows = [row for row, other in enumerate(values) if other == value]
+        means = [math.fsum(run[row] for row in rows) / len(rows) for run in scores]
+        found.append(("unknown" if value == -1 else str(value), len(rows), means))
+    return found

@@ -34,7 +34,8 @@ def draw_curve(path: Path, title: str, entries: Iterable[Mapping[str, Any]]) -> 
         from matplotlib.figure import Figure
     except ImportError:
         warn(
-            f"no {path.name}: matplotlib is not installed; pip install matplotlib, then train with --resume to draw it"
+            f"no {path.name}: matplotlib is not installed; pip install 'phmctl[report]', then train with --resume to "
+            "draw it"
         )
         return False
     figure = Figure(figsize=_INCHES, dpi=_DOTS, layout="constrained")  # no pyplot: nothing global, no window

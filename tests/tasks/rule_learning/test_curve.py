@@ -38,5 +38,5 @@ def test_without_matplotlib_a_warning_says_what_to_do(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert not draw_curve(tmp_path / "loss.png", "hamilton", ENTRIES)
-    assert "no loss.png: matplotlib is not installed; pip install matplotlib" in capsys.readouterr().err
+    assert "no loss.png: matplotlib is not installed; pip install 'phmctl[report]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

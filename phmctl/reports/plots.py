@@ -1,0 +1,182 @@
+"""What the page's pictures show. Each function draws one figure; :func:`phmctl.reports.drawing.to_svg` writes it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from phmctl.reports.drawing import FAINT, INK, legend_label, new_figure, series
+from phmctl.tasks.answers import spread
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from phmctl.tasks.answers import Breakdown
+
+Points = Sequence[tuple[float, float]]
+
+_STYLES = ("-", "--", ":", "-.")
+_MOST = 240  # points of a line
+_POSITIVE, _NEGATIVE = (0.20, 0.47, 0.74), (0.80, 0.33, 0.25)  # seen on light and on dark
+_SQUARE = 8  # rules of this order and below are shown with their nearest algebra, larger ones by themselves
+
+
+def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
+    """Draw curves over the steps: a colour a model, a style of line a seed."""
+    figure = new_figure()
+    axes = figure.add_subplot(xlabel="step", title=title)
+    for index, (label, seeds) in enumerate(lines.items()):
+        for number, points in enumerate(seeds):
+            thin = _thin(points)
+            marker = "o" if len(thin) < 12 else None
+            axes.plot(
+                [step for step, _ in thin],
+                [value for _, value in thin],
+                _STYLES[number % len(_STYLES)],
+                color=series(index),
+                marker=marker,
+                markersize=3,
+                label=legend_label(label) if number == 0 else "_",
+            )
+    _legend(axes)
+    return figure
+
+
+def _thin(points: Points) -> Points:
+    """Return so few points that the file stays small: means of as many as fall together."""
+    size = math.ceil(len(points) / _MOST)
+    parts = [points[start : start + size] for start in range(0, len(points), size)] if size > 1 else []
+    means = [(part[-1][0], math.fsum(value for _, value in part) / len(part)) for part in parts]
+    return means or points
+
+
+def breakdown(found: Mapping[str, "Breakdown"]) -> "Figure":
+    """Draw the scores of parts of the items as bars, a colour a model; whiskers are the deviation over seeds."""
+    first = next(iter(found.values()))
+    names = [(name, count) for name, count, _ in first.parts]
+    figure = new_figure(max(4.4, min(0.6 * len(names), 8)))
+    axes = figure.add_subplot(title=first.title)
+    wide = 0.8 / len(found)
+    for index, (label, one) in enumerate(found.items()):
+        rows = {name: scores for name, _, scores in one.parts}
+        places = [place - 0.4 + wide * (index + 0.5) for place in range(len(names))]
+        scores = [rows.get(name, ()) for name, _ in names]
+        heights = [math.fsum(each) / len(each) if each else math.nan for each in scores]
+        errors = [spread(each) or 0.0 for each in scores]
+        axes.bar(places, heights, wide * 0.92, yerr=errors, color=series(index), ecolor=INK, label=legend_label(label))
+    axes.set_xticks(range(len(names)), [f"{legend_label(name)[:12]}\n{count:,}" for name, count in names])
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("below each part, how many items it has")
+    _legend(axes)
+    return figure
+
+
+def ledger(rows: Mapping[str, Mapping[str, int]]) -> "Figure":
+    """Draw what the parameters of each model are of, as bars of stacked parts."""
+    figure = new_figure(height=1.1 + 0.42 * len(rows))
+    axes = figure.add_subplot(xlabel="parameters", title="where the parameters lie")
+    parts = list(dict.fromkeys(part for counts in rows.values() for part, count in counts.items() if count))
+    labels = [legend_label(label) for label in rows]
+    starts = [0] * len(rows)
+    for index, part in enumerate(parts):
+        widths = [counts.get(part, 0) for counts in rows.values()]
+        axes.barh(range(len(rows)), widths, 0.62, left=starts, color=series(index), label=part)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    axes.set_yticks(range(len(rows)), labels)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_formatter(lambda value, _: _count(value))
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
+    return figure
+
+
+def _count(value: float) -> str:
+    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}K" if value else "0"
+
+
+def distances(found: Mapping[str, float], chance: float) -> "Figure":
+    """Draw how far the rule of each map is from the nearest known algebra, beside what chance would give."""
+    figure = new_figure(5.0, 1.2 + 0.17 * len(found))
+    axes = figure.add_subplot(xlabel="distance to the nearest known algebra", xlim=(0, 1))
+    axes.axvspan(chance, 1, color=FAINT, alpha=0.15, linewidth=0)
+    axes.axvline(chance, color=FAINT, linewidth=1, linestyle="--")
+    axes.plot(list(found.values()), range(len(found)), "o", color=series(0), markersize=4)
+    axes.set_yticks(range(len(found)), [legend_label(name) for name in found], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title(f"shaded: as far as 19 of 20 random rules (from {chance:.2f})")
+    return figure
+
+
+def spectra(found: Mapping[str, Sequence[Sequence[float]]]) -> "Figure":
+    """Draw the singular values of each map: of its terms, its outputs and its inputs."""
+    figure = new_figure(5.0, 2.6)
+    titles = ("terms of H", "outputs of the rule", "inputs of the rule")
+    for place, title in enumerate(titles):
+        axes = figure.add_subplot(1, 3, place + 1, title=title, ylim=(0, 1))
+        values = [one[place] for one in found.values()]
+        places = range(1, len(values[0]) + 1)
+        for one in values:
+            axes.plot(range(1, len(one) + 1), one, color=series(0), alpha=0.35, linewidth=0.8)
+        means = [math.fsum(column) / len(column) for column in zip(*values, strict=True)] if _even(values) else []
+        axes.plot(places, means, "o-", color=series(1), markersize=3) if means else None
+        axes.axhline(1 / math.sqrt(len(values[0])), color=FAINT, linewidth=1, linestyle="--")
+        axes.set_xticks([1, len(values[0])])
+        if place:
+            axes.set_yticklabels([])
+    return figure
+
+
+def _even(values: Sequence[Sequence[float]]) -> bool:
+    return len({len(one) for one in values}) == 1
+
+
+def heat(rule: "Tensor", aligned: "Tensor", known: "Tensor") -> "Figure":
+    """Draw the matrices of a rule as they were learned, in the basis nearest to a known algebra, and that algebra.
+
+    Blue is positive, red negative; a cell is the stronger coloured the larger its number beside the largest of its row.
+    """
+    import numpy as np
+
+    small = len(rule) <= _SQUARE
+    bands = [(each, label) for each, label in ((rule, "A"), (aligned, "P·A"), (known, "A*")) if small or each is rule]
+    figure = new_figure(
+        0.6 + 0.62 * min(len(rule), _SQUARE), 0.1 + 0.62 * (3 if small else math.ceil(len(rule) / _SQUARE))
+    )
+    rows = [_band(each.detach().double().numpy()) for each, _ in bands]
+    gap = np.zeros((1, rows[0].shape[1], 4))
+    axes = figure.add_subplot()
+    image = np.concatenate([part for row in rows for part in (row, gap)][:-1])
+    axes.imshow(image, interpolation="none", aspect="equal")
+    height = rows[0].shape[0]
+    ticks = [(height + 1) * place + (height - 1) / 2 for place in range(len(rows))]
+    axes.set_yticks(ticks, [label for _, label in bands])
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _band(matrices: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Return a picture of n matrices beside one another, eight a line. (n, n, n) -> (height, width, 4)."""
+    import numpy as np
+
+    n = len(matrices)
+    columns = min(n, _SQUARE)
+    lines = math.ceil(n / columns)
+    picture = np.zeros((lines * (n + 1) - 1, columns * (n + 1) - 1, 4))
+    largest = float(np.abs(matrices).max()) or 1.0
+    for index, matrix in enumerate(matrices):
+        top, left = (n + 1) * (index // columns), (n + 1) * (index % columns)
+        cells = picture[top : top + n, left : left + n]
+        cells[..., :3] = np.where(matrix[..., None] >= 0, _POSITIVE, _NEGATIVE)
+        cells[..., 3] = 0.06 + 0.94 * np.abs(matrix) / largest
+    return picture
+
+
+def _legend(axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    kept = [(handle, label) for handle, label in zip(handles, labels, strict=True) if label != "_"]
+    if kept:
+        axes.legend([handle for handle, _ in kept], [label for _, label in kept], fontsize=7.5)

@@ -1,0 +1,233 @@
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.cli.main import app
+from phmctl.comparison.compare import compare_runs
+from phmctl.comparison.formats import comparison_tables
+from phmctl.errors import MissingExtraError, OutputError
+from phmctl.reports.drawing import style
+from phmctl.reports.report import render, write_report
+from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
+from tests.serving.browser import CHROMIUM, Page, browser
+
+SMALL = ("model.width=16", "model.feed_forward=16", "model.encoder_layers=1", "model.decoder_layers=1")
+PHM = (*SMALL, "model.algebra=phm", "model.n=4")
+HOSTILE = '<script>alert("1")</script><img src=x onerror=alert(2)> & $x_1$ </style></svg>'
+_EMPTY = {"meta", "br", "img", "link", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Checks that what is opened is closed, and keeps what a test asks about."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.cells: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in _EMPTY:
+            self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of the dense model, one of n = 4, whose translations are hostile here and there."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed, every in ((1, 6), (2, 8)):
+        make_run(root, settings=SMALL, seed=seed, hypotheses=worse(REFERENCES, every))
+    lines = [HOSTILE if row == 3 else line for row, line in enumerate(worse(REFERENCES, 2))]
+    make_run(root, settings=(*PHM, "description=" + '"<script>alert(3)</script>"'), hypotheses=lines)
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> str:
+    with style():
+        return render(compare_runs([str(root)]))
+
+
+def test_the_page_is_well_formed_and_needs_no_network(page: str) -> None:
+    found = Reader(page)
+    assert "script" not in found.tags
+    assert "link" not in found.tags
+    references = [value for name, value in found.attributes if name in ("src", "href")]
+    assert references
+    assert all(value.startswith(("#", "data:image/png;base64,")) for value in references)
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", re.sub(r'"data:[^"]*"', "", page))
+    ids = [value for name, value in found.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    assert {value[1:] for value in references if value.startswith("#")} <= set(ids)
+
+
+def test_what_others_wrote_is_text(page: str) -> None:
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;" in page
+    found = Reader(page)
+    assert HOSTILE in found.cells
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+
+
+def test_the_figures_are_those_of_the_comparison(page: str, root: Path) -> None:
+    cells = Reader(page).cells
+    for table in comparison_tables(compare_runs([str(root)])):
+        for row in table.rows:
+            assert {str(cell) for cell in row} <= set(cells)
+
+
+def test_each_picture_has_its_words(page: str) -> None:
+    labels = [value for name, value in Reader(page).attributes if name == "aria-label"]
+    assert any(
+        re.match(r"training loss over the steps: phm-n4 ends at 4.00; real ends at 4.00 ± 0.00", one) for one in labels
+    )
+    assert any(one.startswith("BLEU by words of the source. phm-n4: 11–20") for one in labels)
+    assert any("weights of maps (S)" in one and "rules (A) 704" in one for one in labels)
+    assert page.count("<svg") == page.count('role="img"') == page.count("<figcaption>")
+
+
+def test_pictures_take_the_pages_colours(page: str) -> None:
+    assert "var(--ink)" in page
+    assert "var(--s0)" in page
+    assert not re.search(r"#0[12]0[12]0[12]|#0400\d\d", page)
+
+
+def test_the_samples_are_the_best_and_the_worst(page: str) -> None:
+    """Line 4 (row 3) is the hostile one: the dense model's answer is right there."""
+    cells = Reader(page).cells
+    lines = cells[cells.index("source") + 5 :]
+    assert page.index("most in favour of real") > 0
+    assert HOSTILE in lines[: lines.index(HOSTILE) + 1]
+    row = lines.index(HOSTILE) - 4
+    assert lines[row : row + 4] == [
+        "4",
+        "die kleine Katze 3 saß auf der alten Matte im Haus",
+        REFERENCES[3],
+        REFERENCES[3],
+    ]
+
+
+def test_each_rule_is_drawn_with_the_algebra_that_it_is_nearest_to(page: str) -> None:
+    text = Reader(page).text
+    assert "phm-n4, seed 1: 11 rules, n = 4" in text
+    assert len(re.findall(r"decoder\.0\.[a-z_.]+: [^:]+ at 0\.\d\d", text)) == 7
+    assert page.count("data:image/png") == 11
+
+
+def test_a_quaternion_rule_is_found_to_be_one(tmp_path: Path) -> None:
+    import torch
+
+    from phmctl.algebra.rules import fixed_rule
+    from phmctl.checkpoints import write_checkpoint
+    from phmctl.comparison.variants import Trained
+    from phmctl.reports.rules import learned_rules
+    from phmctl.runs.summary import summarise
+
+    run = make_run(tmp_path, settings=PHM, hypotheses=None)
+    mixing = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    rule = torch.einsum("ij,jab->iab", mixing, fixed_rule("quaternion"))
+    write_checkpoint(
+        run.checkpoints_folder / "step-009999", {"model": {"map.A": rule, "map.S": torch.ones(4, 2, 2)}}, {"step": 9999}
+    )
+    run.point("best", 9999)
+    (found,) = learned_rules(Trained(summarise(run.folder), None))
+    assert (found.name, found.nearest.name, round(found.nearest.distance, 5)) == ("map", "quaternion", 0)
+    assert found.terms == pytest.approx(1)
+
+
+def test_the_same_runs_give_the_same_page(page: str, root: Path) -> None:
+    with style():
+        assert render(compare_runs([str(root)])) == page
+
+
+def test_classifiers_are_broken_down_by_label_and_group(tmp_path: Path) -> None:
+    make_classifier(tmp_path, [True] * 20 + [False] * 10)
+    settings = ("model.algebra=phm", "model.n=8")
+    make_classifier(tmp_path, [True] * 15 + [False] * 5 + [True] * 10, settings=settings)
+    with style():
+        found = Reader(render(compare_runs([str(tmp_path)])))
+    labels = [value for name, value in found.attributes if name == "aria-label"]
+    assert any("accuracy (%) by attractors. phm-n8: 0 80.00, 1 80.00, 2 90.00; real: 0 70.00" in one for one in labels)
+    assert "McNemar's exact test" in found.text
+    assert "text 15" in found.cells
+
+
+def test_runs_without_results_still_have_curves_and_rules(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=PHM, hypotheses=None)
+    with style():
+        text = Reader(render(compare_runs([str(tmp_path)]))).text
+    assert "no result yet: phmctl eval" in text
+    assert "Learned rules" in text
+    assert "Samples" not in text
+
+
+def test_the_command_writes_the_file_and_prints_its_path(root: Path, tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["report", str(root), "-o", str(output)])
+    assert (result.exit_code, result.stdout) == (0, f"{output}\n")
+    assert Reader(output.read_text(encoding="utf-8")).text
+
+
+def test_a_folder_is_no_output(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="is a folder"):
+        write_report([root], tmp_path)
+
+
+def test_without_matplotlib_the_error_names_the_extra_and_nothing_is_written(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=re.escape("pip install 'phmctl[report]'")):
+        write_report([root], tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tab(tmp_path: Path) -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with browser(tmp_path / "profile", ["--disable-features=DialMediaRouteProvider"]) as opened:
+        yield opened
+
+
+def test_in_a_browser_nothing_is_logged_and_nothing_sticks_out(tab: Page, page: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page, encoding="utf-8")
+    ink = {}
+    for width in (1280, 400):
+        for scheme in ("light", "dark"):
+            tab.open(path.as_uri(), width=width, scheme=scheme)
+            assert tab.run("document.documentElement.scrollWidth") <= width
+            assert tab.run("document.querySelectorAll('svg').length") == page.count("<svg")
+            ink[scheme] = tab.run("getComputedStyle(document.querySelector('svg text')).fill")
+            size = tab.run("document.querySelector('svg text').getBoundingClientRect().height")
+            assert size >= 9
+    assert ink == {"light": "rgb(28, 33, 39)", "dark": "rgb(228, 231, 235)"}
+    assert tab.complaints == []
