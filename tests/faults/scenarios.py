@@ -27,8 +27,9 @@ training:
    average: 3, device: cpu, threads: 1, precision: float32}
 decoding: {beam: 2}
 """
-# The formats of `export` whose library is here; onnx is left out: its exporter takes seconds, and writes by one call.
+# The formats of `export` whose library is here.
 EXPORTS = {"safetensors": "safetensors", "torch": "torch", "ctranslate2": "ctranslate2", "huggingface": "transformers"}
+EXPORTS |= {"onnx": "onnxscript"}
 CLOCK = ("seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
 
 

@@ -108,7 +108,8 @@ void fault_arm(const char *path, long number, int kind) {
 }
 
 /* Several processes that train together: each leaves its id in the folder FAULT_TOLD. The one of rank FAULT_RANK is armed
- * at its start, and adds to the file `calls` at its end; at its N-th write the one of rank FAULT_VICTIM is killed. */
+ * at its start, and adds to the file `calls` at its end; its N-th write fails as FAULT_KIND says, or, for KILL, the one of
+ * rank FAULT_VICTIM is killed then. */
 static FILE *told(const char *name, const char *mode) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", getenv("FAULT_TOLD"), name);
@@ -131,7 +132,7 @@ __attribute__((constructor)) static void begin(void) {
     fclose(file);
     if (strcmp(rank, wanted)) return;
     company = 1;
-    fault_arm(getenv("FAULT_BELOW"), atol(getenv("FAULT_AT")), KILL);
+    fault_arm(getenv("FAULT_BELOW"), atol(getenv("FAULT_AT")), atoi(getenv("FAULT_KIND")));
 }
 
 __attribute__((destructor)) static void end(void) {

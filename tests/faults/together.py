@@ -1,7 +1,8 @@
-"""Two processes that train together, one killed at a write: ``python -m tests.faults.together [POINTS]``.
+"""Two processes that train together, one disturbed at a write: ``python -m tests.faults.together [POINTS]``.
 
-All writes are the first process's: it is killed at so many of them, evenly spread. The second writes nothing below the
-folder, which is checked, so it is killed beside it, when the first does its N-th write.
+All writes are the first process's: at so many of them, evenly spread, it is killed, or finds the disk full or broken.
+The second writes nothing below the folder, which is checked, so it is killed beside it, when the first does its N-th
+write.
 """
 
 import os
@@ -13,11 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.harness import compiler, preloaded
+from tests.faults.harness import KINDS, compiler, preloaded
 from tests.faults.scenarios import RECIPE, contents, differences, scenarios, write_inputs
 from tests.faults.sweep import spread
 
 Environment = dict[str, str]
+WAYS = (("kill", 0), ("kill", 1), ("full", 0), ("broken", 0))  # what happens, and to which rank
 ONE_A_SIDE = "{steps: 6, accumulate: 2, batch_tokens: 64"
 
 
@@ -36,7 +38,7 @@ def main() -> int:
         commands = {each.name: tuple(each.command) for each in scenarios(work)}
         _phmctl(commands["prepare-data"], environment)
         wrong = _sweep(work, (*commands["train"], "--processes", "2"), environment, points)
-    print(f"{2 * points} points, {wrong} wrong")  # noqa: T201
+    print(f"{len(WAYS) * points} points, {wrong} wrong")  # noqa: T201
     return int(wrong > 0)
 
 
@@ -46,8 +48,8 @@ def _sweep(work: Path, command: tuple[str, ...], environment: Environment, point
     wanted = contents(work)
     wrong = int(calls[1] > 0)
     for at in spread(calls[0], points):
-        for rank in (0, 1):
-            wrong += _point(work, command, environment, (rank, at), wanted)
+        for way in WAYS:
+            wrong += _point(work, command, environment, (*way, at), wanted)
     return wrong
 
 
@@ -55,31 +57,45 @@ def _undisturbed(work: Path, command: tuple[str, ...], environment: Environment,
     """Train undisturbed; return how many calls a rank made."""
     shutil.rmtree(work / "runs", ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=work.parent) as told:
-        whole = _phmctl(command, environment | {"FAULT_RANK": str(rank), "FAULT_AT": "0", "FAULT_TOLD": told})
+        whole = _phmctl(
+            command, environment | {"FAULT_RANK": str(rank), "FAULT_AT": "0", "FAULT_KIND": "0", "FAULT_TOLD": told}
+        )
         if whole.returncode:
             raise RuntimeError(whole.stderr)
         return sum(map(int, (Path(told) / "calls").read_text().split()))
 
 
 def _point(
-    work: Path, command: tuple[str, ...], environment: Environment, who: tuple[int, int], wanted: dict[str, str]
+    work: Path, command: tuple[str, ...], environment: Environment, who: tuple[str, int, int], wanted: dict[str, str]
 ) -> int:
-    rank, at = who
+    kind, rank, at = who
     shutil.rmtree(work / "runs", ignore_errors=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=work.parent) as told:
         faults = {"FAULT_RANK": "0", "FAULT_AT": str(at), "FAULT_VICTIM": str(rank), "FAULT_TOLD": told}
-        killed = _phmctl(command, environment | faults)
+        ended = _phmctl(command, environment | faults | {"FAULT_KIND": str(KINDS.index(kind))})
     begun = any((work / "runs").glob("*/*/v*"))
     again = _phmctl((*command, "--resume") if begun else command, environment)
     problems = differences(wanted, contents(work))
-    problems += [] if killed.returncode == 1 else [f"exit {killed.returncode}"]
+    problems += _judge(kind, ended)
     problems += [f"again: {again.returncode} {again.stderr[-500:]}"] if again.returncode else []
-    said = re.sub(r"\s+", " ", killed.stderr)[-300:]
+    said = re.sub(r"\s+", " ", ended.stderr)[-300:]
     seconds = time.monotonic() - began
-    ends = f"exit {killed.returncode}, then {again.returncode}"
-    print(f"rank {rank} killed at {at}: {ends}; {problems or 'the same'}; {seconds:.0f} s; {said}", flush=True)  # noqa: T201
+    ends = f"exit {ended.returncode}, then {again.returncode}"
+    print(f"rank {rank}, {kind} at {at}: {ends}; {problems or 'the same'}; {seconds:.0f} s; {said}", flush=True)  # noqa: T201
     return int(bool(problems))
+
+
+def _judge(kind: str, ended: subprocess.CompletedProcess[str]) -> list[str]:
+    """A death ends both with 1; so does a disk that refuses, in words, unless what it refused was not needed."""
+    problems = (
+        [] if ended.returncode == 1 or (kind != "kill" and ended.returncode == 0) else [f"exit {ended.returncode}"]
+    )
+    if "Traceback" in ended.stderr:
+        problems.append("unforeseen")
+    if kind != "kill" and ended.returncode == 1 and "error: cannot " not in ended.stderr:
+        problems.append("message")
+    return problems
 
 
 def _phmctl(command: tuple[str, ...], environment: Environment) -> subprocess.CompletedProcess[str]:

@@ -71,6 +71,44 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a--b--c--f--refs--x"]
 
 
+def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypatch):
+    """What killed fetches left is swept; a fetch that fails leaves what was there."""
+    import datasets
+
+    answers = [PAIRS[:1], None, PAIRS]
+
+    def fetch(*names, **options):
+        pairs = answers.pop(0)
+        if pairs is None:
+            raise OSError("cut off")
+        return datasets.DatasetDict({"train": datasets.Dataset.from_list([{"de": de, "en": en} for de, en in pairs])})
+
+    monkeypatch.setattr(datasets, "load_dataset", fetch)
+    monkeypatch.setattr("phmctl.data.fetch.hub._check_reachable", lambda name: None)
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    cache = tmp_path / "cache"
+
+    def kept(**how):
+        return list(load_splits(hub, cache, **how).splits["train"])
+
+    assert kept() == PAIRS[:1]
+    with pytest.raises(DownloadError, match="cut off"):
+        kept(refetch=True)
+    assert kept() == PAIRS[:1]
+    (cache / ".fetching-killed" / "cache").mkdir(parents=True)
+    (cache / ".fetching-killed" / "cache" / "half").write_text("x")
+    assert kept(refetch=True) == kept() == PAIRS
+    assert [path.name for path in cache.iterdir()] == ["a--b"]
+    assert answers == []
+
+
+def test_what_is_kept_and_damaged_names_the_way_out(tmp_path, monkeypatch):
+    (tmp_path / "a--b").mkdir()
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    with pytest.raises(DataError, match=r"a--b is damaged .*; fetch it anew: --refetch"):
+        load_splits(hub, tmp_path)
+
+
 def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
     import datasets
 

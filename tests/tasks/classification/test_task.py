@@ -1,3 +1,5 @@
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,3 +168,14 @@ def test_a_classifier_begins_with_another(small, labelled_data, runs, tmp_path, 
     other = small("lstm-pair", f"training.initialise_from={source.folder}")
     with pytest.raises(RunError, match=r"has model\.kind = encoder, and this recipe has lstm-pair"):
         train(other, data=labelled_data, runs=tmp_path, quiet=True)
+
+
+def test_other_labels_of_the_run_that_is_begun_with_are_said(small, labelled_data, runs, tmp_path, capsys) -> None:
+    """A map to as many classes is taken, whatever they were called; a person must know."""
+    copy = shutil.copytree(runs["encoder"].folder, tmp_path / "copy")
+    data = json.loads((copy / "data.json").read_text())
+    assert len(data["labels"]) == 2
+    (copy / "data.json").write_text(json.dumps(data | {"labels": ["nein", "ja"]}))
+    opened(small("encoder"), labelled_data).check_vocabulary(Run.open(copy))
+    said = f"warning: {copy} has the labels ['nein', 'ja'], and the data {data['labels']}: a map to as many is taken\n"
+    assert capsys.readouterr().err == said
