@@ -15,7 +15,7 @@ aside for the moment between two renames; whoever may write there next puts it b
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from phmctl.files import (
     move_into_place,
     put_back,
     read_json_object,
-    refused,
     sha256,
     sha256_text,
     sweep,
@@ -47,7 +46,21 @@ MOMENTS = "optimizer"  # the group of tensors that only resuming wants
 AVERAGE = "average"  # the folder of the averaged weights
 _STEP = re.compile(r"step-(\d{6,})")
 _NEXT = "next"  # in the manifest's entry of the state, while that is amended: the entry it will have
-_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+# torch's types and the format's, in the order (reversed) in which the format's own library writes their tensors
+_TYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+}
+_BUFFER = 1 << 20  # bytes that are written together
 
 
 @dataclass(frozen=True)
@@ -100,13 +113,19 @@ def is_whole(folder: Path) -> bool:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
+def write_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, Mapping[str, "Tensor"]],
+    state: Mapping[str, Any],
+    whole: "Callable[[Tensor], Tensor] | None" = None,
+) -> None:
     """Write a checkpoint; one that stands there already is replaced.
 
     Args:
         folder: where it shall lie; its parent is made.
         tensors: group -> name -> tensor, each group one file. No two tensors may share storage.
         state: what JSON can hold; floats keep every bit.
+        whole: see :func:`save_tensors`.
 
     Raises:
         OutputError: the folder cannot be written (read-only, full).
@@ -115,14 +134,19 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
         folder.parent.mkdir(parents=True, exist_ok=True)
         tidy(folder.parent)
         with temporary_folder(folder) as temporary:
-            _fill(temporary, tensors, state)
+            _fill(temporary, tensors, state, whole)
             move_into_place(temporary, folder)
 
 
-def _fill(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
+def _fill(
+    folder: Path,
+    tensors: Mapping[str, Mapping[str, "Tensor"]],
+    state: Mapping[str, Any],
+    whole: "Callable[[Tensor], Tensor] | None",
+) -> None:
     names = [STATE]
     for group, named in tensors.items():
-        save_tensors(folder / f"{group}.safetensors", named)
+        save_tensors(folder / f"{group}.safetensors", named, whole=whole)
         names.append(f"{group}.safetensors")
     (folder / STATE).write_text(_state_text(state), encoding="utf-8")
     for name in names:
@@ -142,28 +166,53 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
-def save_tensors(path: Path, named: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as a safetensors file with the permissions that the user's files have.
+def save_tensors(
+    path: Path,
+    named: Mapping[str, "Tensor"],
+    metadata: dict[str, str] | None = None,
+    whole: "Callable[[Tensor], Tensor] | None" = None,
+) -> None:
+    """Write tensors as a safetensors file, one after the other: the host holds a copy of one of them at a time.
+
+    The bytes are those that the format's own library writes, which wants all of them at once.
 
     Args:
         path: the file.
         named: name -> tensor; no two may share storage.
         metadata: what its header says besides.
+        whole: puts together a tensor of which this process holds a part; called once for each, in :func:`write_order`.
 
     Raises:
-        OSError: it cannot be written; an OutputError where the library says so.
+        OSError: it cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name in write_order(named):
+        begin, end = end, end + named[name].numel() * named[name].element_size()
+        kind = {"dtype": _TYPES[_type_of(named[name])], "shape": list(named[name].shape)}
+        header[name] = {**kind, "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=_BUFFER) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in write_order(named):
+            file.write(_bytes(named[name] if whole is None else whole(named[name])))
 
-    try:
-        path.touch()
-        mode = path.stat().st_mode  # as the user's files are made; safetensors makes its own for the owner alone
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, path, metadata)
-        path.chmod(mode)
-    except SafetensorError as error:  # its writer reports a full disk so
-        number = _SYSTEM_ERROR.search(str(error))
-        raise refused(path, str(error), int(number[1]) if number else None) from error
+
+def _bytes(tensor: "Tensor") -> memoryview:
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write_order(named: Mapping[str, "Tensor"]) -> list[str]:
+    """Return the names of tensors as :func:`save_tensors` writes them: wide types first, then by name."""
+    ranks = list(_TYPES)
+    return sorted(named, key=lambda name: (-ranks.index(_type_of(named[name])), name.encode()))
+
+
+def _type_of(tensor: "Tensor") -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def amend_state(folder: Path, state: Mapping[str, Any]) -> None:

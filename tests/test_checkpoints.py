@@ -1,7 +1,10 @@
 """Checkpoints: what is written is what is read, and damage is noticed."""
 
+import errno
 import json
+import os
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from phmctl.checkpoints import (
@@ -18,12 +22,14 @@ from phmctl.checkpoints import (
     model_tensors,
     prune,
     read_checkpoint,
+    save_tensors,
     saved_steps,
     step_name,
     step_of,
     tidy,
     whole_steps,
     write_checkpoint,
+    write_order,
 )
 from phmctl.errors import OutputError, RunError
 from phmctl.files import sha256
@@ -214,12 +220,10 @@ def test_a_file_in_the_way_is_an_output_error(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_output_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError
+    def full(tensor: torch.Tensor) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def full(*args: object) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("phmctl.checkpoints._bytes", full)
     with pytest.raises(OutputError, match="No space left") as refused:
         write_checkpoint(folder.with_name("step-000020"), {"model": {"w": torch.ones(1)}}, {})
     assert refused.value.exit_code == 1
@@ -340,3 +344,40 @@ def test_tensors_that_no_library_reads_are_a_run_error(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
         read_checkpoint(folder, ["model"])
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_tensors_are_written_as_the_library_writes_them(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    """Byte for byte, though one at a time: all types, no elements, no dimensions, views, names beyond ASCII."""
+    kinds = ("bool", "uint8", "int8", "int16", "float16", "bfloat16", "int32", "float32", "float64", "int64")
+    named = {f"{kind}.{n}": torch.arange(n).to(getattr(torch, kind)) for kind in kinds for n in (0, 1, 5)}
+    named |= {'ü"\\\n': torch.randn(2, 3), "scalar": torch.tensor(3.5), "view": torch.randn(4, 6).t()}
+    save_tensors(tmp_path / "ours", named, metadata)
+    save_file({name: tensor.contiguous() for name, tensor in named.items()}, tmp_path / "theirs", metadata)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert (tmp_path / "ours").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def test_one_tensor_is_whole_at_a_time(tmp_path: Path) -> None:
+    """What puts a tensor together is asked in the order of writing, and what it gave before is let go."""
+    named = {name: torch.full((3,), float(place)) for place, name in enumerate("bca")}
+    asked: list[str] = []
+    given: list[weakref.ref[torch.Tensor]] = []
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        assert all(each() is None for each in given)
+        asked.append(next(name for name, each in named.items() if each is tensor))
+        twice = tensor * 2
+        given.append(weakref.ref(twice))
+        return twice
+
+    save_tensors(tmp_path / "file", named, whole=whole)
+    assert asked == write_order(named) == ["a", "b", "c"]
+    read = load_file(tmp_path / "file")
+    assert {name: tensor[0].item() for name, tensor in read.items()} == {"b": 0.0, "c": 2.0, "a": 4.0}
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -120,8 +120,15 @@ class Processes:
         dist.broadcast_object_list(told, src=0)
         return told[0]
 
-    def tell_tensors(self, groups: Mapping[str, Mapping[str, Tensor]] | None) -> dict[str, dict[str, Tensor]]:
-        """Return the first process's host tensors, by group and name, in all of them; the others give None."""
+    def tell_tensors(
+        self,
+        groups: Mapping[str, Mapping[str, Tensor]] | None,
+        place: Callable[[str, str, Tensor], Tensor] = lambda group, name, tensor: tensor,
+    ) -> dict[str, dict[str, Tensor]]:
+        """Return the first process's host tensors, by group and name, in all of them; the others give None.
+
+        They are sent one at a time, and what `place` makes of each, given its group and name, is kept: a shard.
+        """
         if not self.many:
             return {name: dict(group) for name, group in (groups or {}).items()}
         kinds = {g: {name: (t.shape, t.dtype) for name, t in group.items()} for g, group in (groups or {}).items()}
@@ -131,7 +138,7 @@ class Processes:
             for name, (shape, dtype) in members.items():
                 own = groups[group][name].contiguous() if groups else torch.empty(shape, dtype=dtype)
                 dist.broadcast(own, src=0)
-                told[group][name] = own
+                told[group][name] = place(group, name, own)
         return told
 
     def largest(self, number: int) -> int:

@@ -5,7 +5,6 @@ the best. So they are derived, after every save and whenever a run is taken up a
 kill anywhere leaves at worst pointers that are behind, and the next start moves them.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,20 +25,18 @@ from phmctl.runs import Run
 from phmctl.training.state import TrainingState
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-Tensors = Mapping[str, Mapping[str, "Tensor"]]
+    from phmctl.training.wrapping import Gathering
 
 
 def save_checkpoint(
-    run: Run, state: TrainingState, tensors: Callable[[], Tensors], settings: TrainingSection, *, standing: bool
+    run: Run, state: TrainingState, gathering: "Gathering", settings: TrainingSection, *, standing: bool
 ) -> None:
     """Write the checkpoint of a step, then settle the run.
 
     Args:
         run: where to.
         state: of the step.
-        tensors: gives model, optimiser and generators, by group and name.
+        gathering: puts together model and optimiser; a tensor is held at a time.
         settings: the recipe's training section.
         standing: the same tensors stand there already: only the state is written.
 
@@ -50,7 +47,7 @@ def save_checkpoint(
     if standing:
         amend_state(folder, state.as_json())
     else:
-        write_checkpoint(folder, tensors(), state.as_json())
+        write_checkpoint(folder, gathering.groups, state.as_json(), gathering.take)
     settle(run, settings)
 
 

@@ -224,6 +224,10 @@ def train_task(
         initial = processes.tell_tensors({"model": start.tensors} if start else None).get("model", {})
         with processes.agreed():
             trainer = _build(task, Run(run.folder, recipe), device, found, initial, quiet, processes)
+        tensors = processes.tell_tensors(found.tensors if found and processes.leads else None, trainer.place)
+        with processes.agreed():
+            if found is not None:
+                trainer.restore(Checkpoint(tensors, found.state), run)
             if start is not None:
                 trainer.progress.say(start.words())
             if old is not None and not trainer.finished:
@@ -257,11 +261,10 @@ def _start_of(old: Run | None, recipe: Recipe, task: "Task") -> Start | None:
 def _shared(
     run: Run | None, found: Checkpoint | None, recipe: Recipe, processes: Processes
 ) -> tuple[Run, Checkpoint | None]:
-    """Return the first process's run and checkpoint in all of them; the others know the run's place and no more."""
+    """Return the first process's run and checkpoint in all; the others know the run's place and the state, no more."""
     folder = processes.tell(None if run is None else run.folder)
     state = processes.tell(None if found is None else found.state)
-    tensors = processes.tell_tensors(None if found is None else found.tensors)
-    return run or Run(folder or Path(), recipe), None if state is None else Checkpoint(tensors, state)
+    return run or Run(folder or Path(), recipe), found or (None if state is None else Checkpoint({}, state))
 
 
 def _environment(recipe: Recipe, device: torch.device, processes: Processes) -> dict[str, Any]:
@@ -285,15 +288,12 @@ def _build(
     quiet: bool,
     processes: Processes,
 ) -> Trainer:
-    """Build the trainer and put the checkpoint into it. Whatever does not fit is refused here; the run is only read."""
+    """Build the trainer; the run is only read."""
     settings = run.recipe.training
     start = int(found.state["step"]) if found else 0
     log = _open_log(run, start, found) if processes.leads else UnwrittenLog()
     progress = ProgressLine(settings.steps, start, quiet=quiet or not processes.leads)
-    trainer = Trainer(task, settings, run, device, log, progress, processes=processes, initial=initial)
-    if found is not None:
-        trainer.restore(found, run)
-    return trainer
+    return Trainer(task, settings, run, device, log, progress, processes=processes, initial=initial)
 
 
 def _open_log(run: Run, start: int, found: Checkpoint | None) -> MetricsLog:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import Checkpoint, model_tensors, saved_steps
+from phmctl.checkpoints import MOMENTS, Checkpoint, model_tensors, saved_steps
 from phmctl.console import warn
 from phmctl.data.order import ORDER
 from phmctl.errors import NonFiniteError, PhmctlError
@@ -36,13 +36,13 @@ from phmctl.training.precision import build_autocast
 from phmctl.training.processes import GivenUpError, Listening, Processes
 from phmctl.training.progress import LogLine, ProgressLine
 from phmctl.training.randomness import seed_dropout
-from phmctl.training.saving import Tensors, save_checkpoint, scheduled_steps
+from phmctl.training.saving import save_checkpoint, scheduled_steps
 from phmctl.training.schedule import build_schedule
 from phmctl.training.signals import StopRequest
 from phmctl.training.state import TrainingState
 from phmctl.training.stream import BatchStream
 from phmctl.training.throughput import Throughput
-from phmctl.training.wrapping import exchanging, gathered, is_sharded, load_whole, whole, wrap
+from phmctl.training.wrapping import Gathering, exchanging, gathered, is_sharded, like, load_whole, wrap
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Cost, Rows, Task, TrainingBatch
@@ -84,7 +84,9 @@ class Trainer:
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.settings.seed)
-        self.model: nn.Module = self.task.build_model(self.device)
+        # Shards leave the host layer by layer: a model that no device holds begins here.
+        shards = self.processes.many and self.settings.sharding == "full"
+        self.model: nn.Module = self.task.build_model(torch.device("cpu") if shards else self.device)
         take(self.model, self.initial)
         self.model.train()
         self._called = wrap(self.model, self.processes, self.device, self.settings.sharding)
@@ -97,8 +99,18 @@ class Trainer:
         self._standing: int | None = None  # the step whose tensors stand in its checkpoint
         self._begin()
 
+    def place(self, group: str, name: str, tensor: Tensor) -> Tensor:
+        """Return a tensor of a checkpoint as this process holds it: its shard, or the whole on the host."""
+        name = name if group == "model" else name.partition(".")[2]
+        own = self.model.state_dict(keep_vars=True).get(name) if is_sharded(self._called) else None
+        return tensor if own is None or tensor.shape != own.shape else like(tensor, own)
+
     def restore(self, checkpoint: Checkpoint, where: Run) -> None:
         """Continue from a checkpoint that :meth:`save` wrote: weights, moments and counters.
+
+        Args:
+            checkpoint: its tensors as :meth:`place` gives them.
+            where: its run.
 
         Raises:
             RunError: it does not fit the model.
@@ -366,20 +378,19 @@ class Trainer:
         with self._throughput.paused():
             state.window_loss = self._loss.item()
             standing = self._standing == state.step
-            tensors = None if standing else self._tensors()
+            gathering = Gathering({} if standing else self._tensors())
             with self.processes.agreed():
-                state.logged = self.log.seal(state.step)
-                if self.processes.leads:
-                    save_checkpoint(self.run, state, lambda: tensors or {}, self.settings, standing=standing)
+                try:
+                    state.logged = self.log.seal(state.step)
+                    if self.processes.leads:
+                        save_checkpoint(self.run, state, gathering, self.settings, standing=standing)
+                finally:
+                    gathering.take_rest()
         self._standing = state.step
         self._unsaved = False
 
-    def _tensors(self) -> Tensors:
-        keep = self.processes.leads
-        return {
-            "model": whole(model_tensors(self.model), keep=keep),
-            "optimizer": whole(optimiser_tensors(self.optimiser, self.model), keep=keep),
-        }
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"model": model_tensors(self.model), MOMENTS: optimiser_tensors(self.optimiser, self.model)}
 
     def scheduled_steps(self) -> list[int]:
         """Return the saved steps that belong to the interval (and the final one), ascending."""

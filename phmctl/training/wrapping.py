@@ -7,7 +7,7 @@ moment, and gathers a layer when it is needed. Both average gradients over proce
 
 import inspect
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from phmctl.checkpoints import load_model
+from phmctl.checkpoints import load_model, write_order
 from phmctl.errors import RecipeError
 from phmctl.training.processes import Processes
 
@@ -79,23 +79,38 @@ def gathered(model: nn.Module) -> Iterator[None]:
             unit.set_reshard_after_forward(True, recurse=False)
 
 
-def whole(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Return tensors with their shards put together on the host; every process must call it.
+class Gathering:
+    """Tensors whose shards are put together one at a time, by all processes in the same order: that of writing.
 
     Args:
-        tensors: by name, some of them shards.
-        keep: whether this process wants them; if not, nothing is returned and little memory is used.
+        groups: group -> name -> tensor, some of them shards.
     """
-    found = {}
-    for name, tensor in tensors.items():
-        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        if keep:
-            found[name] = full.detach().cpu() if full is not tensor else full
-    return found
+
+    def __init__(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.groups = groups
+        self._left = deque(group[name] for group in groups.values() for name in write_order(group))
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Return the next tensor, whole; the others have to take part, by :meth:`take_rest`."""
+        following = self._left.popleft()
+        if following is not tensor:
+            raise ValueError("tensors are put together in the order in which they are written")
+        return _whole(tensor)
+
+    def take_rest(self) -> None:
+        """Take part in what is left: all of it where another process writes, the rest where writing failed."""
+        while self._left:
+            _whole(self._left.popleft())
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return a whole tensor laid out as a parameter is: on its device, as a shard if it is one."""
+    """Return a whole tensor laid out as a parameter is: on its device, as a shard if it is one. A shard stays one."""
+    if hasattr(tensor, "device_mesh"):
+        return tensor
     if not hasattr(parameter, "device_mesh"):
         return tensor.to(parameter.device)
     from torch.distributed.tensor import distribute_tensor
@@ -105,7 +120,7 @@ def like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def load_whole(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Copy whole tensors into a model, sharded or not.
+    """Copy tensors into a model: whole ones, or shards laid out as its own are.
 
     Raises:
         RunError: a name or a shape differs from the model's.

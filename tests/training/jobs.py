@@ -1,15 +1,18 @@
 """What several processes do in a test; each function is called in every one of them."""
 
+import errno
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
-from phmctl.checkpoints import read_checkpoint
+from phmctl.checkpoints import _bytes, read_checkpoint
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe
@@ -96,6 +99,7 @@ def fake(
     poison: tuple[int, int] | None = None,
     asked: int | None = None,
     refusing: int | None = None,
+    full: bool = False,
     **training: Any,
 ) -> tuple[Path, int, int]:
     """Train the fake task; return the run, the steps and the exit code.
@@ -103,6 +107,7 @@ def fake(
     Args:
         asked: this rank is sent SIGTERM in its third micro-batch.
         refusing: this rank finds its data wanting.
+        full: the disk is full when the third tensor of a checkpoint is written.
     """
     rank = processes.rank if processes else 0
 
@@ -119,8 +124,16 @@ def fake(
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().loss(model, batch)
 
-    result = train_task(Task(poison=poison), make_recipe(**training), root, quiet=True, processes=processes)
+    with patch("phmctl.checkpoints._bytes", _full_at_third) if full else nullcontext():
+        result = train_task(Task(poison=poison), make_recipe(**training), root, quiet=True, processes=processes)
     return result.run.folder, result.steps, result.exit_code
+
+
+def _full_at_third(tensor: torch.Tensor, seen: list[int] = []) -> bytes:  # noqa: B006
+    seen.append(1)
+    if len(seen) == 3:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return _bytes(tensor)
 
 
 def slow(root: Path, processes: Processes, old: Path | None = None, **training: Any) -> tuple[Path, int, int]:

@@ -47,6 +47,8 @@ def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.Tem
         "asked": fake("asked", asked=1, accumulate=2),
         "poisoned": fake("poisoned", poison=(0, 3), accumulate=2),
         "refused": fake("refused", refusing=1),
+        "full": fake("full", sharding="full", full=True),
+        "after": fake("after", sharding="full"),
         "unwritable": fake("whole/copying/phm-n4/v001/recipe.yaml"),
     }
     return dict(zip(wanted, together.run(root, list(wanted.values()), 2), strict=True))
@@ -166,3 +168,12 @@ def test_in_float32_the_loss_curve_is_the_same_for_200_steps(copying_data: Path,
     assert len(found) == len(expected) == 200
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_a_disk_that_is_full_amid_the_shards_ends_all_in_step(two: dict[str, Any]) -> None:
+    """The others have put together what is left by then; what they train next is sound."""
+    first, second = two["full"]
+    assert first.startswith("WriteFailedError: cannot write ")
+    assert "No space left on device" in first
+    assert second == "SystemExit: 1"
+    assert [each[1:] for each in two["after"]] == [(20, 0), (20, 0)]
