@@ -85,11 +85,11 @@ def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypat
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
     monkeypatch.setattr("phmctl.data.fetch.hub._check_reachable", lambda name: None)
-    hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Sides(source="de", target="en"))
     cache = tmp_path / "cache"
 
     def kept(**how):
-        return list(load_splits(hub, cache, **how).splits["train"])
+        return texts(load_rows(hub, cache, **how).splits["train"])
 
     assert kept() == PAIRS[:1]
     with pytest.raises(DownloadError, match="cut off"):
@@ -104,9 +104,9 @@ def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypat
 
 def test_what_is_kept_and_damaged_names_the_way_out(tmp_path, monkeypatch):
     (tmp_path / "a--b").mkdir()
-    hub = Hub(id="a/b", splits={"train": "train"}, columns=Columns(source="de", target="en"))
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Sides(source="de", target="en"))
     with pytest.raises(DataError, match=r"a--b is damaged .*; fetch it anew: --refetch"):
-        load_splits(hub, tmp_path)
+        load_rows(hub, tmp_path)
 
 
 def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
