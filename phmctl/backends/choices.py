@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from phmctl.backends import machine
-from phmctl.backends.measuring import Call, clock_of, lowest_seconds
+from phmctl.backends.measuring import Call, lowest_seconds, own_clock
 from phmctl.backends.operators import is_recorded, is_transformed
 from phmctl.backends.pristine import undisturbed
 
@@ -28,7 +28,7 @@ AUTO, DENSE, FACTORED, RANK = "auto", "dense", "factored", "rank"
 LEARNED, FIXED = "learned", "fixed"  # rules: what wants gradients
 TRAINED, BUILT, KEPT = MODES = ("train", "eval", "kept")  # with gradients; H built for each use; H at hand
 GAIN = 0.05  # what must be won over dense, and over torch's own library, for another to be taken
-MOST, LEAST, WORK = 4096, 512, 1 << 33  # tokens that are measured at most; multiplications, if these are more
+MOST, LEAST, WORK = 4096, 512, 1 << 30  # tokens that are measured at most; multiplications, if these are more
 SMALL = 1 << 20  # multiplications, in microseconds: kept weights are applied as they are
 ALLOWED, SHARE = 1.0, 0.05  # seconds, and share of a process's life, for measuring what keeps its weights
 
@@ -217,7 +217,7 @@ def _measure(use: Use, candidates: Candidates) -> Choice:
     calls = candidates(use)
     if len(calls) == 1:
         return next(iter(calls))
-    return best_of(lowest_seconds(calls, clock_of(use.device.partition(":")[0])), use.default)
+    return best_of(lowest_seconds(calls, own_clock(use.device.partition(":")[0])), use.default)
 
 
 def best_of(seconds: Mapping[Choice, float], default: Choice) -> Choice:

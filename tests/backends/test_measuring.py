@@ -1,10 +1,12 @@
 """The shortest sample of each candidate, by a clock that the test moves."""
 
+import time
+
 import pytest
 import torch
 
 from phmctl.backends import measuring
-from phmctl.backends.measuring import clock_of, lowest_seconds
+from phmctl.backends.measuring import clock_of, lowest_seconds, own_clock
 
 
 class Clock:
@@ -46,11 +48,24 @@ def test_candidates_take_turns_and_short_ones_are_repeated() -> None:
     assert "".join(clock.calls) == "ab" + "ab" + ("aabb" + "bbaa") * (measuring.ROUNDS // 2)
 
 
-def test_what_takes_long_is_measured_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_is_measured_less() -> None:
     clock = Clock()
-    monkeypatch.setattr(measuring.time, "perf_counter", clock)
     lowest_seconds({"a": clock.candidate("a", 0.2)}, clock)
     assert len(clock.calls) == 2 + measuring.FEWEST
+
+
+def test_on_one_thread_the_time_of_others_does_not_count() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        clock = own_clock("cpu")
+        began = clock()
+        time.sleep(0.05)
+        assert clock() - began < 0.03
+        torch.set_num_threads(2)
+        assert own_clock("cpu") is time.perf_counter
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_clock_of_a_cpu() -> None:
