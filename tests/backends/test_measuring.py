@@ -35,9 +35,8 @@ def test_the_lowest_sample_counts() -> None:
 
 def test_what_is_hopeless_is_measured_no_more() -> None:
     clock = Clock()
-    lowest_seconds(
-        {"a": clock.candidate("a", 1.0), "b": clock.candidate("b", 1.6), "c": clock.candidate("c", 1.4)}, clock
-    )
+    seconds = {"a": 1.0e-3, "b": 1.6e-3, "c": 1.4e-3}
+    lowest_seconds({name: clock.candidate(name, each) for name, each in seconds.items()}, clock)
     assert clock.calls.count("b") == 2
     assert clock.calls.count("a") == clock.calls.count("c") == 2 + measuring.ROUNDS
 
