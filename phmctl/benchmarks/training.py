@@ -4,7 +4,8 @@ A step is what the trainer does for one: the batch's loss, the backward pass, th
 see the same batches. Ratios are of tokens per second: above 1 is faster than the baseline.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.accounting.multiplications import multiplications
+from phmctl.backends.choices import as_text, taken_from
+from phmctl.backends.machine import processor
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.console import Table
 from phmctl.devices import pick_device, set_threads
@@ -46,6 +49,7 @@ class TrainingBench:
 
     recipe: str
     device: str
+    processor: str
     threads: int
     precision: str
     batches: int
@@ -54,6 +58,7 @@ class TrainingBench:
     real_share: float  # of an epoch's positions
     baseline: str
     rows: Sequence[TrainingRow]
+    choices: Mapping[str, str]  # how the maps of all were applied, by which library: use -> execution and library
 
     def as_json(self) -> dict[str, Any]:
         """Return plain dictionaries and numbers."""
@@ -63,8 +68,8 @@ class TrainingBench:
     def table(self) -> Table:
         """Return the table of ``bench train``."""
         return Table(
-            f"{self.recipe} on {self.device}, {self.threads} threads, {self.precision}; "
-            f"{self.real_share:.1%} of the positions are real tokens",
+            f"{self.recipe} on {self.device}, {self.threads} threads of {self.processor}, {self.precision}; "
+            f"{self.real_share:.1%} of the positions are real tokens; maps go by {self._taken}",
             ("model", "parameters", "ms a step", "target tokens/s", f"speed / {self.baseline}", "products allow"),
             [
                 (
@@ -78,6 +83,11 @@ class TrainingBench:
                 for r in self.rows
             ],
         )
+
+    @property
+    def _taken(self) -> str:
+        counts = Counter(self.choices.values())
+        return ", ".join(f"{name} ({count})" for name, count in counts.most_common()) or "torch's own library"
 
 
 def bench_training(
@@ -105,13 +115,14 @@ def bench_training(
     candidates = _candidates(kind, recipe, task, data, device)
     check_known("candidate", baseline, list(candidates))
     steps = {name: _stepper(rival, training, sample, device) for name, rival in candidates.items()}
-    with watched("training steps", len(steps), rounds) as advance:
+    with taken_from({}) as table, watched("training steps", len(steps), rounds) as advance:
         timings = compare(steps, rounds=rounds, baseline=baseline, warmup=1, device=device, advance=advance)
     items = sum(batch.target_tokens for batch in sample)
     products = {name: multiplications(step) / len(sample) for name, step in steps.items()}
     return TrainingBench(
         recipe.name,
         str(device),
+        processor(),
         torch.get_num_threads(),
         training.precision,
         len(sample),
@@ -123,6 +134,7 @@ def bench_training(
             _row(candidates[name].model, timing, items, len(sample), products[name], products[baseline])
             for name, timing in timings.items()
         ],
+        as_text(table),
     )
 
 

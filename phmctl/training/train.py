@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from phmctl.backends.choices import taken_from
+from phmctl.backends.products import libraries
 from phmctl.checkpoints import AVERAGE, Checkpoint, read_checkpoint, saved_steps
 from phmctl.console import warn
 from phmctl.devices import set_threads
@@ -273,6 +274,7 @@ def _environment(recipe: Recipe, device: torch.device, processes: Processes) -> 
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "products": "+".join(libraries(device.type)),  # at hand; what was chosen of them stands under `choices`
         "precision": "bfloat16" if bfloat16 else "float32",
         "processes": processes.count,
         "job": job(),

@@ -222,6 +222,7 @@ def test_the_run_holds_recipe_environment_and_metrics(fit: Fit) -> None:
     environment = json.loads((run.folder / "environment.json").read_text())
     assert environment["device"] == "cpu"
     assert environment["threads"] >= 1
+    assert environment["products"].split("+")[0] == "mkl"
     assert run.text_folder.is_dir()
     assert Run.open(run.folder).recipe == run.recipe
 
