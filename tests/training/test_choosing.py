@@ -14,7 +14,8 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.choosing import KEY
+from phmctl.training.choosing import KEY, settle_choices
+from phmctl.training.processes import Processes
 from phmctl.training.train import train
 from tests.conftest import TINY
 
@@ -96,3 +97,23 @@ def test_real_measurements(measuring: Path, miniature_data: Path, tmp_path: Path
     table = from_text(settled(run))
     assert {use.mode for use in table} >= {"train"}
     assert from_text(machine.read()) == table
+
+
+class Follower(Processes):
+    """One of several processes, not the first: what it is told is the first one's."""
+
+    leads = False
+
+    def __init__(self, told: object) -> None:
+        super().__init__()
+        self.told = told
+
+    def tell(self, value):
+        return self.told
+
+
+def test_other_processes_take_what_the_first_one_tells(capricious: list[int]) -> None:
+    use = "512 512 4 7 256 train learned auto float32 cpu 2 mkl+onednn"
+    told = settle_choices(None, Follower({use: "rank onednn"}))
+    assert [(use.d, str(choice)) for use, choice in told.items()] == [(512, "rank onednn")]
+    assert capricious[0] == 0
