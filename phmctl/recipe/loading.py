@@ -58,6 +58,14 @@ def whole_number(option: str, text: str) -> int:
     return int(text)
 
 
+def number(option: str, text: str) -> float:
+    """Return an option's value as a number; raises RecipeError where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        raise RecipeError(f"{option} {text}: want a number") from None
+
+
 def override(options: Iterable[tuple[str, str]]) -> list[str | Override]:
     """Return what options of a command line set, given as text: ``("--n", "4")``, ``("--set", "training.clip=1.0")``.
 

@@ -56,9 +56,13 @@ def claim_version(temporary: Path, parent: Path) -> Path:
 
 
 def find_run(path: Path) -> Path:
-    """Return the run folder that a path or a name below the root means."""
+    """Return the run folder that a path, a name below the root or a tag means."""
     candidates = [path] if path.is_absolute() else [path, runs_root() / path]
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
+    if folder is None and (tagged := _tagged(str(path), runs_root())):
+        if len(tagged) == 1:
+            return tagged[0]
+        raise RunError(f"{len(tagged)} runs have the tag {path}; name one: {', '.join(map(str, tagged))}")
     if folder is None:
         raise RunError(f"no run at {path}{_nearest_run(path)}; list them with: phmctl runs")
     if (folder / RECIPE).exists() or _VERSION.fullmatch(folder.name):
@@ -106,10 +110,9 @@ def _named(name: str | Path, root: Path) -> list[Path]:
     for folder in (path, root / path):
         if folder.is_dir() and (found := list(_below(folder))):
             return found
-    known = {folder: _tag(folder) for folder in _below(root)}
-    if found := [folder for folder, tag in known.items() if tag == str(name)]:
+    if found := _tagged(str(name), root):
         return found
-    tags = {tag for tag in known.values() if tag is not None}
+    tags = {tag for folder in _below(root) if (tag := _tag(folder)) is not None}
     hint = _nearest_run(path, root) or nearest(str(name), tags)
     raise RunError(f"no run at {name}, and none has this tag{hint}; list them with: phmctl runs")
 
@@ -131,6 +134,10 @@ def check_tag(tag: str) -> None:
     """Refuse (UserError) a tag that is no plain name: it stands where paths do."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", tag):
         raise UserError(f"--tag {tag}: want a name of letters, digits, '.', '_', '+' and '-', 64 at most")
+
+
+def _tagged(tag: str, root: Path) -> list[Path]:
+    return sorted((folder for folder in _below(root) if _tag(folder) == tag), key=_order)
 
 
 def _tag(folder: Path) -> str | None:

@@ -158,19 +158,29 @@ def _result(path: Path, made: Mapping[str, Any], report: Mapping[str, Any]) -> R
     )
 
 
+def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures by which runs are compared from what a task found, as ``eval --json`` prints it."""
+    if "splits" in report or "accuracy" in report:
+        return {"accuracy": float(report.get("splits", [report])[0]["accuracy"]["value"])}
+    if "scores" in report:
+        return {score["name"]: float(score["value"]) for score in report["scores"]}
+    return {name: float(report[name]) for name in ("map_error", "loss")}
+
+
 def _earlier(path: Path, report: Mapping[str, Any]) -> Result:
     """Read ``test.json`` and its like, which earlier versions wrote: one file a split and checkpoint."""
     splits = report.get("splits")
     split = str(splits[0]["split"] if splits else report["split"])
-    if splits:
-        scores = {"accuracy": float(splits[0]["accuracy"]["value"])}
-    elif "scores" in report:
-        scores = {score["name"]: float(score["value"]) for score in report["scores"]}
-    else:
-        scores = {name: float(report[name]) for name in ("map_error", "loss")}
     settings = {"decoding": report["decoding"]} if "decoding" in report else {}
     answers = (path.with_suffix(suffix) for suffix in (".hyp", ".predictions.tsv"))
     found = next((file for file in answers if file.is_file()), None)
     return Result(
-        path, split, str(report["checkpoint"]), settings, scores, report, report.get("against"), answers=found
+        path,
+        split,
+        str(report["checkpoint"]),
+        settings,
+        scores_of(report),
+        report,
+        report.get("against"),
+        answers=found,
     )

@@ -19,6 +19,7 @@ from phmctl.training.signals import StopRequest
 _KEPT = 30  # last lines of what a process says
 _PATIENCE = 20.0  # seconds that a process told to stop at once has for it
 _A_CORE = 8  # processes for each core, at most, as `train --processes` has it
+_STOPPED = (129, 130, 138, 143)  # exit codes: 128 + the signal
 _TICK = 0.3  # seconds between two looks at signals
 
 
@@ -44,6 +45,13 @@ class Job:
     began: float | None = None
     seconds: float = 0.0
     process: "subprocess.Popen[str] | None" = None
+
+    @property
+    def state(self) -> str:
+        """``waiting`` (not ended), ``finished``, ``stopped`` by a signal that it heard, or ``failed``."""
+        if self.code is None:
+            return "waiting"
+        return "finished" if self.code == 0 else "stopped" if self.code in _STOPPED else "failed"
 
     @property
     def problem(self) -> str:

@@ -263,9 +263,7 @@ def _conclude(cell: Trained, asked: Sweep) -> None:
     """Look at a cell whose process has ended."""
     run = newest_of(asked.runs, cell.recipe)
     cell.run = None if run is None else summarise(run.folder)
-    code = None if cell.job is None else cell.job.code
-    stopped = code in (129, 130, 138, 143)
-    cell.state = "finished" if code == 0 else "stopped" if stopped else "failed"
+    cell.state = cell.state if cell.job is None else cell.job.state
 
 
 def refuse_with_sweep(options: Mapping[str, Any]) -> None:

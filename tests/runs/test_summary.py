@@ -199,6 +199,15 @@ def test_selection(tmp_path: Path) -> None:
         select_runs(["fake/phm-n5"], tmp_path)
 
 
+def test_a_run_is_opened_by_its_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHMCTL_RUNS", str(tmp_path))
+    make(tmp_path)
+    tagged = [Run.create(tmp_path, make_recipe(), environment={"tag": tag}) for tag in ("a", "b", "b")]
+    assert Run.open("a").folder == tagged[0].folder
+    with pytest.raises(RunError, match=r"2 runs have the tag b; name one: .*v003, .*v004"):
+        Run.open("b")
+
+
 def test_an_export_is_no_run(tmp_path: Path) -> None:
     run = make(tmp_path)
     (run.folder / "export.json").write_text("{}")
