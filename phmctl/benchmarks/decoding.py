@@ -217,17 +217,15 @@ def measure(
     few = work.take(uncached)
     candidates: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
-        candidates[name] = _searcher(model, work, recipe, vocabularies[1])
+        candidates[name] = searcher(model, work, recipe, vocabularies[1])
         for kind, whole in _WHOLE.items() if uncached else ():
             alone = Uncached(model, whole=whole)
-            candidates[_alone(name, kind)] = _searcher(alone, few, recipe, vocabularies[1], one_by_one=True)
+            candidates[_alone(name, kind)] = searcher(alone, few, recipe, vocabularies[1], one_by_one=True)
     candidates[_SGEMM] = _sgemm(device)
     with watched("searches", len(candidates), rounds) as advance:
         timings = compare(candidates, rounds=rounds, baseline=baseline, warmup=1, device=device, advance=advance)
     sample = work.take(_COUNTED)
-    products = {
-        name: multiplications(_searcher(each, sample, recipe, vocabularies[1])) for name, each in models.items()
-    }
+    products = {name: multiplications(searcher(each, sample, recipe, vocabularies[1])) for name, each in models.items()}
     return DecodingBench(
         recipe=recipe.name,
         device=str(device),
@@ -279,7 +277,7 @@ class _Endless:
         return logits
 
 
-def _searcher(
+def searcher(
     model: Seq2Seq, work: Workload, recipe: TranslationRecipe, allowed: int, *, one_by_one: bool = False
 ) -> Callable[[], list[list[Hypothesis]]]:
     """Return a function that searches a workload, batched as the recipe says or one sentence at a time."""
@@ -364,7 +362,7 @@ def _step_seconds(
     """Time one batch of sentences of middling length, searched to each output length."""
     ranked = sorted(work.sources, key=len)
     middle = ranked[max(0, len(ranked) // 2 - sentences // 2) :][:sentences]
-    searches = {str(n): _searcher(model, Workload(middle, [n] * len(middle)), recipe, allowed) for n in lengths}
+    searches = {str(n): searcher(model, Workload(middle, [n] * len(middle)), recipe, allowed) for n in lengths}
     if not searches:
         return {}
     rounds, device = 3, pick_device(recipe.training.device)

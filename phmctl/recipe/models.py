@@ -191,8 +191,8 @@ class StackSection(LinearSection):
     @property
     def uncomposed(self) -> Self:
         """The same model without compositions: their base."""
-        plain = {"compose_layers": "none", "compose_heads": "none", "composition_rank": None, "first_order": True}
-        return self.model_copy(update={**plain, **({"compose_in": "both"} if hasattr(self, "compose_in") else {})})
+        keys = [name for name in type(self).model_fields if name.startswith("compos")] + ["first_order"]
+        return self.model_copy(update={name: type(self).model_fields[name].default for name in keys})
 
     def _widths(self) -> dict[str, int]:
         widths = {"width": self.width, "feed_forward": self.feed_forward * self.upsize}

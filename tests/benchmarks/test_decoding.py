@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.decoding import Workload, _searcher, applied_weights, measure
+from phmctl.benchmarks.decoding import Workload, applied_weights, measure, searcher
 from phmctl.benchmarks.training import variants_of
 from phmctl.benchmarks.uncached import Uncached
 from phmctl.errors import UserError
@@ -31,7 +31,7 @@ WORK = Workload([[5, 6, 7, 3], [8, 3], [9, 10, 3], [11, 3]], [4, 1, 6, 0])
 def test_each_sentence_is_searched_to_its_length() -> None:
     torch.manual_seed(0)
     model = build_transformer(RECIPE.model, 64, 64).eval()
-    found = _searcher(model, WORK, RECIPE, 64)()
+    found = searcher(model, WORK, RECIPE, 64)()
     assert sorted(len(best[0].tokens) for best in found) == [0, 1, 4, 6]
 
 
@@ -41,10 +41,10 @@ def test_the_uncached_search_finds_the_same() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)  # sharp, so that rounding decides nothing
-    cached = _searcher(model, WORK, RECIPE, 64)()
-    uncached = _searcher(Uncached(model, whole=True), WORK, RECIPE, 64)()
+    cached = searcher(model, WORK, RECIPE, 64)()
+    uncached = searcher(Uncached(model, whole=True), WORK, RECIPE, 64)()
     alone = sorted(
-        _searcher(Uncached(model, whole=False), WORK, RECIPE, 64, one_by_one=True)(), key=lambda best: best[0].tokens
+        searcher(Uncached(model, whole=False), WORK, RECIPE, 64, one_by_one=True)(), key=lambda best: best[0].tokens
     )
     assert [best[0].tokens for best in cached] == [best[0].tokens for best in uncached]
     assert sorted(best[0].tokens for best in cached) == [best[0].tokens for best in alone]
