@@ -111,11 +111,12 @@ class PairClassifier(nn.Module):
     def encode(self, ids: Tensor, *, full: bool = False) -> Tensor:
         """Read texts (B, S) into vectors (B, 2h): the maximum and the mean of the states over time.
 
-        `full` says that no text is shorter than S: their lengths, which are values, are not asked for then.
+        `full` says that no text is shorter than S: their lengths, which are values, are not asked for then. Neither are
+        they but on a CPU: a step would wait for the device. The LSTM runs over padding there, which nothing looks at.
         """
         mask = ids != PAD  # (B, S)
         words = self._drop(self.embedding(ids))  # (B, S, e)
-        lengths = None if full else mask.sum(1).clamp(min=1)  # the LSTM takes a step at least
+        lengths = mask.sum(1).clamp(min=1) if ids.is_cpu and not full else None  # the LSTM takes a step at least
         states, _ = self.lstm(words, lengths)  # (B, S, h)
         return torch.cat([max_pool(states, mask), mean_pool(states, mask)], dim=1)
 

@@ -1,5 +1,6 @@
 """Compilers, exporters and torch.func take the layers as they take torch's own."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 import phmctl
 from phmctl import PHMLSTM, PHMLinear
 from phmctl.assembly import build_transformer
+from phmctl.backends import choices
 from phmctl.recipe.schema import TransformerSection
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -208,3 +210,26 @@ def test_gradients_of_an_lstm_s_gradients(gates: Any) -> None:
     assert torch.autograd.gradgradcheck(lambda x: model(x, lengths)[0], x)
     tangent = torch.func.jvp(lambda x: model(x)[0], (x.detach(),), (x.detach(),))[1]
     assert tangent.any()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_graph_takes_the_choice_as_it_stands(trains: bool, measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured while it is made: rank, if that is what was measured before, else dense."""
+    order, made = {"rank": 1, "factored": 2, "dense": 3}, []
+    monkeypatch.setattr(
+        choices, "lowest_seconds", lambda calls, clock: made.append(1) or {c: order[c.execution] for c in calls}
+    )
+    layer, x, graphs = PHMLinear(32, 32, n=4, parametrization="factors"), torch.randn(64, 32), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph.code)
+        return graph
+
+    with torch.set_grad_enabled(trains):
+        first = torch.compile(layer, fullgraph=True, backend=backend)(x)
+        assert made == []
+        layer(x)
+        torch._dynamo.reset()
+        second = torch.compile(layer, fullgraph=True, backend=backend)(x)
+    assert ["rank_product" in graph for graph in graphs] == [False, True]
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
