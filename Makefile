@@ -55,6 +55,7 @@ faults: $(DEVELOPMENT) ## Give every reader hostile files (FUZZ of each); distur
 	mkdir -p build
 	$(BIN)/python -m tests.faults.sweep --every $(EVERY) --jobs $(PROCESSES) --json build/faults.json
 	$(BIN)/python -m tests.faults.together
+	$(BIN)/python -m tests.faults.together 2 --set training.sharding=full
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .

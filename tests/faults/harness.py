@@ -29,7 +29,9 @@ def preloaded(folder: Path) -> dict[str, str]:
     library = folder / "shim.so"
     subprocess.run([compiler() or "cc", "-O1", "-shared", "-fPIC", "-o", library, SHIM, "-ldl"], check=True)
     root = str(Path(__file__).parents[2])
-    return os.environ | {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "COLUMNS": "200"}
+    # What is measured may be chosen otherwise the next time, and rounds otherwise then.
+    fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "COLUMNS": "200", "PHMCTL_MEASURE": "0"}
+    return os.environ | fixed | {"LD_PRELOAD": str(library)}
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def _python(folder: Path, *arguments: str) -> None:
+def _python(folder: Path, *arguments: str, timeout: float = 500) -> None:
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=preloaded(folder), capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, env=preloaded(folder), capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -47,4 +47,4 @@ def test_the_harness_sees_what_is_left_behind(swept: dict[str, Any]) -> None:
 @pytest.mark.skipif(shutil.which("strace") is None, reason="no strace to compare with")
 def test_the_shim_sees_what_the_kernel_sees(tmp_path: Path) -> None:
     """What safetensors and tokenizers (Rust), Arrow and CTranslate2 (C++) and Python write: strace counts the same."""
-    _python(tmp_path, "-m", "tests.faults.strace")
+    _python(tmp_path, "-m", "tests.faults.strace", timeout=3000)

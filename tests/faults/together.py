@@ -1,8 +1,8 @@
-"""Two processes that train together, one disturbed at a write: ``python -m tests.faults.together [POINTS]``.
+"""Two processes that train together, one disturbed at a write: ``python -m tests.faults.together [POINTS [OPTION…]]``.
 
 All writes are the first process's: at so many of them, evenly spread, it is killed, or finds the disk full or broken.
 The second writes nothing below the folder, which is checked, so it is killed beside it, when the first does its N-th
-write.
+write. Further options go to ``train``: ``--set training.sharding=full``.
 """
 
 import os
@@ -37,7 +37,7 @@ def main() -> int:
         (work / "recipe.yaml").write_text(RECIPE.replace("{steps: 6, batch_tokens: 128", ONE_A_SIDE))
         commands = {each.name: tuple(each.command) for each in scenarios(work)}
         _phmctl(commands["prepare-data"], environment)
-        wrong = _sweep(work, (*commands["train"], "--processes", "2"), environment, points)
+        wrong = _sweep(work, (*commands["train"], "--processes", "2", *sys.argv[2:]), environment, points)
     print(f"{len(WAYS) * points} points, {wrong} wrong")  # noqa: T201
     return int(wrong > 0)
 
