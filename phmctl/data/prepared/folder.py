@@ -133,11 +133,15 @@ class Split:
         """The lines of each side of valid or test, cased.
 
         Raises:
-            DataError: train keeps no text.
+            DataError: train keeps no text, or it is damaged.
         """
         if f"{self._columns[0]}_text" not in self._table.column_names:
             raise DataError(f"{self.path.name} keeps no text, only tokens; text is kept of valid and test")
-        return tuple(self._table.column(f"{name}_text").to_pylist() for name in self._columns)
+        with reading_columns(self.path):
+            columns = [self._table.column(f"{name}_text") for name in self._columns]
+            for column in columns:
+                column.validate(full=True)  # a text that begins outside the file would end the process
+            return tuple(column.to_pylist() for column in columns)
 
     def _numbers(self, column: str) -> Ints:
         numbers: Ints = self._table.column(column).to_numpy().astype(np.int64)

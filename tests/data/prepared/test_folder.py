@@ -1,4 +1,5 @@
 import json
+import struct
 from itertools import chain
 
 import datasets
@@ -213,3 +214,27 @@ def test_a_file_that_is_no_arrow_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"cannot read .*train\.arrow|has not the columns"):
         Split(path)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (struct.pack("<5i", 0, 1, 1, 3, 3), struct.pack("<5i", 0, 1 << 30, 1, 3, 3)),  # found by tests/fuzz: SIGBUS
+        ("aß".encode(), b"a\xff\xff"),
+    ],
+    ids=["outside the file", "no UTF-8"],
+)
+def test_a_text_that_cannot_be_read_is_a_users_error(tmp_path, right, wrong):
+    lists = pa.array([[1], [], [2], []], pa.list_(pa.int32()))
+    texts = {f"{side}_text": ["a", "", "ß", ""] for side in ("source", "target")}
+    table = pa.table({"source": lists, "target": lists, **texts})
+    path = tmp_path / "valid.arrow"
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+    assert Split(path).texts[0] == ["a", "", "ß", ""]
+    content = path.read_bytes()
+    assert right in content
+    damaged = tmp_path / "test.arrow"  # no file that is mapped is written over
+    damaged.write_bytes(content.replace(right, wrong, 1))
+    with pytest.raises(DataError, match=r"test\.arrow has not the columns it should have .*; prepare the data again"):
+        Split(damaged).texts  # noqa: B018
