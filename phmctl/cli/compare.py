@@ -42,7 +42,10 @@ def compare(
     runs_root: RunsRoot = None,
     json: Json = False,
 ) -> None:
-    """Compare trained models: means over seeds, tested differences, sizes, speeds, and what else differs."""
+    """Compare runs over seeds, or with the published tables.
+
+    Means, tested differences, sizes, speeds, and what else differs.
+    """
     from phmctl.errors import UserError, check_known
 
     check_known("format", form, ("table", "csv", "latex", "json"))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phmctl.cli.compare import Baseline, EvalFirst, OfCheckpoint, OfRecipe, Runs, Split
-from phmctl.cli.options import RunsRoot
+from phmctl.cli.options import Json, RunsRoot
 
 
 def report(
@@ -18,14 +18,17 @@ def report(
     checkpoint: OfCheckpoint = None,
     score: EvalFirst = False,
     runs_root: RunsRoot = None,
+    json: Json = False,
 ) -> None:
-    """Write a page about runs: scores, curves, parameters, samples, and the rules that were learned; one file.
+    """Write one HTML page about runs and the rules they learned.
 
-    Its path is printed. It needs phmctl[report].
+    Scores, curves, parameters, samples, rules, and what differs. Its path is printed. It needs phmctl[report].
     """
-    from phmctl.console import emit
+    from phmctl.console import emit, emit_json
     from phmctl.reports.report import write_report
 
     options = {"root": runs_root, "split": split, "checkpoint": checkpoint, "baseline": baseline, "score": score}
-    write_report(runs or (), output, recipe=recipe, **options)
-    emit(f"{output}\n")
+    found = write_report(runs or (), output, recipe=recipe, **options)
+    if json:
+        return emit_json({"report": str(output), **found.as_json()})
+    return emit(f"{output}\n")

@@ -53,16 +53,14 @@ class Comparison:
         return len({_machine(one) for variant in self.variants for one in variant.runs}) == 1
 
     def differences(self) -> Iterator[str]:
-        """Yield a line for each thing besides n and seed in which a variant differs from the baseline."""
-        for variant in self.variants:
-            if variant is not self.baseline:
-                found = differences(self.baseline.first, variant.first)
-                yield from (f"{variant.label}: {line}" for line in difference_lines(found))
+        """Yield a line for each thing besides n and the seed in which a variant differs from the baseline."""
+        others = [variant for variant in self.variants if variant is not self.baseline]
+        found = [(one.label, difference_lines(differences(self.baseline.first, one.first))) for one in others]
+        yield from _shared(found, len(others))
 
     def notes(self) -> Iterator[str]:
         """Yield what a reader of the figures must know."""
-        for variant in self.variants:
-            yield from (f"{variant.label}: {text}" for text in _notes(variant))
+        yield from _shared([(one.label, list(_notes(one))) for one in self.variants], len(self.variants))
         if not self.same_machine:
             yield "speeds do not compare: " + "; ".join(sorted(self._machines()))
 
@@ -235,9 +233,22 @@ def differences(one: Trained, other: Trained) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def _shared(found: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
+    """Yield each line once, behind the labels that it is about."""
+    labels: dict[str, list[str]] = {}
+    for label, lines in found:
+        for line in lines:
+            labels.setdefault(line, []).append(label)
+    for line, about in labels.items():
+        yield f"{'all' if len(about) == count > 2 else ', '.join(about)}: {line}"
+
+
 def _notes(variant: Variant) -> Iterator[str]:
     if len(variant.runs) == 1:
         yield "one seed, so nothing is known of the spread over seeds"
+    gone = [str(one.seed) for one in variant.scored if one.answers is None]
+    if gone and kind_of(variant.first.run.recipe).comparer is not None:
+        yield f"the answers of seed {', '.join(gone)} are not kept, so no test has them: score it anew"
     for one in variant.runs:
         if one.summary.state != "finished":
             steps = one.run.recipe.training.steps

@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from phmctl.errors import RunError
 from phmctl.runs import Run
@@ -17,6 +16,7 @@ from phmctl.tasks.answers import Answers, Metric, spread
 from phmctl.tasks.registry import kind_of
 
 _SPEED = "tokens_per_second"
+_LONGEST = 16  # characters of a value in a label
 
 
 @dataclass(frozen=True)
@@ -195,19 +195,22 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     """Name each by its variant, with the recipe where there are several, and with what tells equal names apart."""
     several = len({run.recipe.name for run in runs}) > 1
     plain = [f"{run.recipe.name}/{run.recipe.variant}" if several else run.recipe.variant for run in runs]
-    return [
-        name
-        if plain.count(name) == 1
-        else _told_apart(index, [i for i, other in enumerate(plain) if other == name], runs, name)
-        for index, name in enumerate(plain)
-    ]
+    labels = list(plain)
+    for name in dict.fromkeys(plain):
+        alike = [index for index, other in enumerate(plain) if other == name]
+        if len(alike) > 1:
+            for index, mark in zip(alike, _marks([runs[index] for index in alike]), strict=True):
+                labels[index] = f"{name} {mark}"
+    return labels
 
 
-def _told_apart(index: int, alike: Sequence[int], runs: Sequence[Run], name: str) -> str:
-    found: dict[str, Any] = {}
-    for other in alike:
-        if other != index:
-            found |= {
-                key: pair[1] for key, pair in run_differences(runs[other], runs[index]).items() if key != "made with"
-            }
-    return " ".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, value in found.items())])
+def _marks(runs: Sequence[Run]) -> list[str]:
+    """Return what tells runs of one name apart: the value of one key if that does, else numbers."""
+    found = [run_differences(runs[0], run) for run in runs[1:]]
+    for key in dict.fromkeys(key for each in found for key in each):
+        first = next(each[key][0] for each in found if key in each)
+        values = [first, *(each[key][1] if key in each else first for each in found)]
+        short = [f"{key.rpartition('.')[2]}={str(value)[-_LONGEST:]}" for value in values]
+        if len(set(short)) == len(runs) and key != "made with":
+            return short
+    return [f"({number})" for number in range(1, len(runs) + 1)]

@@ -21,7 +21,7 @@ trainings. Where several comparisons are made, :func:`holm` corrects for their n
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ Scorer: TypeAlias = Callable[[Numbers], Numbers]
 """Scores a system on samples of the items: how often each item is in each sample, (B, N) -> a score a seed, (B, S)."""
 
 SAMPLES, SEED = 1000, 12345
+_AT_ONCE = 20_000_000  # numbers of a block of samples
 _NORMAL_FROM = 1e4  # degrees of freedom from which t is as good as normal
 
 
@@ -71,8 +72,15 @@ def compare(baseline: Scorer, system: Scorer, items: int, *, samples: int = SAMP
         seed: of the drawing.
     """
     chance = np.random.default_rng(seed)
-    counts = np.stack([np.bincount(chance.integers(items, size=items), minlength=items) for _ in range(samples)])
-    (one, drawn_one), (other, drawn_other) = (_draw(each, counts.astype(float), chance) for each in (baseline, system))
+    one, other = (each(np.ones((1, items)))[0] for each in (baseline, system))  # (S,) each
+    weights = [_draw_seeds(len(each), samples, chance) for each in (one, other)]  # (B, S) each
+    parts = []
+    for start in range(0, samples, max(_AT_ONCE // items, 1)):
+        block = slice(start, min(start + max(_AT_ONCE // items, 1), samples))
+        counts = _draw_items(items, block.stop - block.start, chance)
+        pairs = zip((baseline, system), weights, strict=True)
+        parts.append(np.stack([(scorer(counts) * chosen[block]).sum(1) for scorer, chosen in pairs]))
+    drawn_one, drawn_other = np.concatenate(parts, axis=1)  # (B,) each
     drawn = drawn_other - drawn_one
     value = other.mean() - one.mean()
     freedom = _freedom(drawn, one, other)
@@ -118,12 +126,16 @@ def two_sided_t(t: float, freedom: float) -> float:
     return min(tail / whole, 1.0)
 
 
-def _draw(scorer: Scorer, counts: Numbers, chance: Any) -> tuple[Numbers, Numbers]:
-    """Return each seed's score on the items as they are, (S,), and the mean over seeds drawn, of each sample, (B,)."""
-    plain = scorer(np.ones((1, counts.shape[1])))[0]  # (S,)
-    seeds, drawn = len(plain), max(len(plain) - 1, 1)
-    chosen = chance.multinomial(drawn, np.full(seeds, 1 / seeds), size=len(counts)) / drawn  # (B, S)
-    return plain, (scorer(counts) * chosen).sum(1)
+def _draw_items(items: int, samples: int, chance: np.random.Generator) -> Numbers:
+    """Return how often each item is in each sample. (B, N)"""
+    drawn = (np.bincount(chance.integers(items, size=items), minlength=items) for _ in range(samples))
+    return np.stack(list(drawn)).astype(float)
+
+
+def _draw_seeds(seeds: int, samples: int, chance: np.random.Generator) -> Numbers:
+    """Return the weight of each seed in each sample, for S − 1 drawn of S. (B, S)"""
+    drawn = max(seeds - 1, 1)
+    return chance.multinomial(drawn, np.full(seeds, 1 / seeds), size=samples) / drawn
 
 
 def _freedom(drawn: Numbers, *scores: Numbers) -> float:

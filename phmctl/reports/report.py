@@ -76,10 +76,26 @@ def _parts(found: Comparison) -> Iterator[tuple[str, str, Markup | None]]:
 
 
 def _scores(found: Comparison) -> Markup:
-    tables = [_as_html(each) for each in comparison_tables(found)]
+    scores, *others = (_as_html(each) for each in comparison_tables(found))
+    tables = [scores, *_intervals(found), *others]
     lines = [*(f"Tested by: {method}." for method in methods(found)), *found.notes()]
     missing = [f"no result yet: {command}" for command in found.missing()]
     return join([*tables, listing([*lines, *missing])])
+
+
+def _intervals(found: Comparison) -> Iterator[Markup]:
+    """Yield the 95 % intervals of what was tested, which are wider than the deviation over seeds."""
+    tested = {label: [(test.metric, test.found.system) for test in tests] for label, tests in found.tests.items()}
+    first = next(iter(found.tests.values()), ())
+    tested[found.baseline.label] = [(test.metric, test.found.baseline) for test in first]
+    rows = [
+        [variant.label, metric, f"{each.value:.2f}", f"{each.low:.2f} to {each.high:.2f}"]
+        for variant in found.variants
+        for metric, each in tested.get(variant.label, ())
+    ]
+    if rows:
+        caption = "95 % intervals, over items and seeds"
+        yield table(caption, ["model", "metric", "mean", "interval"], rows, text=(0, 1))
 
 
 def _as_html(shown: Table) -> Markup:

@@ -55,7 +55,8 @@ def data_digest(run: Run) -> str | None:
         data = run.data()
     except RunError:
         return None
-    named = {key: data.get(key) for key in ("corpus", "sources", "settings", "token_types", "labels")}
+    named = {key: data.get(key) for key in ("corpus", "token_types", "labels")}
+    named["sources"] = sorted(str(source.get("sha256")) for source in data.get("sources", ()))
     kept = {name: split.get("kept") for name, split in data.get("splits", {}).items()}
     return sha256_text([json.dumps([named, kept], sort_keys=True)])[:8]
 
