@@ -39,7 +39,9 @@ class Trained:
     @cached_property
     def answers(self) -> Answers | None:
         """What it answered; None where it has no result or the result's answers are gone."""
-        return None if self.result is None else kind_of(self.run.recipe).answers(self.run, self.result)
+        if self.result is None or self.result.answers is None or not self.result.answers.is_file():
+            return None
+        return kind_of(self.run.recipe).answers(self.run, self.result)
 
     @cached_property
     def speed(self) -> float | None:

@@ -73,6 +73,11 @@ def picture(svg: str, words: str, caption: str) -> Markup:
     return element("figure", image, element("figcaption", caption))
 
 
+def plural(count: int, word: str) -> str:
+    """Return ``1 run``, ``2 runs``."""
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
 def listing(lines: Iterable[Part]) -> Markup:
     """Return a list of lines; nothing where there are none."""
     items = [element("li", line) for line in lines]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]
 
 _STYLES = ("-", "--", ":", "-.")
+_DECADES = 1000  # a ratio of values from which an axis is logarithmic
 _MOST = 240  # points of a line
 _POSITIVE, _NEGATIVE = (0.20, 0.47, 0.74), (0.80, 0.33, 0.25)  # seen on light and on dark
 _SQUARE = 8  # rules of this order and below are shown with their nearest algebra, larger ones by themselves
@@ -39,6 +40,9 @@ def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
                 markersize=3,
                 label=legend_label(label) if number == 0 else "_",
             )
+    heights = [value for seeds in lines.values() for points in seeds for _, value in points]
+    if min(heights) > 0 and max(heights) > _DECADES * min(heights):
+        axes.set_yscale("log")
     _legend(axes)
     return figure
 
@@ -68,7 +72,7 @@ def breakdown(found: Mapping[str, "Breakdown"]) -> "Figure":
     axes.set_xticks(range(len(names)), [f"{legend_label(name)[:12]}\n{count:,}" for name, count in names])
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("below each part, how many items it has")
-    _legend(axes)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
     return figure
 
 
@@ -92,7 +96,7 @@ def ledger(rows: Mapping[str, Mapping[str, int]]) -> "Figure":
 
 
 def _count(value: float) -> str:
-    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}K" if value else "0"
+    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}K" if value >= 1e3 else f"{value:g}"
 
 
 def distances(found: Mapping[str, float], chance: float) -> "Figure":

@@ -16,7 +16,7 @@ from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.reports import plots
 from phmctl.reports.drawing import style, to_svg
-from phmctl.reports.html import Markup, Part, element, join, listing, picture, section, table
+from phmctl.reports.html import Markup, Part, element, join, listing, picture, plural, section, table
 from phmctl.reports.rules import rules_part
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.tasks.answers import Answers, Breakdown
@@ -54,7 +54,8 @@ def render(found: Comparison) -> str:
     title = ", ".join(dict.fromkeys(run.recipe.name for run in runs))
     parts = [(name, key, part) for name, key, part in _parts(found) if part is not None]
     links = element("nav", *(element("a", name, href=f"#{key}") for name, key, _ in parts), aria_label="sections")
-    lead = f"{len(runs)} runs of {len(found.variants)} models, {found.split} set; baseline {found.baseline.label}"
+    lead = f"{plural(len(runs), 'run')} of {plural(len(found.variants), 'model')}, {found.split} set"
+    lead += f"; baseline {found.baseline.label}" if len(found.variants) > 1 else ""
     footer = element("footer", f"phmctl {__version__}. Everything on this page is in this file.")
     head = element("header", element("h1", title), element("p", lead, class_="lead"), links)
     body = join([head, element("main", *(section(name, key, part) for name, key, part in parts)), footer])
@@ -103,8 +104,10 @@ def _as_html(shown: Table) -> Markup:
     return table(shown.title, list(shown.columns), rows, text=(0, *shown.text))
 
 
-def _differences(found: Comparison) -> Markup:
+def _differences(found: Comparison) -> Markup | None:
     lines = list(found.differences())
+    if len(found.variants) == 1:
+        return None
     if lines:
         return join([element("p", f"Besides n and the seed, from {found.baseline.label}:"), listing(lines)])
     return element("p", "Nothing but n, the algebra and the seed.")

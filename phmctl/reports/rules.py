@@ -10,12 +10,13 @@ from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.variants import Trained, Variant
 from phmctl.reports import plots
 from phmctl.reports.drawing import to_svg
-from phmctl.reports.html import Markup, Part, element, join, picture, table
+from phmctl.reports.html import Markup, Part, element, join, picture, plural, table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _MOST = 160  # rules that are drawn; the table has all
+_NARROW = 5  # matrices that a narrow tile shows well
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,11 @@ def rules_part(variant: Variant, key: str) -> Markup | None:
     usual = [each for each in found if len(each.A) == n]
     chance = chance_distance(n)
     near = sum(each.nearest.distance < chance for each in usual)
-    heading = element("h3", f"{variant.label}, seed {one.seed}: {len(found)} rules, n = {n}")
+    heading = element("h3", f"{variant.label}, seed {one.seed}: {plural(len(found), 'rule')}, n = {n}")
     summary = element(
         "p",
-        f"{near} of {len(usual)} rules are nearer to a known algebra than 19 of 20 random rules are "
-        f"(distance below {chance:.2f}; one in twenty would be by chance).",
+        f"Nearer to a known algebra than 19 of 20 random rules are (distance below {chance:.2f}): {near} of "
+        f"{plural(len(usual), 'rule')}; one in twenty would be by chance.",
     )
     return join([heading, summary, _overview(usual, chance, key), _rule_table(found), _tiles(found, key)])
 
@@ -129,7 +130,7 @@ def _rule_table(found: list[Learned]) -> Markup:
     ]
     head = ["map", "k×d", "nearest algebra", "distance", "terms in use", "singular values of the terms"]
     whole = table("learned rules", head, rows, text=(0, 2))
-    return element("details", element("summary", f"all {len(found)} rules as a table"), whole)
+    return element("details", element("summary", f"all as a table ({plural(len(found), 'rule')})"), whole)
 
 
 def _tiles(found: list[Learned], key: str) -> Markup:
@@ -144,6 +145,8 @@ def _tiles(found: list[Learned], key: str) -> Markup:
     summary = element("summary", "the matrices A₁ … Aₙ of each rule")
     words = (
         "Each tile: the matrices as they were learned (A), in the basis nearest to the known algebra (P·A), and that "
-        "algebra (A*). Blue is positive, red negative; the stronger, the larger beside the largest of its line."
+        "algebra (A*); of more than eight matrices, A alone. Blue is positive, red negative; the stronger, the larger "
+        "beside the largest of its line."
     )
-    return element("details", summary, element("p", words), element("div", *tiles, class_="tiles"), *more, open="")
+    kind = "tiles wide" if any(len(each.A) > _NARROW for each in found) else "tiles"
+    return element("details", summary, element("p", words), element("div", *tiles, class_=kind), *more, open="")

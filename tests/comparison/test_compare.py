@@ -216,3 +216,36 @@ def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
     assert not [line for line in found.differences() if "beam" in line]
     assert found.variants[0].first.result is not None
     assert found.variants[0].first.result.settings["decoding"]["beam"] == 1
+
+
+def test_a_line_about_all_rows_is_said_once(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    for n in (2, 4, 8):
+        settings = (
+            "model.algebra=phm",
+            f"model.n={n}",
+            "model.width=32",
+            "model.feed_forward=64",
+            "training.steps=900",
+        )
+        make_run(tmp_path, settings=settings)
+    found = compare_runs(recipe="miniature", root=tmp_path)
+    assert list(found.differences()) == ["all: training.steps: 900; 1,800 in the baseline"]
+    assert "all: one seed, so nothing is known of the spread over seeds" in list(found.notes())
+
+
+def test_answers_that_are_gone_are_said(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    run = make_run(tmp_path, settings=PHM)
+    for path in run.results_folder.glob("*.hyp"):
+        path.unlink()
+    found = compare_runs(recipe="miniature", root=tmp_path)
+    assert found.variants[0].values(found.metrics[0]) == pytest.approx([100])
+    assert not found.tests
+    assert "phm-n4: the answers of seed 1 are not kept, so no test has them: score it anew" in list(found.notes())
+
+
+def test_rows_that_no_key_tells_apart_are_numbered(tmp_path: Path) -> None:
+    for changes in ((), ("training.steps=900",), ("model.dropout=0.3",)):
+        make_run(tmp_path, settings=(*REAL, *changes))
+    assert [one.label for one in compare_runs([str(tmp_path)]).variants] == ["real (1)", "real (2)", "real (3)"]

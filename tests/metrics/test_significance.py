@@ -104,3 +104,11 @@ def test_equal_systems_are_told_apart_one_time_in_twenty_at_most(spread: float) 
 
         wrong += compare(train(), train(), items, samples=200).p_value < 0.05
     assert wrong <= 12  # 5 expected at the most; 13 has a probability of a thousandth
+
+
+def test_a_large_test_set_is_drawn_in_blocks_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = np.random.default_rng(5)
+    one, other = (accuracy_scorer(chance.random((3, 60)) < share) for share in (0.5, 0.6))
+    whole = compare(one, other, 60, samples=100)
+    monkeypatch.setattr("phmctl.metrics.significance._AT_ONCE", 60 * 7)
+    assert compare(one, other, 60, samples=100) == whole

@@ -1,3 +1,4 @@
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -193,6 +194,8 @@ def test_the_command_writes_the_file_and_prints_its_path(root: Path, tmp_path: P
     result = CliRunner().invoke(app, ["report", str(root), "-o", str(output)])
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
     assert Reader(output.read_text(encoding="utf-8")).text
+    told = json.loads(CliRunner().invoke(app, ["report", str(root), "-o", str(output), "--json"]).stdout)
+    assert (told["report"], told["baseline"]) == (str(output), "real")
 
 
 def test_a_folder_is_no_output(root: Path, tmp_path: Path) -> None:

@@ -119,7 +119,10 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         """Return a split's sentences with their references and translations."""
         if result.answers is None:
             return None
-        given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
+        except (OSError, ValueError) as error:
+            raise RunError(f"{result.answers} cannot be read ({error}); remove it and score the run anew") from error
         asked, right = (read_text(run, result.split, side) for side in ("source", "target"))
         if len(given) != len(right):
             raise RunError(f"{result.answers} has {len(given):,} lines for {len(right):,} references; remove it")
