@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from phmctl.training.train import TrainingResult
 
 Settings = Mapping[str, Any] | Sequence[str]
+Files = str | Path | Sequence[Any]  # a table, (source, target), or a list of such
 
 
 def prepare(
@@ -26,7 +27,8 @@ def prepare(
     data: str | Path | None = None,
     source: str | Path | None = None,
     recipe: str | Path | None = None,
-    files: Mapping[str, tuple[str | Path, str | Path]] | None = None,
+    files: Mapping[str, "Files"] | None = None,
+    vocabulary_of: str | Path | None = None,
     workers: int = 1,
     force: bool = False,
     refetch: bool = False,
@@ -40,14 +42,19 @@ def prepare(
         data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
         source: a folder with the card's files; without it they are downloaded.
         recipe: take the settings of the vocabulary from this recipe, not from the card.
-        files: your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``.
+        files: your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``. A split may also
+            be the name of a table with both sides in it, or a list of such pairs and tables, which follow one
+            another. Beside ``test`` there may be ``test_news`` and the like.
+        vocabulary_of: a run, or a folder of prepared data, whose vocabulary is taken instead of a new one.
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
         refetch: download the card's files again.
         quiet: print nothing on stderr.
         options: further options by the command's names. Of the vocabulary: ``tokenizer``, ``vocabulary``, ``joint``,
-            ``max_tokens``, ``direction`` (``reverse``). Of labelled text: ``table`` (``["train=train.tsv", …]``),
-            ``text``, ``label``, ``quoting``, ``header``, ``extra_split``, ``vectors``.
+            ``max_tokens``, ``direction`` (``reverse``). Of the cleaning, instead of the card's: ``lowercase``,
+            ``normalise``, ``entities``, ``max_ratio``, ``min_count``. Of tables: ``quoting``, ``header``; of parallel
+            ones ``columns`` (``"de,en"``), of labelled text ``table`` (``["train=train.tsv", …]``), ``text``,
+            ``label``, ``extra``. Of labelled text: ``extra_split``, ``vectors``.
 
     Returns:
         the prepared data: its ``folder`` and its ``manifest``, which counts what was read, kept and dropped.
@@ -65,18 +72,20 @@ def prepare(
 
     given = {key: value for key, value in options.items() if value not in (None, [])}
     for key in given:
-        check_known("option", key, (*_VOCABULARY, *_LABELLED))
-    pairs = {split: (Path(pair[0]), Path(pair[1])) for split, pair in (files or {}).items()}
-    own = {key: Path(value) if key == "vectors" else value for key, value in given.items() if key in _LABELLED}
+        check_known("option", key, (*_VOCABULARY, *_CLEANING, *_TABLES))
+    groups = {split: _groups(named) for split, named in (files or {}).items()}
+    own = {key: Path(value) if key == "vectors" else value for key, value in given.items() if key in _TABLES}
     with _quiet(quiet):
-        kind = kind_for_corpus(name, None if recipe is None else str(recipe), [*pairs, *own])
+        kind = kind_for_corpus(name, None if recipe is None else str(recipe), [*groups, *own])
         asked = Preparation(
             name,
             data_root() if data is None else Path(data),
             None if recipe is None else str(recipe),
             settings={key: value for key, value in given.items() if key in _VOCABULARY},
             source=None if source is None else Path(source),
-            files=pairs,
+            files=groups,
+            cleaning={key: value for key, value in given.items() if key in _CLEANING},
+            vocabulary_of=None if vocabulary_of is None else Path(vocabulary_of),
             options=own,
             workers=workers,
             force=force,
@@ -86,7 +95,17 @@ def prepare(
 
 
 _VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens", "direction")
-_LABELLED = ("table", "text", "label", "quoting", "header", "extra_split", "vectors")
+_CLEANING = ("lowercase", "normalise", "entities", "max_ratio", "min_count")
+_TABLES = ("columns", "table", "text", "label", "quoting", "header", "extra", "extra_split", "vectors")
+
+
+def _groups(named: "Files") -> list[tuple[Path, ...]]:
+    """Return the files of a split, those of each pair or table together."""
+    if isinstance(named, str | Path):
+        return [(Path(named),)]
+    if all(isinstance(each, str | Path) for each in named) and isinstance(named, tuple):
+        return [tuple(map(Path, named))]
+    return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in named]
 
 
 def train(

@@ -109,9 +109,8 @@ def main() -> None:
     made, before = time.monotonic(), peak()
     note(f"generated {given.pairs:,} pairs in {(made - begun) / 60:.1f} minutes")
     section = ParallelSection(card=f"big-{given.pairs}", vocabulary=given.vocabulary)
-    prepared = prepare_named(
-        section, root=given.folder, own=corpus_from_files(section.card, files), workers=given.workers, force=True
-    )
+    own = corpus_from_files(section.card, {split: [pair] for split, pair in files.items()})
+    prepared = prepare_named(section, root=given.folder, own=own, workers=given.workers, force=True)
     own, children = peak()
     result = {
         "pairs": given.pairs,

@@ -22,7 +22,7 @@ from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.export import export
 from phmctl.cli.options import Once
-from phmctl.cli.prepare_data import prepare_data
+from phmctl.cli.prepare_data import PrepareCommand, prepare_data
 from phmctl.cli.recipes import recipes
 from phmctl.cli.report import report
 from phmctl.cli.runs import runs
@@ -77,7 +77,7 @@ def main(
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
-app.command("prepare-data", cls=Once)(prepare_data)
+app.command("prepare-data", cls=PrepareCommand)(prepare_data)
 app.command("train", cls=TrainCommand)(train)
 app.command("decode")(decode)
 app.command("eval")(evaluate)

@@ -1,66 +1,74 @@
 """``phmctl prepare-data``: raw text to token ids on disk."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phmctl.cli.options import DataRoot, Json, Reverse, complete_card, complete_recipe
-from phmctl.cli.prepare_labelled import (
-    ExtraSplit,
-    Header,
-    Label,
-    Quoting,
-    Table,
-    Text,
-    Vectors,
-)
+from phmctl.cli import prepare_options as own
+from phmctl.cli.options import DataRoot, Json, Once, Reverse
 from phmctl.errors import DataError
 
 if TYPE_CHECKING:
     from phmctl.data.listing import Listed
 
-_Files = tuple[Path, Path]
+_SPLITS = ("train", "valid", "test")
+_BETWEEN = "\0"  # the files of one --train, which the command line cannot have
+
+
+class PrepareCommand(Once):
+    """Takes ``--train`` and the like with a source and a target file, or with one table of both."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``--train SRC TGT`` as an option of one value."""
+        waiting, found = list(args), list[str]()
+        while waiting:
+            found.append(waiting.pop(0))
+            if found[-1] in [f"--{split}" for split in _SPLITS] and waiting:
+                value = [waiting.pop(0)]
+                value += [waiting.pop(0)] if waiting and not waiting[0].startswith("-") else []
+                found.append(_BETWEEN.join(value))
+        return super().parse_args(ctx, found)
+
+
+def _grouped(split: str, values: list[str] | None) -> dict[str, list[tuple[str, ...]]]:
+    """Return the files of a split's option by split; ``--test news=FILE`` is of the split ``test_news``."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for value in values or ():
+        first, *rest = value.split(_BETWEEN)
+        name, equals, path = first.partition("=")
+        named = equals and name.isidentifier() and not Path(first).exists()
+        groups.setdefault(f"{split}_{name}" if named else split, []).append((path if named else first, *rest))
+    return groups
 
 
 def prepare_data(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="A dataset card, or a name for your own files.",
-            autocompletion=complete_card,
-            show_default=False,
-        ),
-    ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="Folder with the card's files; without it they are downloaded.")
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Take the settings below from this recipe, not from the card.", autocompletion=complete_recipe
-        ),
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="bpe or word.")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Token types, a side if separate.")] = None,
-    joint: Annotated[
-        bool | None, typer.Option("--joint/--separate", help="Translation: one vocabulary for both sides, or one each.")
-    ] = None,
+    name: own.Name = None,
+    source: own.Source = None,
+    recipe: own.Recipe = None,
+    tokenizer: own.Tokenizer = None,
+    vocabulary: own.Vocabulary = None,
+    vocabulary_of: own.VocabularyOf = None,
+    joint: own.Joint = None,
     reverse: Reverse = False,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Longest text kept in train, in tokens; in translation with the end of sentence.")
-    ] = None,
-    train: Annotated[_Files | None, typer.Option(metavar="SRC TGT", help="Your own training files.")] = None,
-    valid: Annotated[_Files | None, typer.Option(metavar="SRC TGT", help="Your own validation files.")] = None,
-    test: Annotated[_Files | None, typer.Option(metavar="SRC TGT", help="Your own test files.")] = None,
-    table: Table = None,
-    text: Text = None,
-    label: Label = None,
-    quoting: Quoting = None,
-    header: Header = None,
-    extra_split: ExtraSplit = None,
-    vectors: Vectors = None,
+    max_tokens: own.MaxTokens = None,
+    train: own.Train = None,
+    valid: own.Valid = None,
+    test: own.Test = None,
+    columns: own.Columns = None,
+    table: own.Table = None,
+    text: own.Text = None,
+    label: own.Label = None,
+    quoting: own.Quoting = None,
+    header: own.Header = None,
+    extra: own.Extra = None,
+    lowercase: own.Lowercase = None,
+    normalise: own.Normalise = None,
+    entities: own.Entities = None,
+    max_ratio: own.MaxRatio = None,
+    min_count: own.MinCount = None,
+    extra_split: own.ExtraSplit = None,
+    vectors: own.Vectors = None,
     data: DataRoot = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads of the tokenizer.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Prepare anew even if nothing has changed.")] = False,
@@ -74,36 +82,47 @@ def prepare_data(
         return
     from phmctl import verbs
     from phmctl.console import emit_json
-    from phmctl.tasks.registry import kind_for_corpus
+    from phmctl.tasks.registry import task_kind
 
     if name is None:
         raise DataError(
             "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
         )
-    named = {"train": train, "valid": valid, "test": test}
-    settings = {"tokenizer": tokenizer, "vocabulary": vocabulary, "joint": joint, "max_tokens": max_tokens}
-    settings |= {"direction": "reverse"} if reverse else {}
-    files = {split: pair for split, pair in named.items() if pair is not None}
-    labelled: dict[str, object] = {"table": table, "text": text, "label": label, "quoting": quoting, "header": header}
-    labelled |= {"extra_split": extra_split, "vectors": vectors}
     prepared = verbs.prepare(
         name,
         data=data,
         source=source,
         recipe=recipe,
-        files=files,
+        files=_grouped("train", train) | _grouped("valid", valid) | _grouped("test", test),
+        vocabulary_of=vocabulary_of,
         workers=workers,
         force=force,
         refetch=refetch,
         quiet=False,
-        **settings,
-        **labelled,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        joint=joint,
+        max_tokens=max_tokens,
+        direction="reverse" if reverse else None,
+        lowercase=lowercase,
+        normalise=normalise,
+        entities=entities,
+        max_ratio=max_ratio,
+        min_count=min_count,
+        columns=columns,
+        table=table,
+        text=text,
+        label=label,
+        quoting=quoting,
+        header=header,
+        extra=extra,
+        extra_split=extra_split,
+        vectors=vectors,
     )
     if json:
         emit_json({"folder": str(prepared.folder), **prepared.manifest})
     else:
-        given = [key for key, value in labelled.items() if value not in (None, [])]
-        kind_for_corpus(name, recipe, [*files, *given]).show_prepared(prepared.manifest)
+        task_kind(prepared.manifest.get("task", "translation")).show_prepared(prepared.manifest)
 
 
 def _list(data: Path | None, *, as_json: bool) -> None:

@@ -54,8 +54,8 @@ def _hub_id(name: str) -> str:
 def check_split(name: str) -> str:
     """Return the name of a split; raises ValueError for what cannot be one."""
     if not re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]+)?", name):
-        guess = nearest(name, ("train", "valid", "test")).strip(" ()").removesuffix("?")
-        raise ValueError(f"{guess}?" if guess else "use train, valid, test, or test_ and a name")
+        guess = "" if name.startswith(("valid_", "test_")) else nearest(name, ("train", "valid", "test")).strip(" ()")
+        raise ValueError(guess or "use train, valid, test, or test_ and a name of small letters, digits and _")
     return name
 
 
@@ -254,6 +254,7 @@ class Cleaning(Section):
     entities: Literal["decode", "keep"] = "keep"  # Moses' &apos; and the like
     normalise: bool = False  # Unicode NFC, and blanks of all kinds to one
     max_ratio: Annotated[float, Field(ge=0)] = 0.0  # longer text / shorter text in tokens, train only; 0 is off
+    min_count: PositiveInt | None = None  # of a word, or of a pair that BPE joins; None: 1 of a word, 2 of a pair
     duplicates: Literal["drop", "keep"] = "drop"  # train rows whose text stands in valid or test
     keep: Literal["start", "end"] = "start"  # which tokens stay of a labelled text of valid or test that is too long
 

@@ -1,8 +1,10 @@
 """A corpus: the splits of a card, or of a user's own files, ready to be read."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from phmctl.data.find import Match, find_files, find_split
 from phmctl.data.readers import ParallelFiles, Tables, check_columns, read_lines
 from phmctl.data.rows import (
     Dealt,
+    Joined,
     Row,
     RowSource,
     Shuffle,
@@ -24,6 +27,8 @@ from phmctl.data.rows import (
 from phmctl.errors import DataError, nearest
 
 OWN = "files given by the user"
+_LOOKED_AT = 1000  # lines of a table, for doubled quotes
+_DOUBLED = re.compile(r'(?:^|[\t,])"[^\t]*""[^\t]*"(?=$|[\t,])')  # a cell in quotes with a quote in it
 
 
 @dataclass(frozen=True)
@@ -204,30 +209,41 @@ def turned_round(corpus: Corpus) -> Corpus:
 # -------------------------------------------------------------------------------------------- a user's own files
 
 
-def corpus_from_files(name: str, given: Mapping[str, Sequence[Path]], columns: tuple[int, int] = (0, 1)) -> Corpus:
-    """Make a corpus of a user's own parallel files.
+def corpus_from_files(
+    name: str,
+    given: Mapping[str, Sequence[Sequence[Path]]],
+    rows: Rows | None = None,
+    *,
+    quoting: bool | None = None,
+) -> Corpus:
+    """Make a corpus of a user's own parallel text.
 
     Args:
         name: how the corpus is called from now on.
-        given: for each split the source and the target file (plain text, ``.gz``, IWSLT's names), or one file of
-            tab-separated pairs.
-        columns: where source and target stand in tab-separated pairs, counted from 0.
+        given: for each split the files that follow one another: source and target (plain text, ``.gz``, IWSLT's
+            names), or one table of both.
+        rows: how tables are read; the format is what each file's name says. None: source, target, without a header.
+        quoting: whether a table's cells may stand in quotes; None: in CSV, but not in tab-separated tables.
 
     Raises:
-        DataError: a file is missing.
+        DataError: a file or a column is missing.
     """
     _check_own(name, given, "--{}")
     splits: dict[str, RowSource] = {}
     files: list[SourceFile] = []
-    for split, named in given.items():
-        _check_files(split, named)
-        paths = _told_apart(split, named)
-        if len(paths) == 1:
-            splits[split] = Tables(paths, Rows(header=False, texts=columns))
-        else:
-            splits[split] = ParallelFiles(paths[:1], paths[1:], None)
-        sides = ("pairs",) if len(paths) == 1 else ("source", "target")
-        files += [SourceFile(path, split, side) for path, side in zip(paths, sides, strict=True)]
+    for split, groups in given.items():
+        parts: list[RowSource] = []
+        for named in groups:
+            paths = _checked(split, named)
+            sides = ("pairs",) if len(paths) == 1 else ("source", "target")
+            files += [SourceFile(path, split, side) for path, side in zip(paths, sides, strict=True)]
+            if len(paths) == 1:
+                parts.append(_table(paths[0], rows or Rows(header=False, texts=(0, 1)), quoting))
+            elif rows is not None:
+                raise DataError(f"--{split} {paths[0]} {paths[1]}: --columns is for a table with both sides in it")
+            else:
+                parts.append(ParallelFiles(paths[:1], paths[1:], None))
+        splits[split] = parts[0] if len(parts) == 1 else Joined(parts)
     return Corpus(corpus_name(name), _ordered(splits), ("source", "target"), files=files, origin=OWN)
 
 
@@ -245,22 +261,42 @@ def _check_own(name: str, given: Iterable[str], form: str) -> None:
         raise DataError(f"a corpus of your own files wants {' and '.join(missing)} too")
 
 
-def _check_files(split: str, paths: Sequence[Path]) -> None:
+def _checked(split: str, paths: Sequence[Path]) -> Sequence[Path]:
+    """Return the files of one ``--train SRC TGT``, which are there; a table that is named as both sides is one file."""
     if len(paths) not in (1, 2):
-        raise DataError(f"--{split} wants a source and a target file, or one tab-separated file, not {len(paths)}")
+        raise DataError(f"--{split} wants a source and a target file, or one table, not {len(paths)}")
     for path in paths:
         if not path.is_file():
             raise DataError(f"--{split}: no file {path}")
-
-
-def _told_apart(split: str, paths: Sequence[Path]) -> Sequence[Path]:
-    """Return a split's files; one of tab-separated pairs that is named as both sides is one file."""
     if len(paths) == 1 or not paths[0].samefile(paths[1]):
         return paths
     if "\t" not in next(read_lines(paths[0]), ""):
         raise DataError(f"--{split}: {paths[0]} is named as both sides; name the source file and the target file")
     note(f"--{split}: {paths[0]} is both sides, so it is read by columns: source, tab, target")
     return paths[:1]
+
+
+def _table(path: Path, rows: Rows, quoting: bool | None) -> Tables:
+    """Return the rows of a user's table, whose columns are there."""
+    own = rows_of_file(path, rows, quoting)
+    if own.format == "jsonl" and any(isinstance(column, int) for column in own.columns):
+        raise DataError(f"{path}: the keys of JSON lines have names: --columns SOURCE,TARGET")
+    check_columns(path, own)
+    _hint_at_quotes(path, own)
+    return Tables([path], own)
+
+
+def _hint_at_quotes(path: Path, rows: Rows) -> None:
+    """Say so where a table that is read without quoting has doubled quotes, as a quoted one has them."""
+    if rows.format == "jsonl" or rows.quoting:
+        return
+    lines = enumerate(islice(read_lines(path), _LOOKED_AT), start=1)
+    number = next((number for number, line in lines if _DOUBLED.search(line)), None)
+    if number is not None:
+        note(
+            f"{path}, line {number}: doubled quotes, and quotes mean nothing in this table as it is read; "
+            "if its cells stand in quotes: --quoting"
+        )
 
 
 def corpus_of_tables(name: str, files: Mapping[str, Path], rows: Rows, *, quoting: bool | None = None) -> Corpus:
@@ -280,9 +316,7 @@ def corpus_of_tables(name: str, files: Mapping[str, Path], rows: Rows, *, quotin
     for split, path in files.items():
         if not path.is_file():
             raise DataError(f"--table {split}: no file {path}")
-        own = rows_of_file(path, rows, quoting)
-        check_columns(path, own)
-        splits[split] = Tables([path], own)
+        splits[split] = _table(path, rows, quoting)
     found = [SourceFile(path, split, "rows") for split, path in files.items()]
     return Corpus(corpus_name(name), _ordered(splits), texts=len(rows.texts), files=found, origin=OWN)
 

@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -116,6 +117,17 @@ def held_out_of_train(
     return made, {
         split: f"{rows} {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
     }
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The rows of several sources, one after another."""
+
+    sources: Sequence[RowSource]
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows of each source in order."""
+        return chain.from_iterable(self.sources)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -164,7 +165,9 @@ def _alike(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def train_tokenizer(texts: Iterable[str], kind: Kind, vocabulary: int, *, lowercase: bool = False) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], kind: Kind, vocabulary: int, *, lowercase: bool = False, min_count: int | None = None
+) -> Tokenizer:
     """Learn a vocabulary from texts. The same texts, in any order, give the same tokenizer.
 
     BPE after Sennrich et al. (2016), on bytes; pairs with equal counts are merged in the order of their parts' ids.
@@ -175,6 +178,7 @@ def train_tokenizer(texts: Iterable[str], kind: Kind, vocabulary: int, *, lowerc
         kind: ``bpe`` or ``word``.
         vocabulary: the largest number of token types, special tokens included; a small corpus may give fewer.
         lowercase: lower-case the text first.
+        min_count: how often a word, or a pair that BPE joins, must occur; None: a word once, a pair twice.
 
     Raises:
         DataError: a BPE vocabulary too small for the 256 bytes and the special tokens.
@@ -185,7 +189,7 @@ def train_tokenizer(texts: Iterable[str], kind: Kind, vocabulary: int, *, lowerc
             f"tokens; set the vocabulary to {SMALLEST_BPE} or more"
         )
     engine = _engine(kind, SPECIAL_TOKENS, (), lowercase)
-    trainer = _trainer(kind, vocabulary - len(SPECIAL_TOKENS))
+    trainer = _trainer(kind, vocabulary - len(SPECIAL_TOKENS), min_count)
     engine.train_from_iterator(_in_reach(texts), trainer)
     learned = json.loads(engine.to_str())["model"]
     return Tokenizer(kind, _with_specials(learned["vocab"]), _pairs(learned), lowercase=lowercase)
@@ -235,7 +239,13 @@ class TokenizerPair:
 
 
 def train_pair(
-    rows: Iterable[Row], kind: Kind, vocabulary: int, *, joint: bool, lowercase: bool = False
+    rows: Iterable[Row],
+    kind: Kind,
+    vocabulary: int,
+    *,
+    joint: bool,
+    lowercase: bool = False,
+    min_count: int | None = None,
 ) -> TokenizerPair:
     """Learn the tokenizers of rows' texts, which are gone through once a vocabulary.
 
@@ -244,17 +254,16 @@ def train_pair(
         kind: ``bpe`` or ``word``.
         vocabulary: token types, special tokens included; of each side, if not joint.
         joint: one vocabulary for all texts.
-        lowercase: lower-case the text first.
+        lowercase, min_count: see :func:`train_tokenizer`.
 
     Raises:
         DataError: see :func:`train_tokenizer`.
     """
+    learn = partial(train_tokenizer, kind=kind, vocabulary=vocabulary, lowercase=lowercase, min_count=min_count)
     if joint:
-        both = train_tokenizer((text for row in rows for text in row.texts), kind, vocabulary, lowercase=lowercase)
+        both = learn(text for row in rows for text in row.texts)
         return TokenizerPair(both, both)
-    source = train_tokenizer((row.texts[0] for row in rows), kind, vocabulary, lowercase=lowercase)
-    target = train_tokenizer((row.texts[1] for row in rows), kind, vocabulary, lowercase=lowercase)
-    return TokenizerPair(source, target)
+    return TokenizerPair(learn(row.texts[0] for row in rows), learn(row.texts[1] for row in rows))
 
 
 def _engine(
@@ -280,14 +289,14 @@ def _engine(
     return engine
 
 
-def _trainer(kind: Kind, vocabulary: int) -> Any:
+def _trainer(kind: Kind, vocabulary: int, min_count: int | None) -> Any:
     from tokenizers import pre_tokenizers, trainers
 
     if kind == "word":
-        return trainers.WordLevelTrainer(vocab_size=vocabulary, show_progress=False)
+        return trainers.WordLevelTrainer(vocab_size=vocabulary, min_frequency=min_count or 1, show_progress=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     return trainers.BpeTrainer(
-        vocab_size=vocabulary, min_frequency=_MIN_PAIRS, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary, min_frequency=min_count or _MIN_PAIRS, initial_alphabet=alphabet, show_progress=False
     )
 
 

@@ -277,7 +277,9 @@ class Preparation:
         recipe: a recipe whose data section is taken instead of the card's proposal, or None.
         settings: fields of the data section that were set by hand.
         source: a folder with the card's files, or None.
-        files: the user's own files, by split.
+        files: the user's own files that follow one another, by split: source and target, or a table of both.
+        cleaning: fields of the cleaning that were set by hand.
+        vocabulary_of: a run, or a prepared folder, whose vocabulary is taken, or None.
         options: the task's own, as the command line has them.
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
@@ -292,7 +294,9 @@ class Preparation:
     recipe: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: Path | None = None
-    files: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    files: Mapping[str, Sequence[Sequence[Path]]] = field(default_factory=dict)
+    cleaning: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary_of: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 1
     force: bool = False
@@ -301,7 +305,7 @@ class Preparation:
     @property
     def common(self) -> dict[str, Any]:
         """What every task's preparation takes as it is."""
-        return {name: getattr(self, name) for name in ("root", "source", "workers", "force", "refetch")}
+        return {name: getattr(self, name) for name in ("root", "source", "cleaning", "workers", "force", "refetch")}
 
     def __post_init__(self) -> None:
         """Refuse to fetch what is at hand."""

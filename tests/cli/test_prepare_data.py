@@ -8,11 +8,11 @@ import typer
 from typer.testing import CliRunner
 
 from phmctl.cli import main
-from phmctl.cli.prepare_data import prepare_data
+from phmctl.cli.prepare_data import PrepareCommand, prepare_data
 from phmctl.errors import DataError, UserError
 
 app = typer.Typer()
-app.command()(prepare_data)
+app.command(cls=PrepareCommand)(prepare_data)
 
 
 @pytest.fixture
@@ -146,7 +146,6 @@ def test_refetch_is_for_what_is_downloaded(tmp_path, files):
 @pytest.mark.parametrize(
     ("twice", "advice"),
     [
-        (["--train", "a.de", "a.en", "--train", "b.de", "b.en"], "--train is given 2 times.*; join the files first"),
         (
             ["--vocabulary", "5", "--vocabulary", "6", "--vocabulary", "7"],
             "--vocabulary is given 3 times.*; leave one out",

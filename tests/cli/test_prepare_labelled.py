@@ -1,16 +1,18 @@
 """``phmctl prepare-data`` on labelled text."""
 
 import json
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from phmctl.cli.prepare_data import prepare_data
+from phmctl.cli.prepare_data import PrepareCommand, prepare_data
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 
 app = typer.Typer()
-app.command()(prepare_data)
+app.command(cls=PrepareCommand)(prepare_data)
 
 
 def call(tmp_path, *arguments):
@@ -101,3 +103,17 @@ def test_the_list_tells_of_labelled_text(tmp_path):
     (row,) = [line for line in lines if "│ snli " in line]
     assert "pair → 3" in row
     assert "550,152/10,000/10,000" in row
+
+
+def test_extra_columns_break_scores_down(tmp_path):
+    for name in ("train", "valid"):
+        lines = ["gold\ttext\tlength", *(f"{'yes' if n % 2 else 'no'}\t{name} {n}\t{n % 3}" for n in range(12))]
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{line}\n" for line in lines))
+    tables = [part for name in ("train", "valid") for part in ("--table", f"{name}={tmp_path / name}.tsv")]
+    columns = ["--text", "text", "--label", "gold", "--extra", "length"]
+    document = json.loads(call(tmp_path, "mine", *tables, *columns, "--json").stdout)
+    assert document["extras"] == ["length"]
+    split = PreparedData.open(Path(document["folder"])).split("valid")
+    assert split.extras["length"].tolist() == [n % 3 for n in range(12)]
+    with pytest.raises(DataError, match=r"no column 'lenght' \(did you mean 'length'\?\)"):
+        call(tmp_path, "mine", *tables, *columns[:-1], "lenght")

@@ -29,7 +29,9 @@ def parallel(splits: Mapping[str, Iterable[tuple[str, str]]], **more: Any) -> Co
 
 def prepare_files(data: ParallelSection, *, files: Mapping[str, Sequence[Path]], **more: Any) -> PreparedData:
     """Prepare a user's own parallel files."""
-    return prepare_named(data, own=corpus_from_files(data.card, files), **more)
+    return prepare_named(
+        data, own=corpus_from_files(data.card, {split: [pair] for split, pair in files.items()}), **more
+    )
 
 
 def prepare_tables(

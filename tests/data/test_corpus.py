@@ -139,8 +139,8 @@ def test_wmt_archives_are_read_in_the_card_s_order_and_direction(tmp_path):
 
 def test_own_files(tmp_path):
     train = put(tmp_path / "t.de", "eins", "zwei"), put(tmp_path / "t.en", "one", "two")
-    valid = (put(tmp_path / "v.tsv", "0\tdrei\tthree"),)
-    corpus = corpus_from_files("mine", {"train": train, "valid": valid}, (1, 2))
+    valid = (put(tmp_path / "v.tsv", "drei\tthree"),)
+    corpus = corpus_from_files("mine", {"train": [train], "valid": [valid]})
     assert texts(corpus.splits["train"]) == [("eins", "one"), ("zwei", "two")]
     assert texts(corpus.splits["valid"]) == [("drei", "three")]
     assert "test" not in corpus.splits
@@ -155,14 +155,14 @@ def test_own_files(tmp_path):
 def test_own_files_that_are_missing(tmp_path):
     there, other = put(tmp_path / "t.de", "eins"), put(tmp_path / "t.en", "one")
     with pytest.raises(DataError, match=r"--valid: no file .*v\.en"):
-        corpus_from_files("mine", {"train": (there, other), "valid": (there, tmp_path / "v.en")})
-    with pytest.raises(DataError, match="--train wants a source and a target file, or one tab-separated file, not 3"):
-        corpus_from_files("mine", {"train": (there,) * 3, "valid": (there, other)})
+        corpus_from_files("mine", {"train": [(there, other)], "valid": [(there, tmp_path / "v.en")]})
+    with pytest.raises(DataError, match="--train wants a source and a target file, or one table, not 3"):
+        corpus_from_files("mine", {"train": [(there,) * 3], "valid": [(there, other)]})
 
 
 def test_one_table_named_as_both_sides_is_read_by_columns(tmp_path, capsys):
     table = put(tmp_path / "t.tsv", "eins\tone", "zwei\ttwo")
-    corpus = corpus_from_files("mine", {"train": (table, table), "valid": (table, tmp_path / "." / "t.tsv")})
+    corpus = corpus_from_files("mine", {"train": [(table, table)], "valid": [(table, tmp_path / "." / "t.tsv")]})
     assert texts(corpus.splits["train"]) == texts(corpus.splits["valid"]) == [("eins", "one"), ("zwei", "two")]
     assert [file.side for file in corpus.files] == ["pairs", "pairs"]
     assert capsys.readouterr().err.count("is read by columns: source, tab, target") == 2
@@ -171,7 +171,7 @@ def test_one_table_named_as_both_sides_is_read_by_columns(tmp_path, capsys):
 def test_one_text_named_as_both_sides_is_refused(tmp_path):
     text = put(tmp_path / "t.de", "eins", "zwei")
     with pytest.raises(DataError, match=r"--train: .*t\.de is named as both sides; name the source file and"):
-        corpus_from_files("mine", {"train": (text, text), "valid": (text, text)})
+        corpus_from_files("mine", {"train": [(text, text)], "valid": [(text, text)]})
 
 
 def test_the_miniature_needs_no_files(tmp_path):

@@ -325,7 +325,7 @@ def test_exports(run: Run) -> None:
 def test_memories_of_sources(tmp_path: Path) -> None:
     text = tmp_path / "a.de"
     text.write_text("ein Hund\n")
-    corpus = corpus_from_files("mine", {"train": (text,), "valid": (text,)})
+    corpus = corpus_from_files("mine", {"train": [(text,)], "valid": [(text,)]})
     sources = Sources(corpus, tmp_path / "none.json")
     manifest = sources.describe()
     seed = {str(text.resolve()): [text.stat().st_size, text.stat().st_mtime_ns, "0" * 64], "other": [1, 2, "x"]}

@@ -76,10 +76,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def migrated(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest, or a run's ``data.json``, as this version writes it.
 
-    Format 1 named of the text's cleaning what its task had; the other settings were what they are by default now.
+    Format 1 named of the text's cleaning what its task had. What a manifest does not name is what it is by default.
     """
     cleaning = manifest.get("settings", {}).get("cleaning")
-    if manifest.get("format") != _FIRST or not isinstance(cleaning, dict):
+    if not isinstance(cleaning, dict):
         return manifest
     settings = {**manifest["settings"], "cleaning": {**Cleaning().model_dump(), **cleaning}}
     return {**manifest, "format": FORMAT, "settings": settings}

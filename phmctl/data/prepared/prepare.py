@@ -8,6 +8,7 @@ only when it is complete.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from phmctl.data.prepared.folder import (
 )
 from phmctl.data.prepared.manifest import read_manifest, write_manifest
 from phmctl.data.prepared.provenance import Sources
+from phmctl.data.prepared.vocabulary import Vocabulary
 from phmctl.data.rows import UNKNOWN, Row, RowSource
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
@@ -49,7 +51,13 @@ _FEW = 0.5  # of what was published: with less, the source is hardly the whole c
 SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
 
 
-def choose_section(name: str, recipe: str | None, given: Mapping[str, Any], section: type[SectionT]) -> SectionT:
+def choose_section(
+    name: str,
+    recipe: str | None,
+    given: Mapping[str, Any],
+    section: type[SectionT],
+    vocabulary: Vocabulary | None = None,
+) -> SectionT:
     """Return a corpus' data section: what is given, else what a recipe says, else what the card proposes.
 
     Args:
@@ -57,16 +65,22 @@ def choose_section(name: str, recipe: str | None, given: Mapping[str, Any], sect
         recipe: a recipe's path or shipped name, or None.
         given: fields of the section that were set by hand.
         section: the section's class, which tells what the recipe must be; its defaults are for a name that is no card.
+        vocabulary: one that is there already: its settings stand instead of the card's.
 
     Raises:
         RecipeError: there is no such recipe, it is not valid, or it is of another task.
-        DataError: a value that was given cannot be, or the card is not valid.
+        DataError: a value that was given cannot be, or the card is not valid, or the vocabulary is another.
     """
     kind = next(each for each in RECIPES.values() if each.model_fields["data"].annotation is section)
     base = None if recipe is None else expect(load_recipe(recipe), kind).data
     if not isinstance(base, section):
-        base = section(card=name, **(load_card(name).defaults.model_dump(exclude_none=True) if is_card(name) else {}))
-    return change(base.model_copy(update={"card": name}), given, DataError)
+        proposed = load_card(name).defaults.model_dump(exclude_none=True) if is_card(name) else {}
+        told = {} if vocabulary is None else vocabulary.settings_for(section)
+        base = section(card=name, **{**proposed, **told})
+    chosen = change(base.model_copy(update={"card": name}), given, DataError)
+    if vocabulary is not None:
+        vocabulary.check(chosen)
+    return chosen
 
 
 def prepare_named(
@@ -76,6 +90,8 @@ def prepare_named(
     source: Path | None = None,
     own: Corpus | None = None,
     settings: Mapping[str, Any] | None = None,
+    cleaning: Mapping[str, Any] | None = None,
+    vocabulary: Vocabulary | None = None,
     extra: Mapping[str, Path] | None = None,
     vectors: Path | None = None,
     workers: int = 1,
@@ -90,6 +106,8 @@ def prepare_named(
         source: a folder with the card's files; otherwise they are downloaded.
         own: the user's own corpus; excludes `source` and `extra`.
         settings: other settings that decide on the content of that.
+        cleaning: fields of :class:`~phmctl.data.card.Cleaning` that were set by hand, instead of the card's.
+        vocabulary: one that is there already, which is not learned.
         extra: folders of the splits that a card borrows from others.
         vectors: word vectors in GloVe's text format, for labelled text. Without them, those of an earlier preparation
             stay.
@@ -101,22 +119,21 @@ def prepare_named(
         DataError: no such card, or its files are missing or malformed.
         OutputError: the folder cannot be written.
     """
+    do = partial(prepare, data, root=root, vectors=vectors, vocabulary=vocabulary, workers=workers, force=force)
     if own is not None:
         if source is not None:
             raise DataError("--source is for a card's files; with files of your own leave it out")
-        corpus = _directed(own, data)
-        return prepare(
-            data, corpus, Cleaning(), root=root, vectors=vectors, more=settings, workers=workers, force=force
-        )
+        return do(_directed(own, data), _cleaning(Cleaning(), vocabulary, cleaning), more=settings)
     card = load_card(data.card)
+    chosen = _cleaning(card.cleaning, vocabulary, cleaning)
     folder = prepared_folder(data, root)
     unchanged = source is None and not (card.built_in or extra or vectors or force or refetch)  # published text stays
-    wanted = _settings(data, card.cleaning, card)
+    wanted = _settings(data, chosen, card, vocabulary)
     if unchanged and current(folder, wanted, None, card=card.digest):
         prepared = PreparedData.open(folder, prepare_command(data, root))
     else:
         corpus = _directed(open_corpus(card, source, root / "raw" / card.id, extra, refetch=refetch), data)
-        prepared = prepare(data, corpus, card.cleaning, root=root, vectors=vectors, workers=workers, force=force)
+        prepared = do(corpus, chosen)
     _tell_of_division(prepared.manifest)
     _warn_of_parts(prepared.manifest, card)
     return prepared
@@ -129,6 +146,7 @@ def prepare(
     *,
     root: Path,
     vectors: Path | None = None,
+    vocabulary: Vocabulary | None = None,
     more: Mapping[str, Any] | None = None,
     workers: int = 1,
     force: bool = False,
@@ -142,7 +160,7 @@ def prepare(
         corpus: the text.
         cleaning: the card's settings.
         root: the folder for raw and prepared data.
-        vectors: see :func:`prepare_named`.
+        vectors, vocabulary: see :func:`prepare_named`.
         more: other settings that decide on the content.
         workers: threads of the tokenizer. Its pool is made at its first use in a process and keeps its size.
         force: prepare even if nothing has changed.
@@ -152,14 +170,14 @@ def prepare(
         OutputError: the folder cannot be written.
     """
     folder = prepared_folder(data, root)
-    settings = {**_settings(data, cleaning, corpus), **(more or {})}
+    settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
     if vectors is not None:
         _check_vectors(data, vectors)
     sources = Sources(corpus, memory_of(folder), vectors)
 
     def write(temporary: Path, provenance: dict[str, Any]) -> None:
         _warn_of_lost_vectors(folder, vectors)
-        _write(temporary, data, corpus, cleaning, vectors, provenance)
+        _write(temporary, data, corpus, cleaning, vectors, vocabulary, provenance)
 
     build(folder, settings, sources, write, workers=workers, force=force)
     return PreparedData.open(folder, prepare_command(data, root))
@@ -169,13 +187,26 @@ def _directed(corpus: Corpus, data: Section) -> Corpus:
     return turned_round(corpus) if getattr(data, "direction", "forward") == "reverse" else corpus
 
 
-def _settings(data: Section, cleaning: Cleaning, of: Card | Corpus) -> dict[str, Any]:
+def _cleaning(base: Cleaning, vocabulary: Vocabulary | None, given: Mapping[str, Any] | None) -> Cleaning:
+    """Return the cleaning that is asked for; with another's vocabulary it is that one's where nothing is said."""
+    chosen = change(vocabulary.cleaning if vocabulary else base, given or {}, DataError)
+    if vocabulary is not None and chosen.lowercase != vocabulary.cleaning.lowercase:
+        cased = "lower-cased" if vocabulary.cleaning.lowercase else "cased"
+        raise DataError(f"--lowercase: the vocabulary of {vocabulary.origin} is {cased}; leave it out")
+    return chosen
+
+
+def _settings(
+    data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None = None
+) -> dict[str, Any]:
     """Return what decides on a folder's content beside its sources; folders of before a setting do not name it."""
     left_out = {"card", "direction"} if getattr(data, "direction", "forward") == "forward" else {"card"}
     settings = {**data.model_dump(exclude=left_out), "cleaning": cleaning.model_dump()}
     if isinstance(data, LabelledSection):
         settings["labels"] = list(of.labels)
         settings |= {flag: True for flag in ("symmetric", "train_text") if getattr(of, flag)}
+    if vocabulary is not None:
+        settings["vocabulary_of"] = vocabulary.sha256
     return settings
 
 
@@ -224,17 +255,17 @@ def _write(
     corpus: Corpus,
     cleaning: Cleaning,
     vectors: Path | None,
+    vocabulary: Vocabulary | None,
     provenance: Mapping[str, Any],
 ) -> None:
     """Write everything of a prepared folder, its manifest last."""
     row = "pair" if corpus.languages else "example"
     labels = None if corpus.languages else list(corpus.labels) or labels_of(corpus.splits["train"])
     splits = _clean_splits(corpus, cleaning, data.max_tokens, labels)
-    period, learned = _learning_period(_count(corpus.splits["train"]), row, data.vocabulary)
-    joint = getattr(data, "joint", True)
-    tokenizers = train_pair(
-        splits["train"].sample(period), data.tokenizer, data.vocabulary, joint=joint, lowercase=cleaning.lowercase
-    )
+    if vocabulary is None:
+        tokenizers, told = _learn(splits["train"], _count(corpus.splits["train"]), row, data, cleaning)
+    else:
+        tokenizers, told = vocabulary.tokenizers, {"vocabulary_from": vocabulary.origin}
     tokenizers.save(folder)
     extras = [] if labels is None else sorted(next(iter(corpus.splits["train"])).extras)
     columns, numbers = (PARALLEL, ()) if labels is None else (LABELLED[: corpus.texts], ("label", *extras))
@@ -253,7 +284,6 @@ def _write(
         _check_taught(corpus, labels, splits["train"])
         types, kind = {"text": tokenizers.source.size}, {"task": TASK, "labels": labels, "extras": extras}
     found = {"vectors": _write_vectors(folder, vectors, tokenizers.source, [*splits])} if vectors else {}
-    told = {"learned_from": learned} if learned else {}
     write_manifest(folder, {**provenance, **kind, **told, "token_types": types, "splits": counts, **found})
 
 
@@ -308,21 +338,22 @@ def _count(rows: RowSource) -> int:
     return len(rows) if isinstance(rows, Sized) else sum(1 for _ in rows)
 
 
-def _learning_period(count: int, row: str, vocabulary: int) -> tuple[int, str]:
-    """Say that a vocabulary is learned.
-
-    Args:
-        count: rows of train.
-        row: what one is called.
-        vocabulary: token types.
-
-    Returns:
-        of how many rows one is learned from, and in words which part of train that is, if not all.
-    """
+def _learn(
+    train: CleanRows, count: int, row: str, data: Section, cleaning: Cleaning
+) -> tuple[TokenizerPair, dict[str, str]]:
+    """Return what is learned from train, which has `count` rows, and for the manifest from which part, if not all."""
     period = -(-count // building.LEARNED) or 1
     learned = f"one train {row} in {period}" if period > 1 else ""
-    note(f"learning {vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
-    return period, learned
+    note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
+    tokenizers = train_pair(
+        train.sample(period),
+        data.tokenizer,
+        data.vocabulary,
+        joint=getattr(data, "joint", True),
+        lowercase=cleaning.lowercase,
+        min_count=cleaning.min_count,
+    )
+    return tokenizers, {"learned_from": learned} if learned else {}
 
 
 class _TokenCounts:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from phmctl.data.prepared.folder import PreparedData
 
 
+_COLUMNS = ("--text", "--label", "--extra", "--quoting", "--header")  # how a user's tables are read
+
+
 @dataclass(frozen=True)
 class LabelledOptions:
     """What the command line says of labelled text, as it was typed; None and empty where nothing was said."""
@@ -24,6 +27,7 @@ class LabelledOptions:
     label: str | None = None
     quoting: bool | None = None
     header: bool | None = None
+    extra: Sequence[str] | None = None
     extra_split: Sequence[str] | None = None
     vectors: Path | None = None
 
@@ -53,9 +57,13 @@ class LabelledOptions:
         header = self.header is not False
         try:
             texts = tuple(_column(name, header) for name in self.text)
-            return Rows(texts=texts, label=_column(self.label, header), header=header, quoting=bool(self.quoting))
+            extras = {name: _column(name, header) for name in self.extra or ()}
+            label = _column(self.label, header)
+            return Rows(texts=texts, label=label, extras=extras, header=header, quoting=bool(self.quoting))
         except (ValidationError, ValueError) as error:
-            raise DataError("with --no-header, --text and --label are numbers of columns, counted from 0") from error
+            raise DataError(
+                "with --no-header, --text and --label are numbers of columns, counted from 0; so is --extra"
+            ) from error
 
 
 def _column(name: str, header: bool) -> str | int:
@@ -65,6 +73,7 @@ def _column(name: str, header: bool) -> str | int:
 def prepare_asked(asked: Preparation) -> "PreparedData":
     """Prepare labelled text. Raises DataError, RecipeError, OutputError."""
     from phmctl.data.prepared.prepare import choose_section, prepare_named
+    from phmctl.data.prepared.vocabulary import Vocabulary
 
     if asked.files:
         files = ", ".join(map(option_name, asked.files))
@@ -73,11 +82,17 @@ def prepare_asked(asked: Preparation) -> "PreparedData":
         raise DataError(
             f"--joint and --separate are for translation; {asked.name} is labelled text, with one vocabulary"
         )
+    if "columns" in asked.options:
+        raise DataError(f"--columns is for parallel text; {asked.name} is labelled text: --text COLUMN --label COLUMN")
     options = LabelledOptions(**asked.options)
-    section = choose_section(asked.name, asked.recipe, asked.settings, LabelledSection)
+    vocabulary = Vocabulary.of(asked.vocabulary_of) if asked.vocabulary_of else None
+    section = choose_section(asked.name, asked.recipe, asked.settings, LabelledSection, vocabulary)
     own, settings = _own_corpus(asked.name, options)
     extra = _assigned("extra-split", options.extra_split, "SPLIT=DIR")
-    return prepare_named(section, own=own, settings=settings, extra=extra, vectors=options.vectors, **asked.common)
+    vectors = options.vectors
+    return prepare_named(
+        section, own=own, settings=settings, vocabulary=vocabulary, extra=extra, vectors=vectors, **asked.common
+    )
 
 
 def _own_corpus(name: str, options: LabelledOptions) -> "tuple[Corpus | None, dict[str, Any]]":
@@ -85,7 +100,9 @@ def _own_corpus(name: str, options: LabelledOptions) -> "tuple[Corpus | None, di
     from phmctl.data.corpus import corpus_of_tables
 
     tables = _assigned("table", options.table, "SPLIT=FILE")
-    columns = [option for option in options.given() if option in ("--text", "--label", "--quoting", "--header")]
+    columns = [
+        option for option in options.given() if option in ("--text", "--label", "--extra", "--quoting", "--header")
+    ]
     if columns and not tables:
         raise DataError(f"{', '.join(columns)} is for your own tables: give those with --table SPLIT=FILE")
     if not tables:

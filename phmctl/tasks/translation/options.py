@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ParallelSection
 from phmctl.tasks.base import Preparation, option_name
 
 if TYPE_CHECKING:
+    from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
+
+_TABLES = ("columns", "header", "quoting")  # how a table with both sides in it is read
 
 
 def prepare_asked(asked: Preparation) -> PreparedData:
     """Prepare sentence pairs. Raises DataError, RecipeError, OutputError."""
     from phmctl.data.corpus import corpus_from_files
     from phmctl.data.prepared.prepare import choose_section, prepare_named
+    from phmctl.data.prepared.vocabulary import Vocabulary
 
-    if asked.options:
-        options = ", ".join(map(option_name, asked.options))
-        raise DataError(f"{options} is for labelled text; {asked.name} is parallel text, to translate")
-    section = choose_section(asked.name, asked.recipe, asked.settings, ParallelSection)
-    own = corpus_from_files(section.card, asked.files) if asked.files else None
-    return prepare_named(section, own=own, **asked.common)
+    wrong = [option_name(name) for name in asked.options if name not in _TABLES]
+    if wrong:
+        raise DataError(f"{', '.join(wrong)} is for labelled text; {asked.name} is parallel text, to translate")
+    if asked.options and not asked.files:
+        names = ", ".join(map(option_name, asked.options))
+        raise DataError(f"{names} is for your own tables: give those with --train FILE --valid FILE")
+    vocabulary = Vocabulary.of(asked.vocabulary_of) if asked.vocabulary_of else None
+    section = choose_section(asked.name, asked.recipe, asked.settings, ParallelSection, vocabulary)
+    rows = _rows(asked.options)
+    quoting = asked.options.get("quoting")
+    own = corpus_from_files(section.card, asked.files, rows, quoting=quoting) if asked.files else None
+    settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
+    return prepare_named(section, own=own, settings=settings, vocabulary=vocabulary, **asked.common)
+
+
+def _rows(options: Mapping[str, Any]) -> Rows | None:
+    """Return how tables are read; None where no option says.
+
+    Raises:
+        DataError: there are not two columns, or one without a header is no number.
+    """
+    from phmctl.data.card import Rows
+
+    if not options:
+        return None
+    names = [name.strip() for name in options.get("columns", "0,1").split(",")]
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise DataError(f"--columns {options['columns']}: wants two, SOURCE,TARGET: names, or numbers counted from 0")
+    numbers = all(name.isdecimal() for name in names)
+    header = options.get("header", not numbers)
+    if not header and not numbers:
+        raise DataError("with --no-header, --columns are numbers, counted from 0")
+    source, target = (int(name) if numbers else name for name in names)
+    return Rows(texts=(source, target), header=header)

@@ -364,7 +364,7 @@ def test_unequal_files_are_a_users_error(tmp_path):
 
 def test_a_corpus_without_test_is_prepared(tmp_path):
     files = write_files(tmp_path / "raw")
-    own = corpus_from_files("mine", {name: files[name] for name in ("train", "valid")})
+    own = corpus_from_files("mine", {name: [files[name]] for name in ("train", "valid")})
     prepared = prepare(ParallelSection(card="mine", vocabulary=300), own, Cleaning(), root=tmp_path)
     with pytest.raises(DataError, match=r"no split 'test'.*there are train, valid"):
         prepared.split("test")

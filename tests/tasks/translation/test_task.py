@@ -105,8 +105,8 @@ def own_corpus(folder: Path, pattern: str) -> Corpus:
     splits = {"train": range(40), "valid": range(40, 45), "test": range(45, 50)}
     files = {}
     for split, numbers in splits.items():
-        files[split] = (folder / f"{split}.a", folder / f"{split}.b")
-        for path in files[split]:
+        files[split] = [(folder / f"{split}.a", folder / f"{split}.b")]
+        for path in files[split][0]:
             path.write_text("".join(pattern.format(number) + "\n" for number in numbers), encoding="utf-8")
     return corpus_from_files("own", files)
 

@@ -1,0 +1,226 @@
+"""``phmctl prepare-data`` on corpora as people have them: files, tables, test sets, cleaning, vocabularies."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl import verbs
+from phmctl.cli import main
+from phmctl.data.prepared.folder import PreparedData
+from phmctl.errors import DataError, UserError
+from phmctl.recipe.schema import TranslationRecipe
+from phmctl.runs import Run
+from phmctl.training.train import train
+
+PAIRS = [(f"Hund {number} läuft .", f"dog {number} runs .") for number in range(40)]
+SMALL = ("--tokenizer", "word", "--vocabulary", "90", "--max-tokens", "30")
+
+
+def call(tmp_path: Path, *arguments: str) -> PreparedData:
+    """Prepare a corpus ``mine`` of small settings; return it."""
+    given = ["prepare-data", "mine", *arguments, "--data", str(tmp_path / "data"), "--json"]
+    result = CliRunner().invoke(main.app, given, catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return PreparedData.open(Path(json.loads(result.stdout)["folder"]))
+
+
+def put(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> str:
+    content = mark + "".join(line + end for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+def sides(tmp_path: Path, name: str, pairs: list[tuple[str, str]]) -> tuple[str, str]:
+    """Write a pair of files."""
+    source, target = zip(*pairs, strict=True)
+    return put(tmp_path / f"{name}.de", *source), put(tmp_path / f"{name}.en", *target)
+
+
+def valid(tmp_path: Path) -> tuple[str, str, str]:
+    return ("--valid", *sides(tmp_path, "v", [("ein Haus", "a house"), ("zwei", "two")]))
+
+
+def test_several_train_files_follow_one_another(tmp_path: Path) -> None:
+    one, other = sides(tmp_path, "a", PAIRS[:10]), sides(tmp_path, "b", PAIRS[10:25])
+    table = put(tmp_path / "c.tsv", *("\t".join(pair) for pair in PAIRS[25:]))
+    prepared = call(tmp_path, "--train", *one, "--train", *other, "--train", table, *valid(tmp_path), *SMALL)
+    assert prepared.manifest["splits"]["train"]["read"] == 40
+    decoded = [prepared.tokenizers.source.decode(row) for row in prepared.split("train").sides[0]]
+    assert decoded == [source for source, _ in PAIRS]
+    entries = [(entry["name"], entry["side"]) for entry in prepared.manifest["sources"] if entry["split"] == "train"]
+    assert entries == [
+        ("a.de", "source"),
+        ("a.en", "target"),
+        ("b.de", "source"),
+        ("b.en", "target"),
+        ("c.tsv", "pairs"),
+    ]
+
+
+def test_named_test_sets(tmp_path: Path) -> None:
+    sets = {"test": [("eins", "one")], "test_news": [("zwei", "two"), ("", "")], "test_talks": [("drei", "three")]}
+    files = {name: sides(tmp_path, name, pairs) for name, pairs in sets.items()}
+    given = ["--test", *files["test"]]
+    for name in ("news", "talks"):
+        source, target = files[f"test_{name}"]
+        given += ["--test", f"{name}={source}", target]
+    prepared = call(
+        tmp_path, "--train", *sides(tmp_path, "t", [*PAIRS, ("zwei", "two")]), *valid(tmp_path), *given, *SMALL
+    )
+    assert prepared.splits == ["train", "valid", "test", "test_news", "test_talks"]
+    assert {name: [*zip(*prepared.split(name).texts, strict=True)] for name in sets} == sets
+    assert prepared.manifest["splits"]["train"]["dropped"] == {"in_valid_or_test": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "options"),
+    [
+        ("t.tsv", ["{de}\t{en}"], ()),
+        ("t.tsv.gz", ["7\t{de}\t{en}\trest"], ("--columns", "1,2")),
+        ("t.tsv", ["id\ten\tde", "7\t{en}\t{de}"], ("--columns", "de,en")),
+        ("t.tsv", ["id\ten\tde", "7\t{en}\t{de}"], ("--columns", "2,1", "--header")),
+        ("t.csv", ['"de","x, y",en', '"{de}",",",{en}'], ("--columns", "de,en")),
+        ("t.csv.gz", ["{de},{en}"], ()),
+        ("t.jsonl", ['{{"en": "{en}", "de": "{de}"}}'], ("--columns", "de,en")),
+        ("t.txt", ['"{de}"\t{en}'], ("--quoting", "--columns", "0,1")),
+    ],
+)
+@pytest.mark.parametrize(("end", "mark"), [("\n", b""), ("\r\n", b"\xef\xbb\xbf")])
+def test_a_table_of_both_sides(
+    tmp_path: Path, name: str, lines: list[str], options: tuple[str, ...], end: str, mark: bytes
+) -> None:
+    """Names and numbers of columns; plain, gzipped, quoted, JSON lines; a byte order mark and Windows' line ends."""
+    *header, row = lines
+    for split, pairs in (("train", PAIRS), ("valid", [("ein Haus", "a house")])):
+        rows = [row.format(de=source, en=target) for source, target in pairs]
+        put(tmp_path / f"{split}-{name}", *header, *rows, end=end, mark=mark)
+    tables = ["--train", str(tmp_path / f"train-{name}"), "--valid", str(tmp_path / f"valid-{name}")]
+    prepared = call(tmp_path, *tables, *options, *SMALL)
+    assert prepared.manifest["splits"]["train"]["kept"] == 40
+    assert prepared.split("valid").texts == (["ein Haus"], ["a house"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("t.tsv", "a\tb", ("--columns", "0"), "--columns 0: wants two, SOURCE,TARGET"),
+        ("t.tsv", "a\tb", ("--columns", "1,1"), "--columns 1,1: wants two"),
+        ("t.tsv", "a\tb", ("--columns", "1,2"), "line 1: 2 columns, but column 3 is wanted"),
+        ("t.tsv", "de\tfr\na\tb", ("--columns", "de,en"), "has no column 'en' .*; it has de, fr"),
+        ("t.tsv", "a\tb", ("--columns", "a,b", "--no-header"), "with --no-header, --columns are numbers"),
+        ("t.jsonl", '{"de": "a", "en": "b"}', (), "the keys of JSON lines have names: --columns SOURCE,TARGET"),
+        ("t.tsv", "a\tb", ("--label", "de"), "--label is for labelled text; mine is parallel text"),
+    ],
+)
+def test_tables_that_cannot_be(tmp_path: Path, name: str, content: str, options: tuple[str, ...], message: str) -> None:
+    path = put(tmp_path / name, *content.split("\n"))
+    with pytest.raises(DataError, match=message):
+        call(tmp_path, "--train", path, "--valid", path, *options)
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+    train_files, valid_files = ("--train", *sides(tmp_path, "t", PAIRS)), valid(tmp_path)
+    with pytest.raises(DataError, match=r"--train .*t\.de .*t\.en: --columns is for a table with both sides in it"):
+        call(tmp_path, *train_files, *valid_files, "--columns", "0,1")
+    with pytest.raises(
+        DataError, match=r"no split can be called 'test_News' .use train, valid, test, or test_ and a name of small"
+    ):
+        call(tmp_path, *train_files, *valid_files, "--test", f"News={train_files[1]}", train_files[2])
+    with pytest.raises(DataError, match="--columns is for your own tables"):
+        CliRunner().invoke(main.app, ["prepare-data", "miniature", "--columns", "0,1"], catch_exceptions=False)
+    with pytest.raises(UserError, match="--columns is given 2 times"):
+        call(tmp_path, *train_files, "--columns", "0,1", "--columns", "1,0")
+
+
+def test_doubled_quotes_in_an_unquoted_table_get_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quoted = put(tmp_path / "q.tsv", *("\t".join(pair) for pair in PAIRS), '"er sagt ""ja"""\the says yes')
+    plain = put(tmp_path / "p.tsv", '"Nein" , sagt er .\t" no " , he says .', 'das ist ""\t"x" "y"')
+    files = {"train": quoted, "valid": plain}
+    prepared = verbs.prepare("mine", data=tmp_path, files=files, tokenizer="word", vocabulary=90, quiet=False)
+    said = capsys.readouterr().err
+    assert "q.tsv, line 41: doubled quotes" in said
+    assert "--quoting" in said
+    assert "p.tsv" not in said
+    assert prepared.split("valid").texts[0] == ['"Nein" , sagt er .', 'das ist ""']
+
+
+def test_cleaning_is_an_option(tmp_path: Path) -> None:
+    pairs = [*PAIRS, ("Ein  Cafe\u0301 &amp; Tee", "A CAFE"), ("eins zwei drei vier fünf sechs", "one")]
+    given = ["--train", *sides(tmp_path, "t", pairs), *valid(tmp_path), *SMALL, "--separate"]
+    options = ["--lowercase", "--normalise", "--entities", "decode", "--max-ratio", "3", "--min-count", "2"]
+    prepared = call(tmp_path, *given, *options)
+    cleaning = prepared.manifest["settings"]["cleaning"]
+    assert cleaning == cleaning | {"lowercase": True, "normalise": True, "entities": "decode", "max_ratio": 3.0}
+    assert cleaning["min_count"] == 2
+    assert prepared.manifest["splits"]["train"]["dropped"] == {"length_ratio": 1}
+    words = prepared.tokenizer.vocabulary[4:]
+    assert {" hund", " läuft", " ."} <= set(words)
+    assert not {" Hund", " 7", " café"} & set(words)  # these occur once
+    plain = call(tmp_path, *given)
+    assert " Hund" in plain.tokenizer.vocabulary
+    assert plain.manifest["splits"]["train"]["dropped"] == {}
+
+
+def test_cleaning_overrides_a_cards(tmp_path: Path) -> None:
+    for split in ("train", "val", "test_2016_flickr"):
+        sides(tmp_path, split, [(f"{split} {source}", f"{split} {target}") for source, target in PAIRS])
+    given = ["prepare-data", "multi30k-de-en", "--source", str(tmp_path), "--data", str(tmp_path / "data"), *SMALL]
+    result = CliRunner().invoke(main.app, [*given, "--lowercase", "--json"], catch_exceptions=False)
+    document = json.loads(result.stdout)
+    assert document["settings"]["cleaning"]["lowercase"] is True
+    assert " hund" in PreparedData.open(Path(document["folder"])).tokenizer.vocabulary
+    with pytest.raises(DataError, match="--entities x"):
+        CliRunner().invoke(main.app, [*given, "--entities", "x"], catch_exceptions=False)
+
+
+def test_the_vocabulary_of_a_run_for_training_it_further(
+    tmp_path: Path, tiny_run: Run, tiny_recipe: TranslationRecipe
+) -> None:
+    given = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--vocabulary-of", str(tiny_run.folder)]
+    prepared = call(tmp_path, *given)
+    settings = prepared.manifest["settings"]
+    theirs = tiny_run.data()["settings"]
+    assert {key: settings[key] for key in ("tokenizer", "vocabulary", "joint", "max_tokens")} == {
+        key: theirs[key] for key in ("tokenizer", "vocabulary", "joint", "max_tokens")
+    }
+    assert prepared.manifest["vocabulary_from"] == tiny_run.name
+    assert prepared.tokenizers.source.encode(["der Hund"]) == prepared.tokenizers.target.encode(["der Hund"])
+    recipe = tiny_recipe.model_copy(update={"data": tiny_recipe.data.model_copy(update={"card": "mine"})})
+    steps = recipe.training.model_copy(update={"steps": 3, "initialise_from": str(tiny_run.folder)})
+    run = train(
+        recipe.model_copy(update={"training": steps}), data=tmp_path / "data", runs=tmp_path / "runs", quiet=True
+    ).run
+    assert run.data()["settings"]["vocabulary_of"] == settings["vocabulary_of"]
+    again = call(tmp_path, *given[:-1], str(prepared.folder), "--force")
+    assert again.manifest["settings"] == settings
+
+
+def test_a_vocabulary_that_would_be_another_is_refused(tmp_path: Path, tiny_run: Run) -> None:
+    given = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--vocabulary-of", str(tiny_run.folder)]
+    with pytest.raises(DataError, match="was made with tokenizer 'bpe', not 'word': leave that out"):
+        call(tmp_path, *given, "--tokenizer", "word")
+    with pytest.raises(DataError, match=r"--lowercase: the vocabulary of .* is cased; leave it out"):
+        call(tmp_path, *given, "--lowercase")
+    damaged = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    (damaged / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json .*; copy the run again"):
+        call(tmp_path, *given[:-1], str(damaged))
+
+
+def test_a_run_is_scored_on_a_named_test_set(tmp_path: Path, tiny_recipe: TranslationRecipe) -> None:
+    news = sides(tmp_path, "n", [("Hund 3", "dog 3")])
+    prepared = call(
+        tmp_path,
+        *("--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--test", f"news={news[0]}", news[1]),
+        *("--tokenizer", "bpe", "--vocabulary", "300", "--max-tokens", "64"),
+    )
+    data = tiny_recipe.data.model_copy(update={"card": "mine", "vocabulary": 300})
+    recipe = tiny_recipe.model_copy(update={"data": data})
+    run = train(recipe, data=tmp_path / "data", runs=tmp_path / "runs", quiet=True).run
+    given = ["eval", str(run.folder), "--split", "test_news", "--json", "--device", "cpu"]
+    document = json.loads(CliRunner().invoke(main.app, given, catch_exceptions=False).stdout)
+    assert (document["split"], document["sentences"]) == ("test_news", len(prepared.split("test_news")))
