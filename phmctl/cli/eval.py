@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from phmctl.cli import eval_options as own
 from phmctl.cli.decode import BatchTokens
 from phmctl.cli.options import (
     Checkpoint,
@@ -26,51 +27,35 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    names: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Runs, folders of versions (the newest is taken), tags, or exports."),
-    ],
-    split: Annotated[str, typer.Option(help="test or valid.")] = "test",
-    against: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="RUN2", help="Compare with this run, which is only read, by a paired test. Repeatable."),
-    ] = None,
+    names: own.Names,
+    split: own.Split = "test",
+    against: own.Against = None,
     checkpoint: Checkpoint = "auto",
-    beam: Annotated[str | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")] = None,
-    alpha: Annotated[str | None, typer.Option(help="Exponent of the length penalty. Default: the recipe's.")] = None,
+    beam: own.Beam = None,
+    alpha: own.Alpha = None,
     batch_tokens: BatchTokens = None,
     execution: Execution = None,
     engine: Engine = None,
     quantize: Quantize = None,
-    probing: Annotated[
-        bool, typer.Option("--probing", help="Score what a translator's encoder knows: Table 3 of Li et al. 2020.")
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="With --probing: a key of the probes' recipes. Repeatable."),
-    ] = None,
+    probing: own.Probing = False,
+    settings: own.Settings = None,
     data: DataRoot = None,
     runs: RunsRoot = None,
-    lowercase: Annotated[
-        bool | None,
-        typer.Option(
-            "--lowercase/--cased", help="BLEU and chrF in lower case (default: if the corpus is lower-cased)."
-        ),
-    ] = None,
+    lowercase: own.Lowercase = None,
+    tokenize: own.Tokenize = None,
+    source: own.Source = None,
+    reference: own.Reference = None,
     device: Device = None,
     threads: Threads = 0,
-    every: Annotated[bool, typer.Option("--all", help="Score all runs that RUN means, not the newest one.")] = False,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Of several, so many at once; the threads are divided among them.")
-    ] = None,
-    list_: Annotated[
-        bool, typer.Option("--list", help="Print one command each, for a scheduler's job array; score nothing.")
-    ] = False,
+    every: own.Every = False,
+    jobs: own.Jobs = None,
+    list_: own.List = False,
     json: Json = False,
 ) -> None:
     """Score a split of the run's own text: a translator's by BLEU, chrF and TER, a classifier's by accuracy.
 
-    What must be decoded for it is kept. --beam, --alpha, --batch-tokens and --lowercase are a translator's.
+    What must be decoded for it is kept. --beam, --alpha, --batch-tokens, --lowercase, --tokenize, --source and
+    --reference are a translator's.
 
     Several runs, or several values (--beam 1,4 --checkpoint best,average), are scored each by itself.
 
@@ -78,6 +63,7 @@ def evaluate(
     """
     values = {"split": split, "checkpoint": checkpoint, "beam": beam, "alpha": alpha, "execution": execution}
     further: dict[str, Any] = {"batch_tokens": batch_tokens, "engine": engine, "quantize": quantize}
+    further |= {"tokenize": tokenize, "source": source, "reference": reference}
     cased = {"lowercase": lowercase is True, "cased": lowercase is False}
     places = {"against": against, "device": device, "threads": threads}
     code = _sweep(names, every, values, {**further, **cased, **places}, jobs, list_, json, probing)
@@ -90,18 +76,18 @@ def evaluate(
     set_threads(threads)
     (run,) = names
     common: dict[str, Any] = {"checkpoint": checkpoint, "device": device or "auto"}
-    own: dict[str, Any] = {**further, "execution": execution, "lowercase": lowercase}
-    own |= {"beam": None if beam is None else whole_number("--beam", beam)}
-    own |= {"alpha": None if alpha is None else number("--alpha", alpha)}
+    asked: dict[str, Any] = {**further, "execution": execution, "lowercase": lowercase}
+    asked |= {"beam": None if beam is None else whole_number("--beam", beam)}
+    asked |= {"alpha": None if alpha is None else number("--alpha", alpha)}
     score: Callable[..., Report]
     if probing:
         from phmctl.probes import probe
 
-        _refuse({**own, "split": None if split == "test" else split}, "has no part in --probing")
+        _refuse({**asked, "split": None if split == "test" else split}, "has no part in --probing")
         score = partial(probe, run, **common, data=data, runs=runs, settings=settings or ())
     else:
         _refuse({"set": settings, "data": data, "runs": runs}, "belongs to --probing")
-        score = partial(verbs.evaluate, run, split, **common, quiet=False, **own)
+        score = partial(verbs.evaluate, run, split, **common, quiet=False, **asked)
     _show(run, score, against, json)
 
 

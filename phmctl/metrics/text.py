@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from phmctl.errors import UserError, nearest
+
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Numbers, Scorer
 
+# What sacrebleu splits by where the language does not write blanks between words; all others by 13a.
+TOKENIZE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+USUAL = "13a"
 LENGTH_BINS = (0, 10, 20, 30, 40)  # lower ends, in words of the source; the last bin is open
 
 
@@ -54,31 +59,59 @@ class Comparison:
     signature: str
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
-    """Return BLEU with the 13a tokenizer and exponential smoothing.
+def bleu(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = USUAL,
+    others: Sequence[Sequence[str]] = (),
+) -> Score:
+    """Return BLEU with exponential smoothing.
+
+    Args:
+        hypotheses: translations.
+        references: raw references.
+        lowercase: compare in lower case.
+        tokenize: sacrebleu's tokenizer: ``13a``, ``zh``, ``ja-mecab``, ``flores200``, ...
+        others: further references, each with a line for each hypothesis.
 
     Raises:
         ValueError: as many hypotheses as references are wanted, and at least one (all scores of this module).
+        UserError: there is no such tokenizer, or what it needs is not there.
     """
-    return _score("BLEU", hypotheses, references, lowercase)
+    return _score("BLEU", hypotheses, [references, *others], lowercase, tokenize)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
-    """Return chrF2 over characters 1 to 6."""
-    return _score("chrF", hypotheses, references, lowercase)
+def chrf(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    others: Sequence[Sequence[str]] = (),
+) -> Score:
+    """Return chrF2 over characters 1 to 6; see :func:`bleu`."""
+    return _score("chrF", hypotheses, [references, *others], lowercase)
 
 
-def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Return TER (lower is better), lower-cased as tercom does."""
-    return _score("TER", hypotheses, references, lowercase=False)
+def ter(hypotheses: Sequence[str], references: Sequence[str], *, others: Sequence[Sequence[str]] = ()) -> Score:
+    """Return TER (lower is better), lower-cased as tercom does; see :func:`bleu`."""
+    return _score("TER", hypotheses, [references, *others], lowercase=False)
 
 
-def all_scores(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[Score]:
-    """Return BLEU, chrF and TER."""
+def all_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = USUAL,
+    others: Sequence[Sequence[str]] = (),
+) -> list[Score]:
+    """Return BLEU, chrF and TER; see :func:`bleu`."""
     return [
-        bleu(hypotheses, references, lowercase=lowercase),
-        chrf(hypotheses, references, lowercase=lowercase),
-        ter(hypotheses, references),
+        bleu(hypotheses, references, lowercase=lowercase, tokenize=tokenize, others=others),
+        chrf(hypotheses, references, lowercase=lowercase, others=others),
+        ter(hypotheses, references, others=others),
     ]
 
 
@@ -103,6 +136,8 @@ def bleu_by_length(
     *,
     bins: Sequence[int] = LENGTH_BINS,
     lowercase: bool = False,
+    tokenize: str = USUAL,
+    others: Sequence[Sequence[str]] = (),
 ) -> list[LengthBin]:
     """Return BLEU over the sentences of each source length in words.
 
@@ -112,7 +147,7 @@ def bleu_by_length(
         references: raw references.
         bins: ascending lower ends; a bin holds lengths above its lower end, up to the next one's. The first also holds
             lengths of zero.
-        lowercase: compare in lower case.
+        lowercase, tokenize, others: see :func:`bleu`.
     """
     _check(hypotheses, references)
     _check(sources, references)
@@ -125,16 +160,10 @@ def bleu_by_length(
             for row, length in enumerate(lengths)
             if (length > low or low == bins[0]) and (high is None or length <= high)
         ]
-        found.append(LengthBin(low + 1, high, len(rows), _bleu_of(rows, hypotheses, references, lowercase)))
+        (given, right, *more) = ([text[row] for row in rows] for text in (hypotheses, references, *others))
+        value = bleu(given, right, lowercase=lowercase, tokenize=tokenize, others=more).value if rows else None
+        found.append(LengthBin(low + 1, high, len(rows), value))
     return found
-
-
-def _bleu_of(
-    rows: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], lowercase: bool
-) -> float | None:
-    if not rows:
-        return None
-    return bleu([hypotheses[row] for row in rows], [references[row] for row in rows], lowercase=lowercase).value
 
 
 def paired_bootstrap(
@@ -143,6 +172,8 @@ def paired_bootstrap(
     references: Sequence[str],
     *,
     lowercase: bool = False,
+    tokenize: str = USUAL,
+    others: Sequence[Sequence[str]] = (),
     samples: int = 1000,
 ) -> list[Comparison]:
     """Compare two systems on the same sentences by paired bootstrap resampling (Koehn 2004), for BLEU and chrF.
@@ -153,7 +184,8 @@ def paired_bootstrap(
 
     _check(baseline, references)
     _check(system, references)
-    metrics = {name: _metric(name, lowercase, [list(references)]) for name in ("BLEU", "chrF")}
+    all_references = [list(each) for each in (references, *others)]
+    metrics = {name: _metric(name, lowercase, all_references, tokenize) for name in ("BLEU", "chrF")}
     systems = [("baseline", list(baseline)), ("system", list(system))]
     signatures, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=samples)()
     return [_comparison(name, scores[name], str(signatures[name])) for name in scores if name != "System"]
@@ -165,6 +197,7 @@ def text_scorer(
     references: Sequence[str],
     *,
     lowercase: bool = False,
+    tokenize: str = USUAL,
 ) -> "Scorer":
     """Return what scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`.
 
@@ -172,11 +205,11 @@ def text_scorer(
         name: of the metric, as its score has it: ``BLEU``, ``chrF2``, ``TER``.
         systems: the hypotheses of each training.
         references: raw references.
-        lowercase: compare in lower case.
+        lowercase, tokenize: see :func:`bleu`.
     """
     import numpy as np
 
-    metric = _metric(name.rstrip("0123456789"), lowercase, [list(references)])
+    metric = _metric(name.rstrip("0123456789"), lowercase, [list(references)], tokenize)
     for hypotheses in systems:
         _check(hypotheses, references)
     statistics = np.array([metric._extract_corpus_statistics(list(one), None) for one in systems], float)  # (S, N, K)
@@ -204,21 +237,37 @@ def _comparison(name: str, results: Sequence[Any], signature: str) -> Comparison
     )
 
 
-def _metric(name: str, lowercase: bool, references: list[list[str]] | None = None) -> Any:
+def check_tokenizer(name: str) -> None:
+    """Refuse (UserError) a tokenizer that sacrebleu does not have, or that cannot be used here."""
+    _metric("BLEU", False, tokenize=name)
+
+
+def _metric(name: str, lowercase: bool, references: list[list[str]] | None = None, tokenize: str = USUAL) -> Any:
     """Return the sacrebleu metric, with the references' statistics kept when they are given."""
     from sacrebleu.metrics import BLEU, CHRF, TER
+    from sacrebleu.metrics.bleu import _TOKENIZERS
 
     if name == "BLEU":
-        return BLEU(lowercase=lowercase, references=references, force=True)  # `looks_tokenised` warns once instead
+        if tokenize not in _TOKENIZERS:
+            known = ", ".join(sorted(_TOKENIZERS))
+            raise UserError(f"--tokenize {tokenize}: sacrebleu has {known}{nearest(tokenize, _TOKENIZERS)}")
+        try:  # `looks_tokenised` warns once instead of sacrebleu
+            return BLEU(lowercase=lowercase, references=references, tokenize=tokenize, force=True)
+        except (ImportError, RuntimeError, OSError) as error:  # a library, or a model that it would fetch
+            reason = " ".join(str(error).split())
+            raise UserError(f"--tokenize {tokenize}: {reason or type(error).__name__}") from error
     if name == "chrF":
         return CHRF(lowercase=lowercase, references=references)
     return TER(references=references)
 
 
-def _score(name: str, hypotheses: Sequence[str], references: Sequence[str], lowercase: bool) -> Score:
-    _check(hypotheses, references)
-    metric = _metric(name, lowercase)
-    result = metric.corpus_score(list(hypotheses), [list(references)])
+def _score(
+    name: str, hypotheses: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool, tokenize: str = USUAL
+) -> Score:
+    for each in references:
+        _check(hypotheses, each)
+    metric = _metric(name, lowercase, tokenize=tokenize)
+    result = metric.corpus_score(list(hypotheses), [list(each) for each in references])
     return Score(result.name, float(result.score), str(metric.get_signature()))
 
 

@@ -42,7 +42,8 @@ class Answers:
         right: its reference, or label.
         given: the answer.
         groups: numbers of the items by which scores are broken down (attractors), by name; -1 is not known.
-        lowercase: whether case counts.
+        lowercase: whether case counts not.
+        tokenize: what BLEU splits by; see :func:`phmctl.metrics.text.bleu`.
     """
 
     asked: Sequence[str]
@@ -50,6 +51,7 @@ class Answers:
     given: Sequence[str]
     groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
     lowercase: bool = False
+    tokenize: str = "13a"
 
     @property
     def items(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -139,13 +141,15 @@ class TextComparer:
         """Return sacrebleu's score of samples of the sentences."""
         from phmctl.metrics.text import text_scorer
 
-        return text_scorer(metric, [run.given for run in runs], runs[0].right, lowercase=runs[0].lowercase)
+        first, given = runs[0], [run.given for run in runs]
+        return text_scorer(metric, given, first.right, lowercase=first.lowercase, tokenize=first.tokenize)
 
     def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
         """Compare by paired bootstrap."""
         from phmctl.metrics.text import paired_bootstrap
 
-        found = paired_bootstrap(baseline.given, system.given, system.right, lowercase=system.lowercase)
+        lowercase, tokenize = system.lowercase, system.tokenize
+        found = paired_bootstrap(baseline.given, system.given, system.right, lowercase=lowercase, tokenize=tokenize)
         return "paired bootstrap", next(one.p_value for one in found if one.name == metric)
 
     def item_scores(self, run: Answers) -> list[float]:

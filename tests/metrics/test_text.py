@@ -1,12 +1,23 @@
 """Values are checked against the definitions (Papineni et al. 2002; Popović 2015; Snover et al. 2006), by hand."""
 
+import importlib.util
 import math
 import re
 from dataclasses import asdict
 
 import pytest
 
-from phmctl.metrics.text import all_scores, bleu, bleu_by_length, chrf, looks_tokenised, paired_bootstrap, ter
+from phmctl.errors import UserError
+from phmctl.metrics.text import (
+    all_scores,
+    bleu,
+    bleu_by_length,
+    check_tokenizer,
+    chrf,
+    looks_tokenised,
+    paired_bootstrap,
+    ter,
+)
 
 REFERENCES = ["the cat sat on the mat", "a dog barks at the moon tonight"]
 
@@ -95,3 +106,32 @@ def test_bootstrap_of_a_system_with_itself_finds_nothing() -> None:
 def test_sides_that_do_not_match_are_an_error(hypotheses: list[str], references: list[str]) -> None:
     with pytest.raises(ValueError, match="sentence"):
         bleu(hypotheses, references)
+
+
+def test_several_references_are_one_corpus() -> None:
+    hypotheses, first, second = ["the cat sat on the rug"], ["the cat sat on the mat"], ["the cat lay on the rug"]
+    both = all_scores(hypotheses, first, others=[second])
+    alone = all_scores(hypotheses, first)
+    assert all("nrefs:2" in score.signature for score in both)
+    assert both[0].value == pytest.approx(100 * (6 / 6 * 5 / 5 * 4 / 4 * 2 / 3) ** 0.25)
+    assert both[0].value > alone[0].value
+    assert both[2].value == pytest.approx(100 / 6)
+    found = paired_bootstrap(hypotheses * 3, second * 3, first * 3, others=[second * 3])
+    assert found[0].system == pytest.approx(100)
+    (one, *_) = bleu_by_length(["a b c"], hypotheses, first, others=[second])
+    assert one.bleu == pytest.approx(both[0].value)
+
+
+def test_chinese_is_split_by_characters() -> None:
+    hypothesis, reference = ["我们明天去北京看看"], ["我们明天去上海看看"]
+    usual, own = (bleu(hypothesis, reference, tokenize=name) for name in ("13a", "zh"))
+    assert "tok:zh" in own.signature
+    assert usual.value < 1 < own.value
+
+
+def test_a_tokenizer_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"--tokenize ja-mekab: sacrebleu has .*did you mean 'ja-mecab'"):
+        check_tokenizer("ja-mekab")
+    if importlib.util.find_spec("MeCab") is None:
+        with pytest.raises(UserError, match=r"--tokenize ja-mecab: .*pip install sacrebleu\[ja\]"):
+            check_tokenizer("ja-mecab")

@@ -9,22 +9,27 @@ are made for this comparison and lie with the system's results, as ``against.<ba
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from phmctl.console import Table, note, progress, warn
-from phmctl.data.copies import load_tokenizers, read_text
-from phmctl.errors import RunError
+from phmctl.data.clean import clean_line
+from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
+from phmctl.data.readers import guess_format, read_sentences
+from phmctl.errors import DataError, RunError
 from phmctl.files import sha256_text, write_atomic, write_json
 from phmctl.metrics.degenerate import remarks
 from phmctl.metrics.text import (
+    TOKENIZE,
+    USUAL,
     Comparison,
     LengthBin,
     Score,
     all_scores,
     bleu_by_length,
+    check_tokenizer,
     looks_tokenised,
     paired_bootstrap,
 )
@@ -39,12 +44,54 @@ _IRRELEVANT = {"batch_tokens"}  # settings that change the speed only
 
 
 @dataclass(frozen=True)
+class Text:
+    """What is translated and scored: a split of the run's own text, or files that it has never seen.
+
+    Attributes:
+        name: the split's, or the file's.
+        source: its sentences.
+        references: the right translations, a list of lines for each set of references.
+        origin: what tells files from others of the same name, for the results' settings: their SHA-256.
+    """
+
+    name: str
+    source: Sequence[str]
+    references: Sequence[Sequence[str]]
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_split(cls, run: Run, split: str) -> Self:
+        """Return a split that the run keeps. Raises RunError."""
+        return cls(split, read_text(run, split, "source"), [read_text(run, split, "target")])
+
+
+def own_text(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text | None:
+    """Return files as the run's own text is: cleaned as it was; None where none are given.
+
+    Raises:
+        DataError: one is given without the other, cannot be read, or has another number of lines.
+    """
+    if source is None and not references:
+        return None
+    if source is None or not references:
+        raise DataError("text of your own wants both: --source FILE and --reference FILE (several, if there are)")
+    cleaning = load_cleaning(run)
+    paths = [Path(source), *map(Path, references)]
+    texts = [[clean_line(line, cleaning) for line in read_sentences(path, guess_format(path))] for path in paths]
+    for path, lines in zip(paths[1:], texts[1:], strict=True):
+        if len(lines) != len(texts[0]) or not lines:
+            raise DataError(f"{source} has {len(texts[0]):,} lines, and {path} has {len(lines):,}")
+    source_sha256, *others = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
+    return Text(paths[0].name, texts[0], texts[1:], {"source_sha256": source_sha256, "references_sha256": others})
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The scores of a run on a split.
 
     Attributes:
         run: the run's name.
-        split: ``test`` or ``valid``.
+        split: ``test`` or ``valid``, or the name of a file.
         checkpoint: the name of the checkpoint's folder.
         decoding: the settings of the search.
         sentences: how many were scored.
@@ -123,6 +170,8 @@ def evaluate(
     decoding: DecodingSection | None = None,
     device: str = "auto",
     lowercase: bool | None = None,
+    tokenize: str | None = None,
+    text: Text | None = None,
 ) -> Evaluation:
     """Score a run's translations of a split and write the scores into the run.
 
@@ -134,40 +183,48 @@ def evaluate(
         decoding: settings of the search, for both runs; those of the system's recipe where None.
         device: where to decode.
         lowercase: compare BLEU and chrF in lower case; None does so if the run's own output is lower-cased.
+        tokenize: what sacrebleu splits by for BLEU; None: as is usual for the target language.
+        text: other text than the split.
 
     Raises:
+        UserError: there is no such tokenizer, or not what it needs.
         RunError: the split or the checkpoint is missing, or the baseline has other references.
         OutputError: the run's folder cannot be written.
     """
-    references = read_text(run, split, "target")
-    if against is not None and read_text(against, split, "target") != references:
+    text = text or Text.of_split(run, split)
+    references, *others = text.references
+    if against is not None and not text.origin and read_text(against, split, "target") != references:
         raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
     if looks_tokenised(references):
-        note(f"the {split} references are tokenised text: the scores do not compare with those of raw text")
+        note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
+    tokenize = tokenize or TOKENIZE.get(str(run.data().get("target_language")), USUAL)
+    check_tokenizer(tokenize)
+    how: dict[str, Any] = {"lowercase": lowercase, "tokenize": tokenize, "others": others}
     chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    kept, setting, hypotheses = _decode(run, split, checkpoint, chosen, device)
-    for remark in remarks(read_text(run, split, "source"), hypotheses, equal=0.5):
+    kept, setting, hypotheses = _decode(run, text, checkpoint, chosen, device)
+    for remark in remarks(text.source, hypotheses, equal=0.5):
         warn(f"{run.name}, {setting.weights.name}: {remark}")
     evaluation = Evaluation(
         run=run.name,
-        split=split,
+        split=text.name,
         checkpoint=setting.weights.name,
         decoding=chosen,
         sentences=len(references),
-        scores=all_scores(hypotheses, references, lowercase=lowercase),
-        by_length=bleu_by_length(read_text(run, split, "source"), hypotheses, references, lowercase=lowercase),
+        scores=all_scores(hypotheses, references, **how),
+        by_length=bleu_by_length(text.source, hypotheses, references, **how),
         against=None,
         comparisons=[],
     )
-    setting = replace(setting, values={**setting.values, "lowercase": lowercase})
+    unusual = {} if tokenize == USUAL else {"tokenize": tokenize}
+    setting = replace(setting, values={**setting.values, **text.origin, "lowercase": lowercase, **unusual})
     scores = {score.name: score.value for score in evaluation.scores}
     write_result(run, setting, evaluation.as_json(), scores, answers=kept)
     if against is None:
         return evaluation
-    _, other, baseline = _decode(against, split, checkpoint, chosen, device, system=run)
-    comparisons = paired_bootstrap(baseline, hypotheses, references, lowercase=lowercase)
+    _, other, baseline = _decode(against, text, checkpoint, chosen, device, system=run)
+    comparisons = paired_bootstrap(baseline, hypotheses, references, **how)
     evaluation = replace(evaluation, against=against.name, comparisons=comparisons)
     compared = {"against": against.name, "against_sha256": other.weights.sha256}
     beside = replace(setting, values={**setting.values, **compared}, label=f"{setting.label}.against.{against.name}")
@@ -188,21 +245,21 @@ def decode_split(
         OutputError: the run's folder cannot be written.
     """
     chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    return _decode(run, split, checkpoint, chosen, device)[2]
+    return _decode(run, Text.of_split(run, split), checkpoint, chosen, device)[2]
 
 
 def _decode(
-    run: Run, split: str, checkpoint: str, decoding: DecodingSection, device: str, *, system: Run | None = None
+    run: Run, text: Text, checkpoint: str, decoding: DecodingSection, device: str, *, system: Run | None = None
 ) -> tuple[Path, Setting, list[str]]:
     """Return where a run's translations are kept, what decides them, and themselves.
 
     They are read from the run if it has them; otherwise they are made and kept in it. Those of a baseline are kept with
     the `system` that it is compared with.
     """
-    lines = read_text(run, split, "source")
+    lines = text.source if text.origin else read_text(run, text.name, "source")
 
     def find_or_load(name: str) -> "tuple[_Origin, list[Path], list[str] | Translator]":
-        origin = _Origin.of(run, split, lines, name, decoding)
+        origin = _Origin.of(run, text, lines, name, decoding)
         places = origin.places(run, checkpoint, system)
         for path in places:
             kept = _kept(path, origin)
@@ -228,10 +285,11 @@ class _Origin:
     source_sha256: str
 
     @classmethod
-    def of(cls, run: Run, split: str, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> Self:
-        values = {"decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True)}
+    def of(cls, run: Run, text: Text, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> Self:
+        values: dict[str, Any] = {"decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True)}
+        values |= {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
         label = f"beam-{decoding.beam}.alpha-{decoding.alpha:g}"
-        setting = Setting(split, run.weights(checkpoint), values, label)
+        setting = Setting(text.name, run.weights(checkpoint), values, label)
         return cls(setting, sha256_text(f"{line}\n" for line in lines))
 
     def as_json(self, hypotheses: str) -> dict[str, Any]:

@@ -108,16 +108,17 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     ) -> Evaluation:
         """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
         from phmctl.decoding.settings import change_decoding
-        from phmctl.tasks.translation.evaluation import evaluate
+        from phmctl.tasks.translation.evaluation import evaluate, own_text
 
-        given = self.check_options(options, (*_SEARCH, "lowercase"))
-        lowercase = given.pop("lowercase", None)
+        given = self.check_options(options, (*_SEARCH, "lowercase", "tokenize", "source", "reference"))
+        own = {name: given.pop(name, None) for name in ("lowercase", "tokenize")}
+        text = own_text(run, given.pop("source", None), given.pop("reference", None))
         chosen = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
-        return evaluate(run, split, checkpoint, against=against, decoding=chosen, device=device, lowercase=lowercase)
+        return evaluate(run, split, checkpoint, against=against, decoding=chosen, device=device, text=text, **own)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return a split's sentences with their references and translations."""
-        if result.answers is None:
+        if result.answers is None or "source_sha256" in result.settings:  # of text that is not the run's
             return None
         try:
             given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
@@ -127,7 +128,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         if len(given) != len(right):
             raise RunError(f"{result.answers} has {len(given):,} lines for {len(right):,} references; remove it")
         lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
-        return Answers(asked, right, given, lowercase=lowercase)
+        tokenize = str(result.settings.get("tokenize", "13a"))
+        return Answers(asked, right, given, lowercase=lowercase, tokenize=tokenize)
 
     def predictor(
         self,

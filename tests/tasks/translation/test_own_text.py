@@ -1,0 +1,121 @@
+"""Scoring text that was never prepared: files, several references, sacrebleu's tokenizers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.cli.main import app
+from phmctl.decoding.loading import load_translator
+from phmctl.errors import DataError, UserError
+from phmctl.files import write_json
+from phmctl.metrics.text import all_scores
+from phmctl.runs import Run
+from phmctl.runs.results import read_results
+from phmctl.tasks.classification.kind import KIND as CLASSIFIER
+from phmctl.tasks.translation.kind import KIND
+from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
+
+OTHERS = ["something else .", *REFERENCES[1:]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path)
+
+
+def put(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def evaluate(run: Run, *arguments: Any) -> dict[str, Any]:
+    given = ["eval", str(run.folder), *map(str, arguments), "--device", "cpu", "--json"]
+    found: dict[str, Any] = json.loads(CliRunner().invoke(app, given, catch_exceptions=False).stdout)
+    return found
+
+
+def test_files_are_translated_and_scored_against_every_reference(run: Run, tmp_path: Path) -> None:
+    source, one = put(tmp_path / "news.de", SOURCES[:5]), put(tmp_path / "a.en", REFERENCES[:5])
+    two = put(tmp_path / "b.en", OTHERS[:5])
+    found = evaluate(run, "--source", source, "--reference", one, "--reference", two)
+    translations = [best[0].text for best in load_translator(run, "best", "cpu").translate(SOURCES[:5])]
+    expected = all_scores(translations, REFERENCES[:5], others=[OTHERS[:5]])
+    assert [score["value"] for score in found["scores"]] == pytest.approx([score.value for score in expected])
+    assert all("nrefs:2" in score["signature"] for score in found["scores"])
+    assert (found["split"], found["sentences"]) == ("news.de", 5)
+    (result,) = read_results(run)
+    assert result.answers is not None
+    assert result.answers.read_text(encoding="utf-8").split("\n")[:-1] == translations
+    assert len(result.settings["references_sha256"]) == 2
+    assert KIND.answers(run, result) is None  # no split of the run
+
+
+def test_other_text_under_the_same_name_overwrites_nothing(run: Run, tmp_path: Path) -> None:
+    reference = put(tmp_path / "a.en", REFERENCES[:1])
+    for name, lines in (("one", SOURCES[:1]), ("two", SOURCES[1:2])):
+        (tmp_path / name).mkdir()
+        evaluate(run, "--source", put(tmp_path / name / "news.de", lines), "--reference", reference)
+    assert len(read_results(run)) == 2
+    assert len(list(run.results_folder.glob("*.hyp"))) == 2
+
+
+def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", name="other", seed=2, references=OTHERS)
+    source, reference = put(tmp_path / "news.de", SOURCES), put(tmp_path / "a.en", REFERENCES)
+    found = evaluate(run, "--source", source, "--reference", reference, "--against", other.folder)
+    assert found["against"] == other.name
+    assert {one["name"] for one in found["paired_bootstrap"]} == {"BLEU", "chrF2"}
+    assert not list(other.results_folder.glob("*"))
+
+
+def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path) -> None:
+    write_json(run.folder / "data.json", {"settings": {"cleaning": {"entities": "decode"}}})
+    source, reference = put(tmp_path / "s", [" a &amp; b"]), put(tmp_path / "r", ["c &quot; d  "])
+    text = KIND.evaluate(run, options={"source": source, "reference": [reference]}, device="cpu")
+    assert text.split == "s"
+    plain = put(tmp_path / "p", ["a & b"]), put(tmp_path / "q", ['c " d'])
+    same = KIND.evaluate(run, options={"source": plain[0], "reference": [plain[1]]}, device="cpu")
+    assert same.scores == text.scores
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"source": "s"}, "text of your own wants both: --source FILE and --reference FILE"),
+        ({"reference": ["r"]}, "text of your own wants both"),
+        ({"source": "s", "reference": ["r", "short"]}, r"s has 2 lines, and .*short has 1"),
+        ({"source": "s", "reference": ["nowhere"]}, "cannot read .*nowhere"),
+        ({"source": "empty", "reference": ["empty"]}, "empty has 0 lines"),
+    ],
+)
+def test_files_that_do_not_fit(run: Run, tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    for name, lines in (("s", ["a", "b"]), ("r", ["c", "d"]), ("short", ["c"]), ("empty", [])):
+        put(tmp_path / name, lines)
+    options: dict[str, Any] = {"reference": [tmp_path / name for name in given.get("reference", ())]}
+    options |= {"source": tmp_path / given["source"]} if "source" in given else {}
+    with pytest.raises(DataError, match=message):
+        KIND.evaluate(run, options=options, device="cpu")
+    assert not list(run.results_folder.glob("*"))
+
+
+def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) -> None:
+    usual = evaluate(run)
+    assert "tok:13a" in usual["scores"][0]["signature"]
+    asked = evaluate(run, "--tokenize", "char")
+    assert "tok:char" in asked["scores"][0]["signature"]
+    assert len(read_results(run)) == 2
+    (result,) = [each for each in read_results(run) if each.settings.get("tokenize") == "char"]
+    answers = KIND.answers(run, result)
+    write_json(run.folder / "data.json", {"target_language": "zh", "settings": {"cleaning": {}}})
+    assert answers is None or answers.tokenize == "char"
+    assert "tok:zh" in evaluate(run)["scores"][0]["signature"]
+    with pytest.raises(UserError, match="--tokenize 13b: sacrebleu has"):
+        evaluate(run, "--tokenize", "13b")
+
+
+def test_a_classifier_has_no_references(run: Run) -> None:
+    with pytest.raises(UserError, match="--source: task 'classification' has no such option"):
+        CLASSIFIER.evaluate(run, options={"source": "s"})
