@@ -21,7 +21,6 @@ from phmctl.cli.count_params import count_params
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.export import export
-from phmctl.cli.options import Once
 from phmctl.cli.prepare_data import PrepareCommand, prepare_data
 from phmctl.cli.recipes import recipes
 from phmctl.cli.report import report

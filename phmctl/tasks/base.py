@@ -313,6 +313,29 @@ class Preparation:
             raise DataError("--refetch is for what a card downloads; leave it out where the files are given")
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What ``eval`` or ``decode`` was asked of a run.
+
+    Attributes:
+        run: the run.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, or ``auto``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
+        options: the task's own that were given, all of which it has.
+        split: what is scored.
+        against: a baseline.
+        own_text: the lines that are to be answered are those of a split of the run.
+    """
+
+    run: Run
+    checkpoint: str
+    device: str
+    options: Mapping[str, Any]
+    split: str = "test"
+    against: Run | None = None
+    own_text: bool = False
+
+
 class TaskKind(ABC, Generic[R]):
     """A kind of task, as the commands know it: all that is particular to it is asked of this object.
 
@@ -320,6 +343,7 @@ class TaskKind(ABC, Generic[R]):
         recipe: the class of its recipes; their ``task`` is the name in the registry.
         commands: those that the task has. The methods of the others are left as they are here: clear errors.
         corpus_options: options of ``prepare-data`` that say that a corpus of the user's own files is for this task.
+        eval_options, decode_options: the task's own options of these commands.
         metrics: the figures by which runs are compared, the first of them first.
         comparer: how differences are tested; None where there is no test.
     """
@@ -327,6 +351,8 @@ class TaskKind(ABC, Generic[R]):
     recipe: type[R]
     commands: Sequence[str] = USUAL_COMMANDS
     corpus_options: Sequence[str] = ()
+    eval_options: Sequence[str] = ()
+    decode_options: Sequence[str] = ()
     metrics: Sequence[Metric] = ()
     comparer: Comparer | None = None
 
@@ -341,7 +367,9 @@ class TaskKind(ABC, Generic[R]):
 
     def show_prepared(self, manifest: Mapping[str, Any]) -> None:
         """Print what people are shown of prepared data."""
-        raise self.lacks("prepare-data")
+        from phmctl.data.prepared.show import show_prepared
+
+        show_prepared(manifest)
 
     def open(self, recipe: R, data: Path) -> Task:
         """Bind a recipe to its data below the data folder. Raises DataError if it is not prepared."""
@@ -375,6 +403,11 @@ class TaskKind(ABC, Generic[R]):
             RunError: something is missing or damaged, or the runs do not compare.
             UserError: an option that the task does not have.
         """
+        given = self.check_options(options, self.eval_options)
+        return self.scored(Asked(run, checkpoint, device, given, split=split, against=against))
+
+    def scored(self, asked: Asked) -> Report:
+        """Do what :meth:`evaluate` is asked for."""
         raise self.lacks("eval")
 
     def answers(self, run: Run, result: Result) -> Answers | None:
@@ -400,6 +433,11 @@ class TaskKind(ABC, Generic[R]):
             RunError: something is missing or damaged.
             UserError: an option that the task does not have.
         """
+        given = self.check_options(options, self.decode_options)
+        return self.answering(Asked(run, checkpoint, device, given, own_text=own_text))
+
+    def answering(self, asked: Asked) -> Predictor:
+        """Load what :meth:`predictor` is asked for."""
         raise self.lacks("decode")
 
     def split_lines(self, run: Run, split: str) -> list[str]:

@@ -18,7 +18,7 @@ from phmctl.recipe.models import LinearSection
 from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
 from phmctl.recipe.sections import Section
 from phmctl.runs import Run
-from phmctl.tasks.base import Sizes, TaskKind, Trial
+from phmctl.tasks.base import Asked, Sizes, TaskKind, Trial
 from phmctl.tasks.registry import TASKS, task_kind
 from tests.training.fake import FakeModel, FakeTask
 
@@ -86,14 +86,12 @@ class DigitKind(TaskKind[DigitRecipe]):
         rows = recipe.training.batch_size
         return Trial(rows, 1, lambda model: model(torch.ones(rows, 6)).sum(), "digits")
 
-    def evaluate(self, run: Run, split: str = "test", checkpoint: str = "best", **rest: Any) -> DigitReport:
-        self.check_options(rest["options"], ())
-        answers = list(self.predictor(run, checkpoint).predict("0123", advance=lambda count: None))
+    def scored(self, asked: Asked) -> DigitReport:
+        answers = list(self.answering(asked).predict("0123", advance=lambda count: None))
         return DigitReport(sum(answer == digit for digit, answer in enumerate(answers)) / 4)
 
-    def predictor(self, run: Run, checkpoint: str = "best", device: str = "auto", **rest: Any) -> DigitPredictor:
-        self.check_options(rest.get("options"), ())
-        model, folder = FakeModel(), run.checkpoint(checkpoint)
+    def answering(self, asked: Asked) -> DigitPredictor:
+        model, folder = FakeModel(), asked.run.checkpoint(asked.checkpoint)
         load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
         return DigitPredictor(model)
 

@@ -4,13 +4,13 @@ from __future__ import annotations  # what a method works with is imported in it
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Preparation, Sizes, TaskKind, Trial
+from phmctl.tasks.base import Asked, Preparation, Sizes, TaskKind, Trial
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from phmctl.tasks.classification.task import ClassificationTask
 
 TYPICAL_LENGTH = 32  # tokens of a text
-_LOADING = ("execution",)  # options of loading a model
 _CLASSES = 2  # counted where the data is not there to tell
 
 
@@ -32,6 +31,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     recipe = ClassificationRecipe
     corpus_options = ("table",)
+    eval_options = decode_options = ("execution",)
     metrics = (Metric("accuracy", scale=100, tested=True),)
     comparer = LabelComparer()
 
@@ -40,12 +40,6 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         from phmctl.tasks.classification.options import prepare_asked
 
         return prepare_asked(asked)
-
-    def show_prepared(self, manifest: Mapping[str, Any]) -> None:
-        """Print what was read, kept and dropped, and how much of it has a word vector."""
-        from phmctl.data.prepared.show import show_prepared
-
-        show_prepared(manifest)
 
     def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
         """Bind a recipe to its prepared examples."""
@@ -92,21 +86,12 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
         return Trial(rows, length, loss, f"{'pairs of ' * (texts == 2)}texts of {length} tokens")
 
-    def evaluate(
-        self,
-        run: Run,
-        split: str = "test",
-        checkpoint: str = "best",
-        *,
-        against: Run | None = None,
-        device: str = "auto",
-        options: Mapping[str, Any] | None = None,
-    ) -> ClassifierReport:
+    def scored(self, asked: Asked) -> ClassifierReport:
         """Score labels by accuracy; compare two runs by McNemar's exact test."""
         from phmctl.tasks.classification.evaluation import evaluate
 
-        given = self.check_options(options, _LOADING)
-        return evaluate(run, split, checkpoint, against=against, device=device, **given)
+        run, against, given = asked.run, asked.against, asked.options
+        return evaluate(run, asked.split, asked.checkpoint, against=against, device=asked.device, **given)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return a split's examples with their labels and predictions."""
@@ -114,20 +99,11 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
         return None if result.answers is None else read_predictions(result.answers)
 
-    def predictor(
-        self,
-        run: Run,
-        checkpoint: str = "best",
-        device: str = "auto",
-        *,
-        options: Mapping[str, Any] | None = None,
-        own_text: bool = False,
-    ) -> TextClassifier:
+    def answering(self, asked: Asked) -> TextClassifier:
         """Load a run's model, ready to label lines."""
         from phmctl.tasks.classification.predictor import load_classifier
 
-        given = self.check_options(options, _LOADING)
-        return load_classifier(run, checkpoint, device, cleaned=own_text, **given)
+        return load_classifier(asked.run, asked.checkpoint, asked.device, cleaned=asked.own_text, **asked.options)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
         """Return a split's texts, those of a pair with a tab between."""

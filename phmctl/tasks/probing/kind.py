@@ -4,14 +4,14 @@ from __future__ import annotations  # what a method works with is imported in it
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ProbeSection, ProbingRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Sizes, TaskKind, Trial
+from phmctl.tasks.base import Asked, Sizes, TaskKind, Trial
 
 if TYPE_CHECKING:
     import torch
@@ -85,21 +85,11 @@ class ProbingKind(TaskKind[ProbingRecipe]):
 
         return Trial(rows, 1, loss, f"vectors of {width} numbers")
 
-    def evaluate(
-        self,
-        run: Run,
-        split: str = "test",
-        checkpoint: str = "best",
-        *,
-        against: Run | None = None,
-        device: str = "auto",
-        options: Mapping[str, Any] | None = None,
-    ) -> ProbeReport:
+    def scored(self, asked: Asked) -> ProbeReport:
         """Score classes by accuracy, beside the majority class; compare two probes by McNemar's exact test."""
         from phmctl.tasks.probing.evaluation import evaluate
 
-        self.check_options(options, ())
-        return evaluate(run, split, checkpoint, against=against, device=device)
+        return evaluate(asked.run, asked.split, asked.checkpoint, against=asked.against, device=asked.device)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return a split's sentences with their classes and answers."""
@@ -107,20 +97,11 @@ class ProbingKind(TaskKind[ProbingRecipe]):
 
         return None if result.answers is None else read_predictions(result.answers)
 
-    def predictor(
-        self,
-        run: Run,
-        checkpoint: str = "best",
-        device: str = "auto",
-        *,
-        options: Mapping[str, Any] | None = None,
-        own_text: bool = False,
-    ) -> LinePredictor:
+    def answering(self, asked: Asked) -> LinePredictor:
         """Load a probe and its encoder, ready to answer lines."""
         from phmctl.tasks.probing.predictor import LinePredictor
 
-        self.check_options(options, ())
-        return LinePredictor(run, checkpoint, device)
+        return LinePredictor(asked.run, asked.checkpoint, asked.device)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
         """Return a split's sentences."""

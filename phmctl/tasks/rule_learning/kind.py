@@ -14,7 +14,7 @@ from phmctl.models.rule import RuleModel
 from phmctl.recipe.schema import RuleModelSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.tasks.answers import Metric
-from phmctl.tasks.base import Sizes, TaskKind, Trial
+from phmctl.tasks.base import Asked, Sizes, TaskKind, Trial
 from phmctl.tasks.rule_learning.curve import CURVE, draw_curve
 from phmctl.tasks.rule_learning.evaluation import RuleEvaluation, evaluate_rule
 from phmctl.tasks.rule_learning.task import RuleTask
@@ -53,21 +53,11 @@ class RuleKind(TaskKind[RuleRecipe]):
 
         return Trial(rows, 1, loss, f"examples of {features} numbers in and out")
 
-    def evaluate(
-        self,
-        run: Run,
-        split: str = "test",
-        checkpoint: str = "best",
-        *,
-        against: Run | None = None,
-        device: str = "auto",
-        options: Mapping[str, Any] | None = None,
-    ) -> RuleEvaluation:
+    def scored(self, asked: Asked) -> RuleEvaluation:
         """Compare the learned map and rule with the true ones."""
-        self.check_options(options, ())
-        if against is not None:
+        if asked.against is not None:
             raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
-        return evaluate_rule(run, split, checkpoint, device=device)
+        return evaluate_rule(asked.run, asked.split, asked.checkpoint, device=asked.device)
 
     def conclude(self, run: Run, metrics: Iterable[Mapping[str, Any]]) -> None:
         """Draw the loss curve into the run's results."""

@@ -4,7 +4,7 @@ from __future__ import annotations  # what a method works with is imported in it
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phmctl.data.copies import read_text
 from phmctl.errors import RunError, UserError
@@ -12,7 +12,7 @@ from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, Metric, TextComparer
-from phmctl.tasks.base import USUAL_COMMANDS, Preparation, Rival, Sizes, TaskKind, Trial
+from phmctl.tasks.base import USUAL_COMMANDS, Asked, Preparation, Rival, Sizes, TaskKind, Trial
 from phmctl.tasks.translation.predictor import TranslationPredictor
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     recipe = TranslationRecipe
     commands = (*USUAL_COMMANDS, "bench decode")
     corpus_options = ("train", "valid", "test")
+    eval_options = (*_SEARCH, "lowercase", "tokenize", "source", "reference")
+    decode_options = (*_SEARCH, "n_best", "strict")
     metrics = (Metric("BLEU", tested=True), Metric("chrF2", tested=True), Metric("TER", higher=False))
     comparer = TextComparer()
 
@@ -43,12 +45,6 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         from phmctl.tasks.translation.options import prepare_asked
 
         return prepare_asked(asked)
-
-    def show_prepared(self, manifest: Mapping[str, Any]) -> None:
-        """Print what was read, kept and dropped."""
-        from phmctl.data.prepared.show import show_prepared
-
-        show_prepared(manifest)
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
         """Bind a recipe to its prepared pairs."""
@@ -96,25 +92,16 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         words = f"sentences of {length} tokens a side, or fewer longer ones ({budget:,} positions)"
         return Trial(rows, length, loss, words)
 
-    def evaluate(
-        self,
-        run: Run,
-        split: str = "test",
-        checkpoint: str = "best",
-        *,
-        against: Run | None = None,
-        device: str = "auto",
-        options: Mapping[str, Any] | None = None,
-    ) -> Evaluation:
+    def scored(self, asked: Asked) -> Evaluation:
         """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
         from phmctl.decoding.settings import change_decoding
         from phmctl.tasks.translation.evaluation import evaluate, own_text
 
-        given = self.check_options(options, (*_SEARCH, "lowercase", "tokenize", "source", "reference"))
-        own = {name: given.pop(name, None) for name in ("lowercase", "tokenize")}
+        run, given = asked.run, dict(asked.options)
+        how = {name: given.pop(name, None) for name in ("lowercase", "tokenize")}
         text = own_text(run, given.pop("source", None), given.pop("reference", None))
-        chosen = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
-        return evaluate(run, split, checkpoint, against=against, decoding=chosen, device=device, text=text, **own)
+        how |= {"decoding": change_decoding(run.recipe_of(TranslationRecipe).decoding, **given), "text": text}
+        return evaluate(run, asked.split, asked.checkpoint, against=asked.against, device=asked.device, **how)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return a split's sentences with their references and translations."""
@@ -131,25 +118,17 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         tokenize = str(result.settings.get("tokenize", "13a"))
         return Answers(asked, right, given, lowercase=lowercase, tokenize=tokenize)
 
-    def predictor(
-        self,
-        run: Run,
-        checkpoint: str = "best",
-        device: str = "auto",
-        *,
-        options: Mapping[str, Any] | None = None,
-        own_text: bool = False,
-    ) -> TranslationPredictor:
+    def answering(self, asked: Asked) -> TranslationPredictor:
         """Load a run's model for beam search."""
         from phmctl.decoding.loading import load_translator
         from phmctl.decoding.settings import change_decoding
 
-        given = self.check_options(options, (*_SEARCH, "n_best", "strict"))
+        run, given = asked.run, dict(asked.options)
         n_best, strict = given.pop("n_best", None), given.pop("strict", False)
         settings = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
         if n_best is not None and n_best > settings.beam:
             raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")
-        translator = load_translator(run, checkpoint, device, settings, cleaned=own_text)
+        translator = load_translator(run, asked.checkpoint, asked.device, settings, cleaned=asked.own_text)
         return TranslationPredictor(translator, n_best, strict=strict)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
