@@ -47,7 +47,7 @@ def vocabulary_loss(
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, d), (N,)
     if is_recorded() or is_transformed():
         return _plain_loss(flat, weight, bias, targets, smoothing, ignore)
-    if flat.device.type == "cpu":  # elsewhere the number of rows would be waited for
+    if flat.device.type == "cpu" and type(flat) is Tensor:  # elsewhere the number would be waited for; a trace has none
         rows = (targets != ignore).nonzero().squeeze(1)
         if len(rows) < len(targets):
             flat, targets = flat.index_select(0, rows), targets.index_select(0, rows)
