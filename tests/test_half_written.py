@@ -69,7 +69,7 @@ def decode_file(run: Path) -> None:
 
 
 def score(run: Path) -> None:
-    evaluate(run, checkpoint="last")
+    evaluate([run], checkpoint="last")
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])
