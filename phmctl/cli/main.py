@@ -21,6 +21,7 @@ from phmctl.cli.count_params import count_params
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.export import export
+from phmctl.cli.options import Once
 from phmctl.cli.prepare_data import PrepareCommand, prepare_data
 from phmctl.cli.recipes import recipes
 from phmctl.cli.report import report
@@ -79,9 +80,9 @@ def main(
 app.command("prepare-data", cls=PrepareCommand)(prepare_data)
 app.command("train", cls=TrainCommand)(train)
 app.command("decode")(decode)
-app.command("eval")(evaluate)
-app.command("compare")(compare)
-app.command("report")(report)
+app.command("eval", cls=Once)(evaluate)
+app.command("compare", cls=Once)(compare)
+app.command("report", cls=Once)(report)
 app.command("serve")(serve)
 app.command("export")(export)
 app.command("recipes")(recipes)

@@ -249,3 +249,8 @@ def test_rows_that_no_key_tells_apart_are_numbered(tmp_path: Path) -> None:
     for changes in ((), ("training.steps=900",), ("model.dropout=0.3",)):
         make_run(tmp_path, settings=(*REAL, *changes))
     assert [one.label for one in compare_runs([str(tmp_path)]).variants] == ["real (1)", "real (2)", "real (3)"]
+
+
+def test_an_option_that_means_one_thing_is_refused_twice(root: Path) -> None:
+    with pytest.raises(UserError, match="--baseline is given 2 times"):
+        call(root, "--baseline", "real", "--baseline", "phm-n4")
