@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from phmctl.errors import RunError, UserError
-from phmctl.files import are_file_entries, damaged_files, read_json_object, sha256_text
+from phmctl.files import are_file_entries, damage, damaged_files, read_json_object, sha256_text
 from phmctl.runs import AUTO, EXPORT, RECIPE, Loaded, Run, Weights, read_recipe
 
 FORMAT = 1  # of the folder; a higher one is a later version's
@@ -83,9 +83,7 @@ class Export(Run):
         wanted = [entry for entry in self.manifest["files"] if not entry["name"].startswith(aside)]
         wrong = damaged_files(self.folder, wanted)
         if wrong:
-            path = self.folder / wrong[0]
-            state = "is damaged: its SHA-256 is not the one recorded" if path.is_file() else "is missing"
-            raise RunError(f"{path} {state}; {_ADVICE}")
+            raise RunError(f"{self.folder / wrong[0]} {damage(self.folder, wanted, wrong[0])}; {_ADVICE}")
 
     def checkpoint(self, name: str = "best") -> Path:
         """Return the export's folder, which holds the weights of one checkpoint.

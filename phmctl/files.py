@@ -354,14 +354,21 @@ def damaged_files(folder: Path, entries: Iterable[Mapping[str, Any]]) -> list[st
 
 
 def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    return path.is_file() and path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
+    return _is_file(path) and path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
 
 
 def damage(folder: Path, entries: Iterable[Mapping[str, Any]], name: str) -> str | None:
     """Return what is wrong with a file, the end of a sentence, if the entries describe it and it is another now."""
     if not damaged_files(folder, [entry for entry in entries if entry["name"] == name]):
         return None
-    return "is damaged: its SHA-256 is not the one recorded" if (folder / name).is_file() else "is missing"
+    return "is damaged: its SHA-256 is not the one recorded" if _is_file(folder / name) else "is missing"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have, as a damaged manifest may
+        return False
 
 
 def sha256_text(parts: Iterable[str]) -> str:

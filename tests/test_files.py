@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from phmctl.errors import OutputError, WriteFailedError
 from phmctl.files import (
+    damage,
+    damaged_files,
     locked,
     sha256,
     sha256_text,
@@ -213,3 +215,11 @@ def test_a_write_sweeps_what_an_earlier_one_left(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     write_atomic(tmp_path / "file", "x")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".fil.0123abcd.tmp", "file"]
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b", "there/" + "b" * 5000])
+def test_a_name_that_no_file_can_have_is_missing(tmp_path: Path, name: str) -> None:
+    """Found by tests/fuzz in an export's manifest."""
+    entries = [{"name": name, "bytes": 1, "sha256": "0"}]
+    assert damaged_files(tmp_path, entries) == [name]
+    assert damage(tmp_path, entries, name) == "is missing"

@@ -14,12 +14,12 @@ from phmctl.decoding.translator import Translator
 from phmctl.errors import UserError
 from phmctl.exports import Export
 from phmctl.recipe.schema import DecodingSection, TransformerSection, TranslationRecipe
-from phmctl.runs import Run
+from phmctl.runs import AUTO, Run
 
 
 def load_translator(
     run: Run,
-    checkpoint: str = "best",
+    checkpoint: str = AUTO,
     device: str = "auto",
     decoding: DecodingSection | None = None,
     *,

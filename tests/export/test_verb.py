@@ -75,7 +75,7 @@ def test_what_an_export_holds(exported: Exported, tiny_run: Run) -> None:
     assert names == {entry["name"] for entry in manifest["files"]} | {"export.json"}
     assert damaged_files(folder, manifest["files"]) == []
     assert {"README.md", "recipe.yaml", "data.json", "tokenizer/tokenizer.json", "text/test.source"} <= names
-    assert (manifest["run"], manifest["checkpoint"]) == (tiny_run.name, tiny_run.checkpoint("best").name)
+    assert (manifest["run"], manifest["checkpoint"]) == (tiny_run.name, tiny_run.checkpoint("auto").name)
     assert manifest["verification"]["texts"] == 16
     assert exported.export.recipe == tiny_run.recipe
 
