@@ -51,9 +51,9 @@ def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
 
     monkeypatch.setenv(choices.VARIABLE, "1")
     monkeypatch.setenv(machine.VARIABLE, str(tmp_path / "machine"))
-    choices.forget()
+    choices.cache_clear()
     yield tmp_path / "machine"
-    choices.forget()
+    choices.cache_clear()
 
 
 @pytest.fixture(scope="session")

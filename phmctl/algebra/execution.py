@@ -117,11 +117,14 @@ def choose(
     return choices.choose(use, candidates)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def standing(d: int, k: int, n: int, rank: int, mode: str, learned: bool, device: str, dtype: str) -> str:
     """Return the choice as it stands, in words, for what is recorded: nothing is measured, for any number of tokens."""
     kind = getattr(torch, dtype.removeprefix("torch."))
     return str(choices.standing(_use(choices.MOST, d, k, n, rank, mode, learned, AUTO, torch.device(device), kind)))
+
+
+# What torch.compiler.assume_constant_result does; but that imports the compiler, for a second.
+standing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def decide(use: Use) -> Choice:

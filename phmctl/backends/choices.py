@@ -165,7 +165,7 @@ def from_text(entries: Mapping[str, str]) -> Table:
     return table
 
 
-def forget() -> None:
+def cache_clear() -> None:
     """Forget what the process knows: the machine's file is read again."""
     _known.clear()
     _spent[0] = 0.0
@@ -206,7 +206,8 @@ def _is_spent(use: Use) -> bool:
 
 def _may_measure(use: Use) -> bool:
     """Whether seconds would mean something: nobody records, transforms or replaces what is computed."""
-    if use.device == "meta" or is_recorded() or is_transformed() or torch._C._len_torch_dispatch_stack():
+    known = use.device.startswith(("cpu", "cuda"))  # for these there is a clock that waits until work is done
+    if not known or is_recorded() or is_transformed() or torch._C._len_torch_dispatch_stack():
         return False
     return not (use.device.startswith("cuda") and torch.cuda.is_current_stream_capturing())
 

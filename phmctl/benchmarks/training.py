@@ -21,7 +21,7 @@ from phmctl.console import Table
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import check_known
 from phmctl.recipe.schema import Recipe, TrainingSection
-from phmctl.tasks.base import Rival, Task, TaskKind
+from phmctl.tasks.base import Candidate, Task, TaskKind
 from phmctl.tasks.registry import kind_of
 from phmctl.training.optimiser import build_optimiser
 from phmctl.training.precision import build_autocast
@@ -114,7 +114,7 @@ def bench_training(
     sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
     candidates = _candidates(kind, recipe, task, data, device)
     check_known("candidate", baseline, list(candidates))
-    steps = {name: _stepper(rival, training, sample, device) for name, rival in candidates.items()}
+    steps = {name: _stepper(candidate, training, sample, device) for name, candidate in candidates.items()}
     with taken_from({}) as table, watched("training steps", len(steps), rounds) as advance:
         timings = compare(steps, rounds=rounds, baseline=baseline, warmup=1, device=device, advance=advance)
     items = sum(batch.target_tokens for batch in sample)
@@ -138,7 +138,9 @@ def bench_training(
     )
 
 
-def _candidates(kind: TaskKind[Any], recipe: Recipe, task: Task, data: Path, device: torch.device) -> dict[str, Rival]:
+def _candidates(
+    kind: TaskKind[Any], recipe: Recipe, task: Task, data: Path, device: torch.device
+) -> dict[str, Candidate]:
     """Return the candidates by name, the dense twin first."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -146,8 +148,8 @@ def _candidates(kind: TaskKind[Any], recipe: Recipe, task: Task, data: Path, dev
         return total / items
 
     recipes = variants_of(recipe)
-    found = {name: Rival(kind.open(each, data).build_model(device), loss) for name, each in recipes.items()}
-    return found | dict(kind.rivals(task, device))
+    found = {name: Candidate(kind.open(each, data).build_model(device), loss) for name, each in recipes.items()}
+    return found | dict(kind.candidates(task, device))
 
 
 def variants_of(recipe: R) -> dict[str, R]:
@@ -162,17 +164,17 @@ def variants_of(recipe: R) -> dict[str, R]:
     return found
 
 
-def _stepper(rival: Rival, training: TrainingSection, sample: Sequence[Any], device: torch.device) -> Step:
+def _stepper(candidate: Candidate, training: TrainingSection, sample: Sequence[Any], device: torch.device) -> Step:
     """Return a function that trains one step on each batch of the sample."""
-    model, autocast = rival.model, build_autocast(device, training.precision)
-    optimiser = rival.optimiser or build_optimiser(model, training)
+    model, autocast = candidate.model, build_autocast(device, training.precision)
+    optimiser = candidate.optimiser or build_optimiser(model, training)
     parameters = [p for p in model.parameters() if p.requires_grad]
     model.train()
 
     def steps() -> None:
         for batch in sample:
             with autocast():
-                value = rival.loss(model, batch)
+                value = candidate.loss(model, batch)
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, training.clip or torch.inf)
             optimiser.step()

@@ -17,7 +17,7 @@ class LinearSection(Section):
     algebra: Algebra = "real"
     n: Annotated[int, Field(ge=1, le=1024)] = 1  # a fixed algebra sets its own in place of 1; phm wants 2 or more
     rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
-    # how H is applied: by a cost model, built, never built, or by as many block products as the rule's rank
+    # how H is applied: as measured to be quickest, built, never built, or by as many block products as the rule's rank
     execution: Literal["auto", "dense", "factored", "rank"] = "auto"
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
     rank: Width | None = None  # R of the factors; by default that of a random rule

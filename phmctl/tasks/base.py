@@ -177,7 +177,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TypicalBatch:
     """A full micro-batch of typical rows, to trace a training step with.
 
     Attributes:
@@ -194,7 +194,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Candidate:
     """Another model for the same batches, which ``bench train`` measures too.
 
     Attributes:
@@ -383,7 +383,7 @@ class TaskKind(ABC, Generic[R]):
     def build(self, settings: Any, sizes: Mapping[str, int], device: torch.device | str | None = None) -> nn.Module:
         """Build the untrained model of a recipe's ``model`` section; on ``meta`` nothing is allocated."""
 
-    def trial(self, recipe: R) -> Trial:
+    def typical_batch(self, recipe: R) -> TypicalBatch:
         """Return a full micro-batch to trace a training step with."""
         raise self.lacks("train")
 
@@ -455,7 +455,7 @@ class TaskKind(ABC, Generic[R]):
         """Return what a reader of the model's parameter counts must know."""
         return ()
 
-    def rivals(self, task: Any, device: torch.device) -> Mapping[str, Rival]:
+    def candidates(self, task: Any, device: torch.device) -> Mapping[str, Candidate]:
         """Return other models that ``bench train`` measures on the task's batches."""
         return {}
 

@@ -5,6 +5,8 @@ few batches meet, tells the others, and writes it into ``environment.json``; fro
 resumed takes what is written there.
 """
 
+import torch
+
 from phmctl.algebra.execution import decide
 from phmctl.backends.choices import KEPT, Table, as_text, from_text, measures, taken_from
 from phmctl.files import write_json
@@ -13,7 +15,7 @@ from phmctl.training.processes import Processes
 from phmctl.training.trainer import Trainer
 
 KEY = "choices"  # of environment.json
-BATCHES = 3
+BATCHES = 2
 FEWER = (256, 32)  # tokens that a search of translations meets beside a batch's: in evaluation these count too
 
 
@@ -31,11 +33,17 @@ def settle_choices(trainer: Trainer, processes: Processes) -> Table:
             noted = trainer.run.environment()
             table = from_text(noted.get(KEY, {}))
             before = len(table)
-            if measures() and not trainer.is_sharded:
+            if measures() and not (trainer.is_sharded or _is_settled(table, trainer.device)):
                 _measure(trainer, table)
             if len(table) > before:
                 write_json(trainer.run.folder / ENVIRONMENT, noted | {KEY: as_text(table)})
     return from_text(processes.tell(as_text(table)))
+
+
+def _is_settled(table: Table, device: torch.device) -> bool:
+    """Whether a table was made on such a device with as many threads: then it is the whole one."""
+    threads = torch.get_num_threads()
+    return any(use.threads == threads and use.device.startswith(device.type) for use in table)
 
 
 def _measure(trainer: Trainer, table: Table) -> None:

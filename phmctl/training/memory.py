@@ -66,14 +66,14 @@ def expect_memory(recipe: Recipe, sizes: Mapping[str, int] | None = None) -> Mem
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kind = kind_of(recipe)
-    trial = kind.trial(recipe)
+    batch = kind.typical_batch(recipe)
     with FakeTensorMode():
         model = kind.build(recipe.model, kind.sizes(recipe).values if sizes is None else sizes, "cpu")
-        activations = _kept_bytes(model, trial.loss, recipe.training.precision)
+        activations = _kept_bytes(model, batch.loss, recipe.training.precision)
     weights = _FLOAT * sum(parameter.numel() for parameter in model.parameters())
     accumulate = recipe.training.accumulate
     numbers = (accumulate, weights, weights, 2 * weights, activations)
-    return MemoryExpectation(trial.rows, trial.length, *numbers, words=trial.words)
+    return MemoryExpectation(batch.rows, batch.length, *numbers, words=batch.words)
 
 
 def _kept_bytes(model: nn.Module, loss: Callable[[nn.Module], Tensor], precision: str) -> int:

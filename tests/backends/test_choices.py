@@ -73,7 +73,7 @@ def test_another_process_finds_it_in_the_machine_s_file(measuring: Path, seconds
     machine.add({str(USE): "factored mkl"})
     assert choose(USE, candidates) == Choice(FACTORED, "mkl")
     assert seconds[None] == 0
-    choices.forget()
+    choices.cache_clear()
     machine.path().unlink()
     assert choose(USE, candidates) == OTHER
 

@@ -2,7 +2,10 @@ import json
 
 import pytest
 
-from phmctl.benchmarks.layer import MODES, bench_layer
+from phmctl.backends.machine import processor
+from phmctl.backends.products import libraries, preferred_library
+from phmctl.benchmarks import layer
+from phmctl.benchmarks.layer import MODES, bench_layer, table
 from phmctl.errors import DimensionError, UserError
 
 
@@ -13,6 +16,20 @@ def test_a_row_for_each_number_of_tokens_and_mode() -> None:
         assert row.dense.median > 0
         assert row.ratio.lower <= row.ratio.median <= row.ratio.upper
         assert (row.dense_parameters, row.phm_parameters) == (16 * 32 + 32, 16 * 32 // 4 + 64 + 32)
+
+
+@pytest.mark.parametrize("library", libraries())
+def test_the_dense_layer_stands_beside_by_the_same_library(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    by = layer.preferred_library
+    monkeypatch.setattr(layer, "preferred_library", lambda name: asked.append(name) or by(name))
+    with preferred_library(library):
+        (row,) = bench_layer(16, 32, 4, [2], rounds=2, modes=["eval"])
+    assert (row.choice, set(asked), row.processor) == (f"dense {library}", {library}, processor())
+    assert row.to_twin.median > 0 < row.twin.median
+    columns = table([row])
+    assert f"dense {library}" in columns.rows[0]
+    assert processor() in columns.title
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])

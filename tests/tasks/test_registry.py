@@ -18,7 +18,7 @@ from phmctl.recipe.models import LinearSection
 from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
 from phmctl.recipe.sections import Section
 from phmctl.runs import Run
-from phmctl.tasks.base import Asked, Sizes, TaskKind, Trial
+from phmctl.tasks.base import Asked, Sizes, TaskKind, TypicalBatch
 from phmctl.tasks.registry import TASKS, task_kind
 from tests.training.fake import FakeModel, FakeTask
 
@@ -82,9 +82,9 @@ class DigitKind(TaskKind[DigitRecipe]):
         with torch.device(device or "cpu"):
             return FakeModel()
 
-    def trial(self, recipe: DigitRecipe) -> Trial:
+    def typical_batch(self, recipe: DigitRecipe) -> TypicalBatch:
         rows = recipe.training.batch_size
-        return Trial(rows, 1, lambda model: model(torch.ones(rows, 6)).sum(), "digits")
+        return TypicalBatch(rows, 1, lambda model: model(torch.ones(rows, 6)).sum(), "digits")
 
     def scored(self, asked: Asked) -> DigitReport:
         answers = list(self.answering(asked).predict("0123", advance=lambda count: None))

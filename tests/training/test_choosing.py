@@ -17,6 +17,7 @@ from phmctl.runs.metrics import read_metrics
 from phmctl.training.choosing import KEY, settle_choices
 from phmctl.training.processes import Processes
 from phmctl.training.train import train
+from phmctl.training.trainer import Trainer
 from tests.conftest import TINY
 
 FACTORS = ("model.algebra=phm", "model.n=4", "model.parametrization=factors")
@@ -55,7 +56,7 @@ def validated(run: Run) -> float:
 
 def another_machine() -> None:
     """Nothing is known any more of what was measured."""
-    choices.forget()
+    choices.cache_clear()
     machine.path().unlink()
 
 
@@ -64,7 +65,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_a_training_computes_what_its_run_says_wherever_it_is_resumed(
-    capricious: list[int], miniature_data: Path, tmp_path: Path
+    capricious: list[int], miniature_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(recipe(), data=miniature_data, runs=tmp_path / "whole", quiet=True).run
     table = from_text(settled(whole))
@@ -80,6 +81,7 @@ def test_a_training_computes_what_its_run_says_wherever_it_is_resumed(
     parts = train(recipe(3), data=miniature_data, runs=tmp_path / "parts", quiet=True).run
     another_machine()
     made = capricious[0]
+    monkeypatch.setattr(Trainer, "rehearse", lambda *_: pytest.fail("it is settled"))
     train(recipe(), data=miniature_data, run=parts, runs=tmp_path / "parts", quiet=True)
     assert capricious[0] == made
     assert settled(parts) == settled(other)

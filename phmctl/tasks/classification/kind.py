@@ -10,7 +10,7 @@ from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Asked, Preparation, Sizes, TaskKind, Trial
+from phmctl.tasks.base import Asked, Preparation, Sizes, TaskKind, TypicalBatch
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
         return build_classifier(settings, sizes["vocabulary"], sizes["classes"], device=device)
 
-    def trial(self, recipe: ClassificationRecipe) -> Trial:
+    def typical_batch(self, recipe: ClassificationRecipe) -> TypicalBatch:
         """Return a batch of texts of one typical length."""
         import torch
         from torch.nn import functional as F
@@ -84,7 +84,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
             logits = model(ids) if texts == 1 else model(ids, ids, full=True)  # a trace has no lengths to ask for
             return F.cross_entropy(logits.float(), labels)
 
-        return Trial(rows, length, loss, f"{'pairs of ' * (texts == 2)}texts of {length} tokens")
+        return TypicalBatch(rows, length, loss, f"{'pairs of ' * (texts == 2)}texts of {length} tokens")
 
     def scored(self, asked: Asked) -> ClassifierReport:
         """Score labels by accuracy; compare two runs by McNemar's exact test."""

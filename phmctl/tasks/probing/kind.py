@@ -11,7 +11,7 @@ from phmctl.recipe.schema import ProbeSection, ProbingRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Asked, Sizes, TaskKind, Trial
+from phmctl.tasks.base import Asked, Sizes, TaskKind, TypicalBatch
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ class ProbingKind(TaskKind[ProbingRecipe]):
 
         return build_probe(settings, sizes["width"], sizes["classes"], device)
 
-    def trial(self, recipe: ProbingRecipe) -> Trial:
+    def typical_batch(self, recipe: ProbingRecipe) -> TypicalBatch:
         """Return a batch of vectors."""
         import torch
 
@@ -83,7 +83,7 @@ class ProbingKind(TaskKind[ProbingRecipe]):
             total: Tensor = model(torch.ones(rows, width), labels=torch.zeros(rows, dtype=torch.int64))
             return total
 
-        return Trial(rows, 1, loss, f"vectors of {width} numbers")
+        return TypicalBatch(rows, 1, loss, f"vectors of {width} numbers")
 
     def scored(self, asked: Asked) -> ProbeReport:
         """Score classes by accuracy, beside the majority class; compare two probes by McNemar's exact test."""

@@ -14,7 +14,7 @@ from phmctl.models.rule import RuleModel
 from phmctl.recipe.schema import RuleModelSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.tasks.answers import Metric
-from phmctl.tasks.base import Asked, Sizes, TaskKind, Trial
+from phmctl.tasks.base import Asked, Sizes, TaskKind, TypicalBatch
 from phmctl.tasks.rule_learning.curve import CURVE, draw_curve
 from phmctl.tasks.rule_learning.evaluation import RuleEvaluation, evaluate_rule
 from phmctl.tasks.rule_learning.task import RuleTask
@@ -43,7 +43,7 @@ class RuleKind(TaskKind[RuleRecipe]):
         """Build the one layer."""
         return build_rule_model(settings, sizes["features"], device)
 
-    def trial(self, recipe: RuleRecipe) -> Trial:
+    def typical_batch(self, recipe: RuleRecipe) -> TypicalBatch:
         """Return a batch of examples."""
         rows, features = recipe.training.batch_size, recipe.data.dims * recipe.data.components
 
@@ -51,7 +51,7 @@ class RuleKind(TaskKind[RuleRecipe]):
             x = torch.ones(rows, features)  # (B, d)
             return F.mse_loss(model(x), x, reduction="sum")
 
-        return Trial(rows, 1, loss, f"examples of {features} numbers in and out")
+        return TypicalBatch(rows, 1, loss, f"examples of {features} numbers in and out")
 
     def scored(self, asked: Asked) -> RuleEvaluation:
         """Compare the learned map and rule with the true ones."""

@@ -12,7 +12,7 @@ from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, Metric, TextComparer
-from phmctl.tasks.base import USUAL_COMMANDS, Asked, Preparation, Rival, Sizes, TaskKind, Trial
+from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind, TypicalBatch
 from phmctl.tasks.translation.predictor import TranslationPredictor
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
         return build_transformer(settings, sizes["source"], sizes["target"], device)
 
-    def trial(self, recipe: TranslationRecipe) -> Trial:
+    def typical_batch(self, recipe: TranslationRecipe) -> TypicalBatch:
         """Return a batch of sentences of one typical length."""
         import torch
 
@@ -90,7 +90,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
             return vocabulary_loss(hidden, weight, bias, ids)[0]
 
         words = f"sentences of {length} tokens a side, or fewer longer ones ({budget:,} positions)"
-        return Trial(rows, length, loss, words)
+        return TypicalBatch(rows, length, loss, words)
 
     def scored(self, asked: Asked) -> Evaluation:
         """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
@@ -149,7 +149,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         if len(served) > 1:
             yield f"one table serves {', '.join(served[:-1])} and {served[-1]}"
 
-    def rivals(self, task: TranslationTask, device: torch.device) -> dict[str, Rival]:
+    def candidates(self, task: TranslationTask, device: torch.device) -> dict[str, Candidate]:
         """Return a bare ``nn.Transformer`` of the same shape."""
         import torch
 
@@ -163,7 +163,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         def loss(model: nn.Module, batch: Batch) -> Tensor:
             return bare_loss(model, batch.source, batch.target, smoothing)
 
-        return {"nn.Transformer": Rival(model, loss, torch.optim.Adam(model.parameters()))}
+        return {"nn.Transformer": Candidate(model, loss, torch.optim.Adam(model.parameters()))}
 
     def real_share(self, task: TranslationTask) -> float:
         """Return the share of real tokens in an epoch, both sides."""
