@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from phmctl.errors import StdoutError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # C0 but for tab and line feed, DEL and C1; what turns the direction of writing; halves of surrogate pairs
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _CLOSED_PIPE = 141  # as a shell reports SIGPIPE
+_WIDEST = 100_000  # columns: more than a table's words ever want
 _REDRAW = 0.1  # seconds between two drawings of a bar, at least
 
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
@@ -147,17 +148,20 @@ def emit_json(value: Any) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """A table to print; the fields are the arguments of :func:`print_table`."""
+    """A table to print; the fields are the arguments of :func:`print_table`, and lines `below` it."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     text: Sequence[int] = ()
     plain: bool = False
+    below: Sequence[str] = ()
 
     def show(self) -> None:
-        """Print it on stdout."""
+        """Print it on stdout, and the lines that belong below it."""
         print_table(self.title, self.columns, self.rows, text=self.text, plain=self.plain)
+        if self.below:
+            emit("".join(f"{printable(line)}\n" for line in self.below))
 
 
 def print_table(
@@ -181,21 +185,27 @@ def print_table(
         plain: draw no lines, for tables of many columns.
     """
     from rich.box import HEAVY_HEAD
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
 
     look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0)} if plain else {"box": HEAVY_HEAD}
-    table = Table(title=printable(title), title_justify="left", header_style="bold", **look)
-    for index, column in enumerate(columns):
-        table.add_column(printable(column), justify="left" if index in (0, *text) else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(printable(str(cell)) for cell in row))
+    table = Table(header_style="bold", **look)
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    for index, column in enumerate(map(printable, columns)):
+        words = [column, *(row[index] for row in cells)]
+        left: Literal["left", "right"] = "left" if index in (0, *text) else "right"
+        single = all(" " not in each for each in words)  # rich would break the widest word, not the longest text
+        longest = max(cell_len(word) for each in words for word in each.split(" "))
+        table.add_column(column, justify=left, overflow="fold", no_wrap=single, min_width=longest)
+    for row in cells:
+        table.add_row(*row)
     terminal, shown = Console().is_terminal, io.StringIO()
     width = Console().width if terminal else 160
-    look = {"force_terminal": terminal, "highlight": False, "markup": False, "emoji": False}
-    console = Console(file=shown, width=width, **look)
+    console = Console(file=shown, width=_WIDEST, force_terminal=terminal, highlight=False, markup=False, emoji=False)
     console.width = max(width, console.measure(table).minimum)
-    console.print(table)
+    console.print(printable(title), style="italic", soft_wrap=True)  # rich would break it at the table's width
+    console.print(table, crop=False)
     emit("".join(f"{line.rstrip()}\n" for line in shown.getvalue().splitlines()))
 
 

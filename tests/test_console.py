@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.console import emit, emit_json, note, people, print_table, progress, warn
+from phmctl.console import Table, emit, emit_json, note, people, print_table, progress, warn
 from phmctl.errors import StdoutError
 
 MARKUP = "[x] [/red] :smile:"
@@ -162,3 +163,24 @@ def test_a_note_in_a_signal_s_handler_never_raises(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(sys, "stderr", Busy())
     note("heard")
+
+
+def test_a_name_is_never_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal of 80 columns cells are broken between words, and a table of long words is wider."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    names = ["runs/iwslt14-de-en/phm-n16/v001" + letter * 20 for letter in "ab"]
+    print_table("t", ("name", "other", "words"), [(names[0], names[1], "some words " * 9)], text=(1, 2))
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names)
+    assert max(map(len, shown.splitlines())) > 80
+    print_table("t", ("name", "words"), [(names[0], "some words " * 9)], text=(1,))
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)  # bold, italic
+    assert names[0] in shown
+    assert max(map(len, shown.splitlines())) == 80
+
+
+def test_what_belongs_below_a_table_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    Table("t", ("a",), [("b",)], below=["BLEU: " + "x" * 200]).show()
+    assert capsys.readouterr().out.endswith("\nBLEU: " + "x" * 200 + "\n")

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import Ledger, ledger_for_recipe
 from phmctl.accounting.published import published_tables, table_names
-from phmctl.errors import UserError
+from phmctl.errors import UserError, nearest
 from phmctl.recipe.loading import Override, common_overrides, load_recipe
 from phmctl.shipped import shipped_names
 
@@ -36,7 +37,7 @@ class ParameterCount:
 
 
 def count_parameters(
-    recipe: str,
+    recipe: str | None,
     *,
     ns: Sequence[int] = (),
     algebras: Sequence[str] = (),
@@ -47,7 +48,7 @@ def count_parameters(
 
     Args:
         recipe: a path or a shipped name; with `paper` also one of :func:`~phmctl.accounting.published.table_names`,
-            for that table alone.
+            for that table alone, and None for all of them.
         ns: the values of n to compare; none: the recipe's own.
         algebras: the algebras to compare; none: what n implies. A fixed algebra has its own n: it is counted once.
         overrides: ``key.path=value`` settings, as for every command.
@@ -57,10 +58,22 @@ def count_parameters(
         RecipeError: the recipe, an algebra or a setting is wrong.
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    if paper and recipe in table_names() and recipe not in shipped_names("recipes"):
+    tables = table_names()
+    if recipe is None and not paper:
+        raise UserError("count-params wants a RECIPE, or --paper for the published tables")
+    if recipe is None or (paper and recipe in tables and recipe not in shipped_names("recipes")):
         if ns or algebras or overrides:
-            raise UserError(f"{recipe} is a published table, not a recipe: it takes no --n, --algebra or --set")
-        return ParameterCount(recipe, (), tuple(published_tables(recipe)))
+            what = f"{recipe} is a published table" if recipe else "these are published tables"
+            raise UserError(f"{what}, not a recipe: --n, --algebra and --set have no part in it")
+        names = [recipe] if recipe else tables
+        return ParameterCount(
+            recipe or "the papers", (), tuple(each for name in names for each in published_tables(name))
+        )
+    if paper and recipe not in shipped_names("recipes") and not Path(recipe).is_file():
+        raise UserError(
+            f"no table or recipe {recipe!r}{nearest(recipe, [*tables, *shipped_names('recipes')])}\n"
+            f"tables: {', '.join(tables)}; recipes: phmctl recipes"
+        )
     # The plain recipe first: what is wrong with it should not be blamed on a variant.
     name = load_recipe(recipe, overrides).name
     variants = [load_recipe(recipe, [*choice, *overrides]) for choice in _choices(ns, algebras)]

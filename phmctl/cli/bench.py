@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from phmctl.console import Table
     from phmctl.recipe.schema import Recipe
 
-bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
+bench = typer.Typer(
+    cls=options.Summaries,
+    help="Measure speed as a ratio to the dense twin, in turns, with the spread.",
+    no_args_is_help=True,
+)
 
 Against = Annotated[
     str, typer.Option(help="What speeds are ratios to: dense, the twin; base, the twin without compositions.")
@@ -45,7 +49,7 @@ def bench_layer(
     threads: options.Threads = 0,
     json: options.Json = False,
 ) -> None:
-    """A PHM layer against ``nn.Linear``: forward, forward and backward, and evaluation with H kept."""
+    """A PHM layer against nn.Linear: forward, forward and backward, and evaluation with H kept."""
     from phmctl.benchmarks import layer
     from phmctl.devices import pick_device, set_threads
 
@@ -84,7 +88,7 @@ def bench_lstm(
     threads: options.Threads = 0,
     json: options.Json = False,
 ) -> None:
-    """A PHM-LSTM against the same time loop with dense maps, and against ``nn.LSTM``; by default in Table 1's shape."""
+    """A PHM-LSTM against the same time loop with dense maps, and against nn.LSTM; by default in Table 1's shape."""
     from phmctl.benchmarks import lstm
     from phmctl.devices import set_threads
 
@@ -107,7 +111,7 @@ def bench_encoder(
     threads: options.Threads = 0,
     json: options.Json = False,
 ) -> None:
-    """Training steps of an encoder classifier against its dense twin and ``nn.TransformerEncoder``, on random texts."""
+    """Training steps of an encoder classifier against its dense twin and nn.TransformerEncoder, on random texts."""
     from phmctl.benchmarks import encoder
     from phmctl.devices import set_threads
 

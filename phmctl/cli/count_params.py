@@ -10,13 +10,13 @@ from phmctl.console import emit_json
 
 def count_params(
     recipe: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="RECIPE",
-            help="A recipe: a path or a shipped name. With --paper also a table alone: table1, 2, 4, 5, ni.",
+            help="A recipe: a path or a shipped name. With --paper also a table alone: table1, 2, 4, 5, ni; or all.",
             autocompletion=options.complete_recipe,
         ),
-    ],
+    ] = None,
     n: Annotated[
         str | None, typer.Option("--n", help="One n, or several to compare: 1,2,4,8,16.", show_default=False)
     ] = None,

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from phmctl import __version__
 from phmctl.cli.bench import bench
@@ -21,7 +20,7 @@ from phmctl.cli.count_params import count_params
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.cli.export import export
-from phmctl.cli.options import Once
+from phmctl.cli.options import Once, Summaries
 from phmctl.cli.prepare_data import PrepareCommand, prepare_data
 from phmctl.cli.recipes import recipes
 from phmctl.cli.report import report
@@ -36,7 +35,7 @@ _DEBUG = "PHMCTL_DEBUG"
 _LONGEST = 4000  # characters of a line of an error: it may quote a file
 
 
-class _Commands(TyperGroup):
+class _Commands(Summaries):
     """Keeps Ctrl-C from Typer, which would end the process without a word."""
 
     def invoke(self, ctx: Any) -> Any:

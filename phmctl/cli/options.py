@@ -5,9 +5,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from phmctl.errors import UserError
+
+
+class Summaries(TyperGroup):
+    """Lists commands with the whole first sentence of their help, which would be cut off at the line's end."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the section of commands."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, " ".join((found.help or "").split("\n\n")[0].split())) for name, found in commands if found]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class Once(TyperCommand):

@@ -33,6 +33,14 @@ def test_help_lists_the_subcommands() -> None:
         assert name in done.stdout
 
 
+def test_summaries_are_whole_and_have_no_marks(tmp_path: Path) -> None:
+    for command in ([], ["bench"]):
+        shown = " ".join(phmctl(*command, "--help", cwd=tmp_path).stdout.split("Commands:")[1].split())
+        assert "..." not in shown
+        assert "`" not in shown
+    assert "decode Beam search against the dense twin, against no cache and no batches, and against" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -43,6 +51,8 @@ def test_help_lists_the_subcommands() -> None:
         (["prepare-data", "multi30k"], "did you mean 'multi30k-de-en'"),
         (["prepare-data", "multi30k-de-en", "--source", "nowhere"], "nowhere"),
         (["count-params", "miniature", "--algebra", "quaternions"], "did you mean 'quaternion'"),
+        (["count-params", "table8", "--paper"], "tables: table1, "),
+        (["count-params"], "wants a RECIPE, or --paper"),
         (["decode", "no-such-run"], "no-such-run"),
         (["bench", "layer", "--n", "x"], "whole numbers"),
         (["bench", "layer", "--dtype", "float1"], "did you mean 'float16'"),

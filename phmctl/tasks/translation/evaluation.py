@@ -131,8 +131,9 @@ class Evaluation:
         yield Table(
             f"{self.run}, {self.split}: {self.sentences:,} sentences, "
             f"checkpoint {self.checkpoint}, beam {decoding.beam}, alpha {decoding.alpha}",
-            ["metric", "score", "signature"],
-            [(score.name, f"{score.value:.2f}", score.signature) for score in self.scores],
+            ["metric", "score"],
+            [(score.name, f"{score.value:.2f}") for score in self.scores],
+            below=_signatures(self.scores),
         )
         yield Table(
             "BLEU by source length", ["words", "sentences", "BLEU"], [_length_cells(one) for one in self.by_length]
@@ -140,8 +141,9 @@ class Evaluation:
         if self.against:
             yield Table(
                 f"paired bootstrap against {self.against} (± half the 95 % interval)",
-                ["metric", "baseline", "this run", "difference", "p", "signature"],
+                ["metric", "baseline", "this run", "difference", "p"],
                 [_comparison_cells(one) for one in self.comparisons],
+                below=_signatures(self.comparisons),
             )
 
 
@@ -157,8 +159,12 @@ def _comparison_cells(one: Comparison) -> tuple[object, ...]:
         f"{one.system:.2f} ± {one.system_interval:.2f}",
         f"{one.difference:+.2f}",
         f"{one.p_value:.4f}",
-        one.signature,
     )
+
+
+def _signatures(figures: Sequence[Score] | Sequence[Comparison]) -> list[str]:
+    """Return a line for each signature: they are too long to stand in a table, and are copied whole."""
+    return [f"{one.name}: {one.signature}" for one in figures]
 
 
 def evaluate(
