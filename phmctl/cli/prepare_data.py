@@ -138,7 +138,7 @@ def _list(data: Path | None, *, as_json: bool) -> None:
     if as_json:
         emit_json({"data": str(root), "cards": [card.as_json() for card in cards]})
         return
-    titles = ["name", "what", "train / valid / test", "licence", "from", "prepared"]
+    titles = ["name", "what", "train / valid / test", "licence", "from", "ready"]
     for task, group in groupby(cards, key=lambda card: card.task):
         print_table(task, titles, [_line(card) for card in group], text=(1, 3, 4, 5))
     note(f"* held out of train, as the publishers have none; what is prepared lies in {root}")
