@@ -72,7 +72,8 @@ def choose_section(
         DataError: a value that was given cannot be, or the card is not valid, or the vocabulary is another.
     """
     kind = next(each for each in RECIPES.values() if each.model_fields["data"].annotation is section)
-    base = None if recipe is None else expect(load_recipe(recipe), kind).data
+    loaded = None if recipe is None else load_recipe(recipe)
+    base = loaded and (loaded if isinstance(loaded.data, section) else expect(loaded, kind)).data
     if not isinstance(base, section):
         proposed = load_card(name).defaults.model_dump(exclude_none=True) if is_card(name) else {}
         told = {} if vocabulary is None else vocabulary.settings_for(section)

@@ -354,3 +354,11 @@ def test_real_counterfactual_snli(tmp_path, real_data):
     assert counts["test_snli"]["labels"] == {"contradiction": 3_237, "entailment": 3_368, "neutral": 3_219}
     assert data.vectors.shape == (3_600, 300)
     assert 0.5 < data.manifest["vectors"]["tokens"]["test_snli"] < 0.6
+
+
+def test_a_probes_recipe_says_how_its_sentences_are_prepared():
+    """Its section is one of labelled text, with a key more."""
+    chosen = choose("probing-subj-number", "probe-subj-number", {"max_tokens": 50})
+    assert (chosen.card, chosen.vocabulary, chosen.max_tokens) == ("probing-subj-number", 30_000, 50)
+    with pytest.raises(RecipeError, match="'miniature' is one of task 'translation', not 'classification'"):
+        choose("probing-subj-number", "miniature", {})
