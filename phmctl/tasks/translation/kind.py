@@ -100,6 +100,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         run, given = asked.run, dict(asked.options)
         how = {name: given.pop(name, None) for name in ("lowercase", "tokenize")}
         text = own_text(run, given.pop("source", None), given.pop("reference", None))
+        if text and asked.split != "test":
+            raise UserError(f"--split {asked.split} is of the run's own text, and --source brings another: give one")
         how |= {"decoding": change_decoding(run.recipe_of(TranslationRecipe).decoding, **given), "text": text}
         return evaluate(run, asked.split, asked.checkpoint, against=asked.against, device=asked.device, **how)
 

@@ -101,6 +101,13 @@ def test_files_that_do_not_fit(run: Run, tmp_path: Path, given: dict[str, Any], 
     assert not list(run.results_folder.glob("*"))
 
 
+def test_a_split_is_refused_where_files_are_given(run: Run, tmp_path: Path) -> None:
+    source, reference = put(tmp_path / "s", SOURCES[:2]), put(tmp_path / "r", REFERENCES[:2])
+    with pytest.raises(UserError, match="--split valid is of the run's own text, and --source brings another"):
+        evaluate(run, "--source", source, "--reference", reference, "--split", "valid")
+    assert not list(run.results_folder.glob("*"))
+
+
 def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) -> None:
     usual = evaluate(run)
     assert "tok:13a" in usual["scores"][0]["signature"]
