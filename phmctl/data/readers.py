@@ -380,7 +380,9 @@ def _by_place(path: Path, number: int, row: Sequence[str], places: Mapping[str, 
     def pick(column: Column) -> str:
         place = column if isinstance(column, int) else places[column]
         if place >= len(row):
-            raise DataError(f"{path}, line {number}: {len(row)} columns, but column {place + 1} is wanted")
+            raise DataError(
+                f"{path}, line {number}: {len(row)} columns, but column {place + 1} is wanted ({place}, counted from 0)"
+            )
         return row[place]
 
     return pick

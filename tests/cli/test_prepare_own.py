@@ -109,7 +109,7 @@ def test_a_table_of_both_sides(
     [
         ("t.tsv", "a\tb", ("--columns", "0"), "--columns 0: wants two, SOURCE,TARGET"),
         ("t.tsv", "a\tb", ("--columns", "1,1"), "--columns 1,1: wants two"),
-        ("t.tsv", "a\tb", ("--columns", "1,2"), "line 1: 2 columns, but column 3 is wanted"),
+        ("t.tsv", "a\tb", ("--columns", "1,2"), r"line 1: 2 columns, but column 3 is wanted \(2, counted from 0\)"),
         ("t.tsv", "de\tfr\na\tb", ("--columns", "de,en"), "has no column 'en' .*; it has de, fr"),
         ("t.tsv", "a\tb", ("--columns", "a,b", "--no-header"), "with --no-header, --columns are numbers"),
         ("t.jsonl", '{"de": "a", "en": "b"}', (), "the keys of JSON lines have names: --columns SOURCE,TARGET"),

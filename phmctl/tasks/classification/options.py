@@ -82,6 +82,8 @@ def prepare_asked(asked: Preparation) -> "PreparedData":
         raise DataError(
             f"--joint and --separate are for translation; {asked.name} is labelled text, with one vocabulary"
         )
+    if "direction" in asked.settings:
+        raise DataError(f"--reverse is for translation; {asked.name} is labelled text, which has no direction")
     if "columns" in asked.options:
         raise DataError(f"--columns is for parallel text; {asked.name} is labelled text: --text COLUMN --label COLUMN")
     options = LabelledOptions(**asked.options)
