@@ -27,6 +27,7 @@ class Comparison:
         variants: in the order of their recipes, algebras and n.
         baseline: that which the others are compared with.
         tests: by label, the tested differences from the baseline.
+        checkpoint: the only one whose results were asked for.
     """
 
     split: str
@@ -34,6 +35,7 @@ class Comparison:
     variants: tuple[Variant, ...]
     baseline: Variant
     tests: Mapping[str, tuple[Test, ...]]
+    checkpoint: str | None = None
 
     @cached_property
     def corrected(self) -> dict[tuple[str, str], float]:
@@ -68,11 +70,13 @@ class Comparison:
         return {f"{variant.label} on {_machine(one)}" for variant in self.variants for one in variant.runs}
 
     def missing(self) -> Iterator[str]:
-        """Yield the commands that score what has no result."""
+        """Yield the commands that score what has no result, as it was asked for."""
+        options = [] if self.split == "test" else ["--split", self.split]
+        options += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
         for variant in self.variants:
             for one in variant.runs:
                 if one.result is None:
-                    yield shlex.join(["phmctl", "eval", str(one.run.folder), *_split_option(self.split)])
+                    yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -147,15 +151,14 @@ def compare_runs(
     if score and any(one.result is None for one in trained):
         for one in trained:
             if one.result is None:
-                kind_of(one.run.recipe).evaluate(one.run, split, checkpoint or "best")
+                kind_of(one.run.recipe).evaluate(one.run, split, checkpoint or "auto")
         summaries = select([one.run.folder for one in trained], None, root, None)
         trained = settle(summaries, split, checkpoint)
     variants = group(trained)
     first = _find_baseline(variants, baseline)
     _check_alike(variants, first, split)
-    return Comparison(
-        split, tuple(kind_of(first.first.run.recipe).metrics), tuple(variants), first, _test(variants, first)
-    )
+    metrics = tuple(kind_of(first.first.run.recipe).metrics)
+    return Comparison(split, metrics, tuple(variants), first, _test(variants, first), checkpoint)
 
 
 def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, baseline: str | None) -> list[Summary]:
@@ -266,7 +269,3 @@ def _machine(one: Trained) -> str:
     processor = environment.get("device_name" if graphics else "processor") or environment.get("device_name")
     threads = environment.get("threads")
     return f"{processor}, {threads} {'thread' if threads == 1 else 'threads'}, {environment.get('precision')}"
-
-
-def _split_option(split: str) -> list[str]:
-    return [] if split == "test" else ["--split", split]

@@ -122,6 +122,25 @@ def test_runs_without_a_result_are_named_with_the_command(tmp_path: Path) -> Non
     assert json.loads(call(tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {bare.folder}"]
 
 
+def test_the_command_for_a_missing_result_makes_the_result_that_was_asked_for(root: Path) -> None:
+    commands = list(compare_runs(recipe="miniature", root=root, split="valid", checkpoint="average").missing())
+    assert len(commands) == 5
+    assert all(line.endswith(" --split valid --checkpoint average") for line in commands)
+
+
+def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from phmctl.tasks.registry import kind_of
+
+    bare, asked = make_run(tmp_path, settings=REAL, hypotheses=None), list[str]()
+    kind = type(kind_of(bare.recipe))
+    monkeypatch.setattr(kind, "evaluate", lambda self, run, split, checkpoint: asked.append(checkpoint))
+    compare_runs(recipe="miniature", root=tmp_path, score=True)
+    compare_runs(recipe="miniature", root=tmp_path, score=True, checkpoint="last")
+    assert asked == ["auto", "last"]
+
+
 def test_other_test_sets_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=PHM, references=REFERENCES[:20], hypotheses=REFERENCES[:20])
