@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phmctl.console import progress
 from phmctl.data.prepared.folder import data_root, prepare_command, trained_sizes
-from phmctl.errors import DataError, RunError, StoppedError
+from phmctl.errors import DataError, RunError, StoppedError, UserError
 from phmctl.files import write_json
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ProbeSection, ProbingRecipe
@@ -23,6 +23,7 @@ from phmctl.training.resume import newest_like
 from phmctl.training.train import train
 
 _RESULT = "probing.json"
+_OWN = ("model.encoder", "model.checkpoint", "model.vectors")  # what this command sets
 
 
 def probe(
@@ -47,11 +48,15 @@ def probe(
         settings: keys of the probes' recipes, ``key=value``.
 
     Raises:
+        UserError: a setting is one that this command sets.
         DataError: no task's data is prepared.
         RunError: a run is no translator's, or is damaged.
         StoppedError: it was interrupted; the probes that are trained stay.
         OutputError: a folder cannot be written.
     """
+    wrong = next((each for each in settings if each.partition("=")[0].strip() in _OWN), None)
+    if wrong is not None:
+        raise UserError(f"--set {wrong}: --probing sets that; name the run, --against and --checkpoint")
     places = [str(place) for place in (run, against) if place is not None]
     encoders = [Encoder.of(ProbeSection(encoder=place, checkpoint=checkpoint)) for place in places]
     own, root = encoders[0], data or data_root()

@@ -97,6 +97,12 @@ def test_probes_of_another_encoder_in_the_same_place_are_not_taken(
     assert len(list((tmp_path / "probes" / "probe-subj-number" / "real").glob("v*"))) == 2
 
 
+@pytest.mark.parametrize("key", ["model.encoder", "model.checkpoint", "model.vectors"])
+def test_what_the_command_sets_is_refused(key: str, copied_run: Run, probing_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--set {key}=best: --probing sets that; name the run, --against and"):
+        probe(copied_run.folder, data=probing_data, runs=tmp_path, settings=(*BRIEF, f"{key}=best"))
+
+
 def test_an_interruption_is_one(
     copied_run: Run, probing_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
