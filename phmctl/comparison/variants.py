@@ -157,7 +157,12 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
 def _fits(summary: Summary, result: Result, split: str, checkpoint: str | None) -> bool:
     if result.split != split or result.against is not None:
         return False
-    return checkpoint is None or checkpoint in (result.checkpoint, Trained(summary, result).checkpoint)
+    if checkpoint is None or checkpoint == result.checkpoint:
+        return True
+    try:  # a name may be one of several of a checkpoint: the best is often the last, too
+        return summary.run.checkpoint(checkpoint).name == result.checkpoint
+    except RunError:
+        return False
 
 
 def _key(result: Result) -> str:

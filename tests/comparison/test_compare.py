@@ -141,6 +141,15 @@ def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
     assert asked == ["auto", "last"]
 
 
+@pytest.mark.parametrize("name", ["best", "last", "auto"])
+def test_a_result_is_found_by_each_name_of_its_checkpoint(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path, settings=REAL)
+    assert run.checkpoint("best") == run.checkpoint("last") == run.checkpoint("auto")
+    found = compare_runs(recipe="miniature", root=tmp_path, checkpoint=name)
+    assert [len(variant.scored) for variant in found.variants] == [1]
+    assert list(found.missing()) == []
+
+
 def test_other_test_sets_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=PHM, references=REFERENCES[:20], hypotheses=REFERENCES[:20])
