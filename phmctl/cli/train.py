@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from phmctl.cli import options
 from phmctl.console import emit, emit_json, note, print_table
@@ -25,7 +24,7 @@ _MEMORY = ("parameters", "gradients", "moments", "activations", "total")
 _NEWEST = "newest"  # what --resume means on its own
 
 
-class TrainCommand(TyperCommand):
+class TrainCommand(options.Once):
     """Takes ``--resume`` with and without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

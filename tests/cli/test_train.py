@@ -205,3 +205,9 @@ def test_a_reader_of_both_streams_that_has_enough_costs_no_training(tmp_path: Pa
 def test_importing_the_command_imports_no_torch() -> None:
     code = "import sys, phmctl.cli.train; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [("--n", "1", "--n", "4"), ("--resume", "--resume", "auto")])
+def test_an_option_that_means_one_thing_is_refused_twice(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=f"{arguments[0]} is given 2 times"):
+        _invoke("miniature", *arguments, "--list")
