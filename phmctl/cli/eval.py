@@ -127,7 +127,7 @@ def _sweep(
     probing: bool,
 ) -> int | None:
     """Score several, or print their commands, if several are meant; return the exit code."""
-    from phmctl.console import emit, emit_json, note
+    from phmctl.cli.sweeping import carry_out
     from phmctl.sweeps.evaluate import EvalSweep, evaluate_all
 
     parted = any("," in value for value in values.values() if value)
@@ -136,14 +136,7 @@ def _sweep(
     if probing:
         raise UserError("--probing is for one run: its probes are many already; leave it out, or name one run")
     asked = EvalSweep.of(names, every, values, options)
-    if listed:
-        emit_json(asked.commands()) if json else emit("".join(f"{line}\n" for line in asked.commands()))
-        return 0
-    report = evaluate_all(asked, jobs or 1)
-    emit_json(report.as_json()) if json else report.table().show()
-    for remark in report.remarks():
-        note(remark)
-    return report.exit_code
+    return carry_out(asked, evaluate_all, jobs, listed=listed, json=json)
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:

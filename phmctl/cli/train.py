@@ -149,6 +149,7 @@ def _sweep(
     json: bool,
 ) -> int | None:
     """Train the cells of a sweep, or print their commands, if one is asked for; return the exit code."""
+    from phmctl.cli.sweeping import carry_out
     from phmctl.sweeps.train import Sweep, refuse_with_sweep, sweep
 
     wanted = jobs is not None or listed
@@ -158,14 +159,7 @@ def _sweep(
     if asked is None or not (wanted or asked.many):
         return None
     refuse_with_sweep(single)
-    if listed:
-        emit_json(asked.commands()) if json else emit("".join(f"{line}\n" for line in asked.commands()))
-        return 0
-    report = sweep(asked, jobs or 1)
-    emit_json(report.as_json()) if json else report.table().show()
-    for remark in report.remarks():
-        note(remark)
-    return report.exit_code
+    return carry_out(asked, sweep, jobs, listed=listed, json=json)
 
 
 def _what(recipe: str | None, resume: str | None) -> "tuple[RecipeLike, str | None]":
