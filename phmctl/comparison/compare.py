@@ -172,14 +172,24 @@ def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, b
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
     if names and baseline is not None and Path(baseline).is_dir():
         wanted.append(baseline)
+    found = readable_runs(wanted, root)
+    if not found:
+        raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
+    return found
+
+
+def readable_runs(names: Sequence[str | Path], root: Path | None) -> list[Summary]:
+    """Return what is known of the runs that are meant; one that is damaged is left out with a warning.
+
+    Raises:
+        RunError: a name means no run.
+    """
     found = []
-    for one in list_runs(wanted, root):
+    for one in list_runs(names, root):
         if isinstance(one, Summary):
             found.append(one)
         else:
             warn(f"{one.folder} is left out: {one.problem}")
-    if not found:
-        raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
     return found
 
 

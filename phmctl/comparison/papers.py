@@ -11,14 +11,14 @@ from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.printed import PRINTED, SPEED, Column, Printed, Row
 from phmctl.accounting.published import published_tables
+from phmctl.comparison.compare import readable_runs
 from phmctl.comparison.formats import as_csv, as_latex
 from phmctl.comparison.variants import Trained, Variant, group, mean_and_spread, settle
-from phmctl.console import Table, warn
+from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
 from phmctl.runs.differences import value_words
 from phmctl.runs.metrics import read_metrics, series
-from phmctl.runs.summary import Summary, list_runs
 from phmctl.tasks.answers import spread
 
 
@@ -231,13 +231,7 @@ def compare_papers(
         RunError: a name means no run.
     """
     check_known("published table", name, PRINTED)
-    summaries = []
-    for one in list_runs(runs, root):
-        if isinstance(one, Summary):
-            summaries.append(one)
-        else:
-            warn(f"{one.folder} is left out: {one.problem}")
-    variants = group(settle(summaries, "test", checkpoint))
+    variants = group(settle(readable_runs(runs, root), "test", checkpoint))
     counting = {table.key: table for table in published_tables(name)}
     return [_compare(printed, variants, counting.get(printed.key)) for printed in PRINTED[name]]
 
