@@ -108,6 +108,15 @@ def _groups(named: "Files") -> list[tuple[Path, ...]]:
     return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in named]
 
 
+def _check_tag(tag: str, *, continues: bool) -> None:
+    """Refuse a tag that cannot be one, or that is given where no run is made."""
+    from phmctl.runs.find import check_tag
+
+    check_tag(tag)
+    if continues:
+        raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
+
+
 def train(
     recipe: "RecipeLike | None" = None,
     *,
@@ -175,11 +184,7 @@ def train(
             raise UserError("train wants a recipe, or the run that it shall continue: --resume RUN")
         recipe = run.recipe
     if tag is not None:
-        from phmctl.runs.find import check_tag
-
-        check_tag(tag)
-        if run is not None or resume is True:
-            raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
+        _check_tag(tag, continues=run is not None or resume is True)
     begun = None if init is None else str(init)
     common = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun

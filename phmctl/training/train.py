@@ -233,11 +233,8 @@ def train_task(
                 trainer.progress.say(start.words())
             if old is not None and not trainer.finished:
                 take_over(old, recipe, environment, found)
-            elif old is not None:  # a kill may have come before all was settled
-                clear_leftovers(old)
-                if stands_at_its_end(old, recipe, found):
-                    old = amend_recipe(old, recipe)
-                settle(old, old.recipe.training)
+            elif old is not None:
+                _settle_finished(old, recipe, found)
         if processes.leads:
             held.enter_context(run.attempted())
         begun = trainer.state.step
@@ -251,6 +248,14 @@ def train_task(
     return TrainingResult(
         trainer.run, state.step, state.step - begun, seconds, state.best_score, state.best_step, stop.exit_code or 0
     )
+
+
+def _settle_finished(old: Run, recipe: Recipe, found: Checkpoint | None) -> None:
+    """Finish what a kill may have left undone in a run that has no step to go."""
+    clear_leftovers(old)
+    if stands_at_its_end(old, recipe, found):
+        old = amend_recipe(old, recipe)
+    settle(old, old.recipe.training)
 
 
 def _start_of(old: Run | None, recipe: Recipe, task: "Task") -> Start | None:
