@@ -212,6 +212,8 @@ TABLE_3 = Printed(
     "seconds of another machine: only ratios to the Transformer's row compare; phmctl bench decode measures inference",
 )
 
+_COPIED = "Whoever copies the source scores 19.70 so, on the published test set as it is: more than any row"
+
 TABLE_4 = Printed(
     "table4",
     "PHM paper, Table 4 (style transfer, BLEU)",
@@ -227,7 +229,7 @@ TABLE_4 = Printed(
         ),
     ),
     "optimiser, learning rate, batch, dropout, tokenizer and vocabulary, number of seeds",
-    _BLEU,
+    f"{_BLEU}. {_COPIED}",
 )
 
 # Table 5.

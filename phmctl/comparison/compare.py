@@ -1,7 +1,7 @@
 """``compare``: variants beside one another, with what else they differ in."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from phmctl.comparison.variants import Trained, Variant, group, settle
 from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
+from phmctl.metrics.text import Copy
 from phmctl.runs.differences import difference_lines, result_differences, run_differences
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.tasks.answers import Metric, Test, spread, test_answers
@@ -63,6 +64,7 @@ class Comparison:
     def notes(self) -> Iterator[str]:
         """Yield what a reader of the figures must know."""
         yield from _shared([(one.label, list(_notes(one))) for one in self.variants], len(self.variants))
+        yield from copy_notes(self.variants)
         if not self.same_machine:
             yield "speeds do not compare: " + "; ".join(sorted(self._machines()))
 
@@ -270,6 +272,13 @@ def _notes(variant: Variant) -> Iterator[str]:
             yield f"seed {one.seed} differs: " + "; ".join(difference_lines(inner, f"seed {variant.first.seed}"))
     for run in variant.doubles:
         yield f"{run.name} is left out: another run has its seed, {run.recipe.training.seed}"
+
+
+def copy_notes(variants: Iterable[Variant]) -> list[str]:
+    """Return what copying the source scores, where both sides are one language; several lines if it was scored so."""
+    results = [one.result for variant in variants for one in variant.scored]
+    copies = [Copy.read(result.report.get("copy")) for result in results if result is not None]
+    return list(dict.fromkeys(str(copy) for copy in copies if copy is not None and copy.one_language))
 
 
 def _machine(one: Trained) -> str:

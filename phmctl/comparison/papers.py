@@ -11,7 +11,7 @@ from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.printed import PRINTED, SPEED, Column, Printed, Row
 from phmctl.accounting.published import published_tables
-from phmctl.comparison.compare import readable_runs
+from phmctl.comparison.compare import copy_notes, readable_runs
 from phmctl.comparison.formats import as_csv, as_latex
 from phmctl.comparison.variants import Trained, Variant, group, mean_and_spread, settle
 from phmctl.console import Table
@@ -139,6 +139,7 @@ class PaperComparison:
             cells = [cell for cell in self._of(column=column) if cell.variant is not None]
             if cells and column.remark:
                 lines.append(f"{column.label}: {column.remark}")
+            lines += [f"{column.label}: {line}" for line in copy_notes(one.variant for one in cells if one.variant)]
             lines += [f"{column.label}, {where}{line}" for line, where in _shared(cells)]
         if any(cell.stands_in and cell.values for cell in self.cells):
             lines.append("‡ another recipe stands in")

@@ -3,9 +3,11 @@
 Hypotheses are detokenised text, references are raw text; sacrebleu does its own tokenisation.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from phmctl.errors import UserError, nearest
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 TOKENIZE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 USUAL = "13a"
 LENGTH_BINS = (0, 10, 20, 30, 40)  # lower ends, in words of the source; the last bin is open
+# Of modern English 0.43 to 0.49 stand in Shakespeare's, of English 0.11 in the Romanian of the news, of German less.
+_ONE_LANGUAGE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,35 @@ class Score:
     name: str
     value: float
     signature: str
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What whoever copies the source would reach: where both sides are one language, a model must be above it.
+
+    Attributes:
+        bleu: of the source as the translation.
+        shared_words: the share of the source's words that stand in their references, whatever their case.
+    """
+
+    bleu: float
+    shared_words: float
+
+    @classmethod
+    def read(cls, kept: object) -> Self | None:
+        """Return what a result has of it; None where it has nothing, as earlier versions' results."""
+        try:
+            return cls(**{name: float(value) for name, value in dict(kept).items()})  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            return None
+
+    @property
+    def one_language(self) -> bool:
+        """Whether both sides are evidently one language."""
+        return self.shared_words >= _ONE_LANGUAGE
+
+    def __str__(self) -> str:
+        return f"copying the source scores {self.bleu:.2f} BLEU"
 
 
 @dataclass(frozen=True)
@@ -113,6 +146,28 @@ def all_scores(
         chrf(hypotheses, references, lowercase=lowercase, others=others),
         ter(hypotheses, references, others=others),
     ]
+
+
+def copy_baseline(
+    sources: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = USUAL,
+    others: Sequence[Sequence[str]] = (),
+) -> Copy:
+    """Return what copying the sources scores; see :func:`bleu`."""
+    words = shared = 0
+    for source, *right in zip(sources, references, *others, strict=True):
+        own = _words(source)
+        words += own.total()
+        shared += max((own & _words(one)).total() for one in right)
+    found = bleu(sources, references, lowercase=lowercase, tokenize=tokenize, others=others)
+    return Copy(found.value, shared / max(words, 1))
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"\w+", text.lower()))
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[float]:

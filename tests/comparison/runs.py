@@ -40,6 +40,7 @@ def make_run(
     environment: Mapping[str, Any] = MACHINE,
     rate: float = 1000.0,
     data: str = "a",
+    copy: Mapping[str, float] | None = None,
 ) -> Run:
     """Write a translator's run, finished, whose translations of the test set are `hypotheses` (None: not scored)."""
     loaded = load_recipe(recipe, [*settings, f"training.seed={seed}"])
@@ -51,7 +52,7 @@ def make_run(
 
     run = finish(Run.create(root, loaded, environment=environment, fill=fill), rate)
     if hypotheses is not None:
-        score(run, hypotheses, references, decoding or {})
+        score(run, hypotheses, references, decoding or {}, copy)
     return run
 
 
@@ -100,7 +101,13 @@ def tensors_of(recipe: Recipe) -> dict[str, torch.Tensor]:
     return model_tensors(kind.build(recipe.model, sizes))
 
 
-def score(run: Run, hypotheses: Sequence[str], references: Sequence[str], decoding: Mapping[str, Any]) -> None:
+def score(
+    run: Run,
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    decoding: Mapping[str, Any],
+    copy: Mapping[str, float] | None = None,
+) -> None:
     """Write a result as eval does."""
     from phmctl.metrics.text import all_scores
 
@@ -109,4 +116,4 @@ def score(run: Run, hypotheses: Sequence[str], references: Sequence[str], decodi
     path = setting.path(run, "hyp")
     write_atomic(path, "".join(f"{line}\n" for line in hypotheses))
     found = all_scores(hypotheses, references)
-    write_result(run, setting, {"scores": []}, {one.name: one.value for one in found}, answers=path)
+    write_result(run, setting, {"scores": [], "copy": copy}, {one.name: one.value for one in found}, answers=path)

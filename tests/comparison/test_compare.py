@@ -158,6 +158,17 @@ def test_other_test_sets_are_refused(tmp_path: Path) -> None:
     assert call(tmp_path / "miniature" / "real").exit_code == 0
 
 
+def test_what_a_copier_scores_is_a_line_where_both_sides_are_one_language(tmp_path: Path) -> None:
+    copy = {"bleu": 19.701, "shared_words": 0.4857}
+    make_run(tmp_path / "one", settings=REAL, copy=copy)
+    make_run(tmp_path / "one", settings=PHM)  # scored by an earlier version
+    assert (
+        "· copying the source scores 19.70 BLEU\n" in call("--recipe", "miniature", "--runs", tmp_path / "one").stderr
+    )
+    make_run(tmp_path / "two", settings=REAL, copy=copy | {"shared_words": 0.1})
+    assert "copying" not in call("--recipe", "miniature", "--runs", tmp_path / "two").stderr
+
+
 def test_speeds_of_other_machines_do_not_compare(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL, rate=800)
     make_run(tmp_path, settings=PHM, rate=700, environment=MACHINE | {"threads": 2})

@@ -139,6 +139,16 @@ def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) ->
     )
 
 
+def test_what_a_copier_scores_stands_beside_table_4(tmp_path: Path) -> None:
+    """It is above every published row, so it is said whether something was trained or not."""
+    told = " ".join(call("--paper", "table4", "--runs", tmp_path).stderr.split())
+    assert "copies the source scores 19.70" in told
+    copy = {"bleu": 21.5, "shared_words": 0.5}
+    make_run(tmp_path, recipe="table4-shakespeare", settings=SMALL, copy=copy)
+    (found,) = compare_papers("table4", root=tmp_path)
+    assert "Modern-Shakespeare: copying the source scores 21.50 BLEU" in found.notes()
+
+
 def test_another_recipe_stands_in_and_that_is_said(trained: Path) -> None:
     (found,) = compare_papers("table2", root=trained)
     cell = cell_of(found.cells, "Transformer", "De-En")

@@ -9,11 +9,13 @@ import pytest
 
 from phmctl.errors import UserError
 from phmctl.metrics.text import (
+    Copy,
     all_scores,
     bleu,
     bleu_by_length,
     check_tokenizer,
     chrf,
+    copy_baseline,
     looks_tokenised,
     paired_bootstrap,
     ter,
@@ -27,6 +29,35 @@ def test_bleu_by_hand() -> None:
     score = bleu(["the cat sat on the rug"], ["the cat sat on the mat"])
     assert score.name == "BLEU"
     assert score.value == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+
+
+def test_copying_the_source_is_scored_as_a_translation_is() -> None:
+    modern = ["I have not seen him since yesterday , sir .", "You are a good man ."]
+    original = ["I have not seen him since yestereve , sir .", "Thou art a good man ."]
+    found = copy_baseline(modern, original)
+    assert found.bleu == bleu(modern, original).value
+    assert found.shared_words == pytest.approx((7 + 3) / (8 + 5))  # the numbers of words, without punctuation
+    assert found.one_language
+    assert str(found) == f"copying the source scores {found.bleu:.2f} BLEU"
+    assert copy_baseline(modern, [line.upper() for line in original], lowercase=True).bleu == pytest.approx(found.bleu)
+
+
+def test_two_languages_are_not_one_for_their_names_and_numbers() -> None:
+    german = ["Maria und Peter kamen 1999 in die große Stadt , in der sie heute noch gern leben ."]
+    english = ["Maria and Peter came in 1999 to the large town , where they still like to live today ."]
+    found = copy_baseline(german, english)
+    assert found.shared_words == pytest.approx(4 / 16)  # a word of the reference stands for one of the source
+    assert not found.one_language
+
+
+def test_of_several_references_the_nearest_counts() -> None:
+    assert copy_baseline(["a b", "c"], ["x y", "c"], others=[["a z", "w"]]).shared_words == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("kept", [None, 3, "text", {"bleu": "much"}, {"bleu": 1.0, "other": 2.0}])
+def test_a_result_without_a_copy_baseline_or_with_another_has_none(kept: object) -> None:
+    assert Copy.read(kept) is None
+    assert Copy.read({"bleu": 1.5, "shared_words": 0.5}) == Copy(1.5, 0.5)
 
 
 def test_a_short_hypothesis_pays_the_brevity_penalty() -> None:

@@ -25,11 +25,13 @@ from phmctl.metrics.text import (
     TOKENIZE,
     USUAL,
     Comparison,
+    Copy,
     LengthBin,
     Score,
     all_scores,
     bleu_by_length,
     check_tokenizer,
+    copy_baseline,
     looks_tokenised,
     paired_bootstrap,
 )
@@ -96,6 +98,7 @@ class Evaluation:
         decoding: the settings of the search.
         sentences: how many were scored.
         scores: BLEU, chrF and TER.
+        copy: what copying the source scores.
         by_length: BLEU by source length.
         against: the baseline's name, or None.
         comparisons: the paired bootstrap against the baseline, by metric; empty without one.
@@ -107,6 +110,7 @@ class Evaluation:
     decoding: DecodingSection
     sentences: int
     scores: list[Score]
+    copy: Copy
     by_length: list[LengthBin]
     against: str | None
     comparisons: list[Comparison]
@@ -120,6 +124,7 @@ class Evaluation:
             "decoding": self.decoding.model_dump(),
             "sentences": self.sentences,
             "scores": [asdict(score) for score in self.scores],
+            "copy": asdict(self.copy),
             "bleu_by_source_length": [asdict(length_bin) for length_bin in self.by_length],
             "against": self.against,
             "paired_bootstrap": [asdict(comparison) for comparison in self.comparisons],
@@ -133,7 +138,7 @@ class Evaluation:
             f"checkpoint {self.checkpoint}, beam {decoding.beam}, alpha {decoding.alpha}",
             ["metric", "score"],
             [(score.name, f"{score.value:.2f}") for score in self.scores],
-            below=_signatures(self.scores),
+            below=[*([f"{self.copy}"] if self.copy.one_language else []), *_signatures(self.scores)],
         )
         yield Table(
             "BLEU by source length", ["words", "sentences", "BLEU"], [_length_cells(one) for one in self.by_length]
@@ -219,6 +224,7 @@ def evaluate(
         decoding=chosen,
         sentences=len(references),
         scores=all_scores(hypotheses, references, **how),
+        copy=copy_baseline(text.source, references, **how),
         by_length=bleu_by_length(text.source, hypotheses, references, **how),
         against=None,
         comparisons=[],

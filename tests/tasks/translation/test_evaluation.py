@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ from phmctl.decoding.loading import load_translator
 from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
-from phmctl.metrics.text import bleu, bleu_by_length
+from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation import evaluation as module
-from phmctl.tasks.translation.evaluation import decode_split, evaluate
+from phmctl.tasks.translation.evaluation import Text, decode_split, evaluate, own_text
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
 
 
@@ -64,6 +65,27 @@ def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
     assert found.comparisons == []
     assert result.report == found.as_json()
     assert result.scores == {score.name: score.value for score in found.scores}
+
+
+def shown_below(run: Run, text: Text | None = None) -> list[str]:
+    return list(next(evaluate(run, device="cpu", text=text).tables()).below)
+
+
+def test_what_a_copier_scores_is_stored_always_and_said_where_both_sides_are_one_language(tmp_path: Path) -> None:
+    of_two, of_one = make_run(tmp_path), make_run(tmp_path, "one", references=[*SOURCES[:5], *REFERENCES[5:]])
+    assert not [line for line in shown_below(of_two) if "copying" in line]
+    (stored,) = read_results(of_two)
+    assert stored.report["copy"] == asdict(copy_baseline(SOURCES, REFERENCES))
+    expected = copy_baseline(SOURCES, [*SOURCES[:5], *REFERENCES[5:]])
+    assert expected.bleu > 50
+    assert shown_below(of_one)[0] == f"copying the source scores {expected.bleu:.2f} BLEU"
+
+
+def test_a_copier_of_text_of_ones_own_is_scored_too(tmp_path: Path, run: Run) -> None:
+    for name, lines in (("a", SOURCES), ("b", SOURCES), ("c", REFERENCES)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    text = own_text(run, tmp_path / "a", [tmp_path / "c", tmp_path / "b"])
+    assert shown_below(run, text)[0] == "copying the source scores 100.00 BLEU"
 
 
 def test_translations_are_kept(run: Run, decodings: list[str]) -> None:
