@@ -5,13 +5,16 @@ never computes, so a child starts in a few milliseconds and no thread is lost by
 """
 
 import ctypes
+import gc
+import importlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +39,10 @@ def preloaded(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: its exit code (-9: killed), what it said, its calls, the N-th's name and all names."""
+    """How a child ended: its exit code (-9: killed), what it said, and the names of its calls."""
 
     code: int
     said: str
-    calls: int
-    name: str
     names: tuple[str, ...] = ()
 
 
@@ -55,7 +56,7 @@ def _library() -> ctypes.CDLL:
 
 
 def import_all() -> None:
-    """Import what a command would, so that no child must."""
+    """Import what every command does, so that no child must; what one of them needs besides, :func:`run` finds out."""
     import datasets  # noqa: F401
     import numpy.random  # noqa: F401
     import pyarrow.ipc  # noqa: F401
@@ -78,6 +79,7 @@ def import_all() -> None:
 
 def run(commands: Sequence[Sequence[str]], below: Path, log: Path, at: int = 0, kind: str = "kill") -> Ended:
     """Run commands of phmctl, one after the other, in one child; the `at`-th write below `below` is disturbed."""
+    gc.freeze()  # a child looks for garbage among its own objects only
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -85,15 +87,21 @@ def run(commands: Sequence[Sequence[str]], below: Path, log: Path, at: int = 0, 
         _be_child(commands, below, log, at, KINDS.index(kind), writing)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        report = pipe.read().decode()
+        names, _, modules = pipe.read().decode().partition("\n")
     _, status = os.waitpid(child, 0)
-    calls, name, *names = report.split() or ["0", "?"]
-    code = os.waitstatus_to_exitcode(status)
-    return Ended(code, log.read_text(errors="replace"), int(calls), name, tuple(names))
+    _import_too(modules.split())
+    return Ended(os.waitstatus_to_exitcode(status), log.read_text(errors="replace"), tuple(names.split()))
+
+
+def _import_too(modules: Iterable[str]) -> None:
+    """Import what a child imported, so that the next one need not."""
+    for name in modules:
+        with suppress(Exception):  # names in `sys.modules` that are no modules
+            importlib.import_module(name)
 
 
 def _be_child(commands: Sequence[Sequence[str]], below: Path, log: Path, at: int, kind: int, report: int) -> None:
-    code = 70
+    code, known = 70, set(sys.modules)
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -105,7 +113,8 @@ def _be_child(commands: Sequence[Sequence[str]], below: Path, log: Path, at: int
         code = _run_all(commands)
         calls = library.fault_disarm()
         names = [library.fault_name(number).decode() for number in range(1, calls + 1)]
-        os.write(report, f"{calls} {library.fault_name(at).decode()} {' '.join(names)}".encode())
+        with os.fdopen(report, "w") as pipe:
+            pipe.write(" ".join(names) + "\n" + " ".join(sys.modules.keys() - known))
     except BaseException:
         traceback.print_exc()
     finally:
