@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from phmctl.console import emit, note
-from phmctl.data.corpus import corpus_from_files
+from phmctl.data.corpus import own_corpus
 from phmctl.data.prepared.prepare import prepare_named
 from phmctl.recipe.schema import ParallelSection
 
@@ -109,7 +109,7 @@ def main() -> None:
     made, before = time.monotonic(), peak()
     note(f"generated {given.pairs:,} pairs in {(made - begun) / 60:.1f} minutes")
     section = ParallelSection(card=f"big-{given.pairs}", vocabulary=given.vocabulary)
-    own = corpus_from_files(section.card, {split: [pair] for split, pair in files.items()})
+    own = own_corpus(section.card, {split: [pair] for split, pair in files.items()})
     prepared = prepare_named(section, root=given.folder, own=own, workers=given.workers, force=True)
     own, children = peak()
     result = {

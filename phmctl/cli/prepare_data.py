@@ -136,27 +136,28 @@ def _list(data: Path | None, *, as_json: bool) -> None:
     root = data or data_root()
     cards = list_cards(root)
     if as_json:
-        emit_json({"data": str(root), "cards": [card.as_json() for card in cards]})
+        emit_json({"data": str(root), "cards": [listed.as_json() for listed in cards]})
         return
     titles = ["name", "what", "train / valid / test", "licence", "from", "ready"]
-    for task, group in groupby(cards, key=lambda card: card.task):
-        print_table(task, titles, [_line(card) for card in group], text=(1, 3, 4, 5))
+    for task, group in groupby(cards, key=lambda listed: listed.card.task):
+        print_table(task, titles, map(_line, group), text=(1, 3, 4, 5))
     note(f"* held out of train, as the publishers have none; what is prepared lies in {root}")
 
 
-def _line(card: "Listed") -> list[str]:
+def _line(listed: "Listed") -> list[str]:
+    card = listed.card
     shown = [split for split in ("train", "valid", "test") if split in card.sizes]
-    sizes = (f"{card.sizes[split]:,}{'*' * (split in card.divided)}" for split in shown)
+    sizes = (f"{card.sizes[split]:,}{'*' * (split in listed.divided)}" for split in shown)
     licence = card.licence.partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
-    prepared = "yes" if card.prepared else "no"
-    slash, comma = (" / ", ", ") if card.languages else ("/", ",\n")  # the names of the others are longer
-    columns = [card.name, _what(card), slash.join(sizes) or "not known"]
-    return [*columns, licence, comma.join(card.origins), prepared]
+    prepared = "yes" if listed.prepared else "no"
+    slash, comma = ("/", ",\n") if card.labelled else (" / ", ", ")  # the names of labelled ones are longer
+    columns = [card.id, _what(listed), slash.join(sizes) or "not known"]
+    return [*columns, licence, comma.join(listed.origins), prepared]
 
 
-def _what(card: "Listed") -> str:
+def _what(listed: "Listed") -> str:
     """Return from what to what; so that the table has 100 columns at most, over two lines where it is long."""
-    if card.languages:
-        arrow = " → " if max(map(len, card.languages)) < 4 else " →\n"
-        return arrow.join(card.languages)
-    return f"{'pair' if card.texts == 2 else 'text'} → {len(card.labels) or '?'}"
+    if listed.languages:
+        arrow = " → " if max(map(len, listed.languages)) < 4 else " →\n"
+        return arrow.join(listed.languages)
+    return f"{'pair' if listed.card.texts == 2 else 'text'} → {len(listed.card.labels) or '?'}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from phmctl.data.card import Cleaning
 from phmctl.data.readers import BLANKS, number_of
-from phmctl.data.rows import HoldOut, Row, RowSource, same_text
+from phmctl.data.rows import Row, RowSource, hold_out, same_text
 
 # Why a train row is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
@@ -191,7 +191,7 @@ class CleanRows:
 
     def sample(self, period: int) -> "CleanRows":
         """Return the first of every `period` rows of the files, cleaned and judged alike."""
-        rows = self._rows if period == 1 else HoldOut(self._rows, period, held=True, places=(1,))
+        rows = self._rows if period == 1 else hold_out(self._rows, period, (1,), held=True)
         return CleanRows(rows, self._settings, self._max_tokens, self._labels, self._held_out)
 
     @property

@@ -3,28 +3,27 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import note
-from phmctl.data.card import ByText, Card, Divide, Rows, Shuffled, card_names, check_split, corpus_name, load_card
-from phmctl.data.fetch.cache import from_network
+from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
 from phmctl.data.find import Match, find_files, find_split
-from phmctl.data.readers import ParallelFiles, Tables, check_columns, read_lines
+from phmctl.data.readers import check_columns, parallel_files, read_lines, tables
 from phmctl.data.rows import (
-    Dealt,
-    Joined,
     Row,
     RowSource,
-    Shuffle,
     SourceFile,
-    TextShare,
-    TurnedRound,
-    held_out_of_train,
+    Splits,
+    divide_by_text,
+    divide_shuffled,
+    divide_train,
+    joined,
+    turned_round,
 )
-from phmctl.errors import DataError, nearest
+from phmctl.errors import DataError, DownloadError, nearest
+from phmctl.files import locked, tidying
 
 OWN = "files given by the user"
 _LOOKED_AT = 1000  # lines of a table, for doubled quotes
@@ -93,16 +92,15 @@ def open_corpus(
         DataError: the folder does not hold the files, or a file lacks a column.
         DownloadError: neither server nor hub gives them.
     """
-    read = partial(_from_folder, card)
     if source is not None:
-        corpus = read(source, f"folder {source.resolve().name}")
+        corpus = _from_folder(card, source, f"folder {source.resolve().name}")
     elif card.built_in:
         corpus = _generated(card)
     else:
-        corpus = from_network(card, cache, read, partial(_from_hub, card, refetch=refetch), refetch=refetch)
+        corpus = _from_network(card, cache, refetch)
     if card.divide is not None:
         corpus = divided(corpus, card.divide)
-    return _with_borrowed(replace(corpus, card=card.digest), card, source, extra or {})
+    return _with_borrowed(corpus, card, source, extra or {})
 
 
 def divided(corpus: Corpus, divide: Divide) -> Corpus:
@@ -112,17 +110,30 @@ def divided(corpus: Corpus, divide: Divide) -> Corpus:
         corpus: the corpus; it has a train split.
         divide: which rows are for valid and test. A split that the corpus has already stays as it is.
     """
-    made, words = held_out_of_train(corpus.splits, divide, "pairs" if corpus.languages else "rows")
-    return replace(corpus, splits=_ordered({**corpus.splits, **made}), held_out=words) if made else corpus
+    return _with_splits(corpus, *divide_train(corpus.splits, divide, "pairs" if corpus.languages else "rows"))
+
+
+def _with_splits(corpus: Corpus, made: Splits, held_out: Mapping[str, str]) -> Corpus:
+    splits = _ordered({**corpus.splits, **made})
+    return replace(corpus, splits=splits, held_out=held_out) if made else corpus
 
 
 def _of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile], origin: str) -> Corpus:
-    languages = None if card.labelled else (card.source_language, card.target_language)
-    corpus = Corpus(card.id, _ordered(splits), languages, card.texts or 2, card.labels, files=files, origin=origin)
-    return replace(corpus, symmetric=card.symmetric, train_text=card.train_text)
+    return Corpus(
+        card.id,
+        _ordered(splits),
+        languages=None if card.labelled else (card.source_language, card.target_language),
+        texts=card.texts or 2,
+        labels=card.labels,
+        symmetric=card.symmetric,
+        train_text=card.train_text,
+        files=files,
+        origin=origin,
+        card=card.digest,
+    )
 
 
-def _ordered(splits: Mapping[str, RowSource]) -> dict[str, RowSource]:
+def _ordered(splits: Mapping[str, RowSource]) -> Splits:
     """Return the splits, train and valid first."""
     first = [name for name in ("train", "valid") if name in splits]
     return {name: splits[name] for name in (*first, *(name for name in splits if name not in first))}
@@ -130,11 +141,13 @@ def _ordered(splits: Mapping[str, RowSource]) -> dict[str, RowSource]:
 
 def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
     match = find_files(card, folder)
-    splits = {split: match.read(split) for split in match.splits}
-    corpus = _of(card, splits, match.files(), f"{origin} ({match.layout.name})")
-    if match.layout.by_text is not None:
-        return _divided_by_text(corpus, match.layout.by_text)
-    return _shuffled(corpus, match.layout.shuffled) if match.layout.shuffled is not None else corpus
+    layout, splits = match.layout, {split: match.read(split) for split in match.splits}
+    corpus = _of(card, splits, match.files(), f"{origin} ({layout.name})")
+    if layout.by_text is not None:
+        return _with_splits(corpus, *divide_by_text(splits["train"], layout.by_text))
+    if layout.shuffled is not None:
+        return _with_splits(corpus, *divide_shuffled(splits["train"], layout.shuffled))
+    return corpus
 
 
 def _generated(card: Card) -> Corpus:
@@ -145,33 +158,40 @@ def _generated(card: Card) -> Corpus:
     return _of(card, splits, [], "generated, seed 1")
 
 
-def _from_hub(card: Card, cache: Path, *, refetch: bool) -> Corpus:
+def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
+    """Ask the URLs and the hub in the card's order; the first that answers serves.
+
+    One process fetches at a time; another waits, and then finds what was fetched.
+    """
+    refused = []
+    lock = cache / ".lock"
+    with locked(lock), tidying(lock):
+        for way in card.ways:
+            try:
+                return (_from_urls if way == "urls" else _from_hub)(card, cache, refetch)
+            except DownloadError as error:
+                refused.append(str(error).split("\n")[0])
+        reason = "; ".join(refused) or "the card names neither a hub nor URLs"
+        raise DownloadError(
+            f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
+        )
+
+
+def _from_urls(card: Card, cache: Path, refetch: bool) -> Corpus:
+    from phmctl.data.fetch.archives import fetch_all
+
+    folder = cache / f"urls-{card.urls_digest[:12]}"
+    fetch_all(card.urls, folder, refetch=refetch)
+    return _from_folder(card, folder, "the card's URLs")
+
+
+def _from_hub(card: Card, cache: Path, refetch: bool) -> Corpus:
     from phmctl.data.fetch.hub import load_rows
 
     if card.hub is None:
         raise DataError(f"card {card.id!r} names no hub")
-    loaded = load_rows(card.hub, cache, refetch=refetch)
+    loaded = load_rows(card.hub, cache / "hub", refetch=refetch)
     return _of(card, loaded.splits, loaded.files, loaded.origin)
-
-
-def _divided_by_text(corpus: Corpus, divide: ByText) -> Corpus:
-    whole, of = corpus.splits["train"], divide.of
-    test = of - divide.test
-    valid = test - divide.valid
-    bounds = {"train": range(valid), "valid": range(valid, test), "test": range(test, of)}
-    splits = {name: TextShare(whole, of, shares) for name, shares in bounds.items()}
-    words = {name: f"{len(bounds[name])} of {of} shares of the texts, by their SHA-256" for name in ("valid", "test")}
-    return replace(corpus, splits=splits, held_out=words)
-
-
-def _shuffled(corpus: Corpus, shuffled: Shuffled) -> Corpus:
-    shuffle = Shuffle(corpus.splits["train"], shuffled)
-    splits = {"train": Dealt(shuffle, 0), "valid": Dealt(shuffle, 1)}
-    splits["test"] = Dealt(shuffle, 2, shuffled.test_where_equal)
-    words = {"valid": f"{shuffled.valid:.0%} of the shuffled rows", "test": "the rest of the shuffled rows"}
-    if shuffled.test_where_equal:
-        words["test"] += f" with {' = '.join(shuffled.test_where_equal)}"
-    return replace(corpus, splits=splits, held_out=words)
 
 
 def _with_borrowed(corpus: Corpus, card: Card, source: Path | None, extra: Mapping[str, Path]) -> Corpus:
@@ -191,7 +211,7 @@ def _with_borrowed(corpus: Corpus, card: Card, source: Path | None, extra: Mappi
     return corpus
 
 
-def turned_round(corpus: Corpus) -> Corpus:
+def reversed_corpus(corpus: Corpus) -> Corpus:
     """Return a corpus whose sources are the targets of another: for the other direction of translation.
 
     Splits are divided, where the card says so, before: both directions have the same pairs in each.
@@ -200,7 +220,7 @@ def turned_round(corpus: Corpus) -> Corpus:
     return replace(
         corpus,
         languages=corpus.languages and corpus.languages[::-1],
-        splits={name: TurnedRound(pairs) for name, pairs in corpus.splits.items()},
+        splits={name: turned_round(pairs) for name, pairs in corpus.splits.items()},
         files=[replace(file, side=sides.get(file.side, file.side)) for file in corpus.files],
         origin=f"{corpus.origin}, turned round",
     )
@@ -209,42 +229,46 @@ def turned_round(corpus: Corpus) -> Corpus:
 # -------------------------------------------------------------------------------------------- a user's own files
 
 
-def corpus_from_files(
+def own_corpus(
     name: str,
     given: Mapping[str, Sequence[Sequence[Path]]],
     rows: Rows | None = None,
     *,
     quoting: bool | None = None,
 ) -> Corpus:
-    """Make a corpus of a user's own parallel text.
+    """Make a corpus of a user's own files: of labelled text if the rows have a label, otherwise of parallel text.
 
     Args:
         name: how the corpus is called from now on.
-        given: for each split the files that follow one another: source and target (plain text, ``.gz``, IWSLT's
-            names), or one table of both.
+        given: for each split what follows one another: a table, or of parallel text a source and a target (plain text,
+            ``.gz``, IWSLT's names).
         rows: how tables are read; the format is what each file's name says. None: source, target, without a header.
         quoting: whether a table's cells may stand in quotes; None: in CSV, but not in tab-separated tables.
 
     Raises:
         DataError: a file or a column is missing.
     """
-    _check_own(name, given, "--{}")
-    splits: dict[str, RowSource] = {}
+    labelled = rows is not None and rows.label is not None
+    option = "--table {}=FILE" if labelled else "--{}"
+    _check_own(name, given, option)
+    splits: Splits = {}
     files: list[SourceFile] = []
     for split, groups in given.items():
         parts: list[RowSource] = []
         for named in groups:
-            paths = _checked(split, named)
-            sides = ("pairs",) if len(paths) == 1 else ("source", "target")
-            files += [SourceFile(path, split, side) for path, side in zip(paths, sides, strict=True)]
+            paths = _checked(option.removesuffix("=FILE").format(split), named)
             if len(paths) == 1:
                 parts.append(_table(paths[0], rows or Rows(header=False, texts=(0, 1)), quoting))
+                files.append(SourceFile(paths[0], split, "rows" if labelled else "pairs"))
             elif rows is not None:
                 raise DataError(f"--{split} {paths[0]} {paths[1]}: --columns is for a table with both sides in it")
             else:
-                parts.append(ParallelFiles(paths[:1], paths[1:], None))
-        splits[split] = parts[0] if len(parts) == 1 else Joined(parts)
-    return Corpus(corpus_name(name), _ordered(splits), ("source", "target"), files=files, origin=OWN)
+                parts.append(parallel_files(paths[:1], paths[1:], None))
+                files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
+        splits[split] = joined(parts)
+    languages = None if labelled else ("source", "target")
+    texts = len(rows.texts) if rows else 2
+    return Corpus(corpus_name(name), _ordered(splits), languages, texts, files=files, origin=OWN)
 
 
 def _check_own(name: str, given: Iterable[str], form: str) -> None:
@@ -261,29 +285,31 @@ def _check_own(name: str, given: Iterable[str], form: str) -> None:
         raise DataError(f"a corpus of your own files wants {' and '.join(missing)} too")
 
 
-def _checked(split: str, paths: Sequence[Path]) -> Sequence[Path]:
+def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
     """Return the files of one ``--train SRC TGT``, which are there; a table that is named as both sides is one file."""
     if len(paths) not in (1, 2):
-        raise DataError(f"--{split} wants a source and a target file, or one table, not {len(paths)}")
+        raise DataError(f"{option} wants a source and a target file, or one table, not {len(paths)}")
     for path in paths:
         if not path.is_file():
-            raise DataError(f"--{split}: no file {path}")
+            raise DataError(f"{option}: no file {path}")
     if len(paths) == 1 or not paths[0].samefile(paths[1]):
         return paths
     if "\t" not in next(read_lines(paths[0]), ""):
-        raise DataError(f"--{split}: {paths[0]} is named as both sides; name the source file and the target file")
-    note(f"--{split}: {paths[0]} is both sides, so it is read by columns: source, tab, target")
+        raise DataError(f"{option}: {paths[0]} is named as both sides; name the source file and the target file")
+    note(f"{option}: {paths[0]} is both sides, so it is read by columns: source, tab, target")
     return paths[:1]
 
 
-def _table(path: Path, rows: Rows, quoting: bool | None) -> Tables:
-    """Return the rows of a user's table, whose columns are there."""
-    own = rows_of_file(path, rows, quoting)
+def _table(path: Path, rows: Rows, quoting: bool | None) -> RowSource:
+    """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
+    name = path.name.removesuffix(".gz")
+    kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
+    own = rows.model_copy(update={"format": kind, "quoting": kind == "csv" if quoting is None else quoting})
     if own.format == "jsonl" and any(isinstance(column, int) for column in own.columns):
         raise DataError(f"{path}: the keys of JSON lines have names: --columns SOURCE,TARGET")
     check_columns(path, own)
     _hint_at_quotes(path, own)
-    return Tables([path], own)
+    return tables([path], own)
 
 
 def _hint_at_quotes(path: Path, rows: Rows) -> None:
@@ -297,32 +323,3 @@ def _hint_at_quotes(path: Path, rows: Rows) -> None:
             f"{path}, line {number}: doubled quotes, and quotes mean nothing in this table as it is read; "
             "if its cells stand in quotes: --quoting"
         )
-
-
-def corpus_of_tables(name: str, files: Mapping[str, Path], rows: Rows, *, quoting: bool | None = None) -> Corpus:
-    """Make a corpus of a user's own tables of labelled text.
-
-    Args:
-        name: how the corpus is called from now on.
-        files: the table of each split.
-        rows: how they are read; the format is what each file's name says.
-        quoting: whether cells may stand in quotes; None: in CSV, but not in tab-separated tables.
-
-    Raises:
-        DataError: a file or a column is missing.
-    """
-    _check_own(name, files, "--table {}=FILE")
-    splits: dict[str, RowSource] = {}
-    for split, path in files.items():
-        if not path.is_file():
-            raise DataError(f"--table {split}: no file {path}")
-        splits[split] = _table(path, rows, quoting)
-    found = [SourceFile(path, split, "rows") for split, path in files.items()]
-    return Corpus(corpus_name(name), _ordered(splits), texts=len(rows.texts), files=found, origin=OWN)
-
-
-def rows_of_file(path: Path, rows: Rows, quoting: bool | None = None) -> Rows:
-    """Return how a user's file is read: the format is what its name says, tab-separated where it says nothing."""
-    name = path.name.removesuffix(".gz")
-    kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
-    return rows.model_copy(update={"format": kind, "quoting": kind == "csv" if quoting is None else quoting})

@@ -1,14 +1,14 @@
 """Finding a card's files in a folder as people really have it: by their names, and by the columns in them."""
 
 import difflib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from phmctl.data.card import Card, Layout, Rows, SplitFiles
-from phmctl.data.readers import ParallelFiles, Tables, check_columns, missing_columns
-from phmctl.data.rows import HoldOut, RowSource, SourceFile
+from phmctl.data.readers import check_columns, missing_columns, parallel_files, tables
+from phmctl.data.rows import RowSource, SourceFile, hold_out
 from phmctl.errors import DataError
 
 _DEPTH = 3  # subfolders that are searched below the folder given
@@ -45,22 +45,20 @@ class Match:
     def read(self, split: str) -> RowSource:
         """Return the rows of a split."""
         files = self.layout.every[split]
-        rows: RowSource
+        sides = {side: [self.found[name] for name in names] for side, names in files.sides.items()}
         if files.tables and self.layout.rows:
-            paths = [self.found[name] for name in files.tables]
-            rows = Tables(paths, self.layout.rows, self.layout.parts.get(split), files.tables)
+            rows = tables(sides["rows"], self.layout.rows, self.layout.parts.get(split), files.tables)
         elif files.pairs:
-            rows = Tables([self.found[name] for name in files.pairs], Rows(header=False, texts=files.columns))
+            rows = tables(sides["pairs"], Rows(header=False, texts=files.columns))
         else:
-            sides = [self.found[name] for name in files.source], [self.found[name] for name in files.target]
-            rows = ParallelFiles(*sides, files.format)
-        return HoldOut(rows, files.period, files.hold_out == "take") if files.hold_out else rows
+            rows = parallel_files(sides["source"], sides["target"], files.format)
+        return hold_out(rows, files.period, held=files.hold_out == "take") if files.hold_out else rows
 
-    def odd(self) -> Iterator[Path]:
-        """Yield the files without the columns that the layout reads: they are something else."""
-        for each in self.files():
-            if each.side == "rows" and self.layout.rows and missing_columns(each.path, self.layout.rows):
-                yield each.path
+    def odd(self) -> tuple[Path, Rows] | None:
+        """Return a file without the columns that the layout reads: it is something else; None where all have them."""
+        rows = self.layout.rows
+        tables = [each.path for each in self.files() if each.side == "rows"]
+        return next(((path, rows) for path in tables if rows and missing_columns(path, rows)), None)
 
 
 def find_files(card: Card, folder: Path) -> Match:
@@ -70,9 +68,11 @@ def find_files(card: Card, folder: Path) -> Match:
 
     Raises:
         DataError: none; says which files the nearest layout lacks, and what lies there instead, or which columns a
-            file lacks.
+            file lacks. There is no such folder.
     """
-    tree = _Tree(_searched(folder, card.id))
+    if not folder.is_dir():
+        raise DataError(f"no folder {folder}: --source wants the folder with the files of {card.id!r}")
+    tree = _tree(folder)
     best: Match | None = None
     odd: tuple[Path, Rows] | None = None
     for layout in (*card.local, *generic_layouts(card)):
@@ -81,10 +81,10 @@ def find_files(card: Card, folder: Path) -> Match:
             if match.missing:
                 best = match if best is None or len(match.found) > len(best.found) else best
                 continue
-            other = next(match.odd(), None)
-            if other is None or layout.rows is None:
+            other = match.odd()
+            if other is None:
                 return match
-            odd = odd or (other, layout.rows)
+            odd = odd or other
     if odd is not None:
         check_columns(*odd)
     raise _incomplete(card, folder, best)
@@ -92,12 +92,12 @@ def find_files(card: Card, folder: Path) -> Match:
 
 def find_split(card: Card, split: str, folder: Path) -> Match | None:
     """Return a card's files of one split, of the layout that fits in the shallowest folder, or None."""
-    tree = _Tree(list(_folders_of(folder)))
+    tree = _tree(folder)
     for candidate in tree.folders:
         for layout in card.local:
             if split in layout.splits and not (layout.by_text or layout.shuffled):
                 match = _match(layout.model_copy(update={"splits": {split: layout.splits[split]}}), candidate, tree)
-                if not match.missing and next(match.odd(), None) is None:
+                if not match.missing and match.odd() is None:
                     return match
     return None
 
@@ -109,24 +109,20 @@ def generic_layouts(card: Card) -> list[Layout]:
     """
     if card.labelled:
         return []
-    sides = card.source_language, card.target_language
+    one, other = card.source_language, card.target_language
     layouts = []
     for valid in ("valid", "val", "dev"):
         names = {"train": "train", "valid": valid, "test": "test"}
         plain = {
-            split: SplitFiles(source=(f"{name}.{sides[0]}",), target=(f"{name}.{sides[1]}",))
-            for split, name in names.items()
+            split: SplitFiles(source=(f"{name}.{one}",), target=(f"{name}.{other}",)) for split, name in names.items()
         }
         tabbed = {split: SplitFiles(pairs=(f"{name}.tsv",)) for split, name in names.items()}
         layouts += [Layout(name="plain text", splits=plain), Layout(name="tab-separated", splits=tabbed)]
-    return layouts + ([_without(card.divide.places, layout) for layout in layouts[:2]] if card.divide else [])
-
-
-def _without(made: Container[str], layout: Layout) -> Layout:
-    """Return a layout without the splits that are made."""
-    return layout.model_copy(
-        update={"splits": {name: files for name, files in layout.splits.items() if name not in made}}
-    )
+    made = card.divide.places if card.divide else {}
+    for layout in layouts[:2] if made else ():
+        kept = {name: files for name, files in layout.splits.items() if name not in made}
+        layouts.append(layout.model_copy(update={"splits": kept}))
+    return layouts
 
 
 @dataclass(frozen=True)
@@ -138,41 +134,22 @@ class _Tree:
     @cached_property
     def files(self) -> Mapping[str, Path]:
         """Every file by its name; of two, the one in the shallower folder."""
-        files: dict[str, Path] = {}
-        for folder in self.folders:
-            for path in sorted(_content(folder)):
-                if path.is_file():
-                    files.setdefault(path.name, path)
-        return files
+        found = [path for folder in self.folders for path in sorted(_content(folder)) if path.is_file()]
+        return {path.name: path for path in reversed(found)}
 
     def find(self, name: str) -> Path | None:
         """Return a file's place, whatever its folder."""
         return self.files.get(name) or self.files.get(f"{name}.gz")
 
 
-def _searched(folder: Path, card: str) -> list[Path]:
-    """Return where a card's files are looked for: in a folder and those below it (:func:`_folders_of`).
-
-    Raises:
-        DataError: there is no such folder.
-    """
-    if not folder.is_dir():
-        raise DataError(f"no folder {folder}: --source wants the folder with the files of {card!r}")
-    return list(_folders_of(folder))
-
-
-def _folders_of(top: Path) -> Iterator[Path]:
-    """Yield a folder and its subfolders, the shallow ones first, each level sorted."""
-    level, given = [top], 0
+def _tree(top: Path) -> _Tree:
+    """Return a folder and its subfolders, the shallow ones first, each level sorted."""
+    folders, level = list[Path](), [top]
     for _ in range(_DEPTH + 1):
-        for folder in level[: _FOLDERS - given]:
-            yield folder
-            given += 1
-        level = sorted(sub for folder in level for sub in _subfolders(folder))
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return [path for path in _content(folder) if path.is_dir() and not path.name.startswith(".")]
+        folders += level[: _FOLDERS - len(folders)]
+        inside = (path for folder in level for path in _content(folder))
+        level = sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
+    return _Tree(folders)
 
 
 def _content(folder: Path) -> list[Path]:
@@ -201,7 +178,6 @@ def _match(layout: Layout, folder: Path, tree: _Tree) -> Match:
 
 
 def _file_in(folder: Path, name: str) -> Path | None:
-    """Return a file of a folder, under its name or compressed; None where it is not."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 

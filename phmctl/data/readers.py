@@ -18,15 +18,14 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader, TextIOWrapper
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from phmctl.data.card import Column, Format, Rows
-from phmctl.data.rows import UNKNOWN, Row
+from phmctl.data.card import Column, Format, Hub, Rows
+from phmctl.data.rows import UNKNOWN, Row, repeatable
 from phmctl.errors import DataError, nearest
 
 Labels = Sequence[str]
@@ -118,14 +117,14 @@ def decode_line(raw: bytes, name: Path | str, number: int, longest: int = LONGES
         ) from error
 
 
-def _text(lines: Iterable[str], path: Path) -> Iterator[str]:
-    yield from lines
-
-
-def _undo_bpe(lines: Iterable[str], path: Path) -> Iterator[str]:
+def _undo_bpe(lines: Iterable[str]) -> Iterator[str]:
     """Join subword-nmt's pieces: ``pyrami@@ de`` is ``pyramide``."""
-    for line in lines:
-        yield _SUBWORD_MARK.sub("", line)
+    return (_SUBWORD_MARK.sub("", line) for line in lines)
+
+
+def _iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the transcript lines of ``train.tags.*``, leaving out the lines with a talk's data (URL, title, ...)."""
+    return (line.strip(BLANKS) for line in lines if not _TALK_DATA.match(line))
 
 
 def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
@@ -167,22 +166,6 @@ def _entity(match: re.Match[str]) -> str:
     return html.unescape(match[0]).replace("\n", " ")
 
 
-def _iwslt_tags(lines: Iterable[str], path: Path) -> Iterator[str]:
-    """Yield the transcript lines of ``train.tags.*``, leaving out the lines with a talk's data (URL, title, ...)."""
-    for line in lines:
-        if not _TALK_DATA.match(line):
-            yield line.strip(BLANKS)
-
-
-_FORMATS: Mapping[Format, Callable[[Iterable[str], Path], Iterator[str]]] = {
-    "text": _text,
-    "bpe": _undo_bpe,
-    "iwslt-xml": _segments,
-    "iwslt-tags": _iwslt_tags,
-    "sgm": _segments,
-}
-
-
 def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
     """Yield the sentences of one side.
 
@@ -195,7 +178,10 @@ def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
     Raises:
         DataError: the file cannot be read or is malformed.
     """
-    return _FORMATS[form](read_lines(path), path)
+    lines = read_lines(path)
+    if form in ("iwslt-xml", "sgm"):
+        return _segments(lines, path)
+    return _undo_bpe(lines) if form == "bpe" else _iwslt_tags(lines) if form == "iwslt-tags" else lines
 
 
 def guess_format(path: Path) -> Format:
@@ -208,96 +194,66 @@ def guess_format(path: Path) -> Format:
     return "iwslt-xml" if name.endswith(".xml") else "text"
 
 
-@dataclass(frozen=True)
-class ParallelFiles:
-    """Pairs from files of equal length, a side each; several files follow one another in the order given.
+@repeatable
+def parallel_files(source: Sequence[Path], target: Sequence[Path], form: Format | None = "text") -> Iterator[Row]:
+    """Yield pairs from files of equal length, a side each; several files follow one another in the order given.
 
-    Attributes:
+    Args:
         source: the source side's files.
         target: the target side's files, as many.
         form: how each file is read; None reads each as its name says (:func:`guess_format`).
+
+    Raises:
+        DataError: their lengths differ (both files and counts).
     """
-
-    source: Sequence[Path]
-    target: Sequence[Path]
-    form: Format | None = "text"
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield the pairs; raises :class:`DataError` with both files and counts where lengths differ."""
-        for source, target in zip(self.source, self.target, strict=True):
-            yield from self._pairs(source, target)
-
-    def _pairs(self, source: Path, target: Path) -> Iterator[Row]:
-        left = read_sentences(source, self.form or guess_format(source))
-        right = read_sentences(target, self.form or guess_format(target))
-        for count, (one, other) in enumerate(zip_longest(left, right)):
-            if one is None or other is None:
-                sources = count + (one is not None) + _rest(left)
-                raise _unequal(source, sources, target, count + (other is not None) + _rest(right))
-            yield Row((one, other))
+    for one, other in zip(source, target, strict=True):
+        sides = [read_sentences(path, form or guess_format(path)) for path in (one, other)]
+        for count, texts in enumerate(zip_longest(*sides)):
+            if None in texts:
+                read = zip(texts, sides, strict=True)
+                counts = [count + (text is not None) + sum(1 for _ in others) for text, others in read]
+                raise DataError(
+                    f"{one} has {counts[0]:,} sentences, but {other} has {counts[1]:,}\n"
+                    "parallel files must have one line each for every pair; are both of the same release?"
+                )
+            yield Row(texts)
 
 
-def _rest(sentences: Iterator[str]) -> int:
-    return sum(1 for _ in sentences)
+@repeatable
+def tables(paths: Sequence[Path], rows: Rows, part: str | None = None, names: Sequence[str] = ()) -> Iterator[Row]:
+    """Yield the rows of one split, from tables or JSON lines.
 
-
-def _unequal(source: Path, sources: int, target: Path, targets: int) -> DataError:
-    return DataError(
-        f"{source} has {sources:,} sentences, but {target} has {targets:,}\n"
-        "parallel files must have one line each for every pair; are both of the same release?"
-    )
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The rows of one split, from tables or JSON lines.
-
-    Attributes:
+    Args:
         paths: the files, one after another.
         rows: how they are read.
         part: the value of ``rows.split`` that this split's rows have; None takes every row.
         names: the files as the card names them, for ``rows.of_file``; by default the files' own names.
+
+    Raises:
+        DataError: a row is not whole (file and line).
     """
-
-    paths: Sequence[Path]
-    rows: Rows
-    part: str | None = None
-    names: Sequence[str] = ()
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield the rows; raises :class:`DataError` with file and line where one is not whole."""
-        for path, name in zip(self.paths, self.names or [path.name for path in self.paths], strict=True):
-            of_file = {extra: values.get(name, UNKNOWN) for extra, values in self.rows.of_file.items()}
-            for number, pick in _records(path, self.rows):
-                if pick is None:
-                    yield self._odd(of_file, (str(path), number))
-                elif self.part is None or self.rows.split is None or pick(self.rows.split) == self.part:
-                    yield self._row(pick, of_file, (str(path), number))
-
-    def _odd(self, of_file: Mapping[str, int], place: tuple[str, int]) -> Row:
-        extras = {**of_file, **dict.fromkeys(self.rows.extras, UNKNOWN)}
-        return Row(("",) * len(self.rows.texts), None, extras, place, whole=False)
-
-    def _row(self, pick: Pick, of_file: Mapping[str, int], place: tuple[str, int]) -> Row:
-        texts = tuple(pick(column).replace("\r\n", " ").replace("\n", " ") for column in self.rows.texts)
-        if self.rows.verb is not None:
-            texts = tuple(_before(text, _whole(pick(self.rows.verb), self.rows.verb, place), place) for text in texts)
-        extras = {name: _whole(pick(column), column, place) for name, column in self.rows.extras.items()}
-        label = None if self.rows.label is None else named_label(pick(self.rows.label), self.rows)
-        return Row(texts, label, {**of_file, **extras}, place)
+    for path, name in zip(paths, names or [path.name for path in paths], strict=True):
+        of_file = {extra: values.get(name, UNKNOWN) for extra, values in rows.of_file.items()}
+        for number, pick in _records(path, rows):
+            place = (str(path), number)
+            if pick is None:
+                unknown = dict.fromkeys(rows.extras, UNKNOWN)
+                yield Row(("",) * len(rows.texts), None, of_file | unknown, place, whole=False)
+            elif part is None or rows.split is None or pick(rows.split) == part:
+                yield _row(pick, rows, of_file, place)
 
 
-class Naming(Protocol):
-    """What says how a source's labels are to be read."""
+def _row(pick: Pick, rows: Rows, of_file: Mapping[str, int], place: tuple[str, int]) -> Row:
+    texts = tuple(pick(column).replace("\r\n", " ").replace("\n", " ") for column in rows.texts)
+    if rows.verb is not None:
+        verb = _whole(pick(rows.verb), rows.verb, place)
+        texts = tuple(_before(text, verb, place) for text in texts)
+    extras = {name: _whole(pick(column), column, place) for name, column in rows.extras.items()}
+    label = None if rows.label is None else named_label(pick(rows.label), rows)
+    return Row(texts, label, {**of_file, **extras}, place)
 
-    @property
-    def names(self) -> Mapping[str, str]: ...
 
-    @property
-    def unlabelled(self) -> Sequence[str]: ...
-
-
-def named_label(value: str, naming: Naming) -> str | None:
+def named_label(value: str, naming: Rows | Hub) -> str | None:
     """Return the label that a file's word stands for; None for the words that stand for no label, and for blanks."""
     word = value.strip()
     return None if not word or word in naming.unlabelled else naming.names.get(word, word)

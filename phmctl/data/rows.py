@@ -3,18 +3,21 @@
 import hashlib
 import random
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial, wraps
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol
 
-from phmctl.data.card import Divide, Shuffled
+from phmctl.data.card import ByText, Divide, Shuffled
 
 UNKNOWN = -1  # an extra that is not known
 _NOTHING: Mapping[str, int] = MappingProxyType({})
+
+Splits = dict[str, "RowSource"]
+P = ParamSpec("P")
 
 
 class Row(NamedTuple):
@@ -48,6 +51,24 @@ class RowSource(Protocol):
 
 
 @dataclass(frozen=True)
+class _Repeatable:
+    generate: Callable[[], Iterator[Row]]
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.generate()
+
+
+def repeatable(generator: Callable[P, Iterator[Row]]) -> Callable[P, RowSource]:
+    """Turn a generator of rows into a function that returns a source: it is run anew for each iteration."""
+
+    @wraps(generator)
+    def source(*args: P.args, **kwargs: P.kwargs) -> RowSource:
+        return _Repeatable(partial(generator, *args, **kwargs))
+
+    return source
+
+
+@dataclass(frozen=True)
 class SourceFile:
     """A file of a corpus, and what is read from it: a split's ``source``, its ``target``, ``pairs`` or ``rows``."""
 
@@ -61,41 +82,36 @@ def same_text(line: str) -> str:
     return "".join(unicodedata.normalize("NFC", line).casefold().split())
 
 
-def same_texts(texts: Iterable[str]) -> bytes:
-    """Return what rows have in common whose texts are the same in the sense of :func:`same_text`, to digest it."""
-    return "\n".join(map(same_text, texts)).encode("utf-8")
-
-
 # ---------------------------------------------------------------------------------------------------- divisions
 
 
-@dataclass(frozen=True)
-class HoldOut:
-    """Every `period`-th row of another source, or all the others: a validation set taken out of a train set.
+@repeatable
+def joined(sources: Iterable[RowSource]) -> Iterator[Row]:
+    """Yield the rows of several sources, one after another."""
+    return chain.from_iterable(sources)
 
-    Attributes:
+
+@repeatable
+def turned_round(rows: RowSource) -> Iterator[Row]:
+    """Yield pairs with the target first."""
+    return (row._replace(texts=row.texts[::-1]) for row in rows)
+
+
+@repeatable
+def hold_out(rows: RowSource, period: int, places: Iterable[int] = (0,), *, held: bool) -> Iterator[Row]:
+    """Yield every `period`-th row, or all the others: a validation set taken out of a train set.
+
+    Args:
         rows: the whole, numbered from 1.
         period: how often a row is held out.
-        held: yield those held out (True) or the rest (False).
         places: which of every `period` rows; the first is 1, and 0 or `period` the last.
+        held: yield those held out (True) or the rest (False).
     """
-
-    rows: RowSource
-    period: int
-    held: bool
-    places: tuple[int, ...] = (0,)
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield one part of the rows."""
-        places = {place % self.period for place in self.places}
-        for number, row in enumerate(self.rows, start=1):
-            if (number % self.period in places) is self.held:
-                yield row
+    chosen = {place % period for place in places}
+    return (row for number, row in enumerate(rows, start=1) if (number % period in chosen) is held)
 
 
-def held_out_of_train(
-    splits: Mapping[str, RowSource], divide: Divide, rows: str
-) -> tuple[dict[str, HoldOut], dict[str, str]]:
+def divide_train(splits: Mapping[str, RowSource], divide: Divide, rows: str) -> tuple[Splits, dict[str, str]]:
     """Hold the splits that a corpus lacks out of train: always the same rows, whatever the source.
 
     Args:
@@ -107,89 +123,55 @@ def held_out_of_train(
         train and the splits that are made, and in words which rows those are; both empty where none is to be made.
     """
     places = {split: place for split, place in divide.places.items() if split not in splits}
-    if not places:
-        return {}, {}
     whole, period = splits["train"], divide.period
-    made = {
-        "train": HoldOut(whole, period, held=False, places=tuple(places.values())),
-        **{split: HoldOut(whole, period, held=True, places=(place,)) for split, place in places.items()},
-    }
-    return made, {
+    made = {split: hold_out(whole, period, [place], held=True) for split, place in places.items()}
+    words = {
         split: f"{rows} {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
     }
+    return ({"train": hold_out(whole, period, places.values(), held=False), **made} if made else {}), words
 
 
-@dataclass(frozen=True)
-class Joined:
-    """The rows of several sources, one after another."""
-
-    sources: Sequence[RowSource]
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield the rows of each source in order."""
-        return chain.from_iterable(self.sources)
-
-
-@dataclass(frozen=True)
-class TurnedRound:
-    """Pairs of which the target comes first."""
-
-    pairs: RowSource
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield the rows in order, their texts swapped."""
-        return (row._replace(texts=row.texts[::-1]) for row in self.pairs)
+def divide_by_text(whole: RowSource, divide: ByText) -> tuple[Splits, dict[str, str]]:
+    """Return the splits that the texts' digests make of one, and in words which shares those held out are."""
+    test = divide.of - divide.test
+    valid = test - divide.valid
+    bounds = {"train": range(valid), "valid": range(valid, test), "test": range(test, divide.of)}
+    words = {
+        name: f"{len(bounds[name])} of {divide.of} shares of the texts, by their SHA-256" for name in ("valid", "test")
+    }
+    return {name: _text_share(whole, divide.of, shares) for name, shares in bounds.items()}, words
 
 
-@dataclass(frozen=True)
-class TextShare:
-    """The rows whose texts' digest falls in some of `of` equal shares."""
-
-    rows: RowSource
-    of: int
-    shares: range
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield one part of the rows."""
-        return (row for row in self.rows if share_of(row.texts, self.of) in self.shares)
+@repeatable
+def _text_share(rows: RowSource, of: int, shares: range) -> Iterator[Row]:
+    """Yield the rows of some of `of` equal shares; texts that differ only in case or white space are in the same."""
+    for row in rows:
+        digest = hashlib.sha256("\n".join(map(same_text, row.texts)).encode("utf-8")).digest()
+        if int.from_bytes(digest[:8], "big") % of in shares:
+            yield row
 
 
-def share_of(texts: Sequence[str], of: int) -> int:
-    """Return the share that texts fall in; those that differ only in case or white space fall in the same."""
-    digest = hashlib.sha256(same_texts(texts)).digest()
-    return int.from_bytes(digest[:8], "big") % of
+def divide_shuffled(whole: RowSource, shuffled: Shuffled) -> tuple[Splits, dict[str, str]]:
+    """Return the splits that Python's shuffle deals from one, in the file's order, and in words those held out."""
 
-
-class Shuffle:
-    """Which part each row of a source belongs to, after Python's shuffle of all of them."""
-
-    def __init__(self, rows: RowSource, shuffled: Shuffled) -> None:
-        self.rows = rows
-        self._shuffled = shuffled
-
-    @cached_property
-    def owners(self) -> bytearray:
-        """The number of each row's part: train 0, valid 1, test 2. The source is counted once for it."""
-        places = list(range(sum(1 for _ in self.rows)))
-        random.Random(self._shuffled.seed).shuffle(places)
-        train = int(len(places) * self._shuffled.train)
-        valid = train + int(len(places) * self._shuffled.valid)
+    @cache  # counting the source takes a pass over it
+    def owners() -> bytearray:
+        places = list(range(sum(1 for _ in whole)))
+        random.Random(shuffled.seed).shuffle(places)
+        train = int(len(places) * shuffled.train)
+        valid = train + int(len(places) * shuffled.valid)
         owners = bytearray(len(places))
         for position, place in enumerate(places):
             owners[place] = (position >= train) + (position >= valid)
         return owners
 
-
-@dataclass(frozen=True)
-class Dealt:
-    """One part of a shuffle, in the order of the file; `equal` names two extras that must be the same in its rows."""
-
-    shuffle: Shuffle
-    part: int
-    equal: tuple[str, str] | None = None
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield one part of the rows."""
-        for owner, row in zip(self.shuffle.owners, self.shuffle.rows, strict=True):
-            if owner == self.part and (not self.equal or row.extras[self.equal[0]] == row.extras[self.equal[1]]):
+    @repeatable
+    def dealt(part: int, equal: tuple[str, str] | None = None) -> Iterator[Row]:
+        for owner, row in zip(owners(), whole, strict=True):
+            if owner == part and (not equal or row.extras[equal[0]] == row.extras[equal[1]]):
                 yield row
+
+    equal = shuffled.test_where_equal
+    words = {"valid": f"{shuffled.valid:.0%} of the shuffled rows", "test": "the rest of the shuffled rows"}
+    words["test"] += f" with {' = '.join(equal)}" if equal else ""
+    return {"train": dealt(0), "valid": dealt(1), "test": dealt(2, equal)}, words

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.data.card import Rows
-from phmctl.data.corpus import Corpus, corpus_from_files, corpus_of_tables
+from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare_named
 from phmctl.data.rows import Row
@@ -29,9 +29,12 @@ def parallel(splits: Mapping[str, Iterable[tuple[str, str]]], **more: Any) -> Co
 
 def prepare_files(data: ParallelSection, *, files: Mapping[str, Sequence[Path]], **more: Any) -> PreparedData:
     """Prepare a user's own parallel files."""
-    return prepare_named(
-        data, own=corpus_from_files(data.card, {split: [pair] for split, pair in files.items()}), **more
-    )
+    return prepare_named(data, own=own_corpus(data.card, {split: [pair] for split, pair in files.items()}), **more)
+
+
+def as_given(tables: Mapping[str, Path]) -> dict[str, list[list[Path]]]:
+    """Return a table a split in the form of a command line, where each may have several."""
+    return {split: [[table]] for split, table in tables.items()}
 
 
 def prepare_tables(
@@ -40,5 +43,5 @@ def prepare_tables(
     """Prepare a user's own tables of labelled text."""
     settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting}
     return prepare_named(
-        data, own=corpus_of_tables(data.card, tables, rows, quoting=quoting), settings=settings, **more
+        data, own=own_corpus(data.card, as_given(tables), rows, quoting=quoting), settings=settings, **more
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from phmctl.data.card import Card, load_card
-from phmctl.data.corpus import corpus_from_files, open_corpus
-from phmctl.data.readers import ParallelFiles, read_sentences
+from phmctl.data.corpus import open_corpus, own_corpus
+from phmctl.data.readers import parallel_files, read_sentences
 from phmctl.data.rows import SourceFile
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import locked
@@ -140,7 +140,7 @@ def test_wmt_archives_are_read_in_the_card_s_order_and_direction(tmp_path):
 def test_own_files(tmp_path):
     train = put(tmp_path / "t.de", "eins", "zwei"), put(tmp_path / "t.en", "one", "two")
     valid = (put(tmp_path / "v.tsv", "drei\tthree"),)
-    corpus = corpus_from_files("mine", {"train": [train], "valid": [valid]})
+    corpus = own_corpus("mine", {"train": [train], "valid": [valid]})
     assert texts(corpus.splits["train"]) == [("eins", "one"), ("zwei", "two")]
     assert texts(corpus.splits["valid"]) == [("drei", "three")]
     assert "test" not in corpus.splits
@@ -155,14 +155,14 @@ def test_own_files(tmp_path):
 def test_own_files_that_are_missing(tmp_path):
     there, other = put(tmp_path / "t.de", "eins"), put(tmp_path / "t.en", "one")
     with pytest.raises(DataError, match=r"--valid: no file .*v\.en"):
-        corpus_from_files("mine", {"train": [(there, other)], "valid": [(there, tmp_path / "v.en")]})
+        own_corpus("mine", {"train": [(there, other)], "valid": [(there, tmp_path / "v.en")]})
     with pytest.raises(DataError, match="--train wants a source and a target file, or one table, not 3"):
-        corpus_from_files("mine", {"train": [(there,) * 3], "valid": [(there, other)]})
+        own_corpus("mine", {"train": [(there,) * 3], "valid": [(there, other)]})
 
 
 def test_one_table_named_as_both_sides_is_read_by_columns(tmp_path, capsys):
     table = put(tmp_path / "t.tsv", "eins\tone", "zwei\ttwo")
-    corpus = corpus_from_files("mine", {"train": [(table, table)], "valid": [(table, tmp_path / "." / "t.tsv")]})
+    corpus = own_corpus("mine", {"train": [(table, table)], "valid": [(table, tmp_path / "." / "t.tsv")]})
     assert texts(corpus.splits["train"]) == texts(corpus.splits["valid"]) == [("eins", "one"), ("zwei", "two")]
     assert [file.side for file in corpus.files] == ["pairs", "pairs"]
     assert capsys.readouterr().err.count("is read by columns: source, tab, target") == 2
@@ -171,7 +171,7 @@ def test_one_table_named_as_both_sides_is_read_by_columns(tmp_path, capsys):
 def test_one_text_named_as_both_sides_is_refused(tmp_path):
     text = put(tmp_path / "t.de", "eins", "zwei")
     with pytest.raises(DataError, match=r"--train: .*t\.de is named as both sides; name the source file and"):
-        corpus_from_files("mine", {"train": [(text, text)], "valid": [(text, text)]})
+        own_corpus("mine", {"train": [(text, text)], "valid": [(text, text)]})
 
 
 def test_the_miniature_needs_no_files(tmp_path):
@@ -370,7 +370,7 @@ def test_real_iwslt_files_in_the_order_of_the_usual_test_set(real_data):
     folder = real_data / "iwslt14-de-en"
     files = load_card("iwslt14-de-en").local[1].splits["test"]
     sides = ([folder / "orig" / "de-en" / name for name in names] for names in (files.source, files.target))
-    pairs = texts(ParallelFiles(*sides, files.format))
+    pairs = texts(parallel_files(*sides, files.format))
     for side, language, differing in ((0, "de", 3), (1, "en", 5)):
         usual = read_sentences(folder / "iwslt14.tokenized.de-en" / "tmp" / f"test.{language}")
         unlike = [(pair, line) for pair, line in zip(pairs, usual, strict=True) if bare(pair[side]) != bare(line)]

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from phmctl.data.card import Rows, load_card
-from phmctl.data.corpus import corpus_of_tables, open_corpus
+from phmctl.data.corpus import open_corpus, own_corpus
 from phmctl.errors import DataError, DownloadError
+from tests.data.helpers import as_given
 
 
 def put(path, *lines):
@@ -200,7 +201,7 @@ def test_own_tables(tmp_path):
     valid = put(tmp_path / "b.tsv", "label\ttext", 'y\t"three')
     extra = put(tmp_path / "c.jsonl", '{"text": "four", "label": "x"}')
     files = {"valid": valid, "train": train, "test_hard": extra}
-    corpus = corpus_of_tables("own", files, Rows(texts=("text",), label="label"))
+    corpus = own_corpus("own", as_given(files), Rows(texts=("text",), label="label"))
     assert {name: texts(corpus, name) for name in corpus.splits} == {
         "train": [("one, two",)],
         "valid": [('"three',)],
@@ -221,7 +222,7 @@ def test_own_tables(tmp_path):
 def test_own_tables_that_cannot_be(tmp_path, files, message):
     put(tmp_path / "a.tsv", "label\ttext", "x\ty")
     with pytest.raises(DataError, match=message):
-        corpus_of_tables("own", {k: tmp_path / v for k, v in files.items()}, Rows(texts=("text",), label="lable"))
+        own_corpus("own", {k: [[tmp_path / v]] for k, v in files.items()}, Rows(texts=("text",), label="lable"))
 
 
 def test_a_hub_dataset(tmp_path):
@@ -291,7 +292,7 @@ def test_real_attractors_and_skew(real_data):
 def test_real_rte_as_own_tables(real_data):
     files = {"train": real_data / "nli/rte/train.tsv", "valid": real_data / "nli/rte/validation.tsv"}
     rows = Rows(texts=("sentence1", "sentence2"), label="label")
-    assert sizes(corpus_of_tables("rte", files, rows, quoting=True)) == {"train": 2_490, "valid": 277}
+    assert sizes(own_corpus("rte", as_given(files), rows, quoting=True)) == {"train": 2_490, "valid": 277}
 
 
 def test_real_snli_without_train_says_so(real_data):

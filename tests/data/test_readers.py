@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from phmctl.data.card import Rows
 from phmctl.data.readers import (
-    ParallelFiles,
-    Tables,
     guess_format,
+    parallel_files,
     read_lines,
     read_sentences,
+    tables,
 )
-from phmctl.data.rows import HoldOut
+from phmctl.data.rows import hold_out
 from phmctl.errors import DataError
 from tests.data.helpers import texts
 
@@ -47,7 +47,7 @@ def test_written_pairs_are_read_back(tmp_path, pairs):
     pairs = [tuple(side.replace("\ufeff", "").replace("\r", "") for side in pair) for pair in pairs]
     source = write(tmp_path / "a.de.gz", *(one for one, _ in pairs))
     target = write(tmp_path / "a.en", *(other for _, other in pairs))
-    assert texts(ParallelFiles([source], [target])) == pairs
+    assert texts(parallel_files([source], [target])) == pairs
 
 
 def test_only_a_line_feed_ends_a_line(tmp_path):
@@ -96,7 +96,7 @@ def test_unequal_lengths_name_both_files_and_counts(tmp_path, sources, targets):
     source = write(tmp_path / "a.de", *["x"] * sources)
     target = write(tmp_path / "a.en", *["y"] * targets)
     with pytest.raises(DataError, match=rf"a\.de has {sources} sentences, but .*a\.en has {targets}\b"):
-        list(ParallelFiles([source], [target]))
+        list(parallel_files([source], [target]))
 
 
 def test_unequal_lengths_are_found_file_by_file(tmp_path):
@@ -104,14 +104,14 @@ def test_unequal_lengths_are_found_file_by_file(tmp_path):
     sides = [[write(tmp_path / f"{name}.{side}", *["x"] * size) for name, size in sizes] for side, sizes in
              (("de", (("a", 2), ("b", 1))), ("en", (("a", 1), ("b", 2))))]  # fmt: skip
     with pytest.raises(DataError, match=r"a\.de has 2 sentences, but .*a\.en has 1\b"):
-        list(ParallelFiles(*sides))
+        list(parallel_files(*sides))
 
 
 def test_several_files_follow_in_the_order_given_and_again(tmp_path):
     names = ["tst2010", "dev2010"]
     source = [write(tmp_path / f"{name}.de", f"{name} eins", f"{name} zwei") for name in names]
     target = [write(tmp_path / f"{name}.en", f"{name} one", f"{name} two") for name in names]
-    pairs = ParallelFiles(source, target)
+    pairs = parallel_files(source, target)
     assert [one for one, _ in texts(pairs)] == ["tst2010 eins", "tst2010 zwei", "dev2010 eins", "dev2010 zwei"]
     assert list(pairs) == list(pairs)
 
@@ -162,7 +162,7 @@ def test_iwslt_tags_leave_out_the_talks_data_and_no_sentence(tmp_path):
 
 
 def table(paths, columns=(0, 1)):
-    return Tables(paths, Rows(header=False, texts=columns))
+    return tables(paths, Rows(header=False, texts=columns))
 
 
 def test_tab_separated_pairs_with_a_choice_of_columns(tmp_path):
@@ -179,7 +179,7 @@ def test_a_missing_column_names_file_and_line(tmp_path):
 
 def test_hold_out_divides_the_pairs():
     pairs = [(str(number), "") for number in range(1, 51)]
-    held, rest = list(HoldOut(pairs, 23, True)), list(HoldOut(pairs, 23, False))
+    held, rest = list(hold_out(pairs, 23, held=True)), list(hold_out(pairs, 23, held=False))
     assert [one for one, _ in held] == ["23", "46"]
     assert len(rest) == 48
     assert sorted(held + rest) == sorted(pairs)
@@ -192,8 +192,8 @@ def test_hold_out_divides_the_pairs():
 def test_two_sets_held_out_and_the_rest_are_the_whole(size, choice):
     period, (first, second, *_) = choice
     pairs = [(str(number), "") for number in range(1, size + 1)]
-    one, other = (list(HoldOut(pairs, period, True, (place,))) for place in (first, second))
-    rest = list(HoldOut(pairs, period, False, (first, second)))
+    one, other = (list(hold_out(pairs, period, (place,), held=True)) for place in (first, second))
+    rest = list(hold_out(pairs, period, (first, second), held=False))
     assert sorted(one + other + rest) == sorted(pairs)
     assert [int(number) for number, _ in one] == list(range(first, size + 1, period))
 
@@ -238,7 +238,7 @@ def test_real_undoing_bpe_gives_the_tokenised_file(real_data, name):
 )
 def test_real_iwslt_xml(real_data, name, count):
     paths = [real_data / f"iwslt14-de-en/orig/de-en/IWSLT14.{name}.de-en.{side}.xml" for side in ("de", "en")]
-    pairs = texts(ParallelFiles(paths[:1], paths[1:], "iwslt-xml"))
+    pairs = texts(parallel_files(paths[:1], paths[1:], "iwslt-xml"))
     assert len(pairs) == count
     assert not any("<seg" in side or "&amp;" in side for pair in pairs for side in pair)
 
@@ -251,7 +251,7 @@ def test_real_tab_separated_pairs(real_data):
 def test_real_vietnamese(real_data):
     for name, count in (("tst2012", 1553), ("tst2013", 1268)):
         folder = real_data / "iwslt15-en-vi"
-        assert sum(1 for _ in ParallelFiles([folder / f"{name}.en"], [folder / f"{name}.vi"])) == count
+        assert sum(1 for _ in parallel_files([folder / f"{name}.en"], [folder / f"{name}.vi"])) == count
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phmctl.data.card import Rows
-from phmctl.data.readers import Tables, check_columns, missing_columns, number_of
+from phmctl.data.readers import check_columns, missing_columns, number_of, tables
 from phmctl.errors import DataError
 
 PAIR = {"texts": ("premise", "hypothesis"), "label": "label"}
@@ -17,7 +17,7 @@ def put(path, *lines):
 
 
 def read(path, **rows):
-    return list(Tables([path], Rows(**rows)))
+    return list(tables([path], Rows(**rows)))
 
 
 def test_a_quote_is_a_character_without_quoting(tmp_path):
@@ -26,7 +26,7 @@ def test_a_quote_is_a_character_without_quoting(tmp_path):
     path = put(tmp_path / "task.txt", *lines)
     rows = {"header": False, "split": 0, "label": 1, "texts": (2,)}
     assert [example.texts[0] for example in read(path, **rows)] == ['"Never , he said .', "Nothing .", 'Yes " .', "no"]
-    train = Tables([path], Rows(**rows), part="tr")
+    train = tables([path], Rows(**rows), part="tr")
     assert [(example.label, example.place[1]) for example in train] == [("A", 1), ("B", 2)]
 
 
@@ -92,7 +92,7 @@ def test_a_missing_column_names_the_nearest(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\thypothesis\tgold_label", "a\tb\t0")
     assert missing_columns(path, Rows(**PAIR)) == ["label"]
     message = r"has no column 'label' \(did you mean 'gold_label'\?\); it has premise, hypothesis, gold_label"
-    for attempt in (check_columns, lambda path, rows: list(Tables([path], rows))):
+    for attempt in (check_columns, lambda path, rows: list(tables([path], rows))):
         with pytest.raises(DataError, match=message):
             attempt(path, Rows(**PAIR))
 
@@ -127,7 +127,7 @@ def test_an_empty_file(tmp_path, kind):
 
 def test_a_column_that_stands_twice_in_the_header(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\tlabel\thypothesis\tlabel\tother\tother", "a\t0\tb\t1\tx\ty")
-    for attempt in (check_columns, lambda path, rows: list(Tables([path], rows))):
+    for attempt in (check_columns, lambda path, rows: list(tables([path], rows))):
         with pytest.raises(DataError, match=r"a.tsv has 2 columns 'label'; give each a name"):
             attempt(path, Rows(**PAIR))
     assert read(path, texts=("premise",), label="hypothesis")[0].label == "b"  # what is not read may be twice
@@ -192,7 +192,7 @@ def test_malformed_agreement_rows(tmp_path, row, message):
 def test_a_file_name_tells_the_attractors(tmp_path):
     paths = [put(tmp_path / f"numpred.{name}", "VBZ\tthe dog") for name in ("val", "test.2")]
     rows = Rows(header=False, texts=(1,), label=0, of_file={"attractors": {"numpred.test.2": 2}})
-    assert [example.extras["attractors"] for example in Tables(paths, rows)] == [-1, 2]
+    assert [example.extras["attractors"] for example in tables(paths, rows)] == [-1, 2]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_half_a_surrogate_pair_is_no_character(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "\\ud800", "label": "x"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl, line 1: 'text' holds half of a surrogate pair"):
-        list(Tables([path], Rows(format="jsonl", texts=("text",), label="label")))
+        list(tables([path], Rows(format="jsonl", texts=("text",), label="label")))
 
 
 @pytest.mark.parametrize("number", ["2147483648", "-2147483649", "9" * 5000])
@@ -223,6 +223,6 @@ def test_an_extra_has_32_bits(tmp_path, number):
     path.write_text(f"text\tlabel\textra\na\tb\t{number}\n")
     rows = Rows(texts=("text",), label="label", extras={"extra": "extra"})
     with pytest.raises(DataError, match="not a whole number of 32 bits"):
-        list(Tables([path], rows))
+        list(tables([path], rows))
     path.write_text("text\tlabel\textra\na\tb\t-2147483648\n")
-    assert next(iter(Tables([path], rows))).extras == {"extra": -(2**31)}
+    assert next(iter(tables([path], rows))).extras == {"extra": -(2**31)}

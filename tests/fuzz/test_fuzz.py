@@ -28,12 +28,12 @@ from hypothesis import strategies as st
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.card import Rows, load_card
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
-from phmctl.data.corpus import corpus_from_files
+from phmctl.data.corpus import own_corpus
 from phmctl.data.fetch.archives import extract
 from phmctl.data.prepared.folder import PreparedData, Split, prepared_folder
 from phmctl.data.prepared.prepare import labels_of
 from phmctl.data.prepared.provenance import Sources
-from phmctl.data.readers import Format, Tables, read_sentences
+from phmctl.data.readers import Format, read_sentences, tables
 from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.data.vectors import read_vectors
 from phmctl.errors import PhmctlError
@@ -161,7 +161,7 @@ def test_pairs(tmp_path: Path) -> None:
     attack(
         "pairs, .tsv",
         bytes_of(TEXT.rstrip()),
-        at(tmp_path / "a.tsv", lambda path: list(Tables([path], Rows(header=False, texts=(0, 1))))),
+        at(tmp_path / "a.tsv", lambda path: list(tables([path], Rows(header=False, texts=(0, 1))))),
     )
 
 
@@ -183,7 +183,7 @@ def test_tables(tmp_path: Path, form: Any, quoting: bool, seed: bytes) -> None:
     rows = Rows(format=form, quoting=quoting, texts=("text",), label="label", extras={"extra": "extra"})
 
     def use(path: Path) -> None:
-        source = Tables([path], rows)
+        source = tables([path], rows)
         for example in source:
             "".join(example.texts).encode()
         labels_of(source)
@@ -325,7 +325,7 @@ def test_exports(run: Run) -> None:
 def test_memories_of_sources(tmp_path: Path) -> None:
     text = tmp_path / "a.de"
     text.write_text("ein Hund\n")
-    corpus = corpus_from_files("mine", {"train": [(text,)], "valid": [(text,)]})
+    corpus = own_corpus("mine", {"train": [(text,)], "valid": [(text,)]})
     sources = Sources(corpus, tmp_path / "none.json")
     manifest = sources.describe()
     seed = {str(text.resolve()): [text.stat().st_size, text.stat().st_mtime_ns, "0" * 64], "other": [1, 2, "x"]}

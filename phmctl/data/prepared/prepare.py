@@ -18,7 +18,7 @@ import numpy.typing as npt
 from phmctl.console import note, progress, warn
 from phmctl.data.card import Card, Cleaning, is_card, load_card
 from phmctl.data.clean import HELD_OUT, SAME_SIDES, CleanRows, HeldOut, clean_texts, in_words
-from phmctl.data.corpus import Corpus, open_corpus, turned_round
+from phmctl.data.corpus import Corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared import build as building
 from phmctl.data.prepared.build import build, chunks, current, memory_of
 from phmctl.data.prepared.folder import (
@@ -185,7 +185,7 @@ def prepare(
 
 
 def _directed(corpus: Corpus, data: Section) -> Corpus:
-    return turned_round(corpus) if getattr(data, "direction", "forward") == "reverse" else corpus
+    return reversed_corpus(corpus) if getattr(data, "direction", "forward") == "reverse" else corpus
 
 
 def _cleaning(base: Cleaning, vocabulary: Vocabulary | None, given: Mapping[str, Any] | None) -> Cleaning:

@@ -99,7 +99,7 @@ def prepare_asked(asked: Preparation) -> "PreparedData":
 
 def _own_corpus(name: str, options: LabelledOptions) -> "tuple[Corpus | None, dict[str, Any]]":
     """Return the corpus of a user's own tables, if there are some, and the settings of how they are read."""
-    from phmctl.data.corpus import corpus_of_tables
+    from phmctl.data.corpus import own_corpus
 
     tables = _assigned("table", options.table, "SPLIT=FILE")
     columns = [
@@ -113,7 +113,7 @@ def _own_corpus(name: str, options: LabelledOptions) -> "tuple[Corpus | None, di
     if rows is None:
         raise DataError("a corpus of your own tables wants --text COLUMN (twice for pairs) and --label COLUMN")
     told = {"rows": rows.model_dump(mode="json"), "quoting": options.quoting}
-    return corpus_of_tables(name, tables, rows, quoting=options.quoting), told
+    return own_corpus(name, {split: [[path]] for split, path in tables.items()}, rows, quoting=options.quoting), told
 
 
 def _assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str, Path]:

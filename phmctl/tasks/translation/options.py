@@ -18,7 +18,7 @@ _TABLES = ("columns", "header", "quoting")  # how a table with both sides in it 
 
 def prepare_asked(asked: Preparation) -> PreparedData:
     """Prepare sentence pairs. Raises DataError, RecipeError, OutputError."""
-    from phmctl.data.corpus import corpus_from_files
+    from phmctl.data.corpus import own_corpus
     from phmctl.data.prepared.prepare import choose_section, prepare_named
     from phmctl.data.prepared.vocabulary import Vocabulary
 
@@ -32,7 +32,7 @@ def prepare_asked(asked: Preparation) -> PreparedData:
     section = choose_section(asked.name, asked.recipe, asked.settings, ParallelSection, vocabulary)
     rows = _rows(asked.options)
     quoting = asked.options.get("quoting")
-    own = corpus_from_files(section.card, asked.files, rows, quoting=quoting) if asked.files else None
+    own = own_corpus(section.card, asked.files, rows, quoting=quoting) if asked.files else None
     settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
     return prepare_named(section, own=own, settings=settings, vocabulary=vocabulary, **asked.common)
 

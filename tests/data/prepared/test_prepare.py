@@ -11,7 +11,7 @@ import pytest
 import phmctl.data.prepared.prepare as preparation
 from phmctl.data.batches import lengths_of, plan_by_tokens, real_token_share
 from phmctl.data.card import Cleaning, Divide
-from phmctl.data.corpus import Corpus, corpus_from_files, divided
+from phmctl.data.corpus import Corpus, divided, own_corpus
 from phmctl.data.prepared.build import current
 from phmctl.data.prepared.folder import PreparedData, prepared_folder
 from phmctl.data.prepared.manifest import read_manifest
@@ -364,7 +364,7 @@ def test_unequal_files_are_a_users_error(tmp_path):
 
 def test_a_corpus_without_test_is_prepared(tmp_path):
     files = write_files(tmp_path / "raw")
-    own = corpus_from_files("mine", {name: [files[name]] for name in ("train", "valid")})
+    own = own_corpus("mine", {name: [files[name]] for name in ("train", "valid")})
     prepared = prepare(ParallelSection(card="mine", vocabulary=300), own, Cleaning(), root=tmp_path)
     with pytest.raises(DataError, match=r"no split 'test'.*there are train, valid"):
         prepared.split("test")

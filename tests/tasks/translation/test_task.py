@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from phmctl.data.card import Cleaning
 from phmctl.data.copies import read_text
-from phmctl.data.corpus import Corpus, corpus_from_files
+from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepared.folder import PreparedData, SplitWriter
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import PAD
@@ -101,14 +101,14 @@ def test_validation_bleu_is_that_of_the_greedy_translations(
     assert task.score(metrics) == metrics["bleu"]
 
 
-def own_corpus(folder: Path, pattern: str) -> Corpus:
+def patterned(folder: Path, pattern: str) -> Corpus:
     splits = {"train": range(40), "valid": range(40, 45), "test": range(45, 50)}
     files = {}
     for split, numbers in splits.items():
         files[split] = [(folder / f"{split}.a", folder / f"{split}.b")]
         for path in files[split][0]:
             path.write_text("".join(pattern.format(number) + "\n" for number in numbers), encoding="utf-8")
-    return corpus_from_files("own", files)
+    return own_corpus("own", files)
 
 
 def entities_data(folder: Path, tiny_recipe: TranslationRecipe, pattern: str) -> tuple[TranslationRecipe, PreparedData]:
@@ -116,7 +116,7 @@ def entities_data(folder: Path, tiny_recipe: TranslationRecipe, pattern: str) ->
     training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
     recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
     cleaning = Cleaning(entities="decode", lowercase=True)
-    return recipe, prepare(data, own_corpus(folder, pattern), cleaning, root=folder)
+    return recipe, prepare(data, patterned(folder, pattern), cleaning, root=folder)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None
 def test_a_run_is_not_continued_on_other_data(
     entities_run: Run, tmp_path: Path, tiny_recipe: TranslationRecipe
 ) -> None:
-    corpus = own_corpus(tmp_path, "Line {} .")
+    corpus = patterned(tmp_path, "Line {} .")
     prepared = prepare(entities_run.recipe.data, corpus, Cleaning(), root=tmp_path / "anew")
     with pytest.raises(RunError, match="settings, sources") as caught:
         TranslationTask(entities_run.recipe, prepared).check_run(entities_run)
@@ -262,7 +262,7 @@ def test_a_row_longer_than_a_batch_shows_before_a_run_is_made(
 
 def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_recipe: TranslationRecipe) -> None:
     """Without a cut, the search would go on for twice as many steps as the longest line has tokens."""
-    corpus = own_corpus(tmp_path, "Line {} .")
+    corpus = patterned(tmp_path, "Line {} .")
     with (tmp_path / "valid.a").open("a") as source, (tmp_path / "valid.b").open("a") as target:
         source.write("Line " * 20_000 + "\n")
         target.write("Line\n")
