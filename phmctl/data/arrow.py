@@ -1,7 +1,7 @@
 """Arrow files of rows with token ids: written in record batches, mapped when read."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from phmctl.errors import DataError
 from phmctl.files import writing
 
 ROWS = 1 << 18  # of a record batch
+PARALLEL, LABELLED = ("source", "target"), ("first", "second")  # columns of token ids
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -113,25 +114,33 @@ def reading_columns(path: Path) -> Iterator[None]:
         raise DataError(f"{wrong}; prepare the data again with --force") from error
 
 
-class RowWriter:
-    """Writes an Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
+class SplitWriter:
+    """Writes one split's Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
 
-    A context: the file is finished and flushed to the disk when the block ends well.
+    A context: the file is finished and flushed to the disk when the block ends well. A row is each text's ids, the
+    label and the extras if there are any, the texts.
 
     Args:
         path: the ``.arrow`` file.
-        features: the columns and their kinds, as ``datasets`` names them.
+        columns: what the columns of ids are called: of :data:`PARALLEL`, or of :data:`LABELLED`.
+        numbers: what those of the label and of the extras are called.
+        with_text: whether to keep the text beside the tokens.
 
     Raises:
         OutputError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, features: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, columns: Sequence[str] = PARALLEL, numbers: Sequence[str] = (), *, with_text: bool
+    ) -> None:
+        import datasets
         import pyarrow as pa
-        from datasets import Features
 
+        features: dict[str, Any] = {side: datasets.Sequence(datasets.Value("int32")) for side in columns}
+        features |= {name: datasets.Value("int32") for name in numbers}
+        features |= {f"{side}_text": datasets.Value("string") for side in columns if with_text}
         self._path = path
-        self._schema = Features(features).arrow_schema
+        self._schema = datasets.Features(features).arrow_schema
         self._waiting: list[Any] = []  # record batches
         self._rows = 0
         with writing(path):
@@ -144,7 +153,11 @@ class RowWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._finish()
+                self._flush()
+                with writing(self._path):
+                    self._stream.close()
+                    self._handle.flush()
+                    os.fsync(self._handle.fileno())
         finally:
             with writing(self._path) if kind is None else suppress(OSError):
                 self._handle.close()  # what is still buffered may not fit the disk
@@ -158,13 +171,6 @@ class RowWriter:
         self._rows += len(rows)
         if self._rows >= ROWS:
             self._flush()
-
-    def _finish(self) -> None:
-        self._flush()
-        with writing(self._path):
-            self._stream.close()
-            self._handle.flush()
-            os.fsync(self._handle.fileno())
 
     def _flush(self) -> None:
         import pyarrow as pa

@@ -62,6 +62,16 @@ class Corpus:
     card: str = ""
 
     @property
+    def labelled(self) -> bool:
+        """Whether it is of texts with labels; otherwise it is of parallel text."""
+        return self.languages is None
+
+    @property
+    def row(self) -> str:
+        """What a row is called."""
+        return "example" if self.labelled else "pair"
+
+    @property
     def sides(self) -> dict[str, Any]:
         """What the manifest says of the texts of a row."""
         if self.languages is None:

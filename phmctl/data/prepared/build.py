@@ -3,11 +3,10 @@
 import glob
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from phmctl.console import note
 from phmctl.data.prepared.manifest import MANIFEST, read_manifest
@@ -25,11 +24,6 @@ from phmctl.files import (
     tidying,
     writing,
 )
-
-LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
-_CHUNK = 4096  # rows that are tokenized at a time
-
-Row = TypeVar("Row")
 
 
 def build(
@@ -78,37 +72,28 @@ def current(
     folder: Path, settings: Mapping[str, Any], sources: Sources | None, *, card: str = "", say: bool = False
 ) -> bool:
     """Return whether a folder holds these sources (None: whichever the card with this digest has) so set, whole."""
-    try:
-        manifest = read_manifest(folder)
-        if manifest is None:
-            return False
-        changed = _changed(folder, manifest, settings, sources, card)
-    except (DataError, KeyError, TypeError):  # damaged
-        changed = [MANIFEST]
+    changed = _changed(folder, settings, sources, card)
     if not changed:
         note(f"{folder} is up to date")
-    elif say:
+    elif say and (folder / MANIFEST).exists():
         note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
     return not changed
 
 
-def _changed(
-    folder: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any], sources: Sources | None, card: str
-) -> list[str]:
-    """Return the names of what differs between a prepared folder and what is wanted."""
-    changed = [] if manifest["settings"] == settings else ["settings"]
-    if sources is not None:
-        changed += sources.changed(manifest)
-    elif card and card != manifest.get(CARD, card):
-        changed.append("the card")
-    return changed + damaged_files(folder, manifest["files"])
-
-
-def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield the rows in lists of up to :data:`_CHUNK`."""
-    remaining = iter(rows)
-    while chunk := list(islice(remaining, _CHUNK)):
-        yield chunk
+def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None, card: str = "") -> list[str]:
+    """Return the names of what differs between a folder and what is wanted."""
+    try:
+        manifest = read_manifest(folder)
+        if manifest is None:
+            return [MANIFEST]
+        changed = [] if manifest["settings"] == settings else ["settings"]
+        if sources is not None:
+            changed += sources.changed(manifest)
+        elif card and card != manifest.get(CARD, card):
+            changed.append("the card")
+        return changed + damaged_files(folder, manifest["files"])
+    except (DataError, KeyError, TypeError):  # damaged
+        return [MANIFEST]
 
 
 def _clear(folder: Path) -> None:
@@ -132,20 +117,12 @@ def _recover(folder: Path, settings: Mapping[str, Any], sources: Sources) -> Non
     """
     if not folder.exists():
         for entry in temporaries(folder):
-            if _is_current(entry, settings, sources):
+            if not _changed(entry, settings, sources):
                 entry.rename(folder)
                 break
     put_back(folder.parent, folder.name)
     sweep(folder.parent, folder.name)
     shutil.rmtree(folder.with_name(f".{folder.name}.new"), ignore_errors=True)  # an earlier version's
-
-
-def _is_current(folder: Path, settings: Mapping[str, Any], sources: Sources) -> bool:
-    try:
-        manifest = read_manifest(folder)
-        return manifest is not None and not _changed(folder, manifest, settings, sources, "")
-    except (DataError, KeyError, TypeError):
-        return False
 
 
 @contextmanager
@@ -164,13 +141,11 @@ def _replacing(folder: Path) -> Iterator[Path]:
 def _threads(workers: int) -> Iterator[None]:
     """Let the tokenizer use so many threads; it reads its limits from the environment."""
     limits = {"TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false", "RAYON_NUM_THREADS": str(workers)}
-    before = {name: os.environ.get(name) for name in limits}
+    before = {name: os.environ[name] for name in limits if name in os.environ}
     os.environ.update(limits)
     try:
         yield
     finally:
-        for name, value in before.items():
-            with suppress(KeyError):
-                del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
+        for name in limits:
+            os.environ.pop(name, None)
+        os.environ.update(before)

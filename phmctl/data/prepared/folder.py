@@ -9,7 +9,6 @@ train the texts themselves. The manifest has each file's SHA-256, which is compa
 
 import os
 import shlex
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from phmctl.data.arrow import Ragged, RowWriter, ragged, read_table, reading_columns
+from phmctl.data.arrow import LABELLED, PARALLEL, Ragged, ragged, read_table, reading_columns
 from phmctl.data.card import corpus_name, is_card
 from phmctl.data.prepared.manifest import read_manifest, refuse_damage
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 TASK = "classification"  # what the manifest of labelled text calls its task
 VECTORS_FILE = "vectors.safetensors"
-PARALLEL, LABELLED = ("source", "target"), ("first", "second")  # columns of token ids
-_UNKNOWN_COMMAND = "phmctl prepare-data NAME"
 
 Ints = npt.NDArray[np.int64]
 Section = ParallelSection | LabelledSection
@@ -51,23 +48,27 @@ def prepared_folder(data: Section, root: Path) -> Path:
     if isinstance(data, LabelledSection):
         name = f"labelled-{name}-{data.max_tokens}"
     else:
-        turned = "-reverse" if data.direction == "reverse" else ""
-        name = f"{name}{'-joint' if data.joint else ''}-{data.max_tokens}{turned}"
+        name = f"{name}{'-joint' if data.joint else ''}-{data.max_tokens}{'-reverse' if is_reversed(data) else ''}"
     return root / "prepared" / corpus_name(data.card) / name
 
 
 def prepare_command(data: Section, root: Path | None = None) -> str:
     """Return the command that prepares the data of these settings in a data folder, by default the default one."""
     words = ["phmctl prepare-data", data.card, f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"]
-    labelled = isinstance(data, LabelledSection)
-    words += [] if isinstance(data, LabelledSection) else ["--joint" if data.joint else "--separate"]
+    own = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
+    if not isinstance(data, LabelledSection):
+        words.append("--joint" if data.joint else "--separate")
+        own = "--train SRC TGT --valid SRC TGT --test SRC TGT"
     words.append(f"--max-tokens {data.max_tokens}")
-    words += ["--reverse"] if getattr(data, "direction", "forward") == "reverse" else []
-    if not is_card(data.card):
-        tables = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
-        words.append(tables if labelled else "--train SRC TGT --valid SRC TGT --test SRC TGT")
+    words += ["--reverse"] if is_reversed(data) else []
+    words += [] if is_card(data.card) else [own]
     words += [] if root is None or root == data_root() else [f"--data {shlex.quote(str(root))}"]
     return " ".join(words)
+
+
+def is_reversed(data: Section) -> bool:
+    """Return whether sources and targets change places."""
+    return not isinstance(data, LabelledSection) and data.direction == "reverse"
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
@@ -172,17 +173,12 @@ class PreparedData:
         self._splits: dict[str, Split] = {}
 
     @classmethod
-    def open(cls, folder: Path, command: str | None = None) -> "PreparedData":
-        """Open a prepared folder.
-
-        Args:
-            folder: where it lies.
-            command: what prepares it, for messages; by default what the folder's name tells.
+    def open(cls, folder: Path, command: str = "phmctl prepare-data NAME") -> "PreparedData":
+        """Open a prepared folder; `command` is what prepares it, for messages.
 
         Raises:
             DataError: nothing is prepared there (the message names the command that does it), or it is damaged.
         """
-        command = command or _command_for(folder)
         manifest = read_manifest(folder)
         if manifest is None:
             raise DataError(f"{folder} holds no prepared data; run: {command}")
@@ -202,7 +198,10 @@ class PreparedData:
         manifest = read_manifest(folder)
         if manifest is None:
             raise DataError(f"{data.card} is not prepared in {folder}; run: {command}")
-        check_task(folder, manifest, labelled=isinstance(data, LabelledSection))
+        labelled = isinstance(data, LabelledSection)
+        if labelled != (manifest.get("task") == TASK) or (labelled and not {"labels", "texts"} <= manifest.keys()):
+            kind = "labelled text" if labelled else "parallel text"
+            raise DataError(f"{folder} holds no {kind}: it was prepared for another task")
         return cls.open(folder, command)
 
     @property
@@ -247,54 +246,3 @@ class PreparedData:
         except (OSError, SafetensorError, LookupError) as error:
             raise DataError(f"{path} cannot be read ({error}); run: {self.command} --force") from error
         return vectors
-
-
-def check_task(folder: Path, manifest: Mapping[str, Any], *, labelled: bool) -> None:
-    """Refuse (DataError) what was prepared for another task."""
-    if labelled != (manifest.get("task") == TASK) or (labelled and not {"labels", "texts"} <= manifest.keys()):
-        kind = "labelled text" if labelled else "parallel text"
-        raise DataError(f"{folder} holds no {kind}: it was prepared for another task")
-
-
-def _command_for(folder: Path) -> str:
-    """Return the command that would prepare a folder, from its path's own parts where they say so."""
-    name = folder.name.removesuffix("-reverse")
-    kind, vocabulary, *rest = [*name.split("-"), ""]
-    joint, length = rest[:1] == ["joint"], rest[-2] if len(rest) > 1 else ""
-    if kind not in ("bpe", "word") or not vocabulary.isdigit() or not length.isdigit():
-        return _UNKNOWN_COMMAND
-    section = ParallelSection(
-        card=folder.parent.name,
-        tokenizer="bpe" if kind == "bpe" else "word",
-        vocabulary=max(int(vocabulary), 8),
-        joint=joint,
-        direction="forward" if name == folder.name else "reverse",
-        max_tokens=max(int(length), 1),
-    )
-    above = folder.parent.parent
-    return prepare_command(section, above.parent if above.name == "prepared" else None)
-
-
-class SplitWriter(RowWriter):
-    """Writes one split's Arrow file; a row is each text's ids, the label and the extras if there are any, the texts.
-
-    Args:
-        path: the ``.arrow`` file.
-        columns: what the columns of ids are called: of :data:`PARALLEL`, or of :data:`LABELLED`.
-        numbers: what those of the label and of the extras are called.
-        with_text: whether to keep the text beside the tokens.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-
-    def __init__(
-        self, path: Path, columns: tuple[str, ...] = PARALLEL, numbers: tuple[str, ...] = (), *, with_text: bool
-    ) -> None:
-        from datasets import Sequence, Value
-
-        features: dict[str, Any] = {side: Sequence(Value("int32")) for side in columns}
-        features |= {name: Value("int32") for name in numbers}
-        if with_text:
-            features |= {f"{side}_text": Value("string") for side in columns}
-        super().__init__(path, features)

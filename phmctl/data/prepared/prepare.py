@@ -9,6 +9,7 @@ only when it is complete.
 import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,20 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
+from phmctl.data.arrow import LABELLED, PARALLEL, SplitWriter
 from phmctl.data.card import Card, Cleaning, is_card, load_card
 from phmctl.data.clean import HELD_OUT, SAME_SIDES, CleanRows, HeldOut, clean_texts, in_words
 from phmctl.data.corpus import Corpus, open_corpus, reversed_corpus
-from phmctl.data.prepared import build as building
-from phmctl.data.prepared.build import build, chunks, current, memory_of
+from phmctl.data.prepared.build import build, current, memory_of
 from phmctl.data.prepared.folder import (
-    LABELLED,
-    PARALLEL,
     TASK,
     VECTORS_FILE,
     PreparedData,
     Section,
     Split,
-    SplitWriter,
+    is_reversed,
     prepare_command,
     prepared_folder,
 )
@@ -46,6 +45,8 @@ from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
 
+LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
+CHUNK = 4096  # rows that are tokenized at a time
 _FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
 
 SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
@@ -124,7 +125,7 @@ def prepare_named(
     if own is not None:
         if source is not None:
             raise DataError("--source is for a card's files; with files of your own leave it out")
-        return do(_directed(own, data), _cleaning(Cleaning(), vocabulary, cleaning), more=settings)
+        return do(own, _cleaning(Cleaning(), vocabulary, cleaning), more=settings)
     card = load_card(data.card)
     chosen = _cleaning(card.cleaning, vocabulary, cleaning)
     folder = prepared_folder(data, root)
@@ -133,8 +134,7 @@ def prepare_named(
     if unchanged and current(folder, wanted, None, card=card.digest):
         prepared = PreparedData.open(folder, prepare_command(data, root))
     else:
-        corpus = _directed(open_corpus(card, source, root / "raw" / card.id, extra, refetch=refetch), data)
-        prepared = do(corpus, chosen)
+        prepared = do(open_corpus(card, source, root / "raw" / card.id, extra, refetch=refetch), chosen)
     _tell_of_division(prepared.manifest)
     _warn_of_parts(prepared.manifest, card)
     return prepared
@@ -170,10 +170,11 @@ def prepare(
         DataError: the text is malformed, a split is empty, or the label sets do not fit.
         OutputError: the folder cannot be written.
     """
-    folder = prepared_folder(data, root)
-    settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
     if vectors is not None:
         _check_vectors(data, vectors)
+    folder = prepared_folder(data, root)
+    settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
+    corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
     sources = Sources(corpus, memory_of(folder), vectors)
 
     def write(temporary: Path, provenance: dict[str, Any]) -> None:
@@ -182,10 +183,6 @@ def prepare(
 
     build(folder, settings, sources, write, workers=workers, force=force)
     return PreparedData.open(folder, prepare_command(data, root))
-
-
-def _directed(corpus: Corpus, data: Section) -> Corpus:
-    return reversed_corpus(corpus) if getattr(data, "direction", "forward") == "reverse" else corpus
 
 
 def _cleaning(base: Cleaning, vocabulary: Vocabulary | None, given: Mapping[str, Any] | None) -> Cleaning:
@@ -201,7 +198,7 @@ def _settings(
     data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None = None
 ) -> dict[str, Any]:
     """Return what decides on a folder's content beside its sources; folders of before a setting do not name it."""
-    left_out = {"card", "direction"} if getattr(data, "direction", "forward") == "forward" else {"card"}
+    left_out = {"card"} if is_reversed(data) else {"card", "direction"}
     settings = {**data.model_dump(exclude=left_out), "cleaning": cleaning.model_dump()}
     if isinstance(data, LabelledSection):
         settings["labels"] = list(of.labels)
@@ -260,22 +257,21 @@ def _write(
     provenance: Mapping[str, Any],
 ) -> None:
     """Write everything of a prepared folder, its manifest last."""
-    row = "pair" if corpus.languages else "example"
-    labels = None if corpus.languages else list(corpus.labels) or labels_of(corpus.splits["train"])
+    labels = (list(corpus.labels) or labels_of(corpus.splits["train"])) if corpus.labelled else None
     splits = _clean_splits(corpus, cleaning, data.max_tokens, labels)
     if vocabulary is None:
-        tokenizers, told = _learn(splits["train"], _count(corpus.splits["train"]), row, data, cleaning)
+        tokenizers, told = _learn(corpus, splits["train"], data, cleaning)
     else:
         tokenizers, told = vocabulary.tokenizers, {"vocabulary_from": vocabulary.origin}
     tokenizers.save(folder)
-    extras = [] if labels is None else sorted(next(iter(corpus.splits["train"])).extras)
-    columns, numbers = (PARALLEL, ()) if labels is None else (LABELLED[: corpus.texts], ("label", *extras))
+    extras = sorted(next(iter(corpus.splits["train"])).extras) if corpus.labelled else []
+    columns, numbers = (LABELLED[: corpus.texts], ("label", *extras)) if corpus.labelled else (PARALLEL, ())
     counts = {}
     for name, rows in splits.items():
         with_text = corpus.train_text or name != "train"
         with SplitWriter(folder / f"{name}.arrow", columns, numbers, with_text=with_text) as writer:
             counts[name] = _encode(writer, name, rows, tokenizers, extras)
-    _refuse_nothing(counts["train"], row)
+    _refuse_nothing(counts["train"], corpus.row)
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {}
     if labels is None:
@@ -311,16 +307,16 @@ def _clean_splits(
     if [*corpus.splits][:2] != ["train", "valid"]:
         names = ", ".join(corpus.splits) or "none"
         raise DataError(f"{corpus.name!r} has the splits {names}; train and valid are needed")
-    held_out = HeldOut(symmetric=corpus.symmetric, sides=labels is None)
+    held_out = HeldOut(symmetric=corpus.symmetric, sides=not corpus.labelled)
     for name in [*corpus.splits][1:]:
         some = False
         for row in corpus.splits[name]:
-            if labels is None or row.label is not None:
-                some = some or labels is not None or all(text.strip() for text in row.texts)
+            if not corpus.labelled or row.label is not None:
+                some = some or corpus.labelled or all(text.strip() for text in row.texts)
                 held_out.add(clean_texts(row.texts, cleaning))
         if not some:
             raise _empty(corpus, name)
-    if labels is not None and not any(True for _ in corpus.splits["train"]):
+    if corpus.labelled and not any(True for _ in corpus.splits["train"]):
         raise _empty(corpus, "train")
     return {
         name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
@@ -330,21 +326,17 @@ def _clean_splits(
 
 def _empty(corpus: Corpus, split: str) -> DataError:
     files = " and ".join(str(each.path) for each in corpus.files if each.split == split) or corpus.origin
-    what = "is empty: no example with a label" if not corpus.languages else "has no pair with text on both sides"
+    what = "is empty: no example with a label" if corpus.labelled else "has no pair with text on both sides"
     advice = "; leave test out if there is none" if split == "test" else ""
     return DataError(f"{split} of {corpus.name!r} {what} ({files}); check the files{advice}")
 
 
-def _count(rows: RowSource) -> int:
-    return len(rows) if isinstance(rows, Sized) else sum(1 for _ in rows)
-
-
-def _learn(
-    train: CleanRows, count: int, row: str, data: Section, cleaning: Cleaning
-) -> tuple[TokenizerPair, dict[str, str]]:
-    """Return what is learned from train, which has `count` rows, and for the manifest from which part, if not all."""
-    period = -(-count // building.LEARNED) or 1
-    learned = f"one train {row} in {period}" if period > 1 else ""
+def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) -> tuple[TokenizerPair, dict[str, str]]:
+    """Return what is learned from train, and for the manifest from which part of it, if not all."""
+    rows = corpus.splits["train"]
+    count = len(rows) if isinstance(rows, Sized) else sum(1 for _ in rows)
+    period = -(-count // LEARNED) or 1
+    learned = f"one train {corpus.row} in {period}" if period > 1 else ""
     note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
     tokenizers = train_pair(
         train.sample(period),
@@ -357,38 +349,28 @@ def _learn(
     return tokenizers, {"learned_from": learned} if learned else {}
 
 
-class _TokenCounts:
-    """Counts of what a tokenizer made."""
-
-    def __init__(self) -> None:
-        self._tokens = self._unknown = self._longest = 0
-
-    def add(self, rows: Sequence[Sequence[int]]) -> None:
-        self._tokens += sum(map(len, rows))
-        self._longest = max(self._longest, max(map(len, rows), default=0))
-        self._unknown += sum(row.count(UNK) for row in rows)
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counts for the manifest; the end of sentence is not among them."""
-        return {"tokens": self._tokens, "unknown": self._unknown, "longest": self._longest}
-
-
 def _encode(
     writer: SplitWriter, name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str]
 ) -> dict[str, Any]:
     """Tokenize a split, write it, and return its counts: of labelled text those of all texts together."""
     sides = ("text",) if rows.labelled else PARALLEL
-    counts = [_TokenCounts() for _ in sides]
+    counts = {side: {"tokens": 0, "unknown": 0, "longest": 0} for side in sides}  # without the end of sentence
+    remaining = iter(rows)
     with progress(f"tokenizing {name}", None) as advance:
-        for chunk in chunks(rows):
+        while chunk := list(islice(remaining, CHUNK)):
             kept = list(_fitting(chunk, rows, tokenizers))
-            for place, column in enumerate(zip(*(ids for _, ids in kept), strict=True)):
-                counts[place % len(counts)].add(column)
+            for side, column in zip(cycle(sides), zip(*(ids for _, ids in kept), strict=True), strict=False):
+                _count_tokens(counts[side], column)
             writer.add([[*ids, *_numbers(row, rows, extras), *row.texts] for row, ids in kept])
             advance(len(chunk))
     classes = {"labels": dict(sorted(rows.classes.items()))} if rows.labelled else {}
-    tokens = {side: count.as_dict() for side, count in zip(sides, counts, strict=True)}
-    return {**rows.tally.as_dict(), **classes, **tokens}
+    return {**rows.tally.as_dict(), **classes, **counts}
+
+
+def _count_tokens(counts: dict[str, int], rows: Sequence[Sequence[int]]) -> None:
+    counts["tokens"] += sum(map(len, rows))
+    counts["unknown"] += sum(row.count(UNK) for row in rows)
+    counts["longest"] = max(counts["longest"], *map(len, rows))
 
 
 def _fitting(

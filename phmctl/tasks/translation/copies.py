@@ -1,7 +1,8 @@
 """What a translator's run keeps of its data: the tokenizers, and the lines of each split but train, a file a side."""
 
+from phmctl.data.arrow import PARALLEL
 from phmctl.data.copies import record_copies
-from phmctl.data.prepared.folder import PARALLEL, PreparedData
+from phmctl.data.prepared.folder import PreparedData
 from phmctl.files import write_atomic
 from phmctl.runs import Run
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.arrow import Ragged
+from phmctl.data.arrow import Ragged, SplitWriter
 from phmctl.data.prepared.folder import (
     PreparedData,
     Split,
-    SplitWriter,
     data_root,
     prepare_command,
     prepared_folder,
@@ -141,16 +140,13 @@ def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
 def test_what_is_not_prepared_names_the_command(tmp_path, monkeypatch, section, command):
     monkeypatch.delenv("PHMCTL_DATA", raising=False)
     assert prepare_command(section) == command
-    folder = prepared_folder(section, tmp_path)
-    for find in (lambda: PreparedData.open(folder), lambda: PreparedData.find(section, tmp_path)):
-        with pytest.raises(DataError) as caught:
-            find()
-        assert str(caught.value).endswith(f"run: {command} --data {tmp_path}")
-        monkeypatch.setenv("PHMCTL_DATA", str(tmp_path))  # now it is the default, which needs no option
-        with pytest.raises(DataError) as caught:
-            find()
-        assert str(caught.value).endswith(f"run: {command}")
-        monkeypatch.delenv("PHMCTL_DATA")
+    with pytest.raises(DataError) as caught:
+        PreparedData.find(section, tmp_path)
+    assert str(caught.value).endswith(f"run: {command} --data {tmp_path}")
+    monkeypatch.setenv("PHMCTL_DATA", str(tmp_path))  # now it is the default, which needs no option
+    with pytest.raises(DataError) as caught:
+        PreparedData.find(section, tmp_path)
+    assert str(caught.value).endswith(f"run: {command}")
 
 
 def test_a_data_folder_with_a_blank_is_quoted(tmp_path):
@@ -158,7 +154,7 @@ def test_a_data_folder_with_a_blank_is_quoted(tmp_path):
     assert command.endswith(f"--max-tokens 256 --data '{tmp_path}/my data'")
 
 
-def test_a_folder_of_another_name_names_the_command_in_general(tmp_path):
+def test_a_folder_opened_by_its_path_names_the_command_in_general(tmp_path):
     with pytest.raises(DataError, match=r"run: phmctl prepare-data NAME$"):
         PreparedData.open(tmp_path)
 

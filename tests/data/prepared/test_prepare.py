@@ -99,7 +99,7 @@ def test_the_same_text_gives_the_same_bytes(tmp_path, tokenizer, joint):
 
 def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
     one = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "one")
-    monkeypatch.setattr("phmctl.data.prepared.build._CHUNK", 7)
+    monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK", 7)
     two = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "two")
     assert content(one.folder) == content(two.folder)
 
@@ -495,7 +495,7 @@ def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatc
     """Spread evenly: pairs 1, 4, 7, ... of 304; all are encoded."""
     whole = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
     assert "learned_from" not in whole.manifest
-    monkeypatch.setattr("phmctl.data.prepared.build.LEARNED", 110)
+    monkeypatch.setattr("phmctl.data.prepared.prepare.LEARNED", 110)
     part = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
     assert part.manifest["learned_from"] == "one train pair in 3"
     assert "learning 300 token types from one train pair in 3 ..." in capsys.readouterr().err
@@ -506,7 +506,7 @@ def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatc
 
 
 def test_as_many_pairs_as_may_be_are_learned_from(tmp_path, monkeypatch):
-    monkeypatch.setattr("phmctl.data.prepared.build.LEARNED", len(TRAIN))
+    monkeypatch.setattr("phmctl.data.prepared.prepare.LEARNED", len(TRAIN))
     assert "learned_from" not in prepare(SECTION, corpus(), CLEANING, root=tmp_path).manifest
 
 
@@ -515,7 +515,7 @@ def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):
     import pyarrow as pa
 
     monkeypatch.setattr("phmctl.data.arrow.ROWS", 64)
-    monkeypatch.setattr("phmctl.data.prepared.build._CHUNK", 16)
+    monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK", 16)
     prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     with pa.ipc.open_stream(str(prepared.folder / "train.arrow")) as stream:
         sizes = [batch.num_rows for batch in stream]
@@ -541,6 +541,5 @@ def test_the_other_direction_has_the_same_pairs_turned_round(tmp_path):
 
 
 def test_a_reversed_folder_names_its_command(tmp_path):
-    folder = tmp_path / "data" / "prepared" / "multi30k-de-en" / "bpe-8000-joint-256-reverse"
-    with pytest.raises(DataError, match="--max-tokens 256 --reverse"):
-        PreparedData.open(folder)
+    with pytest.raises(DataError, match=r"bpe-8000-joint-256-reverse; run: .* --max-tokens 256 --reverse"):
+        PreparedData.find(ParallelSection(card="multi30k-de-en", direction="reverse"), tmp_path)

@@ -234,7 +234,7 @@ def test_the_same_text_gives_the_same_bytes(tmp_path):
 
 def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
     one = prepared(tmp_path / "one").folder
-    monkeypatch.setattr("phmctl.data.prepared.build._CHUNK", 1)
+    monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK", 1)
     two = prepared(tmp_path / "two").folder
     for path in one.iterdir():
         assert path.read_bytes() == (two / path.name).read_bytes()
