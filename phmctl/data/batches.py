@@ -113,7 +113,12 @@ def plan_by_tokens(
         DataError: a row costs more than the budget.
     """
     cost = cost_of(lengths)
-    _refuse_too_long(cost, batch_tokens)
+    if cost.max(initial=0) > batch_tokens:
+        row = int(cost.argmax())
+        raise DataError(
+            f"row {row + 1} has {int(cost[row])} tokens, more than a batch of {batch_tokens} holds; "
+            f"raise training.batch_tokens or prepare with a smaller --max-tokens"
+        )
     numbers = RandomNumbers(seed, epoch) if shuffle else None
     order = _by_length(cost, np.asarray(lengths[0], np.int64) - np.asarray(lengths[-1], np.int64), numbers)
     plan = _cut_by_tokens(order, cost[order], batch_tokens)
@@ -163,15 +168,6 @@ def _padded(side: Ragged, rows: Ints, *, begin: int = 0, end: int = 0) -> Tensor
     ended = np.flatnonzero((lengths == 0) | (end > 0))
     matrix[ended, begin + lengths[ended]] = EOS
     return torch.from_numpy(matrix)
-
-
-def _refuse_too_long(cost: Ints, batch_tokens: int) -> None:
-    if cost.size and int(cost.max()) > batch_tokens:
-        row = int(cost.argmax())
-        raise DataError(
-            f"row {row + 1} has {int(cost[row])} tokens, more than a batch of {batch_tokens} holds; "
-            f"raise training.batch_tokens or prepare with a smaller --max-tokens"
-        )
 
 
 def _by_length(cost: Ints, difference: Ints, numbers: RandomNumbers | None) -> Ints:

@@ -14,13 +14,13 @@ from hashlib import blake2b
 from typing import Any
 
 from phmctl.data.card import Cleaning
-from phmctl.data.readers import BLANKS, number_of
+from phmctl.data.readers import BLANKS
 from phmctl.data.rows import Row, RowSource, hold_out, same_text
+from phmctl.errors import DataError, nearest
 
 # Why a train row is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
 ODD_ROW, UNLABELLED, EMPTY_TEXT = "odd_row", "no_label", "empty_text"  # of labelled text
-REASONS = (ODD_ROW, UNLABELLED, EMPTY_TEXT, EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)
 _IN_WORDS = {
     ODD_ROW: "of another number of columns than the header's",
     UNLABELLED: "without a label",
@@ -30,6 +30,7 @@ _IN_WORDS = {
     OVER_LONG: "that are too long",
     LOPSIDED: "with sides of too unequal lengths",
 }
+REASONS = tuple(_IN_WORDS)
 CUT = "cut"  # a labelled text of valid or test that is kept in part
 SAME_SIDES = "same_sides"  # a pair of the same text twice: counted but kept
 # And a train pair of which one side alone stands in valid or test.
@@ -232,7 +233,10 @@ class CleanRows:
             self.tally.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
             return False
         if row.label not in self._numbers:
-            number_of(row, self._labels or ())
+            known, shown = self._labels or (), ", ".join((self._labels or ())[:20])
+            shown += f", ... ({len(known)} in all)" if len(known) > 20 else ""
+            guess = nearest(row.label, known)
+            raise DataError(f"{row.named()}: unknown label {row.label!r}{guess}; known: {shown}")
         return True
 
     def _stays(self, row: Row) -> bool:

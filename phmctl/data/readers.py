@@ -28,7 +28,6 @@ from phmctl.data.card import Column, Format, Hub, Rows
 from phmctl.data.rows import UNKNOWN, Row, repeatable
 from phmctl.errors import DataError, nearest
 
-Labels = Sequence[str]
 Pick = Callable[[Column], str]  # what returns the columns of a record
 
 LONGEST_LINE = 1 << 24  # bytes; a bomb in .gz is one line without end
@@ -257,21 +256,6 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
     """Return the label that a file's word stands for; None for the words that stand for no label, and for blanks."""
     word = value.strip()
     return None if not word or word in naming.unlabelled else naming.names.get(word, word)
-
-
-def number_of(example: Row, labels: Labels) -> int:
-    """Return the number of an example's class.
-
-    Raises:
-        DataError: there is no such class (file, line, and the known ones).
-    """
-    try:
-        return labels.index(example.label or "")
-    except ValueError as error:
-        shown = ", ".join(labels[:20]) + (f", ... ({len(labels)} in all)" if len(labels) > 20 else "")
-        raise DataError(
-            f"{example.named()}: unknown label {example.label!r}{nearest(example.label or '', labels)}; known: {shown}"
-        ) from error
 
 
 def columns_of(path: Path, rows: Rows) -> list[str] | None:

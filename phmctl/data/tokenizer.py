@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -52,25 +51,17 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        kind: Kind,
-        vocabulary: Sequence[str],
-        merges: Sequence[tuple[str, str]] = (),
-        *,
-        lowercase: bool = False,
+        self, kind: Kind, vocabulary: Sequence[str], merges: Sequence[tuple[str, str]] = (), *, lowercase: bool = False
     ) -> None:
         self.kind: Kind = kind
         self.lowercase = lowercase
         self.vocabulary = list(vocabulary)
-        self.merges = [(left, right) for left, right in merges]
-        self._engine = _engine(kind, self.vocabulary, self.merges, lowercase)
+        self.merges = list(merges)
+        self._engine = _engine(kind, vocabulary, merges, lowercase)
 
     def __eq__(self, other: object) -> bool:
         """Whether the other makes the same ids of every text."""
-        if not isinstance(other, Tokenizer):
-            return False
-        parts = ("kind", "lowercase", "vocabulary", "merges")
-        return all(getattr(self, part) == getattr(other, part) for part in parts)
+        return isinstance(other, Tokenizer) and self.engine_json() == other.engine_json()
 
     def __hash__(self) -> int:
         return hash((self.kind, self.lowercase, self.size))
@@ -152,7 +143,7 @@ def _parts_of(content: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("its ids are not 0, 1, 2, ...")
     return {
         "kind": {"BPE": "bpe", "WordLevel": "word"}[model["type"]],
-        "vocabulary": sorted(ids, key=ids.__getitem__),
+        "vocabulary": _in_order(ids),
         "merges": _pairs(model),
         "lowercase": any(step["type"] == "Lowercase" for step in content["normalizer"]["normalizers"]),
     }
@@ -192,7 +183,8 @@ def train_tokenizer(
     trainer = _trainer(kind, vocabulary - len(SPECIAL_TOKENS), min_count)
     engine.train_from_iterator(_in_reach(texts), trainer)
     learned = json.loads(engine.to_str())["model"]
-    return Tokenizer(kind, _with_specials(learned["vocab"]), _pairs(learned), lowercase=lowercase)
+    tokens = [*SPECIAL_TOKENS, *_in_order(learned["vocab"])]
+    return Tokenizer(kind, tokens, _pairs(learned), lowercase=lowercase)
 
 
 def _in_reach(texts: Iterable[str]) -> Iterator[str]:
@@ -238,28 +230,18 @@ class TokenizerPair:
         return cls(source, target)
 
 
-def train_pair(
-    rows: Iterable[Row],
-    kind: Kind,
-    vocabulary: int,
-    *,
-    joint: bool,
-    lowercase: bool = False,
-    min_count: int | None = None,
-) -> TokenizerPair:
-    """Learn the tokenizers of rows' texts, which are gone through once a vocabulary.
+def train_pair(rows: Iterable[Row], kind: Kind, vocabulary: int, *, joint: bool, **how: Any) -> TokenizerPair:
+    """Learn the tokenizers of rows' texts, which are gone through once a vocabulary: one if `joint`, or one a side.
 
-    Args:
-        rows: can be iterated more than once.
-        kind: ``bpe`` or ``word``.
-        vocabulary: token types, special tokens included; of each side, if not joint.
-        joint: one vocabulary for all texts.
-        lowercase, min_count: see :func:`train_tokenizer`.
+    The other arguments are those of :func:`train_tokenizer`.
 
     Raises:
-        DataError: see :func:`train_tokenizer`.
+        DataError: see there.
     """
-    learn = partial(train_tokenizer, kind=kind, vocabulary=vocabulary, lowercase=lowercase, min_count=min_count)
+
+    def learn(texts: Iterable[str]) -> Tokenizer:
+        return train_tokenizer(texts, kind, vocabulary, **how)
+
     if joint:
         both = learn(text for row in rows for text in row.texts)
         return TokenizerPair(both, both)
@@ -300,9 +282,9 @@ def _trainer(kind: Kind, vocabulary: int, min_count: int | None) -> Any:
     )
 
 
-def _with_specials(ids: dict[str, int]) -> list[str]:
-    """Return the learned token types in the order of their ids, behind the special tokens."""
-    return [*SPECIAL_TOKENS, *sorted(ids, key=ids.__getitem__)]
+def _in_order(ids: dict[str, int]) -> list[str]:
+    """Return the token types in the order of their ids."""
+    return sorted(ids, key=ids.__getitem__)
 
 
 def _pairs(learned: dict[str, Any]) -> list[tuple[str, str]]:

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from phmctl.data.card import Rows
-from phmctl.data.readers import check_columns, missing_columns, number_of, tables
+from phmctl.data.card import Cleaning, Rows
+from phmctl.data.clean import CleanRows
+from phmctl.data.readers import check_columns, missing_columns, tables
 from phmctl.errors import DataError
 
 PAIR = {"texts": ("premise", "hypothesis"), "label": "label"}
@@ -82,10 +83,11 @@ def test_a_blank_label_is_none_and_blanks_around_one_are_not_part_of_it(tmp_path
 def test_an_unknown_label_is_told_with_file_line_and_the_known(tmp_path):
     path = put(tmp_path / "a.tsv", "neutral\tx", "neutrl\ty")
     examples = read(path, header=False, texts=(1,), label=0)
-    assert number_of(examples[0], ["entailment", "neutral"]) == 1
+    rows = CleanRows(examples, Cleaning(), 9, ["entailment", "neutral"])
+    assert rows.number(next(iter(rows))) == 1
     message = r"a.tsv, line 2: unknown label 'neutrl' \(did you mean 'neutral'\?\); known: entailment, neutral"
     with pytest.raises(DataError, match=message):
-        number_of(examples[1], ["entailment", "neutral"])
+        list(rows)
 
 
 def test_a_missing_column_names_the_nearest(tmp_path):

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phmctl.data.copies import ADVICE, load_copy, record_copies, refuse_damaged_copy
+from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
 from phmctl.data.prepared.folder import PreparedData, Split
-from phmctl.data.tokenizer import JOINT_FILE, Tokenizer
+from phmctl.data.tokenizer import JOINT_FILE
 from phmctl.errors import RunError, nearest
 from phmctl.files import write_atomic
 from phmctl.runs import DATA, Run
@@ -90,11 +90,6 @@ def read_examples(run: Run, split: str) -> Examples:
 def splits_of(run: Run) -> list[str]:
     """Return the names of the splits that a run keeps."""
     return sorted(path.stem for path in run.text_folder.glob("*.jsonl"))
-
-
-def load_tokenizer(run: Run) -> Tokenizer:
-    """Return the tokenizer that a run was trained with. Raises RunError if it is missing or damaged."""
-    return load_copy(run, (JOINT_FILE,), lambda folder: Tokenizer.load(folder / JOINT_FILE))
 
 
 def labels_of(run: Run) -> list[str]:

@@ -14,7 +14,7 @@ from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.data.batches import collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
-from phmctl.data.copies import load_cleaning
+from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.decoding.onnx_engine import OnnxClassifier
 from phmctl.devices import pick_device
@@ -25,7 +25,7 @@ from phmctl.nn.caching import cached
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.classification.copies import labels_of, load_tokenizer
+from phmctl.tasks.classification.copies import labels_of
 
 WINDOW = 1024  # lines that are sorted and labelled together
 
@@ -205,7 +205,7 @@ def load_classifier(
         RunError: the run is no classifier's, or something of it is missing or damaged.
     """
     recipe = run.recipe_of(ClassificationRecipe)
-    tokenizer, labels, target = load_tokenizer(run), labels_of(run), pick_device(device)
+    tokenizer, labels, target = load_tokenizers(run).source, labels_of(run), pick_device(device)
     cleaning = load_cleaning(run)
     if cleaned:
         cleaning = cleaning.model_copy(update={"entities": "keep"})

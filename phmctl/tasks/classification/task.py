@@ -17,7 +17,7 @@ from phmctl.nn.loss import label_loss
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.classification.copies import load_tokenizer, write_copies
+from phmctl.tasks.classification.copies import write_copies
 
 
 class ClassificationTask:
@@ -100,12 +100,11 @@ class ClassificationTask:
 
     def check_run(self, run: Run) -> None:
         """Refuse (RunError) to continue a run on data other than its own."""
-        prepared = self.prepared
-        check_same_data(run, prepared.folder, prepared.manifest, lambda: load_tokenizer(run) == prepared.tokenizer)
+        check_same_data(run, self.prepared)
 
     def check_vocabulary(self, run: Run) -> None:
         """Refuse (RunError) a run whose tokenizer is another: its table would mean other tokens."""
-        check_same_vocabulary(run, self.prepared.folder, load_tokenizer(run) == self.prepared.tokenizer)
+        check_same_vocabulary(run, self.prepared)
         labels = run.data().get("labels")
         if labels != self.prepared.labels:
             warn(

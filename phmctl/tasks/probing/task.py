@@ -128,8 +128,7 @@ class ProbingTask:
 
     def check_run(self, run: Run) -> None:
         """Refuse (RunError) to continue a run on another encoder's vectors, or on other data."""
-        prepared = self.prepared
-        check_same_data(run, prepared.folder, prepared.manifest, lambda: True)
+        check_same_data(run, self.prepared, tokenizers=False)
         self._check_encoder(run)
 
     def check_vocabulary(self, run: Run) -> None:

@@ -3,7 +3,7 @@
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from phmctl.data.copies import ADVICE, record_files, refuse_damaged_copy
+from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
 from phmctl.errors import RunError
 from phmctl.files import write_atomic
 from phmctl.recipe.schema import RuleDataSection
@@ -20,7 +20,7 @@ def write_truth(run: Run, data: RuleDataSection, truth: Truth) -> None:
         OutputError: the folder cannot be written.
     """
     write_atomic(run.folder / TRUTH, save({"A": truth.A.contiguous(), "S": truth.S.contiguous()}))
-    record_files(run, data.model_dump(), [run.folder / TRUTH])
+    record_copies(run, data.model_dump(), run.folder / TRUTH)
 
 
 def read_truth(run: Run) -> Truth:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
 from phmctl.data.batches import Batch, collate, cost_of, lengths_of, plan_by_tokens
-from phmctl.data.copies import check_same_data, check_same_vocabulary, load_tokenizers
+from phmctl.data.copies import check_same_data, check_same_vocabulary
 from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
@@ -113,18 +113,12 @@ class TranslationTask:
                 raise DataError(f"the {name} split in {folder} holds no sentence; run: {command} --force")
 
     def check_run(self, run: Run) -> None:
-        """Refuse to continue a run on data other than its own.
-
-        Raises:
-            RunError: the corpus was prepared anew from other files or with other settings, or the run does not say what
-                it was trained on.
-        """
-        prepared = self.prepared
-        check_same_data(run, prepared.folder, prepared.manifest, lambda: load_tokenizers(run) == prepared.tokenizers)
+        """Refuse (RunError) to continue a run on data other than its own."""
+        check_same_data(run, self.prepared)
 
     def check_vocabulary(self, run: Run) -> None:
         """Refuse (RunError) a run whose tokenizers are others: its tables would mean other tokens."""
-        check_same_vocabulary(run, self.prepared.folder, load_tokenizers(run) == self.prepared.tokenizers)
+        check_same_vocabulary(run, self.prepared)
 
     def planned(self, split: Split, *, epoch: int, shuffle: bool) -> list[Rows]:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
