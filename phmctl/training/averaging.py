@@ -13,7 +13,8 @@ from phmctl.files import discard, writing
 def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]:
     """Average the models of some steps, write the checkpoint ``average`` and return its tensors.
 
-    Sums are taken in float64; tensors of integers are those of the newest step.
+    Sums are taken in float64; tensors of integers are those of the newest step. What is read stays in its file until it
+    is wanted (safetensors maps it), so the host holds one tensor at a time.
 
     Args:
         folder: the run's checkpoints.
@@ -23,15 +24,14 @@ def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]
         RunError: a checkpoint is missing or damaged.
         OutputError: the folder cannot be written.
     """
-    sums: dict[str, Tensor] = {}
-    newest: dict[str, Tensor] = {}
-    for step in steps:
-        newest = read_checkpoint(folder / step_name(step), ["model"]).tensors["model"]
-        for name, tensor in newest.items():
-            sums[name] = sums[name] + tensor if name in sums else tensor.to(torch.float64)
-    means = {name: _mean(total, len(steps), newest[name]) for name, total in sums.items()}
-    write_checkpoint(folder / AVERAGE, {"model": means}, {"steps": list(steps)})
-    return means
+    models = [read_checkpoint(folder / step_name(step), ["model"]).tensors["model"] for step in steps]
+    names = {id(tensor): name for name, tensor in models[-1].items()}
+
+    def mean(newest: Tensor) -> Tensor:
+        return _mean([model[names[id(newest)]] for model in models])
+
+    write_checkpoint(folder / AVERAGE, {"model": models[-1]}, {"steps": list(steps)}, mean)
+    return read_checkpoint(folder / AVERAGE, ["model"]).tensors["model"]
 
 
 def averaged_steps(folder: Path) -> list[int]:
@@ -56,5 +56,9 @@ def discard_average(folder: Path) -> None:
             discard(folder / AVERAGE)
 
 
-def _mean(total: Tensor, count: int, like: Tensor) -> Tensor:
-    return (total / count).to(like.dtype) if like.is_floating_point() else like
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    newest = tensors[-1]
+    if not newest.is_floating_point():
+        return newest
+    total = sum((tensor.to(torch.float64) for tensor in tensors[1:]), tensors[0].to(torch.float64))
+    return (total / len(tensors)).to(newest.dtype)

@@ -222,13 +222,12 @@ def train_task(
                     check_position(task, found)
         run, found = _shared(run, found, recipe, processes)
         processes.note_run(run.resume_command)
-        initial = processes.tell_tensors({"model": start.tensors} if start else None).get("model", {})
         with processes.agreed():
+            initial = processes.tell_tensors({"model": start.tensors} if start else None).get("model", {})
             trainer = _build(task, Run(run.folder, recipe), device, found, initial, quiet, processes)
-        tensors = processes.tell_tensors(found.tensors if found and processes.leads else None, trainer.place)
+            del initial
+        _restore(trainer, found, run)
         with processes.agreed():
-            if found is not None:
-                trainer.restore(Checkpoint(tensors, found.state), run)
             if start is not None:
                 trainer.progress.say(start.words())
             if old is not None and not trainer.finished:
@@ -248,6 +247,16 @@ def train_task(
     return TrainingResult(
         trainer.run, state.step, state.step - begun, seconds, state.best_score, state.best_step, stop.exit_code or 0
     )
+
+
+def _restore(trainer: Trainer, found: Checkpoint | None, run: Run) -> None:
+    """Continue from what the first process has read, if it has; the tensors are held no longer than this."""
+    processes = trainer.processes
+    tensors = processes.tell_tensors(found.tensors if found and processes.leads else None, trainer.place)
+    with processes.agreed():
+        if found is not None:
+            trainer.restore(Checkpoint(tensors, found.state), run)
+            found.tensors.clear()
 
 
 def _settle_finished(old: Run, recipe: Recipe, found: Checkpoint | None) -> None:
@@ -355,7 +364,7 @@ def _average(trainer: Trainer) -> None:
             means = _averaged(trainer, folder, steps)
     if not processes.tell(means is not None):
         return
-    means = processes.tell_tensors({"model": means} if means else None)["model"]
+    means = processes.tell_tensors({"model": means} if means else None, trainer.place)["model"]
     load_whole(trainer.model, means, folder / AVERAGE)
     metrics = trainer.evaluate()
     if not trainer.log.has(AVERAGE, trainer.state.step):

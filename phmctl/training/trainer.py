@@ -8,7 +8,7 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,14 +80,14 @@ class Trainer:
     progress: ProgressLine
     state: TrainingState = field(default_factory=TrainingState)
     processes: Processes = field(default_factory=Processes)
-    initial: Mapping[str, Tensor] = field(default_factory=dict)
+    initial: InitVar[Mapping[str, Tensor] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, initial: Mapping[str, Tensor] | None) -> None:
         torch.manual_seed(self.settings.seed)
         # Shards leave the host layer by layer: a model that no device holds begins here.
         shards = self.processes.many and self.settings.sharding == "full"
         self.model: nn.Module = self.task.build_model(torch.device("cpu") if shards else self.device)
-        take(self.model, self.initial)
+        take(self.model, initial or {})
         self.model.train()
         self._called = wrap(self.model, self.processes, self.device, self.settings.sharding)
         self.optimiser = build_optimiser(self.model, self.settings)

@@ -1,5 +1,6 @@
 """Several processes train what one process trains."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from phmctl.runs import Run
 from phmctl.training.processes import Processes
-from tests.training import jobs, together
+from tests.training import held, jobs, together
 from tests.training.jobs import curve, weights
 
 HALF: dict[str, Any] = {"accumulate": 1, "dropout": 0.0}  # of a micro-batch for each of two processes
@@ -49,6 +50,8 @@ def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.Tem
         "refused": fake("refused", refusing=1),
         "full": fake("full", sharding="full", full=True),
         "after": fake("after", sharding="full"),
+        "held": (held.hold, {"root": root / "held"}),
+        "held on": (held.hold, {"root": root / "held", "old": root / "held/fake/phm-n4/v001", "steps": 6}),
         "unwritable": fake("whole/copying/phm-n4/v001/recipe.yaml"),
     }
     return dict(zip(wanted, together.run(root, list(wanted.values()), 2), strict=True))
@@ -120,6 +123,16 @@ def test_what_the_first_process_cannot_write_stops_all(two: dict[str, Any]) -> N
     assert first.startswith("OutputError")
     assert "recipe.yaml" in first
     assert second == "SystemExit: 2"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")
+def test_no_process_holds_a_sharded_model_whole(two: dict[str, Any]) -> None:
+    """Of weights of 1 MiB each it holds a few while it writes and averages, and its shards when it has read."""
+    model, few = held.LAYERS, 4
+    for rank in (0, 1):
+        assert two["held"][rank]["saving"] < few < 3 * model
+        assert two["held on"][rank]["telling"] < 3 * model / 2 + few < 3 * model
+    assert two["held"][0]["averaging"] < few < model
 
 
 def test_a_process_alone_has_all_to_itself() -> None:
