@@ -54,8 +54,6 @@ faults: $(DEVELOPMENT) ## Give every reader hostile files (FUZZ of each); distur
 	PHMCTL_EXPLORE=1 PHMCTL_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/fuzz
 	mkdir -p build
 	$(BIN)/python -m tests.faults.sweep --every $(EVERY) --jobs $(PROCESSES) --json build/faults.json
-	$(BIN)/python -m tests.faults.together
-	$(BIN)/python -m tests.faults.together 2 --set training.sharding=full
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .

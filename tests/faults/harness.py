@@ -10,16 +10,19 @@ import importlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SHIM = Path(__file__).with_name("shim.c")
-KINDS = ("kill", "torn", "full", "broken", "short")  # in the order of shim.c's `enum kind`
+KINDS = ("kill", "torn", "full", "broken", "short")  # in the order of shim.c's `enum kind`, and then:
+OTHER = "other"  # of two processes, the one that does not write is killed when the other writes
+LIMIT = 300  # seconds after which a child is killed
 
 
 def compiler() -> str | None:
@@ -39,11 +42,12 @@ def preloaded(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: its exit code (-9: killed), what it said, and the names of its calls."""
+    """How a child ended: its exit code (-9: killed), what it said, and the names of its calls; and how a second did."""
 
     code: int
     said: str
     names: tuple[str, ...] = ()
+    second: "Ended | None" = None
 
 
 def _library() -> ctypes.CDLL:
@@ -69,28 +73,75 @@ def import_all() -> None:
 
     import phmctl.cli.main
     import phmctl.tasks.registry
+    import phmctl.training.company
     import phmctl.training.train
     from phmctl.tasks.registry import TASKS
 
     for name in TASKS:
         phmctl.tasks.registry.task_kind(name)
     torch.set_num_threads(1)
+    # Of two only the dead one says nothing, so nobody need wait long to name it.
+    phmctl.training.company._BEAT, phmctl.training.company._PATIENCE = 0.05, 0.3
 
 
-def run(commands: Sequence[Sequence[str]], below: Path, log: Path, at: int = 0, kind: str = "kill") -> Ended:
-    """Run commands of phmctl, one after the other, in one child; the `at`-th write below `below` is disturbed."""
+@dataclass(frozen=True)
+class Fault:
+    """The `at`-th write below a folder is disturbed; 0: none. `other`: the process that dies beside this one."""
+
+    below: Path
+    at: int = 0
+    kind: str = KINDS[0]
+    other: int = 0
+
+
+@dataclass(frozen=True)
+class _Child:
+    process: int
+    pipe: int
+    log: Path
+
+
+def run(
+    commands: Sequence[Sequence[str]], below: Path, log: Path, at: int = 0, kind: str = "kill", processes: int = 1
+) -> Ended:
+    """Run commands of phmctl, one after the other, in one child; the `at`-th write below `below` is disturbed.
+
+    With two processes a second child runs them too, as torchrun starts it.
+    """
     gc.freeze()  # a child looks for garbage among its own objects only
+    if processes == 1:
+        return _ended(_start(commands, Fault(below, at, kind), log, {}))
+    together = _together()
+    second = _start(commands, Fault(below), log.with_name("log-1"), together | {"RANK": "1", "LOCAL_RANK": "1"})
+    fault = Fault(below, at, kind, second.process)
+    first = _ended(_start(commands, fault, log, together | {"RANK": "0", "LOCAL_RANK": "0"}))
+    return replace(first, second=_ended(second))
+
+
+def _together() -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    return {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+
+
+def _start(commands: Sequence[Sequence[str]], fault: Fault, log: Path, environment: Mapping[str, str]) -> _Child:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _be_child(commands, below, log, at, KINDS.index(kind), writing)
+        os.environ.update(environment)
+        _be_child(commands, fault, log, writing)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
+    return _Child(child, reading, log)
+
+
+def _ended(child: _Child) -> Ended:
+    with os.fdopen(child.pipe, "rb") as pipe:
         names, _, modules = pipe.read().decode().partition("\n")
-    _, status = os.waitpid(child, 0)
+    _, status = os.waitpid(child.process, 0)
     _import_too(modules.split())
-    return Ended(os.waitstatus_to_exitcode(status), log.read_text(errors="replace"), tuple(names.split()))
+    return Ended(os.waitstatus_to_exitcode(status), child.log.read_text(errors="replace"), tuple(names.split()))
 
 
 def _import_too(modules: Iterable[str]) -> None:
@@ -100,16 +151,18 @@ def _import_too(modules: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def _be_child(commands: Sequence[Sequence[str]], below: Path, log: Path, at: int, kind: int, report: int) -> None:
+def _be_child(commands: Sequence[Sequence[str]], fault: Fault, log: Path, report: int) -> None:
     code, known = 70, set(sys.modules)
     try:
+        signal.alarm(LIMIT)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         library = _library()
-        library.fault_arm(str(below).encode(), at, kind)
+        library.fault_other(fault.other)
+        library.fault_arm(str(fault.below).encode(), fault.at, (*KINDS, OTHER).index(fault.kind))
         code = _run_all(commands)
         calls = library.fault_disarm()
         names = [library.fault_name(number).decode() for number in range(1, calls + 1)]

@@ -19,6 +19,7 @@ POINTS = {
     "eval": ("kill",),
     "decode --output": ("kill",),
     "export --to safetensors": ("kill", "full"),
+    "two processes": ("other",),
 }
 
 

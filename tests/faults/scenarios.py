@@ -7,11 +7,12 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from phmctl.checkpoints import whole_steps
-from tests.faults.harness import run
+from tests.faults.harness import KINDS, OTHER, run
 
 Command = Sequence[str]
 
@@ -43,6 +44,8 @@ class Scenario:
         command: what is disturbed.
         again: what a person runs after it, given the folder.
         checkpoints: whether one that was whole must be left whatever happens.
+        processes: that run the command together: one, or two of which the first does all writes.
+        every: so many writes apart are the points of a whole sweep, where a point takes long.
     """
 
     name: str
@@ -50,6 +53,13 @@ class Scenario:
     command: Command
     again: Callable[[Path], Sequence[Command]]
     checkpoints: bool = False
+    processes: int = 1
+    every: int = 1
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """By which it can be disturbed."""
+        return KINDS if self.processes == 1 else (*KINDS, OTHER)
 
 
 def scenarios(work: Path) -> list[Scenario]:
@@ -60,10 +70,12 @@ def scenarios(work: Path) -> list[Scenario]:
     prepare = ("prepare-data", "tiny", *files, *settings)
     train = ("train", recipe, "--data", data, "--runs", runs)
     short, longer = (*train, "--steps", "2"), (*train, "--resume")
+    two = (*train, "--set", "training.accumulate=2", "--set", "training.batch_tokens=64")
+    shards = (*two, "--set", "training.sharding=full")
     evaluate = ("eval", f"{runs}/tiny", "--device", "cpu")
     decode = ("decode", f"{runs}/tiny", "--input", str(work / "test.source"), "--output", str(work / "out"))
 
-    def go_on(folder: Path) -> Sequence[Command]:
+    def go_on(folder: Path, train: Command = train) -> Sequence[Command]:
         return [(*train, "--resume") if any((folder / "runs").glob("*/*/v*")) else train]
 
     def decode_again(folder: Path) -> Sequence[Command]:
@@ -84,6 +96,8 @@ def scenarios(work: Path) -> list[Scenario]:
         Scenario("eval", [prepare, train], evaluate, lambda folder: [evaluate]),
         Scenario("decode --output", [prepare, train], decode, decode_again),
         *_exports(work, [prepare, train]),
+        Scenario("two processes", [prepare], two, partial(go_on, train=two), processes=2),
+        Scenario("two processes in shards", [prepare], shards, partial(go_on, train=shards), processes=2, every=4),
     ]
 
 

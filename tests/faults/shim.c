@@ -28,7 +28,7 @@
 #undef creat
 #undef creat64
 
-enum kind { KILL, TORN, FULL, BROKEN, SHORT };  /* as in sweep.py */
+enum kind { KILL, TORN, FULL, BROKEN, SHORT, OTHER };  /* as in harness.py */
 enum verdict { GO, FAIL, HALF, LAST };          /* LAST: do it, or half of it, and die */
 
 #define FILES 65536
@@ -41,8 +41,7 @@ static int disturbance, armed;
 static char tracked[FILES];  /* descriptors that are open for writing below the folder */
 static const char *names[CALLS];
 
-static int company;  /* whether this process trains with others */
-static void kill_victim(void);
+static int other;  /* the process that dies beside this one */
 
 static void die(void) {
     kill(getpid(), SIGKILL);
@@ -56,7 +55,8 @@ static enum verdict judge(const char *name, int grows) {
     if (disturbance == FULL && at && number >= at && grows) { errno = ENOSPC; return FAIL; }
     if (number != at) return GO;
     switch (disturbance) {
-        case KILL: if (company) kill_victim(); else die(); break;
+        case KILL: die();
+        case OTHER: kill(other, SIGKILL); break;
         case TORN: return LAST;
         case BROKEN: errno = EIO; return FAIL;
         case SHORT: return HALF;
@@ -107,43 +107,7 @@ void fault_arm(const char *path, long number, int kind) {
     armed = 1;
 }
 
-/* Several processes that train together: each leaves its id in the folder FAULT_TOLD. The one of rank FAULT_RANK is armed
- * at its start, and adds to the file `calls` at its end; its N-th write fails as FAULT_KIND says, or, for KILL, the one of
- * rank FAULT_VICTIM is killed then. */
-static FILE *told(const char *name, const char *mode) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", getenv("FAULT_TOLD"), name);
-    return fopen(path, mode);
-}
-
-static void kill_victim(void) {
-    int process;
-    FILE *file = told(getenv("FAULT_VICTIM"), "r");
-    if (file && fscanf(file, "%d", &process) == 1) kill(process, SIGKILL);
-    if (file) fclose(file);
-}
-
-__attribute__((constructor)) static void begin(void) {
-    const char *rank = getenv("RANK"), *wanted = getenv("FAULT_RANK");
-    if (!rank || !wanted) return;
-    FILE *file = told(rank, "wx");  /* its own children find it there */
-    if (!file) return;
-    fprintf(file, "%d\n", getpid());
-    fclose(file);
-    if (strcmp(rank, wanted)) return;
-    company = 1;
-    fault_arm(getenv("FAULT_BELOW"), atol(getenv("FAULT_AT")), atoi(getenv("FAULT_KIND")));
-}
-
-__attribute__((destructor)) static void end(void) {
-    if (!company) return;
-    armed = 0;
-    FILE *file = told("calls", "a");
-    if (!file) return;
-    fprintf(file, "%ld\n", counted);
-    fclose(file);
-}
-
+void fault_other(int process) { other = process; }
 long fault_disarm(void) { armed = 0; return counted; }
 const char *fault_name(long number) { return number > 0 && number < CALLS && names[number] ? names[number] : "?"; }
 

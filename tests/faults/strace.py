@@ -34,7 +34,7 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for scenario in scenarios(Path(folder) / "work"):
-            if sys.argv[1:] and scenario.name not in sys.argv[1:]:
+            if scenario.processes > 1 or (sys.argv[1:] and scenario.name not in sys.argv[1:]):
                 continue
             trace = Path(folder) / "trace"
             strace = [

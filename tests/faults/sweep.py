@@ -14,11 +14,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
-from tests.faults.harness import KINDS, Ended, compiler, import_all, preloaded, run
+from tests.faults.harness import KINDS, OTHER, Ended, compiler, import_all, preloaded, run
 from tests.faults.scenarios import Command, Scenario, contents, differences, make_state, scenarios, whole_checkpoints
 
 PART = 20  # points between two lines of progress
@@ -75,10 +75,11 @@ class Sweeper:
             scenario = self.scenarios[name]
             state = self._state(scenario)
             _restore(state, self.work)
-            ended = run([scenario.command], self.work, self.log)
+            ended = run([scenario.command], self.work, self.log, processes=scenario.processes)
             wanted = contents(self.work)
-            again = run(scenario.again(self.work), self.work, self.log)
+            again = run(scenario.again(self.work), self.work, self.log, processes=scenario.processes)
             wrong = differences(wanted, contents(self.work))
+            wrong += ["the second writes"] if ended.second is not None and ended.second.names else []
             if ended.code or again.code or wrong:
                 raise RuntimeError(f"{name}: {ended.said}; again: {again.said} {wrong}")
             self._undisturbed[name] = Undisturbed(state, wanted, ended.names)
@@ -107,12 +108,12 @@ class Sweeper:
     def _disturb(self, scenario: Scenario, begin: Undisturbed, kind: str, at: int) -> tuple[Ended, list[str]]:
         _restore(begin.state, self.work)
         before = whole_checkpoints(self.work)
-        ended = run([scenario.command], self.work, self.log, at, kind)
+        ended = run([scenario.command], self.work, self.log, at, kind, scenario.processes)
         problems = _judge(ended, kind)
         if scenario.checkpoints and before and not whole_checkpoints(self.work):
             problems.append("no checkpoint is left")
-        again = run(scenario.again(self.work), self.work, self.log)
-        if again.code:
+        again = run(scenario.again(self.work), self.work, self.log, processes=scenario.processes)
+        if again.code or (again.second is not None and again.second.code):
             problems.append(f"going on ended with {again.code}: {again.said[-300:]}")
         return ended, problems + differences(begin.wanted, contents(self.work))
 
@@ -127,18 +128,36 @@ def _word(ended: Ended) -> str:
 
 
 def _judge(ended: Ended, kind: str) -> list[str]:
-    """Return what is wrong with how a disturbed command ended."""
+    """Return what is wrong with how a disturbed command ended, or with how the process beside it did."""
+    if kind == OTHER:
+        first = replace(ended, second=None)
+        return [*_judge_survivor(first, 1), *_judge_killed(ended.second or first, (-9, 0))]
     if kind in ("kill", "torn"):
-        return [] if ended.code == -9 else [f"not killed but {ended.code}: {ended.said[-300:]}"]
-    problems = []
-    if "Traceback" in ended.said or "fault of phmctl" in ended.said:
-        problems.append(f"unforeseen: {ended.said[-400:]}")
+        return [*_judge_killed(ended), *([] if ended.second is None else _judge_survivor(ended.second, 0))]
     allowed = (0,) if kind == "short" else (0, 1)
+    problems = [*_unforeseen(ended)]
     if ended.code not in allowed:
         problems.append(f"exit code {ended.code}: {ended.said[-300:]}")
     if ended.code == 1 and "error: cannot " not in ended.said:
         problems.append(f"message: {ended.said[-300:]}")
+    if ended.second is not None and ended.second.code != ended.code:
+        problems.append(f"the second ended with {ended.second.code}: {ended.second.said[-300:]}")
     return problems
+
+
+def _judge_killed(ended: Ended, codes: Sequence[int] = (-9,)) -> list[str]:
+    return [] if ended.code in codes else [f"not killed but {ended.code}: {ended.said[-300:]}"]
+
+
+def _judge_survivor(ended: Ended, lost: int) -> list[str]:
+    """It ends with 1 and names the rank that it lost; or with 0, where that one had nothing more to do for it."""
+    good = ended.code == 0 or (ended.code == 1 and f"rank {lost}" in ended.said)
+    return _unforeseen(ended) + ([] if good else [f"the survivor ended with {ended.code}: {ended.said[-400:]}"])
+
+
+def _unforeseen(ended: Ended) -> list[str]:
+    bad = "Traceback" in ended.said or "fault of phmctl" in ended.said
+    return [f"unforeseen: {ended.said[-400:]}"] if bad else []
 
 
 def spread(calls: int, points: int) -> list[int]:
@@ -164,22 +183,24 @@ def _part(root: Path, task: Task) -> Found:
     return _sweeper(root, os.getpid()).sweep(*task)
 
 
-def _tasks(asked: argparse.Namespace, calls: dict[str, int]) -> list[Task]:
+def _tasks(asked: argparse.Namespace, swept: Sequence[Scenario], calls: dict[str, int]) -> list[Task]:
     found: list[Task] = []
     for kind in asked.kinds.split(","):  # all kills come first: a sweep that is cut off has the most telling part
-        for name, count in calls.items():
-            points = spread(count, asked.points) if asked.points else [*range(1, count + 1, asked.every)]
-            found += [(name, kind, points[begin : begin + PART]) for begin in range(0, len(points), PART)]
+        for each in [scenario for scenario in swept if kind in scenario.kinds]:
+            count, every = calls[each.name], asked.every * each.every
+            points = spread(count, asked.points) if asked.points else [*range(1, count + 1, every)]
+            found += [(each.name, kind, points[begin : begin + PART]) for begin in range(0, len(points), PART)]
     return found
 
 
 def _sweep_all(asked: argparse.Namespace, root: Path) -> list[Found]:
-    names = [each.name for each in scenarios(root) if not asked.only or each.name in asked.only.split(",")]
+    swept = [each for each in scenarios(root) if not asked.only or each.name in asked.only.split(",")]
+    names = [each.name for each in swept]
     found: dict[tuple[str, str], Found] = {}
     began = time.perf_counter()
     with multiprocessing.get_context("fork").Pool(asked.jobs) as pool:
         calls = dict(zip(names, pool.map(partial(_count, root), names, chunksize=1), strict=True))
-        tasks = _tasks(asked, calls)
+        tasks = _tasks(asked, swept, calls)
         total, done = sum(len(points) for _, _, points in tasks), 0
         _say(f"{total} points: " + ", ".join(f"{name} {count} writes" for name, count in calls.items()))
         for part in pool.imap_unordered(partial(_part, root), tasks):
@@ -202,7 +223,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--points", type=int, default=0)
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", default=",".join((*KINDS, OTHER)))
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--json", type=Path)
