@@ -30,7 +30,7 @@ TRAINED, BUILT, KEPT = MODES = ("train", "eval", "kept")  # with gradients; H bu
 GAIN = 0.05  # what must be won over dense, and over torch's own library, for another to be taken
 MOST, LEAST, WORK = 4096, 512, 1 << 30  # tokens that are measured at most; multiplications, if these are more
 SMALL = 1 << 20  # multiplications, in microseconds: kept weights are applied as they are
-ALLOWED, SHARE = 1.0, 0.05  # seconds, and share of a process's life, for measuring what keeps its weights
+ALLOWED, SHARE = 1.0, 0.05  # seconds, and share of a process's life, for measuring where it answers
 
 
 class Choice(NamedTuple):
@@ -41,6 +41,10 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.execution} {self.library}"
+
+
+class Provisional(Choice):
+    """A choice for want of a measurement, which this is not the place or the time for; ask again."""
 
 
 class Use(NamedTuple):
@@ -87,7 +91,7 @@ class _Scope(NamedTuple):
 _scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 _known: Table = {}
 _measuring = Lock()
-_began, _spent = time.perf_counter(), [0.0]
+_began, _spent = time.perf_counter(), [0.0]  # seconds in which a process that answers did not
 
 
 def rounded(tokens: int, d: int, k: int) -> int:
@@ -104,6 +108,9 @@ def choose(use: Use, candidates: Candidates) -> Choice:
     Args:
         use: what for.
         candidates: gives what to time, each a call, for a use; :attr:`Use.default` among them.
+
+    Returns:
+        the choice, a :class:`Provisional` one where another may be made later.
     """
     scope = _scope.get()
     found = None if scope is None else scope.table.get(use)
@@ -113,7 +120,7 @@ def choose(use: Use, candidates: Candidates) -> Choice:
         return _nearest(scope.table, use)
     found = _known.get(use) or _decide(use, candidates)
     if found is None:
-        return use.default
+        return Provisional(*use.default)
     if scope is not None:
         scope.table[use] = found
     return found
@@ -185,23 +192,18 @@ def _decide(use: Use, candidates: Candidates) -> Choice | None:
         return use.default
     if not _may_measure(use):
         return None
+    answers = use.mode == KEPT and _scope.get() is None  # a training, and a table, want it done
     with _measuring:
+        began = time.perf_counter()
+        if use not in _known and answers and _spent[0] > ALLOWED + SHARE * (began - _began):
+            return None
         if use not in _known:
             _known.update({**from_text(machine.read()), **_known})
         if use not in _known:
-            if _is_spent(use):
-                return None
-            began = time.perf_counter()
             _known[use] = _measure(use, candidates)
             machine.add({str(use): str(_known[use])})
-            _spent[0] += time.perf_counter() - began
+            _spent[0] += (time.perf_counter() - began) if answers else 0.0
         return _known[use]
-
-
-def _is_spent(use: Use) -> bool:
-    """Whether measuring has taken its share of a process that answers; a training, and a table, want it done."""
-    allowed = ALLOWED + SHARE * (time.perf_counter() - _began)
-    return use.mode == KEPT and _scope.get() is None and _spent[0] > allowed
 
 
 def _may_measure(use: Use) -> bool:

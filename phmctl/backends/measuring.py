@@ -19,6 +19,7 @@ SAMPLE = 5e-4  # seconds that a sample takes at least
 ROUNDS, FEWEST = 8, 3  # samples of each candidate; and if these take long
 LONG = 0.1  # seconds after which a measurement ends with the fewest
 HOPELESS = 1.5  # of the best: such a candidate is measured no more
+COLD, HOPELESS_COLD = 5e-3, 2.5  # and after its very first call, if that takes so many seconds
 
 
 def clock_of(device: torch.device | str) -> Clock:
@@ -51,14 +52,17 @@ def own_clock(device: torch.device | str) -> Clock:
 def lowest_seconds(candidates: Mapping[K, Call], clock: Clock = time.perf_counter) -> dict[K, float]:
     """Return the shortest sample of each candidate."""
     began, names = clock(), list(candidates)
-    cold = {name: sample(call, clock, 1) for name, call in candidates.items()}  # memory is touched, kernels are made
-    best = {name: min(cold[name], sample(call, clock, 1)) for name, call in candidates.items()}
-    calls = {name: max(1, math.ceil(SAMPLE / max(seconds, 1e-9))) for name, seconds in best.items()}
+    best = {name: sample(call, clock, 1) for name, call in candidates.items()}  # memory is touched, kernels are made
+    limit = max(COLD, HOPELESS_COLD * min(best.values()))
+    warm = [name for name in names if best[name] <= limit]
+    for name in warm:
+        best[name] = min(best[name], sample(candidates[name], clock, 1))
+    calls = {name: max(1, math.ceil(SAMPLE / max(best[name], 1e-9))) for name in warm}
     for number in range(ROUNDS):
         if number >= FEWEST and clock() - began > LONG:
             break
-        turn, bound = number % len(names), HOPELESS * min(best.values())
-        for name in names[turn:] + names[:turn]:
+        turn, bound = number % len(warm), HOPELESS * min(best.values())
+        for name in warm[turn:] + warm[:turn]:
             if best[name] <= bound:
                 best[name] = min(best[name], sample(candidates[name], clock, calls[name]))
     return best

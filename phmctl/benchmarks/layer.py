@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from phmctl.algebra.execution import AUTO, RANK
 from phmctl.algebra.rules import LEARNED
+from phmctl.backends.choices import taken_from
 from phmctl.backends.machine import processor
 from phmctl.backends.products import preferred_library
 from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, training_call
@@ -110,7 +111,8 @@ def bench_layer(
     dense, twin = nn.Linear(d, k, **factory), PHMLinear(d, k, n=1, **factory)
     candidates = 1 + 2 * len(layers)
     rows = []
-    with cached(), watched(f"{d} → {k}, n = {n}", candidates, rounds, len(tokens) * len(modes)) as advance:
+    title = f"{d} → {k}, n = {n}"
+    with taken_from({}), cached(), watched(title, candidates, rounds, len(tokens) * len(modes)) as advance:
         for count, mode in itertools.product(tokens, modes):
             x = torch.randn(count, d, **factory)
             calls = {"nn.Linear": _call(dense, x, mode)}

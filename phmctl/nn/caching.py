@@ -4,15 +4,37 @@ As with ``torch.nn.utils.parametrize.cached()`` nothing is guessed: outside a sc
 stale; inside one it is built once, and a change that is written *into* a parameter there is not seen.
 """
 
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from contextvars import ContextVar, copy_context
 from threading import Lock
 from typing import Any, Self
-from weakref import WeakKeyDictionary
+from weakref import ref
 
-from torch import nn
+from torch import Tensor, nn
 
+from phmctl.backends.operators import is_plain_inference
+
+Call = Callable[[Tensor], Tensor]
 _entered: ContextVar[tuple["cached", ...]] = ContextVar("entered", default=())  # the outermost first
+
+
+class Held(dict[Any, Any]):
+    """What a scope holds of one module.
+
+    Attributes:
+        calls: what the module is applied by, by the numbers in its input: for calls that take microseconds.
+        state: of the module that these are for.
+    """
+
+    __slots__ = ("calls", "module", "state")
+
+    def __init__(self, module: nn.Module, others: "dict[int, Held]") -> None:
+        super().__init__()
+        self.calls: dict[int, Call] = {}
+        self.state: list[int] = []
+        key = id(module)
+        self.module = ref(module, lambda _: others.pop(key, None))  # before another object gets its id
 
 
 class cached(ContextDecorator):  # noqa: N801  # a context manager, named as torch's own is
@@ -36,7 +58,7 @@ class cached(ContextDecorator):  # noqa: N801  # a context manager, named as tor
     def __init__(self) -> None:
         self._lock = Lock()
         self._inside = 0
-        self._values: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
+        self.held: dict[int, Held] = {}  # by the module's id
 
     def __enter__(self) -> Self:
         with self._lock:
@@ -52,18 +74,18 @@ class cached(ContextDecorator):  # noqa: N801  # a context manager, named as tor
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                self._values = WeakKeyDictionary()  # another one: a straggler writes into the old
+                self.held = {}  # another one: a straggler writes into the old
 
     def _recreate_cm(self) -> Self:
         return type(self)()  # as a decorator: a scope for each call
 
-    def values_of(self, module: nn.Module) -> dict[Any, Any]:
+    def values_of(self, module: nn.Module) -> Held:
         """Return what this scope holds of a module, to read and to write."""
-        values = self._values
-        held = values.get(module)
+        every = self.held
+        held = every.get(id(module))
         if held is None:
             with self._lock:
-                held = values.setdefault(module, {})
+                held = every.setdefault(id(module), Held(module, every))
         return held
 
     def hold(self) -> None:
@@ -76,9 +98,35 @@ class cached(ContextDecorator):  # noqa: N801  # a context manager, named as tor
         return self._inside > 0
 
 
-def values_of(module: nn.Module) -> dict[Any, Any] | None:
+def values_of(module: nn.Module) -> Held | None:
     """Return what the scope that this thread is in holds of a module; None outside any scope."""
     for scope in _entered.get():
         if scope.is_open:  # a context may have been copied from one that has been left since
             return scope.values_of(module)
     return None
+
+
+def call_at_hand(module: nn.Module, x: Tensor) -> Call | None:
+    """Return what this thread's scope applies a module to such an input by, None if nothing yet; in half a µs."""
+    entered = _entered.get()
+    held = entered[0].held.get(id(module)) if entered else None  # one that was left holds nothing
+    if held is None or type(x) is not Tensor or held.state != state_of(module) or not is_plain_inference():
+        return None
+    return held.calls.get(x.numel())
+
+
+def keep_call(module: nn.Module, x: Tensor, call: Call) -> None:
+    """Have the scope apply a module to such inputs by a call, until a parameter or a buffer is another object."""
+    held = values_of(module)
+    if held is None or type(x) is not Tensor or not is_plain_inference():
+        return
+    state = state_of(module)
+    if held.state != state:
+        held.calls, held.state = {}, state
+    held.calls[x.numel()] = call
+
+
+def state_of(module: nn.Module) -> list[int]:
+    """Return what differs once a module is applied by other tensors; ``changes`` counts what these do not tell."""
+    state: list[int] = [module.changes, *map(id, module._parameters.values())]  # type: ignore[list-item]
+    return [*state, *map(id, module._buffers.values())] if module._buffers else state

@@ -37,6 +37,7 @@ class KroneckerWeight(nn.Module):
 
     A: Tensor
     S: Tensor
+    changes = 0  # of what is no other parameter: the device and dtype of these, the factors, the execution
     _found: tuple[Tensor, Factors] | None = None  # a rule that is no parameter of ours to factorise, and its factors
 
     def __init__(
@@ -135,6 +136,7 @@ class KroneckerWeight(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             rule = self.A.detach().clone()
             self._found = rule, Factors(*(part.detach().to(rule, copy=True) for part in factors))
+        self.changes += 1
 
     def decompose(self, rank: int | None = None, *, seed: int = 0) -> Factors:
         """Find the factors of the rule as it is now; :attr:`factors` has them until it changes.
@@ -246,6 +248,7 @@ class KroneckerWeight(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.changes += 1
         if self.n == 1 or self._holds_factors:
             return self
         if self.algebra == LEARNED:

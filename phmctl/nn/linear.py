@@ -4,7 +4,9 @@ import math
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from phmctl.algebra.bilinear import KNOWN_RANKS, Factors, generic_rank
 from phmctl.algebra.execution import (
@@ -19,11 +21,12 @@ from phmctl.algebra.execution import (
 )
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.rules import LEARNED
-from phmctl.backends.choices import BUILT, KEPT, TRAINED, Choice
+from phmctl.backends.choices import BUILT, KEPT, TRAINED, Choice, Provisional
 from phmctl.backends.operators import autocast_dtype, is_recorded
 from phmctl.backends.products import MKL, faster_library, libraries, linear
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, check_known
+from phmctl.nn.caching import Call, call_at_hand, keep_call
 from phmctl.nn.kronecker_weight import KroneckerWeight
 
 RULE, FACTORS = "rule", "factors"
@@ -119,6 +122,7 @@ class PHMLinear(KroneckerWeight):
     def execution(self, name: str) -> None:
         check_known("execution", name, EXECUTIONS)
         self._execution = name
+        self.changes += 1
         if name == RANK and self.algebra in KNOWN_RANKS:
             _ = self.factors  # found now: what is compiled cannot look for them
 
@@ -140,21 +144,52 @@ class PHMLinear(KroneckerWeight):
         Raises:
             DimensionError: the last axis is not d long.
         """
-        if x.shape[-1] != self.in_features:
-            raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {self.in_features}")
+        call = None if is_compiling() else call_at_hand(self, x)
+        if call is not None:
+            try:
+                return call(x)
+            except RuntimeError:
+                _check_width(x, self.in_features)
+                raise
+        _check_width(x, self.in_features)
         if self.n == 1:
             return linear(x, self.weight, self.bias)
         values = self._values()
-        execution, library = self._chosen(_rows_of(x), values)
+        choice = self._chosen(_rows_of(x), values)
+        call = self._call(choice, values)
+        if values is not None and not isinstance(choice, Provisional):
+            keep_call(self, x, call)
+        return call(x)
+
+    def _call(self, choice: Choice, values: dict[Any, Any] | None) -> Call:
+        """Return the map as it is applied by a choice, given what the scope holds of this layer."""
+        execution, library = choice
+        bias, d, k = self.bias, self.in_features, self.out_features
         if execution == DENSE:
-            return linear(x, self._kept("H", values), self.bias, library)
-        flat = x.reshape(-1, self.in_features)  # (T, d)
+            H = self._kept("H", values)
+            if library == MKL:
+                return lambda x: F.linear(x, H, bias)
+            return lambda x: linear(x, H, bias, library)
+        apply: Call  # (T, d) -> (T, k)
         if execution == RANK:
-            y = self._by_rank(flat, values, library)  # (T, k)
+            factors = self.factors
+            if factors is None:
+                raise RankError("execution 'rank' wants the factors of the rule; call decompose() after it has changed")
+            T, keep = self._kept("T", values), self.keep_products
+
+            def apply(flat: Tensor) -> Tensor:
+                return apply_blocks(flat, T, factors, bias, library, keep=keep)
         else:
-            A = self._kept("A", values) if self._holds_factors else self.A
-            y = apply_factored(flat, A, self.S, self.bias, library)  # (T, k)
-        return y.view(*x.shape[:-1], self.out_features)
+            A, S = self._kept("A", values) if self._holds_factors else self.A, self.S
+
+            def apply(flat: Tensor) -> Tensor:
+                return apply_factored(flat, A, S, bias, library)
+
+        def flattened(x: Tensor) -> Tensor:
+            _check_width(x, d)
+            return apply(x.reshape(-1, d)).view(*x.shape[:-1], k)
+
+        return flattened
 
     def choice_for(self, tokens: int) -> Choice:
         """Return the execution, and the library, that a forward pass over so many tokens would take now.
@@ -178,7 +213,9 @@ class PHMLinear(KroneckerWeight):
         use = tokens, self._execution, self._found is None
         choice = values.get(use)
         if choice is None:
-            choice = values[use] = self._choice(tokens, KEPT)
+            choice = self._choice(tokens, KEPT)
+            if not isinstance(choice, Provisional):
+                values[use] = choice
         return choice
 
     def _choice(self, tokens: int, mode: str) -> Choice:
@@ -225,12 +262,6 @@ class PHMLinear(KroneckerWeight):
             return KNOWN_RANKS[self.algebra]
         factors = None if self._wants_graph() else self.factors
         return None if factors is None else factors.rank
-
-    def _by_rank(self, flat: Tensor, values: dict[Any, Any] | None, library: str) -> Tensor:
-        factors = self.factors
-        if factors is None:
-            raise RankError("execution 'rank' wants the factors of the rule; call decompose() after it has changed")
-        return apply_blocks(flat, self._kept("T", values), factors, self.bias, library, keep=self.keep_products)
 
     @classmethod
     def from_dense(
@@ -284,6 +315,11 @@ class PHMLinear(KroneckerWeight):
             f"in_features={self.in_features}, out_features={self.out_features}, n={self.n}, "
             f"bias={self.bias is not None}, algebra={self.algebra!r}"
         )
+
+
+def _check_width(x: Tensor, d: int) -> None:
+    if x.shape[-1] != d:
+        raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {d}")
 
 
 def _rows_of(x: Tensor) -> int:

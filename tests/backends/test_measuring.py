@@ -41,6 +41,12 @@ def test_what_is_hopeless_is_measured_no_more() -> None:
     assert clock.calls.count("a") == clock.calls.count("c") == 2 + measuring.ROUNDS
 
 
+def test_what_takes_long_and_is_far_behind_is_called_once() -> None:
+    clock = Clock()
+    lowest_seconds({"a": clock.candidate("a", 1e-2), "b": clock.candidate("b", 3e-2)}, clock)
+    assert clock.calls.count("b") == 1
+
+
 def test_candidates_take_turns_and_short_ones_are_repeated() -> None:
     clock = Clock()
     lowest_seconds({name: clock.candidate(name, measuring.SAMPLE / 2) for name in "ab"}, clock)

@@ -1,6 +1,7 @@
 """Nothing is silently lost: H is kept inside a scope, and outside of it never stale."""
 
 import copy
+import gc
 import pickle
 import threading
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import phmctl
 from phmctl import PHMEmbedding, PHMLinear
 from phmctl.algebra import bilinear, rules
+from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import materialise_reference
+from phmctl.errors import DimensionError
 from phmctl.nn.derived import DerivedWeightError
 
 
@@ -105,6 +108,46 @@ def test_another_tensor_dtype_or_autocast_is_seen_inside(x: torch.Tensor) -> Non
         moved = torch.func.functional_call(layer, other, (x,))
         assert not torch.allclose(moved, layer(x))
         check(layer.double(), x.double())
+
+
+@pytest.mark.parametrize("execution", ["dense", "factored", "rank"])
+@torch.no_grad()
+def test_what_is_at_hand_is_applied_as_it_stands(execution: str, x: torch.Tensor) -> None:
+    layer = eval_layer(execution=execution, parametrization="factors")
+    with phmctl.cached() as scope:
+        check(layer, x), check(layer, x)
+        held = scope.values_of(layer)
+        assert list(held.calls) == [x.numel()]
+        with pytest.raises(DimensionError, match=r"\(12, 3\) does not end in in_features = 12"):
+            layer(x.t())  # as many numbers
+        for name in EXECUTIONS:
+            layer.execution = name
+            check(layer, x)
+        layer.S = nn.Parameter(torch.randn_like(layer.S))
+        check(layer, x)
+        calls = held.calls
+        with torch.enable_grad():
+            assert layer(x).requires_grad
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        assert torch.func.vmap(layer)(x[None]).shape == (1, 3, 8)
+        assert held.calls is calls
+        layer.double()
+        check(layer, x.double())
+        layer.register_forward_hook(lambda *_: x)
+        assert layer(x.double()) is x
+    assert not scope.held
+
+
+@torch.no_grad()
+def test_what_is_held_of_a_layer_goes_with_it(x: torch.Tensor) -> None:
+    layer = eval_layer()
+    with phmctl.cached() as scope:
+        layer(x)
+        assert len(scope.held) == 1
+        del layer
+        gc.collect()
+        assert not scope.held
 
 
 @torch.no_grad()
