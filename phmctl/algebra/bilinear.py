@@ -63,7 +63,9 @@ def generic_rank(n: int) -> int:
 
 def recompose(factors: Factors) -> Tensor:
     """Return the rule of its factors: ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]``. (n, n, n)."""
-    return torch.einsum("ir,ar,rb->iab", factors.W, factors.U, factors.V)
+    W, U, V = factors
+    products = U.t().unsqueeze(2) * V.unsqueeze(1)  # (R, a, b); einsum takes twice the time to think
+    return (W @ products.flatten(1)).view(-1, *products.shape[1:])
 
 
 @torch.no_grad()

@@ -18,22 +18,17 @@ import torch
 from torch import Tensor
 
 from phmctl.algebra.bilinear import Factors, recompose
-from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.kronecker import apply_built, materialise
 from phmctl.algebra.rank_product import blocks_of, rank_product
 from phmctl.backends import choices, products
 from phmctl.backends.choices import AUTO, DENSE, FACTORED, FIXED, KEPT, LEARNED, RANK, SMALL, TRAINED, Choice, Use
 from phmctl.backends.measuring import Call
 from phmctl.backends.products import MKL, libraries, linear
 
-__all__ = ["AUTO", "DENSE", "EXECUTIONS", "FACTORED", "RANK", "apply_blocks", "apply_dense", "apply_factored"]
+__all__ = ["AUTO", "DENSE", "EXECUTIONS", "FACTORED", "RANK", "apply_blocks", "apply_built", "apply_factored"]
 __all__ += ["apply_rank", "candidates", "choose", "decide", "standing"]
 
 EXECUTIONS = (AUTO, DENSE, FACTORED, RANK)
-
-
-def apply_dense(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None, library: str | None = None) -> Tensor:
-    """Build H and apply it. (T, d) -> (T, k)."""
-    return linear(x, materialise(A, S), bias, library)
 
 
 def apply_factored(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None, library: str | None = None) -> Tensor:
@@ -201,7 +196,7 @@ def _random_map(use: Use) -> tuple[dict[str, Callable[[str], Tensor]], list[Tens
             RANK: lambda library: apply_blocks(x, T, factors, bias, library),
         }, leaves
     return {
-        DENSE: lambda library: apply_dense(x, rule(), S, bias, library),
+        DENSE: lambda library: apply_built(x, rule(), S, bias, library),
         FACTORED: lambda library: apply_factored(x, rule(), S, bias, library),
         RANK: lambda library: apply_rank(x, factors, S, bias, library),
     }, leaves

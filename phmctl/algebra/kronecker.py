@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.backends.operators import autocast_dtype, define, is_transformed
+from phmctl.backends.operators import ORDINARY, autocast_dtype, define, is_recorded, is_transformed, is_undisturbed
+from phmctl.backends.products import linear
 
 
 def materialise(A: Tensor, S: Tensor) -> Tensor:
@@ -29,6 +30,17 @@ def materialise(A: Tensor, S: Tensor) -> Tensor:
     return _kronecker_sum(A, S)  # type: ignore[no-any-return]
 
 
+def apply_built(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None, library: str | None = None) -> Tensor:
+    """Return ``x Hᵀ + b`` with H built for it. (..., d) -> (..., k); differentiable as often as one likes.
+
+    Where a gradient is wanted it is one step of autograd: at few tokens the bookkeeping of several takes longer than
+    they do.
+    """
+    if not is_recorded() and torch.is_grad_enabled() and is_undisturbed() and {type(x), type(A), type(S)} <= ORDINARY:
+        return _BuiltMap.apply(x, A, S, bias, library)  # type: ignore[no-any-return, no-untyped-call]
+    return linear(x, materialise(A, S), bias, library)
+
+
 def materialise_reference(A: Tensor, S: Tensor) -> Tensor:
     """Return H in float64 as the plain sum of ``torch.kron``: the definition, to test against. (k, d)."""
     terms = [torch.kron(a, s) for a, s in zip(A.double(), S.double(), strict=True)]
@@ -42,6 +54,30 @@ def _plain(A: Tensor, S: Tensor) -> Tensor:
     return grid.reshape(n * rows, n * columns).contiguous()  # (k, d); n = 1 is a view otherwise
 
 
+class _BuiltMap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None, library: str | None) -> Tensor:
+        H = _plain(A, S)
+        ctx.save_for_backward(x, A, S, H)
+        ctx.library = library
+        return linear(x, H, bias, library)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, A, S, H = ctx.saved_tensors
+        wants_x, wants_A, wants_S, wants_bias, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # the gradient will be differentiated, and H is neither input nor output
+            H = materialise(A, S)
+        k, d = H.shape
+        flat = gradient.reshape(-1, k)  # (T, k)
+        dx = linear(flat, H.t(), library=ctx.library).view(x.shape) if wants_x else None
+        dA = dS = None
+        if wants_A or wants_S:
+            dH = linear(flat.t(), x.reshape(-1, d).t(), library=ctx.library)  # (k, d)
+            dA, dS = _gradients(A, S, dH, wants_A, wants_S)
+        return dx, dA, dS, flat.sum(0) if wants_bias else None, None
+
+
 def _fake(A: Tensor, S: Tensor) -> Tensor:
     n, rows, columns = S.shape
     return S.new_empty(n * rows, n * columns)
@@ -53,8 +89,14 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
     A, S = ctx.saved_tensors
+    return _gradients(A, S, gradient, *ctx.needs_input_grad)
+
+
+def _gradients(
+    A: Tensor, S: Tensor, gradient: Tensor, wants_A: bool, wants_S: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of A and S, given that of H (k, d)."""
     n, rows, columns = S.shape
-    wants_A, wants_S = ctx.needs_input_grad
     blocks = gradient.reshape(n, rows, n, columns).transpose(1, 2).reshape(n * n, rows * columns)  # (a b, s t)
     dA = (blocks @ S.reshape(n, -1).t()).t().reshape(n, n, n) if wants_A else None  # (i, a, b)
     dS = (A.reshape(n, n * n) @ blocks).view(n, rows, columns) if wants_S else None  # (i, s, t)

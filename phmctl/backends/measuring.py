@@ -19,7 +19,7 @@ SAMPLE = 5e-4  # seconds that a sample takes at least
 ROUNDS, FEWEST = 8, 3  # samples of each candidate; and if these take long
 LONG = 0.1  # seconds after which a measurement ends with the fewest
 HOPELESS = 1.5  # of the best: such a candidate is measured no more
-COLD, HOPELESS_COLD = 5e-3, 2.5  # and after its very first call, if that takes so many seconds
+COLD, HOPELESS_COLD = 5e-2, 2.5  # and after its very first call, if that takes so many seconds
 
 
 def clock_of(device: torch.device | str) -> Clock:
@@ -54,7 +54,7 @@ def lowest_seconds(candidates: Mapping[K, Call], clock: Clock = time.perf_counte
     began, names = clock(), list(candidates)
     best = {name: sample(call, clock, 1) for name, call in candidates.items()}  # memory is touched, kernels are made
     limit = max(COLD, HOPELESS_COLD * min(best.values()))
-    warm = [name for name in names if best[name] <= limit]
+    warm = [name for name in names if best[name] <= limit or name == names[0]]  # the first one wakes torch up
     for name in warm:
         best[name] = min(best[name], sample(candidates[name], clock, 1))
     calls = {name: max(1, math.ceil(SAMPLE / max(best[name], 1e-9))) for name in warm}

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._decomp import register_decomposition
 from torch.autograd import forward_ad
 
+ORDINARY = {Tensor, torch.nn.Parameter}  # what a subclass holds (no numbers, a shard, integers) only torch knows
 NAMESPACE = "phmctl"
 _library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 
@@ -91,10 +92,12 @@ def _always() -> bool:
 _is_tracing = getattr(torch._C, "_is_tracing", _always)
 _is_autocast = getattr(torch._C, "_is_any_autocast_enabled", _always)
 _is_functorch = getattr(torch._C, "_are_functorch_transforms_active", _always)
-_grad = torch.is_grad_enabled
 
 
-def is_plain_inference() -> bool:
-    """Whether operations are just computed: no gradients, no autocast, nobody records or transforms; in 0.2 µs."""
+def is_undisturbed() -> bool:
+    """Whether operations are computed as they stand: no autocast, nobody transforms or traces; in 0.2 µs.
+
+    Of compilers it knows nothing: ask :func:`is_recorded` first.
+    """
     level = getattr(forward_ad, "_current_level", 0)
-    return not (_grad() or _is_autocast() or _is_tracing() or _is_functorch() or level >= 0)
+    return not (_is_autocast() or _is_tracing() or _is_functorch() or level >= 0)

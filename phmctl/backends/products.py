@@ -22,11 +22,10 @@ from torch import Tensor
 
 from phmctl.backends.choices import AUTO, DENSE, KEPT, LEARNED, SMALL, TRAINED, Choice, Use, choose, rounded
 from phmctl.backends.measuring import Call
-from phmctl.backends.operators import is_recorded, is_transformed
+from phmctl.backends.operators import ORDINARY, is_recorded, is_transformed
 from phmctl.backends.pristine import computed_once
 from phmctl.errors import UserError, check_known
 
-_ORDINARY = (Tensor, torch.nn.Parameter)  # what a subclass holds (no numbers, a shard, integers) only torch knows
 VARIABLE = "PHMCTL_PRODUCTS"
 MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")  # torch's own choice, and the other
 
@@ -211,7 +210,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def _is_plain(x: Tensor) -> bool:
     """Whether this is float32 on a CPU, and nobody transforms or records what is done to it but autograd."""
     return (
-        type(x) in _ORDINARY
+        type(x) in ORDINARY
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")

@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any, Self
 from weakref import ref
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 
-from phmctl.backends.operators import is_plain_inference
+from phmctl.backends.operators import is_undisturbed
 
 Call = Callable[[Tensor], Tensor]
 _entered: ContextVar[tuple["cached", ...]] = ContextVar("entered", default=())  # the outermost first
@@ -110,7 +110,9 @@ def call_at_hand(module: nn.Module, x: Tensor) -> Call | None:
     """Return what this thread's scope applies a module to such an input by, None if nothing yet; in half a µs."""
     entered = _entered.get()
     held = entered[0].held.get(id(module)) if entered else None  # one that was left holds nothing
-    if held is None or type(x) is not Tensor or held.state != state_of(module) or not is_plain_inference():
+    if held is None or type(x) is not Tensor or is_grad_enabled() or not is_undisturbed():
+        return None
+    if held.state != state_of(module):
         return None
     return held.calls.get(x.numel())
 
@@ -118,7 +120,7 @@ def call_at_hand(module: nn.Module, x: Tensor) -> Call | None:
 def keep_call(module: nn.Module, x: Tensor, call: Call) -> None:
     """Have the scope apply a module to such inputs by a call, until a parameter or a buffer is another object."""
     held = values_of(module)
-    if held is None or type(x) is not Tensor or not is_plain_inference():
+    if held is None or type(x) is not Tensor or is_grad_enabled() or not is_undisturbed():
         return
     state = state_of(module)
     if held.state != state:

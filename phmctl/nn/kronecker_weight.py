@@ -5,6 +5,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from phmctl.algebra.bilinear import QUICK, Factors, decompose, fixed_factors, recompose
 from phmctl.algebra.initialisation import (
@@ -219,10 +220,8 @@ class KroneckerWeight(nn.Module):
 
     def _values(self) -> dict[Any, Any] | None:
         """Return what the scope holds of this layer as it is; None outside a scope, and where it must be built."""
-        if is_recorded() or is_transformed():
-            return None
-        held = values_of(self)
-        if held is None or self._wants_graph():
+        held = None if is_compiling() else values_of(self)
+        if held is None or is_recorded() or is_transformed() or self._wants_graph():
             return None
         S = self.S
         parts = (*self._parameters.values(), *self._buffers.values())
@@ -234,7 +233,10 @@ class KroneckerWeight(nn.Module):
 
     def _wants_graph(self) -> bool:
         """Whether what is built is part of a graph: some gradient of it is wanted."""
-        return torch.is_grad_enabled() and any(part.requires_grad for part in self.parameters())
+        if not torch.is_grad_enabled():
+            return False
+        own = self.parameters() if self._modules else self._parameters.values()  # parametrizations have theirs
+        return any(part is not None and part.requires_grad for part in own)
 
     def _make(self, name: str) -> Tensor:
         if name == "A":

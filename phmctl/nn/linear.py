@@ -15,6 +15,7 @@ from phmctl.algebra.execution import (
     EXECUTIONS,
     RANK,
     apply_blocks,
+    apply_built,
     apply_factored,
     choose,
     standing,
@@ -165,6 +166,9 @@ class PHMLinear(KroneckerWeight):
         """Return the map as it is applied by a choice, given what the scope holds of this layer."""
         execution, library = choice
         bias, d, k = self.bias, self.in_features, self.out_features
+        if execution == DENSE and values is None:
+            A, S = self.A, self.S
+            return lambda x: apply_built(x, A, S, bias, library)
         if execution == DENSE:
             H = self._kept("H", values)
             if library == MKL:
@@ -219,8 +223,9 @@ class PHMLinear(KroneckerWeight):
         return choice
 
     def _choice(self, tokens: int, mode: str) -> Choice:
+        S = self.S
         mode = TRAINED if self._wants_graph() else mode
-        rank, execution, device = self._rank(), self._execution, self.S.device
+        rank, execution, device = self._rank(mode == TRAINED), self._execution, S.device
         if execution == RANK and rank is None:
             if mode != TRAINED:
                 return Choice(RANK, MKL)  # an error when it is applied
@@ -236,7 +241,7 @@ class PHMLinear(KroneckerWeight):
             learned=self.algebra == LEARNED,
             execution=execution,
             device=device,
-            dtype=autocast_dtype(device.type) or self.S.dtype,
+            dtype=autocast_dtype(device.type) or S.dtype,
         )
         if finds and choice.execution == RANK:
             self.decompose()
@@ -244,14 +249,15 @@ class PHMLinear(KroneckerWeight):
 
     def _standing(self) -> Choice:
         """Return the choice for a graph that is recorded, for any number of tokens."""
-        rank = self._rank()
+        trains = self._wants_graph()
+        rank = self._rank(trains)
         if self._execution != AUTO:
             return Choice(DENSE if self._execution == RANK and rank is None else self._execution, MKL)
-        mode, learned = TRAINED if self._wants_graph() else BUILT, self.algebra == LEARNED
+        mode, learned = TRAINED if trains else BUILT, self.algebra == LEARNED
         shape, place = (self.in_features, self.out_features, self.n, rank or 0), (self.S.device.type, str(self.S.dtype))
         return Choice(*standing(*shape, mode, learned, *place).split(" "))
 
-    def _rank(self) -> int | None:
+    def _rank(self, trains: bool) -> int | None:
         """Return the rank that this layer could be applied with, None where its factors are not known.
 
         In training the factors must be parameters or constants: those that `decompose` found are neither.
@@ -260,7 +266,7 @@ class PHMLinear(KroneckerWeight):
             return len(self.V)
         if self.algebra in KNOWN_RANKS:
             return KNOWN_RANKS[self.algebra]
-        factors = None if self._wants_graph() else self.factors
+        factors = None if trains else self.factors
         return None if factors is None else factors.rank
 
     @classmethod

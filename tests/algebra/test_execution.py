@@ -9,7 +9,7 @@ from torch import Tensor
 from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.algebra.execution import (
     _random_map,
-    apply_dense,
+    apply_built,
     apply_factored,
     apply_rank,
     candidates,
@@ -20,7 +20,7 @@ from phmctl.backends import choices
 from phmctl.backends.choices import AUTO, KEPT, MODES, TRAINED, Choice, Use
 from phmctl.backends.products import MKL, libraries
 
-EXECUTIONS = {"dense": apply_dense, "factored": apply_factored}
+EXECUTIONS = {"dense": apply_built, "factored": apply_factored}
 names = pytest.mark.parametrize("name", list(EXECUTIONS))
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(1, 7), st.booleans())
 
@@ -56,6 +56,39 @@ def test_rank_is_the_definition(shape: tuple[int, int, int, int, bool]) -> None:
 def test_gradients(name: str, shape: tuple[int, int, int, int]) -> None:
     inputs = [tensor.requires_grad_() for tensor in draw(*shape)]
     assert torch.autograd.gradcheck(EXECUTIONS[name], inputs)
+
+
+@names
+@pytest.mark.parametrize("constant", [None, 0, 1, 2, 3])
+def test_gradients_of_gradients(name: str, constant: int | None) -> None:
+    inputs = [part.requires_grad_(place != constant) for place, part in enumerate(draw(2, 2, 3, 4))]
+    assert torch.autograd.gradgradcheck(EXECUTIONS[name], inputs)
+
+
+@names
+@pytest.mark.parametrize("library", libraries())
+def test_gradients_by_every_library(name: str, library: str) -> None:
+    inputs = [part.float().requires_grad_() for part in draw(4, 3, 5, 6)]
+    exact = [part.detach().double().requires_grad_() for part in inputs]
+    gradient = torch.ones(6, 12)
+    y = EXECUTIONS[name](*inputs, library)
+    found = torch.autograd.grad(y, inputs, gradient)
+    x, A, S, bias = exact
+    expected = x @ materialise_reference(A, S).T + bias
+    torch.testing.assert_close(y, expected.float(), rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(found, torch.autograd.grad(expected, exact, gradient.double()), strict=True):
+        torch.testing.assert_close(mine, theirs.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_to_build_and_apply_is_one_step_of_autograd() -> None:
+    x, A, S, bias = (part.requires_grad_() for part in draw(2, 2, 3, 4))
+    y = apply_built(x.view(2, 2, -1), A, S, bias)
+    assert y.grad_fn is not None
+    assert y.shape == (2, 2, 4)
+    assert {edge[0].name().rpartition("::")[2] for edge in y.grad_fn.next_functions if edge[0]} <= {
+        "AccumulateGrad",
+        "ViewBackward0",
+    }
 
 
 @names
