@@ -320,12 +320,9 @@ class Card(Section):
         for layout in self.local:
             if layout.rows is not None and len(layout.rows.texts) != (self.texts or 2):
                 raise ValueError(f"layout {layout.name!r} reads another number of texts than {self.texts or 2}")
-            if any((files.tables and self._unlabelled(layout.rows)) for files in layout.every.values()):
+            if self.labelled and layout.rows is not None and layout.rows.label is None:
                 raise ValueError(f"layout {layout.name!r}: 'rows' want a 'label' where there is something to classify")
         return self
-
-    def _unlabelled(self, rows: Rows | None) -> bool:
-        return self.labelled and (rows is None or rows.label is None)
 
     @property
     def labelled(self) -> bool:

@@ -11,14 +11,14 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from phmctl.console import note
 from phmctl.data.card import Hub
 from phmctl.data.fetch.archives import sweep
 from phmctl.data.readers import named_label
-from phmctl.data.rows import Row, RowSource, SourceFile
+from phmctl.data.rows import Row, SourceFile, Splits
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import writing
 
@@ -40,17 +40,14 @@ class HubRows:
         """Yield the rows; raises :class:`DataError` with the row where a text is none."""
         for number, row in enumerate(self.rows, start=1):
             texts = tuple(_text_of(row, column, self.name, number) for column in self.hub.text_columns)
-            label = None
-            if self.hub.label is not None:
-                label = named_label(str(_field_of(row, self.hub.label)), self.hub)
+            label = self.hub.label and named_label(str(_field_of(row, self.hub.label)), self.hub)
             yield Row(texts, label, place=(self.name, number))
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A loaded dataset: its splits by our names, its files, and where it came from in words."""
 
-    splits: dict[str, RowSource]
+    splits: Splits
     files: list[SourceFile]
     origin: str
 
@@ -69,19 +66,15 @@ def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> Loaded:
     """
     kept = cache / re.sub(r"[^\w.-]+", "--", "@".join(filter(None, (hub.id, hub.config, hub.folder, hub.revision))))
     dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept, refetch)
-    for name in hub.splits.values():
+    side = "pairs" if hub.label is None else "rows"
+    splits: Splits = {}
+    files: list[SourceFile] = []
+    for split, name in hub.splits.items():
         if name not in dataset:
             raise DataError(f"{hub.id} has no split {name!r}; it has {', '.join(sorted(dataset))}")
         _check_columns(dataset[name], hub)
-    side = "pairs" if hub.label is None else "rows"
-    files = [
-        SourceFile(Path(file["filename"]), split, side)
-        for split, name in hub.splits.items()
-        for file in dataset[name].cache_files
-    ]
-    splits: dict[str, RowSource] = {
-        split: HubRows(dataset[name], hub, f"{hub.id} ({name})") for split, name in hub.splits.items()
-    }
+        splits[split] = HubRows(dataset[name], hub, f"{hub.id} ({name})")
+        files += [SourceFile(Path(file["filename"]), split, side) for file in dataset[name].cache_files]
     return Loaded(splits, files, f"hub {hub.id}{_version(hub, dataset)}")
 
 
