@@ -78,3 +78,24 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationR
     from phmctl.training.train import train
 
     return train(tiny_recipe, data=miniature_data, runs=tmp_path_factory.mktemp("runs"), quiet=True).run
+
+
+@pytest.fixture(scope="session")
+def copying_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data root of the prepared copying corpus."""
+    from tests.training.copying import prepare_copying
+
+    root = tmp_path_factory.mktemp("copying")
+    prepare_copying(root)
+    return root
+
+
+@pytest.fixture
+def copying_file(tmp_path: Path) -> Path:
+    """A recipe's file, of four steps on that corpus."""
+    from phmctl.recipe.loading import dump_recipe
+    from tests.training.copying import copying_recipe
+
+    path = tmp_path / "copying.yaml"
+    path.write_text(dump_recipe(copying_recipe(n=2, steps=4)))
+    return path

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from phmctl.assembly import ClassifierSection
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.schema import LinearSection, Recipe, StackSection, TransformerSection
@@ -170,13 +169,6 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
     ledger = ledger_for(kind, recipe.model, sizes.values, name=f"{recipe.name} {recipe.variant}")
     notes = () if sizes.trained or not sizes.note else (sizes.note,)
     return replace(ledger, notes=(*notes, *ledger.notes))
-
-
-def ledger_for_classifier(
-    settings: ClassifierSection, vocabulary: int, classes: int = 2, *, name: str = "model"
-) -> Ledger:
-    """Count a classifier; see :func:`ledger_for`."""
-    return ledger_for(task_kind("classification"), settings, {"vocabulary": vocabulary, "classes": classes}, name=name)
 
 
 def ledger_for_settings(

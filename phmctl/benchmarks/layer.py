@@ -1,7 +1,7 @@
 """``bench layer``: a PHM layer, executed in one way or several, against ``nn.Linear`` of the same shape."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from phmctl.backends.choices import taken_from
 from phmctl.backends.machine import processor
 from phmctl.backends.products import preferred_library
 from phmctl.benchmarks.calls import check_positive, eval_call, parameters_of, training_call
-from phmctl.benchmarks.timing import Spread, compare, watched
+from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.console import Table
 from phmctl.devices import pick_device
 from phmctl.errors import UserError, check_known
@@ -22,6 +22,7 @@ from phmctl.nn.caching import cached
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 
 MODES = ("forward", "forward+backward", "eval")
+_DENSE = "nn.Linear"
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -102,20 +103,18 @@ def bench_layer(
         raise UserError("execution 'rank' wants the factors of a learned rule; add parametrization 'factors'")
     device = str(pick_device(device))
     factory: dict[str, Any] = {"device": device, "dtype": _DTYPES[dtype]}
-    layers = {
-        name: PHMLinear(
-            d, k, n=n, algebra=algebra, execution=name, parametrization=parametrization, rank=rank, **factory
-        )
-        for name in executions
-    }
+    shape: dict[str, Any] = {"n": n, "algebra": algebra, "parametrization": parametrization}
+    layers = {name: PHMLinear(d, k, **shape, execution=name, rank=rank, **factory) for name in executions}
     dense, twin = nn.Linear(d, k, **factory), PHMLinear(d, k, n=1, **factory)
+    shape |= {"in_features": d, "out_features": k, "dtype": dtype, "device": device, "processor": processor()}
+    shape |= {"threads": torch.get_num_threads(), "dense_parameters": parameters_of(dense)}
     candidates = 1 + 2 * len(layers)
     rows = []
     title = f"{d} → {k}, n = {n}"
     with taken_from({}), cached(), watched(title, candidates, rounds, len(tokens) * len(modes)) as advance:
         for count, mode in itertools.product(tokens, modes):
             x = torch.randn(count, d, **factory)
-            calls = {"nn.Linear": _call(dense, x, mode)}
+            calls = {_DENSE: _call(dense, x, mode)}
             choices = {}
             for name, phm in layers.items():
                 calls[name] = _call(phm, x, mode)
@@ -123,34 +122,24 @@ def bench_layer(
                     choices[name] = phm.choice_for(count)
                 calls[_twin(name)] = _by(choices[name].library, _call(twin, x, mode))
             timings = compare(calls, rounds=rounds, device=device, advance=advance)
-            rows += [
-                LayerRow(
-                    in_features=d,
-                    out_features=k,
-                    n=n,
-                    algebra=algebra,
-                    dtype=dtype,
-                    device=device,
-                    threads=torch.get_num_threads(),
-                    tokens=count,
-                    mode=mode,
-                    execution=name,
-                    choice=str(choices[name]),
-                    parametrization=parametrization,
-                    processor=processor(),
-                    dense=timings["nn.Linear"].seconds,
-                    dense_best=timings["nn.Linear"].best,
-                    twin=timings[_twin(name)].seconds,
-                    phm=timings[name].seconds,
-                    ratio=timings[name].ratio,
-                    to_twin=timings[name].ratio_to(timings[_twin(name)]),
-                    best_ratio=timings[name].best_ratio,
-                    dense_parameters=parameters_of(dense),
-                    phm_parameters=parameters_of(phm),
-                )
-                for name, phm in layers.items()
-            ]
+            for name, phm in layers.items():
+                shape |= {"execution": name, "choice": str(choices[name]), "phm_parameters": parameters_of(phm)}
+                rows.append(LayerRow(**shape, tokens=count, mode=mode, **_figures(timings, name)))
     return rows
+
+
+def _figures(timings: Mapping[str, Timing], name: str) -> dict[str, Any]:
+    """Return what was measured of an execution, by the names of a :class:`LayerRow`."""
+    dense, twin, phm = timings[_DENSE], timings[_twin(name)], timings[name]
+    return {
+        "dense": dense.seconds,
+        "dense_best": dense.best,
+        "twin": twin.seconds,
+        "phm": phm.seconds,
+        "ratio": phm.ratio,
+        "to_twin": phm.ratio_to(twin),
+        "best_ratio": phm.best_ratio,
+    }
 
 
 def _twin(name: str) -> str:

@@ -5,6 +5,7 @@ could not be read, is dropped from them too: nothing can be scored on it. Train 
 stand in valid or test, whatever their label, and, once tokenized, those that are too long or too unequal.
 """
 
+import html
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -37,17 +38,7 @@ SAME_SIDES = "same_sides"  # a pair of the same text twice: counted but kept
 SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test")
 
 # What Moses' escape-special-chars.perl writes, and nothing else: "&copy" in a text is meant.
-_MOSES = {
-    "&amp;": "&",
-    "&#124;": "|",
-    "&lt;": "<",
-    "&gt;": ">",
-    "&apos;": "'",
-    "&quot;": '"',
-    "&#91;": "[",
-    "&#93;": "]",
-}
-_ENTITY = re.compile("|".join(map(re.escape, _MOSES)))
+_ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
 
 
 @dataclass
@@ -88,7 +79,7 @@ def clean_line(line: str, settings: Cleaning) -> str:
     is the tokenizer's, so that references keep their case.
     """
     if settings.entities == "decode" and "&" in line:
-        line = _ENTITY.sub(lambda match: _MOSES[match[0]], line)
+        line = _ENTITY.sub(lambda match: html.unescape(match[0]), line)
     if settings.normalise:
         return " ".join(unicodedata.normalize("NFC", line).split())
     return line.strip(BLANKS)
@@ -116,28 +107,23 @@ class HeldOut:
 
     def __init__(self, *, symmetric: bool = False, sides: bool = False) -> None:
         self._symmetric = symmetric
-        self._rows: set[bytes] = set()
-        self._sides: tuple[set[bytes], ...] = (set(), set()) if sides else ()
+        self._by_side = sides
+        self._seen: set[bytes] = set()
 
     def add(self, texts: Sequence[str]) -> None:
         """Note the texts of a row."""
-        whole, each = self._keys(texts)
-        self._rows.add(whole)
-        for side, key in zip(self._sides, each, strict=False):
-            side.add(key)
+        self._seen.update(self._keys(texts))
 
-    def find(self, texts: Sequence[str]) -> tuple[bool, list[bool]]:
-        """Return whether a row stands in valid or test, and of each text whether it stands there on its side."""
-        whole, each = self._keys(texts)
-        return whole in self._rows, [key in side for side, key in zip(self._sides, each, strict=False)]
+    def find(self, texts: Sequence[str]) -> list[bool]:
+        """Return whether a row stands in valid or test, and behind it whether each text stands there on its side."""
+        return [key in self._seen for key in self._keys(texts)]
 
-    def _keys(self, texts: Sequence[str]) -> tuple[bytes, list[bytes]]:
+    def _keys(self, texts: Sequence[str]) -> list[bytes]:
+        """Return the digest of the row, and those of its texts by their sides."""
         same = [same_text(text) for text in texts]
-        return _digest(sorted(same) if self._symmetric else same), [_digest([text]) for text in same if self._sides]
-
-
-def _digest(same: Sequence[str]) -> bytes:
-    return blake2b("\n".join(same).encode("utf-8"), digest_size=12).digest()
+        parts = [["row", *(sorted(same) if self._symmetric else same)]]
+        parts += [[str(side), text] for side, text in enumerate(same) if self._by_side]
+        return [blake2b("\n".join(part).encode("utf-8"), digest_size=12).digest() for part in parts]
 
 
 class CleanRows:
@@ -173,15 +159,16 @@ class CleanRows:
         self._labels = labels
         self._numbers: Mapping[str | None, int] = {label: number for number, label in enumerate(labels or ())}
         self._held_out = held_out
+        self._begin()
+
+    def _begin(self) -> None:
         self.tally = Tally()
         self.classes: Counter[str] = Counter()
         self.lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that stay, their lengths not yet judged; raises :class:`DataError` for unknown labels."""
-        self.tally = Tally()
-        self.classes = Counter()
-        self.lost.clear()
+        self._begin()
         for row in self._rows:
             self.tally.read += 1
             if self._labels is not None and not self._told(row):
@@ -247,7 +234,7 @@ class CleanRows:
             return self._object(row, EMPTY if parallel else EMPTY_TEXT, keep=not train)
         if self._held_out is None:
             return True
-        again, sides = self._held_out.find(row.texts)
+        again, *sides = self._held_out.find(row.texts)
         if again:
             return self._object(row, HELD_OUT, keep=self._settings.duplicates == "keep")
         for what, found in zip(SIDE_HELD_OUT, sides, strict=False):

@@ -90,25 +90,25 @@ class Subject:
 
     def texts(self, count: int | None = None) -> list[Any]:
         """Return the texts to verify with: lines, or the texts of each example; `count` of them, evenly chosen."""
-        found = [] if self.split is None else self._lines(self.split)
-        if count is None or count >= len(found):
-            return found
-        return [found[row * len(found) // count] for row in range(count)]
+        return _chosen([] if self.split is None else self._lines(self.split), count)
 
     def references(self, count: int | None = None) -> list[str]:
         """Return what belongs to :meth:`texts`: translations, or labels."""
         if self.split is None:
             return []
         if self.translates:
-            found = read_text(self.run, self.split, "target")
-        else:
-            found = read_examples(self.run, self.split).labels
-        if count is None or count >= len(found):
-            return found
-        return [found[row * len(found) // count] for row in range(count)]
+            return _chosen(read_text(self.run, self.split, "target"), count)
+        return _chosen(read_examples(self.run, self.split).labels, count)
 
     def _lines(self, split: str) -> list[Any]:
         return read_text(self.run, split, "source") if self.translates else list(read_examples(self.run, split).texts)
+
+
+def _chosen(found: list[Any], count: int | None) -> list[Any]:
+    """Return so many, evenly chosen; None: all."""
+    if count is None or count >= len(found):
+        return found
+    return [found[row * len(found) // count] for row in range(count)]
 
 
 def open_subject(run: Run, checkpoint: str) -> Subject:

@@ -2,12 +2,14 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import Table
 from phmctl.decoding.loading import open_engine
+from phmctl.decoding.translator import Translator
 from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.export.card import model_card
 from phmctl.export.folder import check_output, clear_output, write_export
@@ -16,7 +18,7 @@ from phmctl.export.verify import Verification, verify_classifier, verify_transla
 from phmctl.exports import CTRANSLATE2, FORMATS, HUGGINGFACE, ONNX, SAFETENSORS, TORCH, Export
 from phmctl.files import write_atomic
 from phmctl.runs import DATA, RECIPE, Run
-from phmctl.tasks.classification.predictor import TextClassifier, exported_model
+from phmctl.tasks.classification.predictor import exported_model
 
 EXACT = "float32"
 
@@ -187,35 +189,21 @@ def _verify(subject: Subject, to: str, folder: Path, quantize: str, texts: int |
     Raises:
         PhmctlError: it differs although its numbers are float32.
     """
+    ours = subject.answering
     if to == HUGGINGFACE:
         from phmctl.export.huggingface import verify_huggingface
 
         found = verify_huggingface(subject, folder, texts)
-    elif subject.translates:
+    elif isinstance(ours, Translator):
         engine = open_engine(to, folder, subject.section, subject.tokenizers, quantize=quantize, device="cpu")
-        found = verify_translator(subject, engine, texts)
+        found = verify_translator(subject, ours, engine, texts)
     else:
-        found = verify_classifier(subject, _around(subject, exported_model(to, folder, device="cpu")), texts)
+        theirs = copy(ours)
+        theirs.model = exported_model(to, folder, device="cpu")
+        found = verify_classifier(subject, ours, theirs, texts)
     if found.different and (to != CTRANSLATE2 or quantize == EXACT):
         raise PhmctlError(
             f"the export to {to} answers {found.different} of {found.texts} texts of {found.split} otherwise than the "
             "run, and not by a tie; it was not written. This is a fault of phmctl or of the engine"
         )
     return found
-
-
-def _around(subject: Subject, model: Any) -> TextClassifier:
-    """Return the run's classifier with another model in it."""
-    ours = subject.answering
-    if not isinstance(ours, TextClassifier):
-        raise TypeError("a translator")
-    return TextClassifier(
-        model,
-        ours.tokenizer,
-        ours.labels,
-        ours.cleaning,
-        texts=ours.texts,
-        max_tokens=ours.max_tokens,
-        batch_size=ours.batch_size,
-        device=ours.device,
-    )

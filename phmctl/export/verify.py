@@ -49,17 +49,15 @@ class Verification:
         return {**asdict(self), "different": self.different}
 
 
-def verify_translator(subject: Subject, engine: Engine, count: int | None = None) -> Verification:
+def verify_translator(subject: Subject, ours: Translator, engine: Engine, count: int | None = None) -> Verification:
     """Compare an engine's greedy outputs with torch's on the run's own text.
 
     Args:
-        subject: a translator.
+        subject: what was exported.
+        ours: its translator.
         engine: of the export.
         count: how many sentences, evenly chosen; None: all.
     """
-    ours = subject.answering
-    if not isinstance(ours, Translator):
-        raise TypeError("a classifier has no greedy outputs")
     lines = subject.texts(count)
     if not lines:
         return Verification(None)
@@ -114,24 +112,23 @@ def _bleu(texts: dict[str, list[str]], references: Sequence[str], *, lowercase: 
     return {"metric": "BLEU", **{name: score.value for name, score in scores.items()}, "signature": signature}
 
 
-def verify_classifier(subject: Subject, classifier: TextClassifier, count: int | None = None) -> Verification:
+def verify_classifier(
+    subject: Subject, ours: TextClassifier, theirs: TextClassifier, count: int | None = None
+) -> Verification:
     """Compare an export's probabilities with torch's on the run's own examples; see :func:`verify_translator`."""
-    ours = subject.answering
-    if not isinstance(ours, TextClassifier):
-        raise TypeError("a translator has no probabilities of classes")
     texts = subject.texts(count)
     if not texts:
         return Verification(None)
-    one, other = (each.probabilities(texts).clamp(min=1e-30).log() for each in (ours, classifier))  # (N, classes)
-    labels, theirs = one.argmax(1), other.argmax(1)
-    same = labels == theirs
+    one, other = (each.probabilities(texts).clamp(min=1e-30).log() for each in (ours, theirs))  # (N, classes)
+    labels, others = one.argmax(1), other.argmax(1)
+    same = labels == others
     rows = torch.arange(len(texts))
-    ties = (~same & ((one[rows, labels] - one[rows, theirs]).abs() < NEAR)).sum()
+    ties = (~same & ((one[rows, labels] - one[rows, others]).abs() < NEAR)).sum()
     gaps = (one[rows, labels] - other[rows, labels]).abs()[same]
     truth = subject.references(count)
     given = {
         name: sum(ours.labels[index] == right for index, right in zip(found.tolist(), truth, strict=True)) / len(truth)
-        for name, found in (("torch", labels), ("export", theirs))
+        for name, found in (("torch", labels), ("export", others))
     }
     largest = float(gaps.max()) if len(gaps) else 0.0
     return Verification(subject.split, len(texts), int(same.sum()), int(ties), largest, {"metric": "accuracy", **given})

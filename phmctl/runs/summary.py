@@ -31,7 +31,6 @@ _APART = {
 }
 _VOCABULARY = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # tensors of the vocabulary's size
 _HEADER = 1 << 24  # bytes of a safetensors header, at most
-_LOWER = {"loss", "perplexity"}  # of two, the lower is better
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,6 @@ class Best:
     metric: str
     value: float
     metrics: Mapping[str, float]
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a larger value is a better one."""
-        return self.metric not in _LOWER
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.accounting.ledger import ledger_for_classifier
+from phmctl.accounting.ledger import Ledger, ledger_for
 from phmctl.accounting.published_classifiers import encoder_parameters, lstm_parameters
 from phmctl.assembly import ClassifierSection, build_classifier
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection
+from phmctl.tasks.registry import task_kind
 
 ENCODER: dict[str, Any] = {"kind": "encoder", "width": 16, "feed_forward": 32, "heads": 2}
 PAIR: dict[str, Any] = {"kind": "lstm-pair", "width": 16, "embedding_width": 8, "hidden": 7}
@@ -42,11 +43,15 @@ def section_of(chosen: dict[str, Any]) -> ClassifierSection:
     return kind(**shape, algebra=algebra, n=n, **chosen)
 
 
+def counted(section: ClassifierSection, vocabulary: int, classes: int = 2) -> Ledger:
+    return ledger_for(task_kind("classification"), section, {"vocabulary": vocabulary, "classes": classes})
+
+
 @settings(max_examples=40, deadline=None)
 @given(encoders | pairs)
 def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(chosen: dict[str, Any]) -> None:
     section = section_of(dict(chosen))
-    ledger = ledger_for_classifier(section, 20, 3)
+    ledger = counted(section, 20, 3)
     assert ledger.totals.parameters == real_count(section)
     assert ledger.totals.dense == real_count(section.dense_twin)
     assert ledger.totals.embedding == 20 * (8 if "gates" in chosen else 16)
@@ -62,14 +67,13 @@ def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(chosen: dict[st
     ],
 )
 def test_the_defaults_are_the_models_of_tables_1_and_5(choice: dict[str, Any], lstm: int, encoder: int) -> None:
-    assert lstm_parameters(ledger_for_classifier(PairClassifierSection(kind="lstm-pair", **choice), 99, 3)) == lstm
-    assert encoder_parameters(ledger_for_classifier(EncoderClassifierSection(kind="encoder", **choice), 99)) == encoder
+    assert lstm_parameters(counted(PairClassifierSection(kind="lstm-pair", **choice), 99, 3)) == lstm
+    assert encoder_parameters(counted(EncoderClassifierSection(kind="encoder", **choice), 99)) == encoder
 
 
 def test_one_over_n_is_true_of_the_lstm_s_components_alone() -> None:
     dense, phm = (
-        ledger_for_classifier(PairClassifierSection(kind="lstm-pair", **choice), 99, 3)
-        for choice in ({}, {"algebra": "phm", "n": 5})
+        counted(PairClassifierSection(kind="lstm-pair", **choice), 99, 3) for choice in ({}, {"algebra": "phm", "n": 5})
     )
     apart = [row for row in dense.rows if not row.component.startswith("lstm.")]
     assert [row for row in phm.rows if not row.component.startswith("lstm.")] == apart
@@ -78,9 +82,9 @@ def test_one_over_n_is_true_of_the_lstm_s_components_alone() -> None:
 
 
 def test_notes_say_what_the_numbers_hang_on() -> None:
-    notes = ledger_for_classifier(PairClassifierSection(kind="lstm-pair"), 99, 3).notes
+    notes = counted(PairClassifierSection(kind="lstm-pair"), 99, 3).notes
     assert notes[0] == "the map to the classes is counted for 3 of them"
     assert "ready and fixed" in notes[1]
-    upsized = ledger_for_classifier(EncoderClassifierSection(**ENCODER, upsize=2), 99)
-    assert upsized.unscaled == ledger_for_classifier(EncoderClassifierSection(**ENCODER), 99).totals.parameters
+    upsized = counted(EncoderClassifierSection(**ENCODER, upsize=2), 99)
+    assert upsized.unscaled == counted(EncoderClassifierSection(**ENCODER), 99).totals.parameters
     assert "upsize 2" in upsized.notes[-1]

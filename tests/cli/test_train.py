@@ -15,25 +15,9 @@ from typer.testing import CliRunner, Result
 
 from phmctl.cli.train import TrainCommand, train
 from phmctl.errors import RecipeError, RunError, UserError
-from phmctl.recipe.loading import dump_recipe
 from phmctl.runs.metrics import read_metrics
-from tests.training.copying import copying_recipe, prepare_copying
 
 _PROGRAM = "import typer; from phmctl.cli.train import train; typer.run(train)"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    prepare_copying(root)
-    return root
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "copying.yaml"
-    path.write_text(dump_recipe(copying_recipe(n=2, steps=4)))
-    return path
 
 
 def _invoke(*arguments: object) -> Result:
@@ -45,23 +29,23 @@ def _invoke(*arguments: object) -> Result:
     return result
 
 
-def test_the_run_is_printed_on_stdout(data: Path, recipe: Path, tmp_path: Path) -> None:
-    result = _invoke(recipe, "--data", data, "--runs", tmp_path / "runs")
+def test_the_run_is_printed_on_stdout(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+    result = _invoke(copying_file, "--data", copying_data, "--runs", tmp_path / "runs")
     assert result.exit_code == 0
     assert result.stdout == f"{tmp_path}/runs/copying/phm-n2/v001\n"
     assert "4 steps in" in result.stderr
 
 
-def test_json_is_one_document(data: Path, recipe: Path, tmp_path: Path) -> None:
-    result = _invoke(recipe, "--data", data, "--runs", tmp_path / "runs", "--n", 4, "--json")
+def test_json_is_one_document(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+    result = _invoke(copying_file, "--data", copying_data, "--runs", tmp_path / "runs", "--n", 4, "--json")
     assert json.loads(result.stdout)["run"] == f"{tmp_path}/runs/copying/phm-n4/v001"
     assert json.loads(result.stdout)["steps"] == 4
 
 
-def test_options_reach_the_recipe(data: Path, recipe: Path, tmp_path: Path) -> None:
+def test_options_reach_the_recipe(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     options = ["--algebra", "quaternion", "--seed", 9, "--steps", 2, "--device", "cpu", "--set", "training.clip=0.5"]
     options += ["--execution", "rank", "--set", "model.keep_products=false"]
-    folder = Path(_invoke(recipe, "--data", data, "--runs", tmp_path / "runs", *options).stdout.strip())
+    folder = Path(_invoke(copying_file, "--data", copying_data, "--runs", tmp_path / "runs", *options).stdout.strip())
     environment = json.loads((folder / "environment.json").read_text())
     assert folder.parent.name == "quaternion"
     assert environment["seed"] == 9
@@ -70,26 +54,26 @@ def test_options_reach_the_recipe(data: Path, recipe: Path, tmp_path: Path) -> N
     assert [entry["step"] for entry in read_metrics(folder / "metrics.jsonl") if entry["event"] == "train"] == [2]
 
 
-def test_resume_and_run(data: Path, recipe: Path, tmp_path: Path) -> None:
-    where = ["--data", data, "--runs", tmp_path / "runs"]
-    first = _invoke(recipe, *where).stdout
-    again = _invoke(recipe, *where, "--steps", 6, "--resume")
+def test_resume_and_run(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
+    first = _invoke(copying_file, *where).stdout
+    again = _invoke(copying_file, *where, "--steps", 6, "--resume")
     assert again.stdout == first
     assert "2 steps in" in again.stderr
     assert "(6 in all); the run is in:" in again.stderr
-    _invoke(recipe, *where)
-    for arguments, steps in (((recipe, "--steps", 8, "--resume"), 8), (("--steps", 9, "--resume"), 9)):
+    _invoke(copying_file, *where)
+    for arguments, steps in (((copying_file, "--steps", 8, "--resume"), 8), (("--steps", 9, "--resume"), 9)):
         named = _invoke(*arguments, first.strip(), "--json")  # the run knows its data
         assert json.loads(named.stdout)["run"] == first.strip()
         assert json.loads(named.stdout)["steps"] == steps
 
 
-def test_resume_takes_a_run_a_recipe_or_nothing(data: Path, recipe: Path, tmp_path: Path) -> None:
-    where = ["--data", data, "--runs", tmp_path / "runs"]
+def test_resume_takes_a_run_a_recipe_or_nothing(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
     with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out to start one"):
-        _invoke(recipe, *where, "--resume")
-    first = _invoke(recipe, *where, "--resume", "auto").stdout
-    for arguments in (("--resume", recipe), (recipe, "--resume", "auto"), ("--resume", first.strip())):
+        _invoke(copying_file, *where, "--resume")
+    first = _invoke(copying_file, *where, "--resume", "auto").stdout
+    for arguments in (("--resume", copying_file), (copying_file, "--resume", "auto"), ("--resume", first.strip())):
         assert _invoke(*arguments, *where, "--steps", 4).stdout == first
     with pytest.raises(UserError, match=r"train wants a RECIPE, or the run to continue: --resume RUN"):
         _invoke(*where, "--resume")
@@ -99,15 +83,15 @@ def test_resume_takes_a_run_a_recipe_or_nothing(data: Path, recipe: Path, tmp_pa
         _invoke("--resume", tmp_path / "runs/copying/phm-n2/v009")
 
 
-def test_a_recipe_that_differs_is_refused(data: Path, recipe: Path, tmp_path: Path) -> None:
-    where = ["--data", data, "--runs", tmp_path / "runs"]
-    _invoke(recipe, *where)
+def test_a_recipe_that_differs_is_refused(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
+    _invoke(copying_file, *where)
     with pytest.raises(RecipeError, match=r"training\.clip: 0.0 in the run, 2.0 now"):
-        _invoke(recipe, *where, "--resume", "--set", "training.clip=2")
+        _invoke(copying_file, *where, "--resume", "--set", "training.clip=2")
 
 
-def test_dry_run_trains_nothing(recipe: Path, tmp_path: Path) -> None:
-    result = _invoke(recipe, "--runs", tmp_path / "runs", "--dry-run")
+def test_dry_run_trains_nothing(copying_file: Path, tmp_path: Path) -> None:
+    result = _invoke(copying_file, "--runs", tmp_path / "runs", "--dry-run")
     assert result.exit_code == 0
     assert not (tmp_path / "runs").exists()
     for expected in ("name: copying", "encoder.0.attention.query_key_value", "activations", "total"):
@@ -115,35 +99,39 @@ def test_dry_run_trains_nothing(recipe: Path, tmp_path: Path) -> None:
     assert "batch: 1 × 32 sentences of 16 tokens a side" in result.stderr
 
 
-def test_dry_run_as_json(recipe: Path) -> None:
-    plan = json.loads(_invoke(recipe, "--dry-run", "--json").stdout)
+def test_dry_run_as_json(copying_file: Path) -> None:
+    plan = json.loads(_invoke(copying_file, "--dry-run", "--json").stdout)
     assert plan["recipe"]["name"] == "copying"
     assert plan["memory"]["parameters"] == 4 * plan["parameters"]["totals"]["parameters"]
 
 
-def test_dry_run_takes_the_prepared_vocabularies(data: Path, recipe: Path, tmp_path: Path) -> None:
+def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     """The copying corpus has fewer words than its recipe allows: 30 a side, and the special tokens."""
     asked, known = (
-        json.loads(_invoke(recipe, "--dry-run", "--json", "--data", root).stdout) for root in (tmp_path, data)
+        json.loads(_invoke(copying_file, "--dry-run", "--json", "--data", root).stdout)
+        for root in (tmp_path, copying_data)
     )
     assert (asked["vocabularies_from"], asked["parameters"]["vocabularies"]) == ("recipe", [80, 80])
     assert (known["vocabularies_from"], known["parameters"]["vocabularies"]) == ("prepared data", [34, 34])
     assert known["memory"]["parameters"] < asked["memory"]["parameters"]
-    assert "34 source and 34 target token types, as in the" in _invoke(recipe, "--dry-run", "--data", data).stderr
-    assert "as the recipe asks" in _invoke(recipe, "--dry-run", "--data", tmp_path).stderr
+    assert (
+        "34 source and 34 target token types, as in the"
+        in _invoke(copying_file, "--dry-run", "--data", copying_data).stderr
+    )
+    assert "as the recipe asks" in _invoke(copying_file, "--dry-run", "--data", tmp_path).stderr
 
 
-def test_a_checkpoint_without_a_run_to_resume_is_refused(recipe: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_run_to_resume_is_refused(copying_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--checkpoint best says where to continue from; add --resume") as caught:
-        _invoke(recipe, "--runs", tmp_path / "runs", "--checkpoint", "best")
+        _invoke(copying_file, "--runs", tmp_path / "runs", "--checkpoint", "best")
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_run_can_be_resumed(
-    data: Path, recipe: Path, tmp_path: Path, number: signal.Signals, code: int
+    copying_data: Path, copying_file: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    arguments = [str(recipe), "--data", str(data), "--runs", str(tmp_path / "runs"), "--steps", "100000"]
+    arguments = [str(copying_file), "--data", str(copying_data), "--runs", str(tmp_path / "runs"), "--steps", "100000"]
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, *arguments],
         stderr=subprocess.PIPE,
@@ -168,9 +156,9 @@ def test_a_signal_saves_and_the_run_can_be_resumed(
     assert json.loads(resumed.stdout)["steps"] == saved + 2
 
 
-def test_a_lost_terminal_loses_no_training(data: Path, recipe: Path, tmp_path: Path) -> None:
+def test_a_lost_terminal_loses_no_training(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     """Nobody reads stderr any more: it trains on. Then the hang-up comes: it saves."""
-    arguments = [str(recipe), "--data", str(data), "--runs", str(tmp_path / "runs"), "--steps", "100000"]
+    arguments = [str(copying_file), "--data", str(copying_data), "--runs", str(tmp_path / "runs"), "--steps", "100000"]
     command = [sys.executable, "-c", _PROGRAM, *arguments, "--set", "training.log_every=1"]
     run = tmp_path / "runs/copying/phm-n2/v001"
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:

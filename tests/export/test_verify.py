@@ -29,9 +29,9 @@ class Wrong:
 
 def test_what_differs_is_counted(tiny_run: Run) -> None:
     subject = open_subject(tiny_run, "best")
-    same = verify_translator(subject, subject.answering.engine, 8)
+    same = verify_translator(subject, subject.answering, subject.answering.engine, 8)
     assert (same.texts, same.equal, same.ties, same.different, same.largest) == (8, 8, 0, 0, 0.0)
-    other = verify_translator(subject, Wrong(subject.answering.engine), 8)
+    other = verify_translator(subject, subject.answering, Wrong(subject.answering.engine), 8)
     assert (other.equal + other.ties + other.different, other.equal) == (8, 7)
     assert other.scores["torch"] == same.scores["torch"]
 

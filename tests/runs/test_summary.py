@@ -44,7 +44,6 @@ def test_a_trained_run(tiny_run: Run) -> None:
     assert found.best is not None
     assert (found.best.metric, found.best.value) == ("loss", min(loss.values()))
     assert loss[found.best.step] == found.best.value
-    assert not found.best.higher_is_better
     assert found.seconds == entries[-1].get("seconds", found.seconds)
     assert found.changed == {  # from the shipped miniature; n and the algebra have columns of their own
         "model.width": (128, 32),
@@ -127,7 +126,6 @@ def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path
     found = summarise(run.folder)
     assert found.best is not None
     assert (found.best.step, found.best.metric, found.best.value) == (4, "accuracy", 0.8)
-    assert found.best.higher_is_better
     assert found.best.metrics == {"loss": 0.6, "accuracy": 0.8}
     assert found.minutes == 4.0
 

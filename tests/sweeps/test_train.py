@@ -15,26 +15,11 @@ from typer.testing import CliRunner, Result
 from phmctl.checkpoints import checkpoint_digest
 from phmctl.cli.main import app
 from phmctl.errors import RecipeError, UserError
-from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.training.train import train
-from tests.training.copying import copying_recipe, prepare_copying
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    prepare_copying(root)
-    return root
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "copying.yaml"
-    path.write_text(dump_recipe(copying_recipe(n=2, steps=4)))
-    return path
+from tests.training.copying import copying_recipe
 
 
 def call(*arguments: object) -> Result:
@@ -50,10 +35,12 @@ def known(root: Path) -> dict[tuple[int, int], Summary]:
     return {(run.recipe.model.dimension, run.recipe.training.seed): run for run in found}
 
 
-def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(data: Path, recipe: Path, tmp_path: Path) -> None:
-    where = ["--data", data, "--runs", tmp_path / "runs"]
+def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
+    copying_data: Path, copying_file: Path, tmp_path: Path
+) -> None:
+    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
     spoilt = "training.learning_rate=0.001,1e30"  # the second: NaN at once
-    first = call(recipe, *where, "--set", spoilt, "--jobs", 2, "--tag", "grid", "--json")
+    first = call(copying_file, *where, "--set", spoilt, "--jobs", 2, "--tag", "grid", "--json")
     assert first.exit_code == 1
     cells = {cell["cell"]: cell for cell in json.loads(first.stdout)["cells"]}
     assert [cells[f"learning_rate={rate}"]["state"] for rate in ("0.001", "1e30")] == ["finished", "failed"]
@@ -61,7 +48,7 @@ def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(data: Path, re
     assert "NaN" in cells["learning_rate=1e30"]["problem"] or "finite" in cells["learning_rate=1e30"]["problem"]
     assert all(run.tag == "grid" for run in list_runs((), tmp_path / "runs") if isinstance(run, Summary))
 
-    again = call(recipe, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2")
+    again = call(copying_file, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2")
     assert again.exit_code == 0, again.stderr
     assert "1 of 2 cells: nothing to do" in again.stderr
     assert "[2/2] seed=2: finished" in again.stderr
@@ -70,12 +57,14 @@ def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(data: Path, re
     assert Run.open(rows[1][-1]).recipe.training.seed == 2
 
 
-def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(data: Path, recipe: Path, tmp_path: Path) -> None:
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
+    copying_data: Path, copying_file: Path, tmp_path: Path
+) -> None:
     """SIGTERM: the cell saves and the sweep ends; the same command finishes it, and starts what was waiting."""
     settings = ["training.steps=200", "training.save_every=200", "training.validate_every=100", "training.log_every=1"]
     options = [part for setting in settings for part in ("--set", setting)]
-    where = ["--data", str(data), "--runs", str(tmp_path / "runs")]
-    command = [sys.executable, "-m", "phmctl", "train", str(recipe), "--seed", "1,2", *options, *where]
+    where = ["--data", str(copying_data), "--runs", str(tmp_path / "runs")]
+    command = [sys.executable, "-m", "phmctl", "train", str(copying_file), "--seed", "1,2", *options, *where]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "runs/copying/phm-n2/v001/metrics.jsonl"
     deadline = time.monotonic() + 60
@@ -94,15 +83,17 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(data: Path, recipe:
     found = known(tmp_path / "runs")
     assert {run.state for run in found.values()} == {"finished"}
     changes = {"steps": 200, "save_every": 200, "validate_every": 100, "log_every": 1}
-    undisturbed = train(copying_recipe(n=2, **changes), data=data, runs=tmp_path / "other", quiet=True).run
+    undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other", quiet=True).run
     assert found[2, 1].recipe == undisturbed.recipe
     digests = [checkpoint_digest(run.checkpoint("last"), "model") for run in (found[2, 1].run, undisturbed)]
     assert digests[0] == digests[1]
 
 
-def test_the_listed_commands_train_the_cells(data: Path, recipe: Path, tmp_path: Path) -> None:
-    where = ["--data", data, "--runs", tmp_path / "runs"]
-    listed = call(recipe, "--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"', *where, "--list")
+def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
+    listed = call(
+        copying_file, "--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"', *where, "--list"
+    )
     commands = listed.stdout.splitlines()
     assert len(commands) == 4
     assert not (tmp_path / "runs").exists()
@@ -132,8 +123,10 @@ def test_the_listed_commands_train_the_cells(data: Path, recipe: Path, tmp_path:
         (["--steps", "2,4", "--list"], "the cells steps=2 and steps=4 could be continued as one another"),
     ],
 )
-def test_what_does_not_go_together_is_refused(recipe: Path, tmp_path: Path, options: list[str], message: str) -> None:
+def test_what_does_not_go_together_is_refused(
+    copying_file: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
     with pytest.raises((UserError, RecipeError), match=message) as caught:
-        call(recipe, "--runs", tmp_path / "runs", *options)
+        call(copying_file, "--runs", tmp_path / "runs", *options)
     assert caught.value.exit_code == 2
     assert not (tmp_path / "runs").exists()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from phmctl.training.train import TrainingResult, train_task
-from tests.training.copying import prepare_copying
 from tests.training.fake import FakeTask, make_recipe
 
 Fit = Callable[..., TrainingResult]
@@ -21,11 +20,3 @@ def fit(tmp_path: Path) -> Fit:
         return train_task(task or FakeTask(), recipe, root, old=old, checkpoint=checkpoint, quiet=True)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def copying_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data root of the prepared copying corpus."""
-    root = tmp_path_factory.mktemp("copying")
-    prepare_copying(root)
-    return root

@@ -43,7 +43,35 @@ class Prediction:
     probability: float
 
 
-class TextClassifier:
+def named(probabilities: Tensor, labels: Sequence[str]) -> list[Prediction]:
+    """Return the most probable class of each row, (N, classes)."""
+    best, number = probabilities.max(1)
+    return [Prediction(labels[index], value) for index, value in zip(number.tolist(), best.tolist(), strict=True)]
+
+
+class LabelPredictor:
+    """What all predictors of classes have in common."""
+
+    labels: Sequence[str]
+
+    def about(self) -> dict[str, Any]:
+        """Return the classes."""
+        return {"labels": list(self.labels)}
+
+    def origin(self) -> dict[str, Any]:
+        """Return what decides the answers: the weights alone."""
+        return {}
+
+    def lines(self, found: Sequence[Prediction | None], *, first_line: int = 1) -> Iterator[str]:
+        """Yield the label of each line, nothing for an empty one."""
+        return ("" if answer is None else answer.label for answer in found)
+
+    def as_json(self, found: Sequence[Prediction | None]) -> Iterator[dict[str, Any]]:
+        """Yield ``label`` and ``probability`` of each line; both are null for an empty one."""
+        return ({"label": None, "probability": None} if answer is None else asdict(answer) for answer in found)
+
+
+class TextClassifier(LabelPredictor):
     """A trained model with its tokenizer and labels.
 
     Args:
@@ -90,9 +118,7 @@ class TextClassifier:
 
     def label(self, texts: Sequence[Sequence[str]]) -> list[Prediction]:
         """Return the answer to each example."""
-        best, number = self.probabilities(texts).max(1) if texts else (torch.empty(0), torch.empty(0))
-        pairs = zip(number.int().tolist(), best.tolist(), strict=True)
-        return [Prediction(self.labels[index], probability) for index, probability in pairs]
+        return named(self.probabilities(texts), self.labels) if texts else []
 
     def lengths(self, texts: Sequence[Sequence[str]]) -> list[int]:
         """Return of each example the tokens of its longest text, before it is cut."""
@@ -118,14 +144,6 @@ class TextClassifier:
             result[torch.from_numpy(rows)] = self.model.encode(batch.source).float().cpu()
         return result.masked_fill_(torch.from_numpy(encoded.sides[0].lengths == 0)[:, None], 0.0)
 
-    def about(self) -> dict[str, Any]:
-        """Return the classes."""
-        return {"labels": list(self.labels)}
-
-    def origin(self) -> dict[str, Any]:
-        """Return what decides the answers: the weights alone."""
-        return {}
-
     def predict(
         self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]
     ) -> list[Prediction | None]:
@@ -138,14 +156,6 @@ class TextClassifier:
         answers = iter(self.label([each for each in texts if each]))
         advance(len(lines))
         return [next(answers) if each else None for each in texts]
-
-    def lines(self, found: Sequence[Prediction | None], *, first_line: int = 1) -> Iterator[str]:
-        """Yield the label of each line, nothing for an empty one."""
-        return ("" if answer is None else answer.label for answer in found)
-
-    def as_json(self, found: Sequence[Prediction | None]) -> Iterator[dict[str, Any]]:
-        """Yield ``label`` and ``probability`` of each line; both are null for an empty one."""
-        return ({"label": None, "probability": None} if answer is None else asdict(answer) for answer in found)
 
     def _texts(self, line: str, number: int) -> tuple[str, ...]:
         if not line.strip():

@@ -1,9 +1,7 @@
 """Answers of a trained probe: to the vectors that its run keeps, and to new lines, which its encoder's run reads."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from phmctl.models.probe import Probe
 from phmctl.recipe.schema import ProbingRecipe
 from phmctl.runs import Run
 from phmctl.tasks.classification.copies import labels_of
-from phmctl.tasks.classification.predictor import Prediction
+from phmctl.tasks.classification.predictor import LabelPredictor, Prediction, named
 from phmctl.tasks.probing.copies import encoder_of
 from phmctl.tasks.probing.encoder import Encoder, Reader
 
@@ -49,12 +47,10 @@ class TrainedProbe:
     @torch.inference_mode()
     def answer(self, vectors: Tensor) -> list[Prediction]:
         """Return the class of each vector (N, d), and its probability."""
-        best, number = self.model(vectors.to(self.device)).float().softmax(1).max(1)
-        pairs = zip(number.tolist(), best.tolist(), strict=True)
-        return [Prediction(self.labels[index], probability) for index, probability in pairs]
+        return named(self.model(vectors.to(self.device)).float().softmax(1), self.labels)
 
 
-class LinePredictor:
+class LinePredictor(LabelPredictor):
     """A probe and the encoder that it was trained on, ready to answer lines.
 
     Raises:
@@ -65,16 +61,9 @@ class LinePredictor:
 
     def __init__(self, run: Run, checkpoint: str = "best", device: str = "auto") -> None:
         self._probe = TrainedProbe.load(run, checkpoint, device)
+        self.labels = self._probe.labels
         self._kind = run.recipe_of(ProbingRecipe).model.vectors
         self._reader = Reader(_encoder(run), device)
-
-    def about(self) -> dict[str, Any]:
-        """Return the classes."""
-        return {"labels": list(self._probe.labels)}
-
-    def origin(self) -> dict[str, Any]:
-        """Return what decides the answers: the weights alone."""
-        return {}
 
     def predict(
         self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]
@@ -82,14 +71,6 @@ class LinePredictor:
         """Return the answer to each line, None to an empty one."""
         answers = self._probe.answer(self._reader.read(lines, advance).vectors[self._kind]) if lines else []
         return [answer if line.strip() else None for line, answer in zip(lines, answers, strict=True)]
-
-    def lines(self, found: Sequence[Prediction | None], *, first_line: int = 1) -> Iterator[str]:
-        """Yield the class of each line, nothing for an empty one."""
-        return ("" if answer is None else answer.label for answer in found)
-
-    def as_json(self, found: Sequence[Prediction | None]) -> Iterator[dict[str, Any]]:
-        """Yield ``label`` and ``probability`` of each line; both are null for an empty one."""
-        return ({"label": None, "probability": None} if answer is None else asdict(answer) for answer in found)
 
 
 def _encoder(run: Run) -> Encoder:
