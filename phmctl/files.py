@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any
@@ -243,6 +243,36 @@ def move_into_place(temporary: Path, folder: Path) -> None:
         raise
     sync_folder(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise.
+
+    Raises:
+        OutputError: it cannot be made or renamed: what was there stays.
+    """
+    with ExitStack() as stack:
+        with writing(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            temporary = stack.enter_context(temporary_folder(folder))
+        yield temporary
+        with writing(folder):
+            sync_folder(temporary)
+            move_into_place(temporary, folder)
+
+
+def clear(folder: Path) -> None:
+    """Clear what a killed process left beside a folder: what is half made goes, what had stepped aside comes back.
+
+    For who alone may write there: see :func:`put_back`.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    with writing(folder):
+        put_back(folder.parent, folder.name)
+        sweep(folder.parent, folder.name)
 
 
 def put_back(parent: Path, name: str | None = None) -> None:

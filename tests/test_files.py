@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from phmctl.errors import OutputError, WriteFailedError
 from phmctl.files import (
+    clear,
     damage,
     damaged_files,
     locked,
+    replacing,
     sha256,
     sha256_text,
     sweep,
@@ -223,3 +225,39 @@ def test_a_name_that_no_file_can_have_is_missing(tmp_path: Path, name: str) -> N
     entries = [{"name": name, "bytes": 1, "sha256": "0"}]
     assert damaged_files(tmp_path, entries) == [name]
     assert damage(tmp_path, entries, name) == "is missing"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def make(folder: Path, mark: str) -> None:
+    folder.mkdir()
+    (folder / "file").write_text(mark)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_what_a_killed_process_left_is_cleared(tmp_path: Path, stands: bool) -> None:
+    make(tmp_path / ".out.0123abcd.tmp", "half made")
+    make(tmp_path / ".out.0123abcd.old", "former")
+    make(tmp_path / ".another.0123abcd.old", "of another")
+    if stands:
+        make(tmp_path / "out", "new")
+    clear(tmp_path / "out")
+    assert names(tmp_path) == [".another.0123abcd.old", "out"]
+    assert (tmp_path / "out" / "file").read_text() == ("new" if stands else "former")
+
+
+def test_a_folder_is_replaced_when_the_block_ends_well_and_stays_otherwise(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "out"
+    for mark in ("first", "second"):
+        with replacing(place) as folder:
+            (folder / "file").write_text(mark)
+            assert place.exists() is (mark == "second")
+        assert (place / "file").read_text() == mark
+    with pytest.raises(FileNotFoundError), replacing(place) as folder:
+        (folder / "missing").rename(folder / "file")
+    assert (place / "file").read_text() == "second"
+    assert names(place.parent) == ["out"]
+    with pytest.raises(OutputError, match="cannot write"), replacing(place / "file" / "below"):
+        pass

@@ -7,17 +7,7 @@ from typing import Any
 from phmctl import __version__
 from phmctl.errors import OutputError
 from phmctl.exports import FORMAT
-from phmctl.files import (
-    file_entry,
-    move_into_place,
-    put_back,
-    sweep,
-    sync_file,
-    sync_folder,
-    temporary_folder,
-    write_json,
-    writing,
-)
+from phmctl.files import file_entry, replacing, sync_file, sync_folder, write_json, writing
 from phmctl.runs import EXPORT
 
 
@@ -39,18 +29,6 @@ def check_output(folder: Path, *, force: bool) -> None:
         raise OutputError(f"{folder} is not empty; name another folder, or overwrite the export there with --force")
 
 
-def clear_output(folder: Path) -> None:
-    """Clear what a killed export left beside its folder: what is half made goes, what had stepped aside comes back.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
-    target = folder.resolve()
-    with writing(folder):
-        put_back(target.parent, target.name)
-        sweep(target.parent, target.name)
-
-
 def write_export(folder: Path, fill: Callable[[Path], Mapping[str, Any]], *, force: bool = False) -> None:
     """Write an export; where it fails, nothing is left and what stood there stands.
 
@@ -64,16 +42,13 @@ def write_export(folder: Path, fill: Callable[[Path], Mapping[str, Any]], *, for
     """
     check_output(folder, force=force)
     target = folder.resolve()
-    with writing(folder):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(target) as temporary:
-            described = fill(temporary)
-            files = sorted(path for path in temporary.rglob("*") if path.is_file())
-            for path in files:
-                sync_file(path)
-            entries = [file_entry(temporary, path.relative_to(temporary).as_posix()) for path in files]
-            for place in {path.parent for path in files}:
-                sync_folder(place)
-            write_json(temporary / EXPORT, {"format": FORMAT, "phmctl": __version__, **described, "files": entries})
-            check_output(target, force=force)  # somebody may have filled it meanwhile
-            move_into_place(temporary, target)
+    with writing(folder), replacing(target) as temporary:
+        described = fill(temporary)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        for path in files:
+            sync_file(path)
+        entries = [file_entry(temporary, path.relative_to(temporary).as_posix()) for path in files]
+        for place in {path.parent for path in files}:
+            sync_folder(place)
+        write_json(temporary / EXPORT, {"format": FORMAT, "phmctl": __version__, **described, "files": entries})
+        check_output(target, force=force)  # somebody may have filled it meanwhile

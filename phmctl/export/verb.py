@@ -12,11 +12,11 @@ from phmctl.decoding.loading import open_engine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.export.card import model_card
-from phmctl.export.folder import check_output, clear_output, write_export
+from phmctl.export.folder import check_output, write_export
 from phmctl.export.subject import Subject, open_subject
 from phmctl.export.verify import Verification, verify_classifier, verify_translator
 from phmctl.exports import CTRANSLATE2, FORMATS, HUGGINGFACE, ONNX, SAFETENSORS, TORCH, Export
-from phmctl.files import write_atomic
+from phmctl.files import clear, write_atomic
 from phmctl.runs import DATA, RECIPE, Run
 from phmctl.tasks.classification.predictor import exported_model
 
@@ -95,7 +95,7 @@ def export(
     """
     check_known("format", to, FORMATS)
     check_options(to, quantize, form)
-    clear_output(output)
+    clear(output.resolve())
     check_output(output, force=force)
     subject = open_subject(run, checkpoint)
     options = {"quantize": quantize or EXACT} if to == CTRANSLATE2 else {}

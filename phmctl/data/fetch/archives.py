@@ -5,7 +5,6 @@ import os
 import shutil
 import struct
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from typing import IO
 from phmctl.data.card import Url
 from phmctl.data.fetch.http import download
 from phmctl.errors import DataError
-from phmctl.files import writing
+from phmctl.files import clear, replacing, writing
 
 # What tarfile, zipfile and those below them raise for bytes that mean nothing; RuntimeError is zipfile's "encrypted".
 _UNREADABLE = (
@@ -61,7 +60,7 @@ def _fetch(item: Url, cache: Path, refetch: bool) -> None:
     path = download(item.url, target, sha256=item.sha256, refetch=refetch)
     if not item.extract:
         return
-    sweep(cache, f".{folder.name}.*")
+    clear(folder)
     try:
         extract(path, folder, limit=item.unpacked, members=item.members, anew=refetch)
     except DamagedError:
@@ -69,12 +68,6 @@ def _fetch(item: Url, cache: Path, refetch: bool) -> None:
         if not kept:
             raise
         _fetch(item, cache, refetch)
-
-
-def sweep(folder: Path, pattern: str) -> None:
-    """Remove the folders of a name that a killed process left."""
-    for leftover in folder.glob(pattern):
-        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def extract(
@@ -102,24 +95,12 @@ def extract(
     """
     if folder.is_dir() and not anew:
         return folder
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    content = temporary / "content"  # with the user's own permissions, which `temporary` has not
-    try:
-        with _reading(archive):
-            content.mkdir()
-            room = _Room(archive, limit, members)
-            if zipfile.is_zipfile(archive):
-                _extract_zip(archive, content, room)
-            else:
-                _extract_tar(archive, content, room)
-        with writing(folder):
-            if folder.is_dir():
-                folder.rename(temporary / "old")
-            content.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with replacing(folder) as content, _reading(archive):
+        room = _Room(archive, limit, members)
+        if zipfile.is_zipfile(archive):
+            _extract_zip(archive, content, room)
+        else:
+            _extract_tar(archive, content, room)
     return folder
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,11 +15,10 @@ from urllib.parse import quote
 
 from phmctl.console import note
 from phmctl.data.card import Hub
-from phmctl.data.fetch.archives import sweep
 from phmctl.data.readers import named_label
 from phmctl.data.rows import Row, SourceFile, Splits
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import writing
+from phmctl.files import clear, replacing, writing
 
 _TIMEOUT = 10  # seconds until a hub that does not answer counts as away
 
@@ -82,21 +80,14 @@ def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
     """Fetch a dataset into the folder `kept`, unless it is there; return it memory-mapped."""
     import datasets
 
+    clear(kept)
     if refetch or not kept.is_dir():
         _check_reachable(hub.id)
-        with writing(kept):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            sweep(kept.parent, ".fetching-*")
-            temporary = Path(tempfile.mkdtemp(prefix=".fetching-", dir=kept.parent))
-        try:
-            fetched = _load(hub, temporary / "cache")
+        with replacing(kept) as folder:
+            fetched = _load(hub, folder / ".cache")
             with writing(kept):
-                fetched.save_to_disk(str(temporary / "arrow"))
-                if kept.is_dir():
-                    kept.rename(temporary / "old")
-                (temporary / "arrow").rename(kept)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+                fetched.save_to_disk(str(folder))
+                shutil.rmtree(folder / ".cache", ignore_errors=True)
     try:
         return datasets.load_from_disk(str(kept))
     except Exception as error:  # as many kinds as in _load

@@ -4,7 +4,7 @@ import glob
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,7 @@ from phmctl.console import note
 from phmctl.data.prepared.manifest import MANIFEST, read_manifest
 from phmctl.data.prepared.provenance import CARD, Sources
 from phmctl.errors import DataError, OutputError
-from phmctl.files import (
-    damaged_files,
-    locked,
-    move_into_place,
-    put_back,
-    sweep,
-    sync_folder,
-    temporaries,
-    temporary_folder,
-    tidying,
-    writing,
-)
+from phmctl.files import clear, damaged_files, locked, replacing, temporaries, tidying, writing
 
 
 def build(
@@ -55,7 +44,7 @@ def build(
             with writing(folder):
                 _recover(folder, settings, sources)
             if force or not current(folder, settings, sources, say=True):
-                with _replacing(folder) as temporary, _threads(workers):
+                with replacing(folder) as temporary, _threads(workers):
                     write(temporary, {"settings": dict(settings), **sources.describe()})
                 note(f"prepared in {folder}")
     else:
@@ -102,8 +91,7 @@ def _clear(folder: Path) -> None:
     if temporaries(folder) or any(asides):
         with suppress(OSError, OutputError), locked(_lock_of(folder), wait=False) as held:
             if held:
-                put_back(folder.parent, folder.name)
-                sweep(folder.parent, folder.name)
+                clear(folder)
 
 
 def _lock_of(folder: Path) -> Path:
@@ -120,21 +108,8 @@ def _recover(folder: Path, settings: Mapping[str, Any], sources: Sources) -> Non
             if not _changed(entry, settings, sources):
                 entry.rename(folder)
                 break
-    put_back(folder.parent, folder.name)
-    sweep(folder.parent, folder.name)
+    clear(folder)
     shutil.rmtree(folder.with_name(f".{folder.name}.new"), ignore_errors=True)  # an earlier version's
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise."""
-    with ExitStack() as stack:
-        with writing(folder):
-            temporary = stack.enter_context(temporary_folder(folder))
-        yield temporary
-        with writing(folder):
-            sync_folder(temporary)
-            move_into_place(temporary, folder)
 
 
 @contextmanager

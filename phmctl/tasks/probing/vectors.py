@@ -20,15 +20,13 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.files import (
     are_file_entries,
+    clear,
     damaged_files,
     file_entry,
     locked,
-    move_into_place,
-    put_back,
     read_json_object,
+    replacing,
     sha256_text,
-    sweep,
-    temporary_folder,
     write_atomic,
     write_json,
     writing,
@@ -82,14 +80,11 @@ class SentenceVectors:
         self, encoder: Encoder, prepared: PreparedData, decides: Mapping[str, Any], device: str
     ) -> dict[str, Any]:
         with locked(self.folder.with_name(f".{self.folder.name}.lock")):
-            with writing(self.folder):
-                put_back(self.folder.parent, self.folder.name)
-                sweep(self.folder.parent, self.folder.name)
+            clear(self.folder)
             found = _whole(self.folder, decides)  # another process was faster
             if found is None:
-                with writing(self.folder), temporary_folder(self.folder) as temporary:
+                with writing(self.folder), replacing(self.folder) as temporary:
                     found = _write(temporary, encoder, prepared, decides, device)
-                    move_into_place(temporary, self.folder)
         return found
 
 

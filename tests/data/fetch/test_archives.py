@@ -205,7 +205,7 @@ def test_an_archive_that_was_damaged_in_the_cache_is_fetched_again(tmp_path):
     served, cache = tar(tmp_path / "a.tgz", CONTENT), tmp_path / "cache"
     cache.mkdir()
     (cache / "a.tgz").write_bytes(served.read_bytes()[:100])
-    (cache / ".a.tgz.extracted.killed").mkdir()
+    (cache / ".a.tgz.extracted.0123abcd.tmp").mkdir()
     fetch_all([Url(url=served.as_uri(), file="a.tgz", extract=True)], cache)
     assert sorted(path.name for path in cache.iterdir()) == ["a.tgz", "a.tgz.extracted"]
     assert (cache / "a.tgz").read_bytes() == served.read_bytes()

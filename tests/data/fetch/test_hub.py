@@ -95,8 +95,8 @@ def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypat
     with pytest.raises(DownloadError, match="cut off"):
         kept(refetch=True)
     assert kept() == PAIRS[:1]
-    (cache / ".fetching-killed" / "cache").mkdir(parents=True)
-    (cache / ".fetching-killed" / "cache" / "half").write_text("x")
+    (cache / ".a--b.0123abcd.tmp" / ".cache").mkdir(parents=True)
+    (cache / ".a--b.0123abcd.tmp" / ".cache" / "half").write_text("x")
     assert kept(refetch=True) == kept() == PAIRS
     assert [path.name for path in cache.iterdir()] == ["a--b"]
     assert answers == []
