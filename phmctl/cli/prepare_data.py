@@ -11,6 +11,7 @@ from phmctl.errors import DataError
 
 if TYPE_CHECKING:
     from phmctl.data.listing import Listed
+    from phmctl.tasks.base import Prepared
 
 _SPLITS = ("train", "valid", "test")
 _BETWEEN = "\0"  # the files of one --train, which the command line cannot have
@@ -82,8 +83,6 @@ def prepare_data(
         _list(data, as_json=json)
         return
     from phmctl import verbs
-    from phmctl.console import emit_json
-    from phmctl.tasks.registry import task_kind
 
     if name is None:
         raise DataError(
@@ -121,7 +120,14 @@ def prepare_data(
         extra_split=extra_split,
         vectors=vectors,
     )
-    if json:
+    _show(prepared, as_json=json)
+
+
+def _show(prepared: "Prepared", *, as_json: bool) -> None:
+    from phmctl.console import emit_json
+    from phmctl.tasks.registry import task_kind
+
+    if as_json:
         emit_json({"folder": str(prepared.folder), **prepared.manifest})
     else:
         task_kind(prepared.manifest.get("task", "translation")).show_prepared(prepared.manifest)
