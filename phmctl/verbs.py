@@ -14,6 +14,7 @@ from phmctl.errors import UserError
 
 if TYPE_CHECKING:
     from phmctl.recipe.loading import RecipeLike
+    from phmctl.runs import Run
     from phmctl.tasks.base import Prepared, Report
     from phmctl.training.train import TrainingResult
 
@@ -175,15 +176,7 @@ def train(
     from phmctl.recipe.loading import common_overrides, resolve, unmodified
     from phmctl.training.train import train as run_training
 
-    run = None
-    if not isinstance(resume, bool) and resume != "auto":
-        from phmctl.runs import Run
-
-        run = Run.open(resume)
-    if recipe is None:
-        if run is None:
-            raise UserError("train wants a recipe, or the run that it shall continue: --resume RUN")
-        recipe = run.recipe
+    run, recipe = _run_and_recipe(recipe, resume)
     if tag is not None:
         _check_tag(tag, continues=run is not None or resume is True)
     begun = None if init is None else str(init)
@@ -202,6 +195,18 @@ def train(
             quiet=quiet,
             noted={"tag": tag, "unmodified": unmodified(recipe, resolved)},
         )
+
+
+def _run_and_recipe(recipe: "RecipeLike | None", resume: bool | str | Path) -> "tuple[Run | None, RecipeLike]":
+    """Return the run that a training continues, if one is named, and its recipe, which that run has as well."""
+    from phmctl.runs import Run
+
+    run = None if isinstance(resume, bool) or resume == "auto" else Run.open(resume)
+    if recipe is not None:
+        return run, recipe
+    if run is None:
+        raise UserError("train wants a recipe, or the run that it shall continue: --resume RUN")
+    return run, run.recipe
 
 
 def evaluate(

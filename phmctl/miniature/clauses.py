@@ -63,12 +63,6 @@ def specific(phrase: Phrase | None) -> bool:
     return isinstance(phrase, NounPhrase) and phrase.determiner in _SPECIFIC
 
 
-def negative(clause: Clause) -> bool:
-    """Return whether a clause is negated, by ``nicht`` or by ``kein``."""
-    phrase = clause.accusative
-    return clause.negated or (isinstance(phrase, NounPhrase) and phrase.determiner == "no")
-
-
 class Clauses:
     """Draws clauses with the given dice."""
 
@@ -287,7 +281,7 @@ class Clauses:
             options["time"] = 5.0
         if clause.place is not None and clause.verb.frame in {"a", "i"} and not clause.negated:
             options["place"] = 2.0
-        if not isinstance(clause.subject, Pronoun) and not negative(clause):
+        if not isinstance(clause.subject, Pronoun) and not clause.negative:
             if _marked(clause.accusative):
                 options["accusative"] = 1.0
             if _marked(clause.dative, dative=True):

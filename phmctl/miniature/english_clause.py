@@ -64,7 +64,7 @@ def _question(sentence: Sentence) -> list[str]:
     if sentence.question == "wer":
         return [*opening, *_verbs_and_rest(clause, set())]
     group = _group(clause, support=True)
-    negation = ["not"] if _negated(clause) else []
+    negation = ["not"] if clause.negative else []
     subject = noun_phrase(clause.subject)
     return [
         *opening,
@@ -130,19 +130,13 @@ def _group(clause: Clause, *, support: bool) -> english.VerbGroup:
     )
 
 
-def _negated(clause: Clause) -> bool:
-    """Whether the verb is negated, by ``nicht`` or by an object with ``kein``."""
-    phrase = clause.accusative
-    return clause.negated or (isinstance(phrase, NounPhrase) and phrase.determiner == "no")
-
-
 def _adverb(clause: Clause) -> list[str]:
     """Return the adverb that stands before the main verb."""
     return clause.time.english.split() if clause.time and clause.time.slot != "time" else []
 
 
 def _verbs_and_rest(clause: Clause, taken: set[str]) -> list[str]:
-    negated = _negated(clause)
+    negated = clause.negative
     group = _group(clause, support=negated)
     negation = ["not"] if negated else []
     if group.finite == "can" and negated:

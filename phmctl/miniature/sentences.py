@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from phmctl.miniature.clauses import Clauses, feeling, negative, verbs_of
+from phmctl.miniature.clauses import Clauses, feeling, verbs_of
 from phmctl.miniature.dice import Dice
 from phmctl.miniature.lexicon import Adjective, Verb, lexicon
 from phmctl.miniature.phrases import HE, IT, YOU, Actor, refer
@@ -150,7 +150,7 @@ class Sentences:
             return None
         if self.dice.chance(0.3):
             main = self.clauses.negate(main)
-            return self._because(main, _HINDRANCES) if negative(main) else None
+            return self._because(main, _HINDRANCES) if main.negative else None
         if main.goal is None or self.dice.chance(0.2):
             cause = next((trait for trait in main.verb.traits if trait in _CAUSES), main.verb.frame)
             return self._because(main, _CAUSES[cause])
@@ -283,7 +283,7 @@ class Sentences:
         if self.dice.chance(0.6):
             return Sentence(main, "und", second)
         second = self.clauses.negate(second)
-        return Sentence(main, "aber", second) if negative(second) else None
+        return Sentence(main, "aber", second) if second.negative else None
 
 
 def _again(subject: Phrase) -> Actor | None:

@@ -184,6 +184,11 @@ class Clause:
     passive: bool = False
     front: Front = "subject"
 
+    @property
+    def negative(self) -> bool:
+        """Whether it is negated, by ``nicht`` or by an object with ``kein``."""
+        return self.negated or (isinstance(self.accusative, NounPhrase) and self.accusative.determiner == "no")
+
 
 @dataclass(frozen=True, slots=True)
 class Sentence:

@@ -216,10 +216,7 @@ def train_task(
             if processes.leads:
                 run = old or Run.create(root, recipe, environment={**environment, **(noted or {})}, fill=task.furnish)
                 held.enter_context(run.claimed())
-                if old is not None:
-                    task.check_run(old)
-                    found = read_to_resume(old, checkpoint)
-                    check_position(task, found)
+                found = None if old is None else _taken_up(task, old, checkpoint)
         run, found = _shared(run, found, recipe, processes)
         processes.note_run(run.resume_command)
         with processes.agreed():
@@ -257,6 +254,14 @@ def _restore(trainer: Trainer, found: Checkpoint | None, run: Run) -> None:
         if found is not None:
             trainer.restore(Checkpoint(tensors, found.state), run)
             found.tensors.clear()
+
+
+def _taken_up(task: "Task", old: Run, checkpoint: str) -> Checkpoint | None:
+    """Return where a run of this task goes on; None where it has no checkpoint yet."""
+    task.check_run(old)
+    found = read_to_resume(old, checkpoint)
+    check_position(task, found)
+    return found
 
 
 def _settle_finished(old: Run, recipe: Recipe, found: Checkpoint | None) -> None:
