@@ -10,7 +10,6 @@ The graphs, whose axes B, S, K and t may have any size::
 `memory` holds each layer's keys and values of the source, `past` those of the tokens so far: none at the first step.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.data.special import PAD
-from phmctl.decoding.beam import beam_search
-from phmctl.decoding.engine import ONNX, longest_outputs
-from phmctl.decoding.hypothesis import Hypothesis
-from phmctl.decoding.torch_engine import pad
+from phmctl.decoding.engine import ONNX
+from phmctl.decoding.torch_engine import BeamEngine
 from phmctl.errors import RunError
 from phmctl.extras import require
-from phmctl.recipe.schema import DecodingSection
 
 ENCODER, DECODER, CLASSIFIER = "encoder.onnx", "decoder.onnx", "classifier.onnx"
 
@@ -47,7 +43,7 @@ def session(path: Path, threads: int = 0) -> Any:
         raise RunError(f"{path} cannot be loaded by onnxruntime: {error}; make the export anew") from error
 
 
-class OnnxEngine:
+class OnnxEngine(BeamEngine):
     """Beam search over an export's graphs.
 
     Args:
@@ -62,25 +58,12 @@ class OnnxEngine:
     name = ONNX
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
-        self._model = _Stepwise(session(folder / ENCODER, threads), session(folder / DECODER, threads))
+        self.device = torch.device("cpu")
+        self.model = _Stepwise(session(folder / ENCODER, threads), session(folder / DECODER, threads))
 
     def ready(self) -> AbstractContextManager[Any]:
         """Nothing is to be prepared."""
         return nullcontext()
-
-    def search(
-        self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
-    ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.decoding.engine.Engine`."""
-        return beam_search(
-            self._model,
-            pad(sources),
-            beam=settings.beam,
-            alpha=settings.alpha,
-            max_lengths=longest_outputs(sources, settings),
-            allowed=allowed,
-            n_best=n_best,
-        )
 
 
 class _State:

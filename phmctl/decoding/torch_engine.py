@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,34 @@ from phmctl.nn.caching import cached
 from phmctl.recipe.schema import DecodingSection
 
 
-class TorchEngine:
-    """Beam search of a torch model.
+class BeamEngine:
+    """What engines have in common that search with this package's beam search.
 
-    Args:
+    Attributes:
         model: a :class:`phmctl.decoding.beam.Seq2Seq` on `device`.
         device: where sentences are searched.
     """
+
+    model: Any
+    device: torch.device
+
+    def search(
+        self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
+    ) -> list[list[Hypothesis]]:
+        """Search one batch; see :class:`~phmctl.decoding.engine.Engine`."""
+        return beam_search(
+            self.model,
+            pad(sources).to(self.device),
+            beam=settings.beam,
+            alpha=settings.alpha,
+            max_lengths=longest_outputs(sources, settings),
+            allowed=allowed,
+            n_best=n_best,
+        )
+
+
+class TorchEngine(BeamEngine):
+    """Beam search of a torch model."""
 
     name = TORCH
 
@@ -41,20 +63,6 @@ class TorchEngine:
         finally:
             if training:
                 self.model.train()
-
-    def search(
-        self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
-    ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.decoding.engine.Engine`."""
-        return beam_search(
-            self.model,  # type: ignore[arg-type]  # nn.Module does not say what it has
-            pad(sources).to(self.device),
-            beam=settings.beam,
-            alpha=settings.alpha,
-            max_lengths=longest_outputs(sources, settings),
-            allowed=allowed,
-            n_best=n_best,
-        )
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:

@@ -53,7 +53,7 @@ class TorchTranslationModel(TranslationModel):
         with self._engine.ready():
             for places in plan(lengths, translator.settings.batch_tokens):
                 source = pad([rows[place] for place in places]).to(self._device)  # (B, S)
-                found = forced_scores(self._model, source, [wanted[place] for place in places], alpha=0.0)  # type: ignore[arg-type]
+                found = forced_scores(self._model, source, [wanted[place] for place in places], alpha=0.0)
                 for place, hypothesis in zip(places, found, strict=True):
                     scores[place] = hypothesis.log_prob
         return scores
@@ -64,8 +64,8 @@ class TorchTranslationModel(TranslationModel):
         """Return the mean of the encoder's states of each text, (N, d)."""
         translator = self._translator
         rows, _ = translator.encode(check_texts(texts), strict=False)
-        width = self._model.target_embedding.embedding_dim  # type: ignore[union-attr]
-        vectors = torch.zeros(len(rows), width)  # type: ignore[arg-type]  # (N, d)
+        width = self._model.target_embedding.embedding_dim
+        vectors = torch.zeros(len(rows), width)  # (N, d)
         with self._engine.ready():
             for places, means in self._means(rows):
                 vectors[places] = means
@@ -75,5 +75,5 @@ class TorchTranslationModel(TranslationModel):
         """Yield the places of each batch's rows, and their vectors (B, d)."""
         translator = self._translator
         for places in plan([len(row) for row in rows], translator.settings.batch_tokens):
-            memory = self._model.encode(pad([rows[place] for place in places]).to(self._device))  # type: ignore[operator]
+            memory = self._model.encode(pad([rows[place] for place in places]).to(self._device))
             yield places, mean_pool(memory.states, memory.mask[:, 0, 0]).float().cpu()
