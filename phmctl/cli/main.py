@@ -30,6 +30,7 @@ from phmctl.cli.train import TrainCommand, train
 from phmctl.console import note, stdout_refused
 from phmctl.devices import place
 from phmctl.errors import PhmctlError, StoppedError, UserError
+from phmctl.training.signals import follow_named
 
 _DEBUG = "PHMCTL_DEBUG"
 _LONGEST = 4000  # characters of a line of an error: it may quote a file
@@ -96,6 +97,7 @@ def run() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _open_closed_streams()
     _hear_signals()
+    follow_named()
     try:
         app()
     except PhmctlError as error:

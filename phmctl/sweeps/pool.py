@@ -14,7 +14,7 @@ from typing import IO
 
 from phmctl.console import note
 from phmctl.errors import UserError
-from phmctl.training.signals import StopRequest
+from phmctl.training.signals import STARTER, StopRequest
 
 _KEPT = 30  # last lines of what a process says
 _PATIENCE = 20.0  # seconds that a process told to stop at once has for it
@@ -80,7 +80,8 @@ def threads_each(jobs: int) -> int:
 def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | None], None]) -> int | None:
     """Run commands, so many at once, to the end of all; one that fails stops no other.
 
-    When this process is told to stop, so are the others, once: they save. Told twice, they stop at once.
+    When this process is told to stop, so are the others, once: they save. Told twice, they stop at once. Where it is
+    killed, they see that it is gone, and save and end as well.
 
     Args:
         jobs: their codes, answers and last words are filled in. Those that were never begun have no code.
@@ -93,6 +94,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | No
     events: queue.Queue[tuple[Job, str | None]] = queue.Queue()
     waiting, running = deque(jobs), list[Job]()
     environment = os.environ | {"OMP_NUM_THREADS": str(threads_each(at_once)), "PYTHONUNBUFFERED": "1"}
+    environment[STARTER] = str(os.getpid())
     with StopRequest() as stop, _ended(running):
         told = False
         while running or (waiting and not stop.received):

@@ -6,7 +6,6 @@ whose ``torchrun`` was killed is asked to stop: it would train on unseen, and ho
 
 import os
 import re
-import signal
 import threading
 import time
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from phmctl.devices import Place
+from phmctl.training.signals import follow
 
 JOB = "TORCHELASTIC_RUN_ID"  # torchrun's name for a start and all its restarts, in the environment
 GROUP = "group"  # the purpose of the process group's own connection
@@ -103,10 +103,8 @@ class Company:
         with suppress(RuntimeError, dist.DistError):  # the store is gone, and with it its keeper: rank 0 or the starter
             while not self._done.wait(_BEAT) and starter in (None, os.getppid()):
                 self._beat()
-        while starter is not None and not self._done.wait(_BEAT):
-            if os.getppid() != starter:  # nobody would stop this process any more: it saves and ends
-                return os.kill(os.getpid(), signal.SIGTERM)
-        return None
+        if starter is not None:
+            follow(starter, self._done)
 
 
 def meeting_place(where: Place, name: str, timeout: float) -> Any:

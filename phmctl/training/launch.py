@@ -6,6 +6,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Sequence
+from tempfile import TemporaryDirectory
 
 from phmctl.console import note
 from phmctl.devices import place
@@ -38,31 +39,33 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             f"--processes {processes}: this machine has {cores} cores for them, and each wants the memory of a whole "
             f"program; take {_A_CORE * cores} at most"
         )
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # the processes speak for themselves
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-    )
-    try:
-        elastic_launch(config, sys.executable)("-m", "phmctl", *arguments)
-    except ChildFailedError as error:
-        rank, first = error.get_first_failure()
-        if first.exitcode > 0:
-            return first.exitcode  # the process has said why
-        note(f"error: rank {rank} was ended by {signal.Signals(-first.exitcode).name}")
-        return 1
-    except SignalException as caught:
-        return 128 + int(caught.sigval)
+    with TemporaryDirectory(prefix="phmctl-") as logs:  # torch would leave one of its own
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            run_id=str(uuid.uuid4()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "phmctl", *arguments)
+        except ChildFailedError as error:
+            rank, first = error.get_first_failure()
+            if first.exitcode > 0:
+                return first.exitcode  # the process has said why
+            note(f"error: rank {rank} was ended by {signal.Signals(-first.exitcode).name}")
+            return 1
+        except SignalException as caught:
+            return 128 + int(caught.sigval)
     return 0
 
 

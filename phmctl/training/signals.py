@@ -4,6 +4,7 @@ SIGTERM comes before a kill, SIGUSR1 is what schedulers are told to send some mi
 comes when the terminal is gone (and is ignored under ``nohup``).
 """
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -11,6 +12,8 @@ from typing import Any, Self
 
 from phmctl.console import note
 
+STARTER = "PHMCTL_STARTER"  # in the environment: the process to follow (:func:`follow`)
+_TICK = 0.5  # seconds between two looks for the starter
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -57,3 +60,21 @@ class StopRequest:
         self.received = signal.Signals(number)
         more = "; once more to stop at once" if self._insist else ""
         note(f"{self.received.name}: finishing the step, then saving{more}")
+
+
+def follow(starter: int, done: threading.Event) -> None:
+    """Ask this process to stop, as by SIGTERM, once the one that started it is gone: nobody would any more.
+
+    What was killed cannot tell those that it started, but they get another parent.
+    """
+    while not done.wait(_TICK):
+        if os.getppid() != starter:
+            return os.kill(os.getpid(), signal.SIGTERM)
+    return None
+
+
+def follow_named() -> None:
+    """Follow the process that the environment names, if it names one; what this process starts does not."""
+    starter = os.environ.pop(STARTER, "")
+    if starter.isdecimal():
+        threading.Thread(target=follow, args=(int(starter), threading.Event()), daemon=True).start()

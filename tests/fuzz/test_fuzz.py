@@ -63,7 +63,7 @@ def attack(name: str, make: Make, use: Use) -> None:
     @given(st.randoms(use_true_random=True))
     def one(random: Random) -> None:
         content = make(random)
-        begun = time.monotonic()
+        begun = time.process_time()  # what others do on this machine is no reader's fault
         said = "said nothing"
         try:
             use(content)
@@ -74,7 +74,7 @@ def attack(name: str, make: Make, use: Use) -> None:
         except BaseException as error:
             raise AssertionError(f"{name}: {error!r} for {content[:3000]!r}") from error
         assert said.strip(), f"{name}: an empty message for {content[:3000]!r}"
-        assert time.monotonic() - begun < SLOW, f"{name}: too slow for {content[:3000]!r}"
+        assert time.process_time() - begun < SLOW, f"{name}: too slow for {content[:3000]!r}"
 
     one()
     sys.stdout.write(f"\n{name}: {ended.total():,} inputs, {ended['refused']:,} refused, {ended['read']:,} read\n")

@@ -61,15 +61,8 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
     copying_data: Path, copying_file: Path, tmp_path: Path
 ) -> None:
     """SIGTERM: the cell saves and the sweep ends; the same command finishes it, and starts what was waiting."""
-    settings = ["training.steps=200", "training.save_every=200", "training.validate_every=100", "training.log_every=1"]
-    options = [part for setting in settings for part in ("--set", setting)]
-    where = ["--data", str(copying_data), "--runs", str(tmp_path / "runs")]
-    command = [sys.executable, "-m", "phmctl", "train", str(copying_file), "--seed", "1,2", *options, *where]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "runs/copying/phm-n2/v001/metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not read_metrics(metrics) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    command = _long(copying_file, copying_data, tmp_path)
+    process = _begun(command, tmp_path / "runs/copying/phm-n2/v001")
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
@@ -87,6 +80,37 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
     assert found[2, 1].recipe == undisturbed.recipe
     digests = [checkpoint_digest(run.checkpoint("last"), "model") for run in (found[2, 1].run, undisturbed)]
     assert digests[0] == digests[1]
+
+
+def test_a_sweep_that_is_killed_takes_its_trainings_with_it(
+    copying_data: Path, copying_file: Path, tmp_path: Path
+) -> None:
+    """SIGKILL tells nobody; they see that it is gone, save and end, so the same command goes on with them."""
+    runs = [tmp_path / f"runs/copying/phm-n2/v00{number}" for number in (1, 2)]
+    process = _begun([*_long(copying_file, copying_data, tmp_path), "--jobs", "2"], *runs)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while {run.state for run in known(tmp_path / "runs").values()} != {"stopped"} and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = known(tmp_path / "runs").values()
+    assert [(run.state, 0 < run.step < 200) for run in found] == [("stopped", True)] * 2
+
+
+def _long(recipe: Path, data: Path, folder: Path) -> list[str]:
+    settings = ["training.steps=200", "training.save_every=200", "training.validate_every=100", "training.log_every=1"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    where = ["--data", str(data), "--runs", str(folder / "runs")]
+    return [sys.executable, "-m", "phmctl", "train", str(recipe), "--seed", "1,2", *options, *where]
+
+
+def _begun(command: list[str], *runs: Path) -> subprocess.Popen[str]:
+    """Start a sweep; return when each of these runs has trained a step."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not all(read_metrics(run / "metrics.jsonl") for run in runs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return process
 
 
 def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:

@@ -29,11 +29,15 @@ def _command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *arguments], env=environment, text=True, cwd=ROOT, **pipe)
 
 
-def test_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path) -> None:
-    arguments = [*RULE, "--steps", "4", "--runs", str(tmp_path), "--json"]
+def test_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = [*RULE, "--steps", "4", "--runs", str(tmp_path / "runs"), "--json"]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     process = _command("-m", "phmctl", "train", *arguments, "--processes", "2")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
+    assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")] == []  # torch's cache
     assert json.loads(out)["steps"] == 4
     assert err.count("training ") == 1
     run = Run.open(json.loads(out)["run"])

@@ -81,10 +81,15 @@ class RuleTask:
     def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
         """Return ``loss``, the mean squared error of a number, and ``map_error``, that of H relative to the true H.
 
-        One product does it all, so each process does it itself.
+        The second compares two maps, which each process does itself.
         """
-        with autocast():
-            loss = mean_squared_error(model, self._valid)
+        size, count = self.recipe.training.batch_size, len(self._valid.inputs)
+        total = torch.zeros((), dtype=torch.float64)
+        for begin in share.mine(range(0, count, size)):
+            part = Samples(*(tensor[begin : begin + size] for tensor in self._valid))
+            with autocast():
+                total += mean_squared_error(model, part) * part.targets.numel()
+        loss = share.total(total.to(next(model.parameters()).device)).item() / self._valid.targets.numel()
         return {"loss": loss, "map_error": relative_error(materialised(model), self.truth.H)}
 
     def score(self, metrics: Mapping[str, float]) -> float:
