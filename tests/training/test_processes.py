@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from phmctl.export.verb import export
+from phmctl.exports import TORCH
+from phmctl.inference.loading import load
 from phmctl.runs import Run
 from phmctl.training.processes import Processes
 from tests.training import held, jobs, together
@@ -50,6 +53,7 @@ def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.Tem
         "refused": fake("refused", refusing=1),
         "full": fake("full", sharding="full", full=True),
         "after": fake("after", sharding="full"),
+        "single": translation("single", task=jobs.SingleTask, sharding="full", steps=2, average=0),
         "held": (held.hold, {"root": root / "held"}),
         "held on": (held.hold, {"root": root / "held", "old": root / "held/fake/phm-n4/v001", "steps": 6}),
         "unwritable": fake("whole/copying/phm-n4/v001/recipe.yaml"),
@@ -123,6 +127,17 @@ def test_what_the_first_process_cannot_write_stops_all(two: dict[str, Any]) -> N
     assert first.startswith("OutputError")
     assert "recipe.yaml" in first
     assert second == "SystemExit: 2"
+
+
+def test_a_sharded_run_is_decoded_and_exported_like_any(two: dict[str, Any], tmp_path: Path) -> None:
+    run = Run.open(two["single"][0][0])
+    assert run.recipe.training.sharding == "full"
+    model = load(run.folder)
+    lines = ["ba be bi", "bo"]
+    answers = [each[0].text for each in model.translate(lines)]
+    assert len(answers) == len(lines)
+    made = export(run, TORCH, tmp_path / "export").export
+    assert [each[0].text for each in load(made.folder).translate(lines)] == answers
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")
