@@ -7,7 +7,7 @@ a batch its number of rows times its dearest row, which is what the model comput
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -206,8 +206,7 @@ def _cut_by_count(order: Ints, batch_size: int) -> list[Ints]:
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-@dataclass(frozen=True)
-class EncodedTexts:
+class EncodedTexts(NamedTuple):
     """Texts without labels, ready for :func:`collate`; the labels are all 0."""
 
     sides: tuple[Ragged, ...]
@@ -217,13 +216,9 @@ class EncodedTexts:
 def encode_texts(
     texts: Sequence[Sequence[str]], tokenizer: Tokenizer, cleaning: Cleaning, max_tokens: int
 ) -> EncodedTexts:
-    """Clean and tokenize new texts as the splits of prepared labelled data are: N in, N out.
+    """Clean and tokenize new texts, (N, 1) or (N, 2), as the splits of prepared labelled data are: N in, N out.
 
-    Args:
-        texts: (N, 1) or (N, 2): the texts of each example.
-        tokenizer: the run's.
-        cleaning: the card's settings (the manifest's ``settings["cleaning"]``).
-        max_tokens: of a text; of a longer one the start or the end stays, as the card says.
+    Of a text with more than `max_tokens` the start or the end stays, as the cleaning says.
     """
     sides = []
     for column in zip(*texts, strict=True):

@@ -43,19 +43,12 @@ _ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
 
 @dataclass
 class Tally:
-    """Counts of one split.
+    """Counts of one split's rows."""
 
-    Attributes:
-        read: rows in the files.
-        kept: rows that are stored.
-        dropped: rows left out, by reason.
-        noted: rows that are kept although something is unusual about them, by what it is.
-    """
-
-    read: int = 0
+    read: int = 0  # from the files
     kept: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    noted: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)  # by reason
+    noted: Counter[str] = field(default_factory=Counter)  # kept although something is unusual: by what it is
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts for the manifest."""

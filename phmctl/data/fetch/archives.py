@@ -37,12 +37,8 @@ class DamagedError(DataError):
 def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> None:
     """Fetch a card's files into the cache, and unpack those that are archives, each into a folder of its own.
 
-    Nobody else may write there meanwhile: what a killed process left is swept.
-
-    Args:
-        urls: the files.
-        cache: the folder.
-        refetch: fetch what is there already, too.
+    Nobody else may write there meanwhile: what a killed process left is swept. With `refetch` what is there already is
+    fetched, too.
 
     Raises:
         DownloadError: a server cannot be reached, or refuses.
@@ -80,13 +76,10 @@ def extract(
 
     Args:
         archive: the file.
-        folder: the folder to make.
+        folder: the folder to make, and to return.
         limit: bytes of its content, at most; None: 200 times its size, or 256 MiB if that is more, up to 64 GiB.
         members: how many it may have.
         anew: replace a folder that is there already.
-
-    Returns:
-        the folder.
 
     Raises:
         DamagedError: the archive is not whole.

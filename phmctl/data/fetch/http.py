@@ -45,15 +45,12 @@ def download(
 
     Args:
         url: an ``http(s)`` or ``file`` address.
-        target: the file to make.
+        target: the file to make, and to return.
         sha256: the content's SHA-256 in hexadecimal, if known; a file that has another is fetched again.
         refetch: fetch it even if it is there; what was there stays until the new one is whole.
         attempts: connections tried in a row.
         timeout: seconds without an answer after which a connection counts as broken.
         pause: seconds before the second attempt, doubled for each further one.
-
-    Returns:
-        the target.
 
     Raises:
         DownloadError: the server cannot be reached, refuses, or sends something else than the SHA-256 says.

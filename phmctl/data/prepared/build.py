@@ -30,9 +30,8 @@ def build(
         folder: where it is to be.
         settings: what decides on its content, beside the sources.
         sources: what it is made from.
-        write: writes everything into the folder given, which is empty; its second argument is for the manifest.
-        workers: threads of the tokenizer. Its pool is made at its first use in a process and keeps its size.
-        force: build it even if nothing has changed.
+        write: writes everything into the empty folder given; its second argument is for the manifest.
+        workers, force: see :func:`phmctl.data.prepared.prepare.prepare`.
 
     Raises:
         DataError: what `write` raises, or a source cannot be read.

@@ -22,19 +22,12 @@ _DECIDES = ("tokenizer", "vocabulary", "joint")  # settings that a vocabulary wa
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A vocabulary, and what its text went through.
+    """A vocabulary, and what its text went through."""
 
-    Attributes:
-        origin: where it is from, in words.
-        tokenizers: of both sides.
-        cleaning: what the text was cleaned by.
-        settings: those it was made by.
-    """
-
-    origin: str
+    origin: str  # where it is from, in words
     tokenizers: TokenizerPair
     cleaning: Cleaning
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # those it was made by
 
     @classmethod
     def of(cls, path: Path) -> "Vocabulary":
