@@ -137,9 +137,12 @@ class _Tree:
         found = [path for folder in self.folders for path in sorted(_content(folder)) if path.is_file()]
         return {path.name: path for path in reversed(found)}
 
-    def find(self, name: str) -> Path | None:
-        """Return a file's place, whatever its folder."""
-        return self.files.get(name) or self.files.get(f"{name}.gz")
+    def find(self, name: str, folder: Path | None) -> Path | None:
+        """Return the place of a file, or of it compressed: in a folder, or (None) in whichever has it."""
+        names = (name, f"{name}.gz")
+        if folder is None:
+            return next((self.files[each] for each in names if each in self.files), None)
+        return next((folder / each for each in names if (folder / each).is_file()), None)
 
 
 def _tree(top: Path) -> _Tree:
@@ -164,21 +167,14 @@ def _match(layout: Layout, folder: Path, tree: _Tree) -> Match:
     missing: dict[str, Sequence[str]] = {}
     splits = []
     for split, files in layout.every.items():
-        here = {
-            name: path
-            for name in files.names
-            if (path := tree.find(name) if layout.scattered else _file_in(folder, name))
-        }
+        where = None if layout.scattered else folder
+        here = {name: path for name in files.names if (path := tree.find(name, where))}
         found |= here
         if len(here) == len(set(files.names)):
             splits.append(split)
         elif split in layout.splits:
             missing[split] = [name for name in files.names if name not in here]
     return Match(layout, folder, found, splits, missing)
-
-
-def _file_in(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def _incomplete(card: Card, folder: Path, best: Match | None) -> DataError:

@@ -37,8 +37,8 @@ def build(
         DataError: what `write` raises, or a source cannot be read.
         OutputError: the folder cannot be written.
     """
+    lock = folder.with_name(f".{folder.name}.lock")
     if force or not current(folder, settings, sources):
-        lock = _lock_of(folder)
         with locked(lock), tidying(lock):  # a second process waits, and then finds it done
             with writing(folder):
                 _recover(folder, settings, sources)
@@ -47,7 +47,7 @@ def build(
                     write(temporary, {"settings": dict(settings), **sources.describe()})
                 note(f"prepared in {folder}")
     else:
-        _clear(folder)
+        _clear(folder, lock)
     sources.remember()
 
 
@@ -84,17 +84,13 @@ def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None,
         return [MANIFEST]
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: Path, lock: Path) -> None:
     """Remove what a process left that was killed beside a folder that is whole, unless another is at work there."""
     asides = folder.parent.glob(f".{glob.escape(folder.name)}.*.old")
     if temporaries(folder) or any(asides):
-        with suppress(OSError, OutputError), locked(_lock_of(folder), wait=False) as held:
+        with suppress(OSError, OutputError), locked(lock, wait=False) as held:
             if held:
                 clear(folder)
-
-
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
 
 
 def _recover(folder: Path, settings: Mapping[str, Any], sources: Sources) -> None:

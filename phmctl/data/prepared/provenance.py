@@ -1,10 +1,11 @@
 """What prepared data was made from, and whether that has changed since."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from phmctl.data.corpus import Corpus
 from phmctl.errors import DataError, OutputError
@@ -12,6 +13,7 @@ from phmctl.files import sha256, sha256_text, write_json
 
 Entries = list[dict[str, Any]]
 CARD = "card_sha256"  # what a manifest calls the card's digest; earlier versions kept none
+_SEEN = TypeAdapter(dict[str, tuple[int, int, str]])  # a file's size, its time and its SHA-256, by its path
 VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors
 
 
@@ -32,10 +34,9 @@ class Sources:
         self._corpus = corpus
         self._memory = memory
         self._news = False
-        self._seen: dict[str, list[Any]] = {}
-        with suppress(OSError, ValueError, RecursionError, AttributeError):  # a damaged one is as good as none
-            seen = json.loads(memory.read_text(encoding="utf-8")).items()
-            self._seen = {path: state for path, state in seen if _is_state(state)}
+        self._seen: dict[str, tuple[int, int, str]] = {}
+        with suppress(OSError, ValueError):  # a damaged one is as good as none
+            self._seen = _SEEN.validate_json(memory.read_bytes())
 
     def describe(self) -> dict[str, Any]:
         """Return the manifest's entries.
@@ -96,17 +97,12 @@ class Sources:
     def _file(self, path: Path) -> dict[str, Any]:
         try:
             state = path.stat()
-            key, stamp = str(path.resolve()), [state.st_size, state.st_mtime_ns]
-            if self._seen.get(key, [])[:2] != stamp:
-                self._seen[key], self._news = [*stamp, sha256(path)], True
+            key, stamp = str(path.resolve()), (state.st_size, state.st_mtime_ns)
+            if self._seen.get(key, ())[:2] != stamp:
+                self._seen[key], self._news = (*stamp, sha256(path)), True
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
         return {"name": path.name, "bytes": state.st_size, "sha256": self._seen[key][2]}
-
-
-def _is_state(value: object) -> bool:
-    """Whether a value is what is remembered of a file: its size, its time and its SHA-256."""
-    return isinstance(value, list) and [*map(type, value)] == [int, int, str]
 
 
 def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
