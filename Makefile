@@ -20,7 +20,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 # Two test processes of one thread each suit two cores; a bigger machine takes more.
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 
-.PHONY: help demo docs test faults lint check format bench wheel-test clean
+.PHONY: help demo docs test faults lint check format bench gpu-check wheel-test clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -54,6 +54,9 @@ faults: $(DEVELOPMENT) ## Give every reader hostile files (FUZZ of each); distur
 	PHMCTL_EXPLORE=1 PHMCTL_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/fuzz
 	mkdir -p build
 	$(BIN)/python -m tests.faults.sweep --every $(EVERY) --jobs $(PROCESSES) --json build/faults.json
+
+gpu-check: $(DEVELOPMENT) ## On a GPU: its tests, the layer, training and decoding, into build/gpu-check.json; 2 without one
+	$(BIN)/python tools/gpu_check.py --output build/gpu-check.json
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from phmctl.accounting.multiplications import multiplications
 from phmctl.assembly import build_transformer
+from phmctl.backends.choices import taken_from
 from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.benchmarks.training import variants_of
 from phmctl.benchmarks.uncached import Uncached
@@ -28,6 +29,7 @@ from phmctl.decoding.translator import plan
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import check_known
 from phmctl.models.transformer import Transformer
+from phmctl.nn.caching import cached
 from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 
@@ -222,7 +224,7 @@ def measure(
             alone = Uncached(model, whole=whole)
             candidates[_alone(name, kind)] = searcher(alone, few, recipe, vocabularies[1], one_by_one=True)
     candidates[_SGEMM] = _sgemm(device)
-    with watched("searches", len(candidates), rounds) as advance:
+    with taken_from({}), cached(), watched("searches", len(candidates), rounds) as advance:  # as a translator searches
         timings = compare(candidates, rounds=rounds, baseline=baseline, warmup=1, device=device, advance=advance)
     sample = work.take(_COUNTED)
     products = {name: multiplications(searcher(each, sample, recipe, vocabularies[1])) for name, each in models.items()}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_ROOM = 32  # positions that there is room for at first
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -44,7 +46,7 @@ class LayerCache:
         """Add a position's key and value, (B·K, heads, 1, head width); return all, (B·K, heads, t, head width)."""
         heads = key.shape[1]
         position = self._state.position
-        past = self._state.past
+        past = self._state.room()
         past[position, self._layer, 0] = key.flatten(1)  # (B·K, inner)
         past[position, self._layer, 1] = value.flatten(1)
         written = past[: position + 1, self._layer]  # (t, 2, B·K, inner)
@@ -56,10 +58,12 @@ class LayerCache:
 class DecoderState:
     """The decoder's state for B sentences of K beams each.
 
-    The past is one tensor with time outermost, (max length, layers, 2, B·K, inner), so that what is written so far is
-    one contiguous block, and reordering beams, dropping sentences or adding beams is one copy of it. Two stretches of
-    memory take turns in holding it: fresh memory costs several times a copy. The memory's keys and values are held once
-    a sentence.
+    The past is one tensor with time outermost, (room, layers, 2, B·K, inner), so that what is written so far is one
+    contiguous block, and reordering beams, dropping sentences or adding beams is one copy of it. (To leave it where it
+    is and let each beam see its own of what all beams have written was measured too: the mask takes longer than the
+    copy.) Two stretches of memory take turns in holding it: fresh memory costs several times a copy. There is room for
+    as many positions as outputs want, not as they may want at most. The memory's keys and values are held once a
+    sentence.
 
     Args:
         memories: each layer's keys and values of the memory, (B, heads, S, head width) each.
@@ -76,10 +80,20 @@ class DecoderState:
         self.beams = beams
         self.mask = mask
         self.position = 0
-        self._outer, self._inner = (max_length, len(memories), 2), heads * head_width
+        self._longest, self._room = max_length, min(max_length, _ROOM)
+        self._parts, self._inner = (len(memories), 2), heads * head_width
         self._current, self._spare = keys.new_empty(0), keys.new_empty(0)
         self.past, self._current = self._view(self._current, sentences * beams)
         self.layers = [LayerCache(self, i, k.contiguous(), v.contiguous()) for i, (k, v) in enumerate(memories)]
+
+    def room(self) -> Tensor:
+        """Return the past, with room for the position at hand."""
+        if self.position == self._room:
+            self._room = max(min(2 * self._room, self._longest), self.position + 1)
+            written, self._spare = self.past, self._spare.new_empty(0)
+            self.past, self._current = self._view(self._spare, written.shape[3])
+            self.past[: self.position] = written
+        return self.past
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
         """Let each beam continue from another of its sentence.
@@ -104,7 +118,7 @@ class DecoderState:
 
     def _view(self, storage: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Return storage as a past of so many rows, and the storage: another one if it is too small."""
-        shape = (*self._outer, rows, self._inner)
+        shape = (self._room, *self._parts, rows, self._inner)
         if storage.numel() < math.prod(shape):
             storage = storage.new_empty(math.prod(shape))
         return storage[: math.prod(shape)].view(shape), storage

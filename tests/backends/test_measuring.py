@@ -41,6 +41,14 @@ def test_what_is_hopeless_is_measured_no_more() -> None:
     assert clock.calls.count("a") == clock.calls.count("c") == 2 + measuring.ROUNDS
 
 
+def test_where_two_are_close_more_samples_decide() -> None:
+    clock = Clock()
+    seconds = {"a": 1.0e-3, "b": 1.1e-3, "c": 1.2e-3}
+    lowest_seconds({name: clock.candidate(name, each) for name, each in seconds.items()}, clock)
+    assert clock.calls.count("a") == clock.calls.count("b") == 2 + 2 * measuring.ROUNDS
+    assert clock.calls.count("c") == 2 + measuring.ROUNDS
+
+
 def test_what_takes_long_and_is_far_behind_is_called_once() -> None:
     clock = Clock()
     lowest_seconds({name: clock.candidate(name, seconds) for name, seconds in (("a", 0.1), ("b", 0.3))}, clock)
@@ -56,7 +64,7 @@ def test_the_first_call_of_all_may_take_long() -> None:
 def test_candidates_take_turns_and_short_ones_are_repeated() -> None:
     clock = Clock()
     lowest_seconds({name: clock.candidate(name, measuring.SAMPLE / 2) for name in "ab"}, clock)
-    assert "".join(clock.calls) == "ab" + "ab" + ("aabb" + "bbaa") * (measuring.ROUNDS // 2)
+    assert "".join(clock.calls) == "ab" + "ab" + ("aabb" + "bbaa") * measuring.ROUNDS
 
 
 def test_what_takes_long_is_measured_less() -> None:

@@ -9,6 +9,7 @@ import torch
 from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
 from phmctl.errors import DimensionError
+from phmctl.models import state
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TransformerSection
 
@@ -78,6 +79,20 @@ def test_reordered_beams_continue_their_parents() -> None:
             target = torch.cat([prefixes[1, parent], torch.tensor([12 + beam])])[None]
             whole = model.logits(model(source[1:], target))[:, -1]
             torch.testing.assert_close(stepped[:, beam], whole)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 32])
+def test_the_past_grows_as_outputs_do(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_ROOM", room)
+    model, source, target = build(), sentences(2, 5), sentences(2, 7)
+    target[:, 0] = BOS
+    with torch.no_grad():
+        whole = model.logits(model(source, target))
+        begun = model.start(model.encode(source), beams=1, max_length=7)
+        for t in range(7):
+            torch.testing.assert_close(model.step(target[:, t : t + 1], begun)[:, 0], whole[:, t])
+            assert min(room, 7) <= len(begun.past) <= max(2 * t, room)
+            begun.reorder(torch.zeros(2, 1, dtype=torch.long))
 
 
 @pytest.mark.parametrize("share", ["separate", "sublayer", "model"])
