@@ -99,9 +99,12 @@ def turned_round(rows: RowSource) -> Iterator[Row]:
 
 @repeatable
 def with_copies(rows: RowSource) -> Iterator[Row]:
-    """Yield pairs, and after them each target as a translation of itself."""
+    """Yield pairs, and after them each target as a translation of itself, marked as such by a "=" before it.
+
+    Without the mark a model cannot know what is to be changed, and leaves more as it is (Caswell et al. 2019).
+    """
     yield from rows
-    yield from (row._replace(texts=row.texts[1:] * 2) for row in rows)
+    yield from (row._replace(texts=(f"= {row.texts[1]}", row.texts[1])) for row in rows)
 
 
 @repeatable

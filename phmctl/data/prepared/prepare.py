@@ -278,7 +278,7 @@ def _write(
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {}
     if labels is None:
-        _warn_of_same_sides({name: split for name, split in counts.items() if name != "train" or not has_copies(data)})
+        _warn_of_same_sides(counts)
     else:
         _check_classes(corpus, counts)
         _check_taught(corpus, labels, splits["train"])
