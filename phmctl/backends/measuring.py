@@ -16,8 +16,8 @@ Clock = Callable[[], float]
 K = TypeVar("K")
 
 SAMPLE = 5e-4  # seconds that a sample takes at least
-ROUNDS, FEWEST = 8, 3  # samples of each candidate; and if these take long
-LONG = 0.1  # seconds after which a measurement ends with the fewest
+ROUNDS, FEWEST = 8, 3  # samples of each candidate; and if these take long; twice as many of those that are close
+LONG = 0.1  # seconds after which the fewest will do
 HOPELESS, CLOSE = 1.5, 1.15  # of the best: such a candidate is measured no more; and after so many samples
 COLD, HOPELESS_COLD = 5e-2, 2.5  # and after its very first call, if that takes so many seconds
 
@@ -59,9 +59,9 @@ def lowest_seconds(candidates: Mapping[K, Call], clock: Clock = time.perf_counte
         best[name] = min(best[name], sample(candidates[name], clock, 1))
     calls = {name: max(1, math.ceil(SAMPLE / max(best[name], 1e-9))) for name in warm}
     for number in range(2 * ROUNDS):
-        bound = (HOPELESS if number < ROUNDS else CLOSE) * min(best.values())
-        left = sum(best[name] <= bound for name in warm)
-        if (number >= FEWEST and clock() - began > LONG) or (number >= ROUNDS and left == 1):
+        many = FEWEST if clock() - began > LONG else ROUNDS
+        bound = (HOPELESS if number < many else CLOSE) * min(best.values())
+        if number >= 2 * many or (number >= many and sum(best[name] <= bound for name in warm) == 1):
             break
         turn = number % len(warm)
         for name in warm[turn:] + warm[:turn]:

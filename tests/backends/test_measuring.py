@@ -69,8 +69,9 @@ def test_candidates_take_turns_and_short_ones_are_repeated() -> None:
 
 def test_what_takes_long_is_measured_less() -> None:
     clock = Clock()
-    lowest_seconds({"a": clock.candidate("a", 0.2)}, clock)
-    assert len(clock.calls) == 2 + measuring.FEWEST
+    seconds = {"a": 0.2, "b": 0.21, "c": 0.25}
+    lowest_seconds({name: clock.candidate(name, each) for name, each in seconds.items()}, clock)
+    assert [clock.calls.count(name) for name in "abc"] == [2 + count * measuring.FEWEST for count in (2, 2, 1)]
 
 
 def test_on_one_thread_the_time_of_others_does_not_count() -> None:
