@@ -16,14 +16,20 @@ from phmctl.errors import StdoutError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as RichTable
 
 # C0 but for tab and line feed, DEL and C1; what turns the direction of writing; halves of surrogate pairs
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_BLANK_END = re.compile("(?: |\x1b\\[[0-9;]*m)+$")  # a terminal would begin a line with it
+_CODES = re.compile("\x1b\\[[0-9;]*m")
+_LINES = 4  # of a table with lines that hold no cell
+_OVER = 5  # columns, less one, by which rich's tables are at most wider than they should be
 _CLOSED_PIPE = 141  # as a shell reports SIGPIPE
 _WIDEST = 100_000  # columns: more than a table's words ever want
 _REDRAW = 0.1  # seconds between two drawings of a bar, at least
 
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
+_noted: ContextVar[set[str] | None] = ContextVar("noted", default=None)
 
 
 def people() -> "Console":
@@ -43,6 +49,16 @@ def silence() -> Iterator[None]:
         _silent.reset(token)
 
 
+@contextmanager
+def once() -> Iterator[None]:
+    """Print equal notes and warnings once within the block: what is done several times would say them as often."""
+    token = _noted.set(set())
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
 def printable(text: str) -> str:
     """Return text as a terminal may have it: what would move its cursor or hide other text is written as an escape.
 
@@ -58,8 +74,11 @@ def _may_be_terminal() -> bool:
 
 def note(message: str) -> None:
     """Print one line for people on stderr."""
-    if _silent.get():
+    noted = _noted.get()
+    if _silent.get() or (noted is not None and message in noted):
         return
+    if noted is not None:
+        noted.add(message)
     stream = _Stderr() if not hasattr(sys.stderr, "rich_proxied_file") else sys.stderr  # a bar shows it above itself
     stream.write(printable(message) + "\n")
     stream.flush()
@@ -174,8 +193,8 @@ def print_table(
 ) -> None:
     """Print a table on stdout; raises as :func:`emit` does.
 
-    Cells are broken between words only, so that names can be copied; a table whose words need more is wider than the
-    terminal.
+    Cells are broken between words only, so that names can be copied. A table whose words need more than the terminal
+    has is drawn without lines, and is wider only if that does not help.
 
     Args:
         title: the line above the table.
@@ -185,28 +204,58 @@ def print_table(
         plain: draw no lines, for tables of many columns.
     """
     from rich.box import HEAVY_HEAD
-    from rich.cells import cell_len
     from rich.console import Console
-    from rich.table import Table
 
-    look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0)} if plain else {"box": HEAVY_HEAD}
-    table = Table(header_style="bold", **look)
     cells = [[printable(str(cell)) for cell in row] for row in rows]
-    for index, column in enumerate(map(printable, columns)):
+    headings, terminal = [printable(column) for column in columns], Console().is_terminal
+    width = Console().width if terminal else 160
+    pen = Console(
+        file=io.StringIO(), width=_WIDEST, force_terminal=terminal, highlight=False, markup=False, emoji=False
+    )
+    airy = _draw(pen, _made(headings, cells, text, box=None, padding=(0, 2, 0, 0), pad_edge=False), width)
+    lined = airy if plain else _draw(pen, _made(headings, cells, text, box=HEAVY_HEAD), width)
+    better = (_width(airy) <= width, -len(airy) - _LINES) > (_width(lined) <= width, -len(lined))
+    pen.width = _WIDEST  # rich would break the title at the table's width
+    with pen.capture() as above:
+        pen.print(printable(title), style="italic", soft_wrap=True)
+    emit("".join(f"{line.rstrip()}\n" for line in (*above.get().splitlines(), *(airy if better else lined))))
+
+
+def _made(columns: Sequence[str], cells: Sequence[Sequence[str]], text: Sequence[int], **look: Any) -> "RichTable":
+    """Return a table whose columns are as wide as their longest words, at least."""
+    from rich.cells import cell_len
+    from rich.table import Table as RichTable
+
+    table = RichTable(header_style="bold", **look)
+    for index, column in enumerate(columns):
         words = [column, *(row[index] for row in cells)]
         left: Literal["left", "right"] = "left" if index in (0, *text) else "right"
         single = all(" " not in each for each in words)  # rich would break the widest word, not the longest text
-        longest = max(cell_len(word) for each in words for word in each.split(" "))
+        longest = max((cell_len(word) for each in words for word in each.split()), default=0)
         table.add_column(column, justify=left, overflow="fold", no_wrap=single, min_width=longest)
     for row in cells:
         table.add_row(*row)
-    terminal, shown = Console().is_terminal, io.StringIO()
-    width = Console().width if terminal else 160
-    console = Console(file=shown, width=_WIDEST, force_terminal=terminal, highlight=False, markup=False, emoji=False)
-    console.width = max(width, console.measure(table).minimum)
-    console.print(printable(title), style="italic", soft_wrap=True)  # rich would break it at the table's width
-    console.print(table, crop=False)
-    emit("".join(f"{line.rstrip()}\n" for line in shown.getvalue().splitlines()))
+    return table
+
+
+def _draw(pen: "Console", table: "RichTable", width: int) -> list[str]:
+    """Return a table's lines, as wide as the terminal at most, unless its words need more."""
+    pen.width, lines = _WIDEST, list[str]()
+    wanted = max(width, pen.measure(table).minimum)
+    for less in range(_OVER):
+        pen.width = wanted - less
+        with pen.capture() as capture:
+            pen.print(table, crop=False)
+        lines = [_BLANK_END.sub("\x1b[0m" if pen.is_terminal else "", line) for line in capture.get().splitlines()]
+        if _width(lines) <= wanted:
+            break
+    return lines
+
+
+def _width(lines: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(cell_len(_CODES.sub("", line)) for line in lines)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
-from phmctl.console import progress
+from phmctl.console import once, progress
 from phmctl.data.prepared.folder import data_root, prepare_command, trained_sizes
 from phmctl.errors import DataError, RunError, StoppedError, UserError
 from phmctl.files import write_json
@@ -64,7 +64,7 @@ def probe(
     settings = (*settings, f"training.device={device}")
     probes: dict[str, list[Run]] = {name: [] for name in there}
     words = f"probing {' and '.join(each.run.name for each in encoders)}"
-    with progress(words, len(there) * len(encoders) * len(KINDS)) as advance:
+    with once(), progress(words, len(there) * len(encoders) * len(KINDS)) as advance:
         for name, encoder, vectors in product(there, encoders, KINDS):
             recipe = _recipe(name, encoder, settings, vectors)
             probes[name].append(_trained(recipe, root, runs or runs_root()))

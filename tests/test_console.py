@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.console import Table, emit, emit_json, note, people, print_table, progress, warn
+from phmctl.console import Table, emit, emit_json, note, once, people, print_table, progress, warn
 from phmctl.errors import StdoutError
 
 MARKUP = "[x] [/red] :smile:"
@@ -181,6 +181,30 @@ def test_a_name_is_never_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert max(map(len, shown.splitlines())) == 80
 
 
+def test_a_table_that_is_too_wide_with_lines_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("COLUMNS", "80"), ("FORCE_COLOR", "1"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    words = ["a" * 20, "b" * 20, "c" * 20]  # 73 columns with lines
+    print_table("t", words, [words])
+    assert "┃" in capsys.readouterr().out
+    words = ["a" * 24, "b" * 24, "c" * 24]  # 82
+    print_table("t", words, [words])
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert "┃" not in "".join(shown)
+    assert max(map(len, shown)) <= 80
+    assert all(word in shown[1] for word in words)
+
+
 def test_what_belongs_below_a_table_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
     Table("t", ("a",), [("b",)], below=["BLEU: " + "x" * 200]).show()
     assert capsys.readouterr().out.endswith("\nBLEU: " + "x" * 200 + "\n")
+
+
+def test_equal_notes_are_said_once_in_a_block_that_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with once():
+        for message in ("a", "b", "a"):
+            warn(message)
+    warn("a")
+    assert capsys.readouterr().err.split("\n")[:-1] == ["warning: a", "warning: b", "warning: a"]

@@ -9,7 +9,7 @@ import typer
 from phmctl.cli.options import Json, RunsRoot
 
 Runs = Annotated[
-    list[str] | None, typer.Argument(metavar="[RUN]…", help="Runs, folders of runs, or tags.", show_default=False)
+    list[str] | None, typer.Argument(metavar="RUN", help="Runs, folders of runs, or tags.", show_default=False)
 ]
 OfRecipe = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="All runs of a recipe.")]
 Baseline = Annotated[
@@ -30,12 +30,14 @@ def compare(
     split: Split = "test",
     checkpoint: OfCheckpoint = None,
     score: EvalFirst = False,
-    form: Annotated[str, typer.Option("--format", help="table, csv, latex or json.")] = "table",
+    form: Annotated[
+        str | None, typer.Option("--format", help="table (default), csv, latex or json.", show_default=False)
+    ] = None,
     paper: Annotated[
         str | None,
         typer.Option(
             metavar="TABLE",
-            help="A published table beside what was trained here: table1 to table5, ceng501, ni.",
+            help="A published table beside what was trained here: table1 to table5 (or 1 to 5), ceng501, ni.",
             show_default=False,
         ),
     ] = None,
@@ -48,8 +50,10 @@ def compare(
     """
     from phmctl.errors import UserError, check_known
 
+    if json and form not in (None, "json"):
+        raise UserError(f"--json and --format {form} are two forms: leave one out")
+    form = "json" if json else form or "table"
     check_known("format", form, ("table", "csv", "latex", "json"))
-    form = "json" if json else form
     if paper is None:
         asked = {"split": split, "checkpoint": checkpoint, "baseline": baseline, "score": score}
         return _compare(runs or (), recipe, runs_root, form, asked)

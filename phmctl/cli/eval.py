@@ -94,10 +94,11 @@ def evaluate(
 def _show(run: Path, score: "Callable[..., Report]", against: list[Path] | None, json: bool) -> None:
     """Score a run, against each baseline in turn, and print what was found."""
     from phmctl import verbs
-    from phmctl.console import Table, emit_json, note
+    from phmctl.console import Table, emit_json, note, once
 
     rivals: Sequence[Path | None] = against or [None]
-    reports = [score(against=rival) for rival in rivals]
+    with once():
+        reports = [score(against=rival) for rival in rivals]
     lines = [[] if rival is None else verbs.differences(run, rival) for rival in rivals]
     if json:
         told = [

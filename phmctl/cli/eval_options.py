@@ -7,7 +7,7 @@ import typer
 
 Names = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", help="Runs, folders of versions (the newest is taken), tags, or exports."),
+    typer.Argument(metavar="RUN", help="Runs, folders of versions (the newest is taken), tags, or exports."),
 ]
 Split = Annotated[str, typer.Option(help="test or valid; a test set with a name is test_NAME.")]
 Against = Annotated[

@@ -146,7 +146,7 @@ def _list(data: Path | None, *, as_json: bool) -> None:
     if as_json:
         emit_json({"data": str(root), "cards": [listed.as_json() for listed in cards]})
         return
-    titles = ["name", "what", "train / valid / test", "licence", "from", "ready"]
+    titles = ["name", "what", "train / valid / test", "licence", "from", "here"]
     for task, group in groupby(cards, key=lambda listed: listed.card.task):
         print_table(task, titles, map(_line, group), text=(1, 3, 4, 5))
     note(f"* held out of train, as the publishers have none; what is prepared lies in {root}")
@@ -157,15 +157,12 @@ def _line(listed: "Listed") -> list[str]:
     shown = [split for split in ("train", "valid", "test") if split in card.sizes]
     sizes = (f"{card.sizes[split]:,}{'*' * (split in listed.divided)}" for split in shown)
     licence = card.licence.partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
-    prepared = "yes" if listed.prepared else "no"
-    slash, comma = ("/", ",\n") if card.labelled else (" / ", ", ")  # the names of labelled ones are longer
-    columns = [card.id, _what(listed), slash.join(sizes) or "not known"]
-    return [*columns, licence, comma.join(listed.origins), prepared]
+    columns = [card.id, _what(listed), " / ".join(sizes) or "not known"]
+    return [*columns, licence, ", ".join(listed.origins), listed.here]
 
 
 def _what(listed: "Listed") -> str:
-    """Return from what to what; so that the table has 100 columns at most, over two lines where it is long."""
+    """Return from what to what."""
     if listed.languages:
-        arrow = " → " if max(map(len, listed.languages)) < 4 else " →\n"
-        return arrow.join(listed.languages)
+        return " → ".join(listed.languages)
     return f"{'pair' if listed.card.texts == 2 else 'text'} → {len(listed.card.labels) or '?'}"

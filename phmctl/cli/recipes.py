@@ -10,7 +10,7 @@ from phmctl.cli.options import Json, complete_recipe
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE]", help="Show this one, with its comments.", autocompletion=complete_recipe),
+        typer.Argument(metavar="RECIPE", help="Show this one, with its comments.", autocompletion=complete_recipe),
     ] = None,
     json: Json = False,
 ) -> None:

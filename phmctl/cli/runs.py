@@ -10,7 +10,7 @@ from phmctl.cli.options import Json, RunsRoot
 def runs(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Recipes, variants, runs or tags (default: all runs)."),
+        typer.Argument(metavar="NAME", help="Recipes, variants, runs or tags (default: all runs)."),
     ] = None,
     root: RunsRoot = None,
     json: Json = False,

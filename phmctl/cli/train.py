@@ -28,7 +28,9 @@ class TrainCommand(options.Once):
     """Takes ``--resume`` with and without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``--resume`` at the end, or before another option, as ``--resume newest``."""
+        """Read ``--resume`` at the end, or before another option, as ``--resume newest``; raises UserError."""
+        if any(argument.partition("=")[0] == "--run" for argument in args):
+            raise UserError("train has no --run: --resume RUN goes on with a run, --tag NAME names a new one")
         found: list[str] = []
         for argument, following in zip(args, [*args[1:], "--"], strict=True):
             found += [argument, _NEWEST] if argument == "--resume" and following.startswith("-") else [argument]

@@ -12,6 +12,7 @@ from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
 from phmctl.metrics.text import Copy
+from phmctl.runs import check_checkpoint, check_split
 from phmctl.runs.differences import difference_lines, result_differences, run_differences
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.tasks.answers import Metric, Test, spread, test_answers
@@ -149,6 +150,7 @@ def compare_runs(
         RunError: a name means no run, or the runs are of several tasks or test sets.
     """
     summaries = select(names, recipe, root, baseline)
+    check_asked(summaries, split, checkpoint)
     trained = settle(summaries, split, checkpoint)
     if score and any(one.result is None for one in trained):
         for one in trained:
@@ -161,6 +163,15 @@ def compare_runs(
     _check_alike(variants, first, split)
     metrics = tuple(kind_of(first.first.run.recipe).metrics)
     return Comparison(split, metrics, tuple(variants), first, _test(variants, first), checkpoint)
+
+
+def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:
+    """Refuse (RunError) a split or a checkpoint that none of the runs has: a table of nothing would tell nobody."""
+    runs, results = [one.run for one in summaries], [result for one in summaries for result in one.results]
+    if runs:
+        check_split(runs, split, {result.split for result in results})
+    if runs and checkpoint is not None:
+        check_checkpoint(runs, checkpoint, {result.checkpoint for result in results})
 
 
 def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, baseline: str | None) -> list[Summary]:
@@ -191,7 +202,7 @@ def readable_runs(names: Sequence[str | Path], root: Path | None) -> list[Summar
         if isinstance(one, Summary):
             found.append(one)
         else:
-            warn(f"{one.folder} is left out: {one.problem}")
+            warn(f"left out: {one.problem}")
     return found
 
 

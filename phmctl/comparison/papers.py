@@ -11,7 +11,7 @@ from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.printed import PRINTED, SPEED, Column, Printed, Row
 from phmctl.accounting.published import published_tables
-from phmctl.comparison.compare import copy_notes, readable_runs
+from phmctl.comparison.compare import check_asked, copy_notes, readable_runs
 from phmctl.comparison.formats import as_csv, as_latex
 from phmctl.comparison.variants import Trained, Variant, group, mean_and_spread, settle
 from phmctl.console import Table
@@ -49,6 +49,9 @@ class Cell:
             return []
         if self.column.metric == SPEED:
             return [seconds for one in self.variant.runs if (seconds := _seconds(one)) is not None]
+        if self.column.metric == "seconds":
+            kept = [one.result.report.get("decoding_seconds") for one in self.variant.scored if one.result is not None]
+            return [float(seconds) for seconds in kept if isinstance(seconds, (int, float))]
         scale = 100 if self.column.metric.startswith("accuracy") else 1
         scores = [one.result.scores for one in self.variant.scored if one.result is not None]
         return [scale * each[self.column.metric] for each in scores if self.column.metric in each]
@@ -231,8 +234,11 @@ def compare_papers(
         UserError: there is no such table; the message names the nearest.
         RunError: a name means no run.
     """
+    name = f"table{name}" if name.isdecimal() else name
     check_known("published table", name, PRINTED)
-    variants = group(settle(readable_runs(runs, root), "test", checkpoint))
+    summaries = readable_runs(runs, root)
+    check_asked(summaries, "test", checkpoint)
+    variants = group(settle(summaries, "test", checkpoint))
     counting = {table.key: table for table in published_tables(name)}
     return [_compare(printed, variants, counting.get(printed.key)) for printed in PRINTED[name]]
 

@@ -69,7 +69,7 @@ def read_text(run: Run, split: str, side: str) -> list[str]:
     try:
         return path.read_bytes().decode("utf-8").split("\n")[:-1]
     except FileNotFoundError as error:
-        splits = sorted({other.stem for other in run.text_folder.glob(f"*.{side}")})
+        splits = run.splits()
         has = ", ".join(splits) or "none"
         raise RunError(
             f"{path} is missing: the run has no {side} text of a split {split!r}{nearest(split, splits)}; it has {has}"

@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import note
+from phmctl.console import note, warn
 from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
 from phmctl.data.find import Match, find_files, find_split
-from phmctl.data.readers import check_columns, parallel_files, read_lines, tables
+from phmctl.data.readers import check_columns, first_cells, parallel_files, read_lines, tables
 from phmctl.data.rows import (
     Row,
     RowSource,
@@ -326,7 +326,19 @@ def _table(path: Path, rows: Rows, quoting: bool | None) -> RowSource:
         raise DataError(f"{path}: the keys of JSON lines have names: --columns SOURCE,TARGET")
     check_columns(path, own)
     _hint_at_quotes(path, own)
+    _warn_of_header(path, own)
     return tables([path], own)
+
+
+def _warn_of_header(path: Path, rows: Rows) -> None:
+    """Say so where the first line of a table that is read without a header seems to be one: it would be trained on."""
+    if rows.format == "jsonl" or rows.header:
+        return
+    cells = first_cells(path, rows) or []
+    places = [column for column in (*rows.texts, rows.label) if isinstance(column, int) and column < len(cells)]
+    named = [cells[place].strip().lower() for place in places]
+    if named and all(name in _HEADINGS or _LANGUAGE.fullmatch(name) for name in named):
+        warn(f"{path}: its first line is read as data and looks like a header ({', '.join(named)}); if it is: --header")
 
 
 def _hint_at_quotes(path: Path, rows: Rows) -> None:
@@ -340,3 +352,10 @@ def _hint_at_quotes(path: Path, rows: Rows) -> None:
             f"{path}, line {number}: doubled quotes, and quotes mean nothing in this table as it is read; "
             "if its cells stand in quotes: --quoting"
         )
+
+
+# What columns are called; so are languages: en, deu, pt-br.
+_HEADINGS = {"source", "target", "src", "tgt", "trg", "text", "label", "sentence", "premise", "hypothesis", "id"}
+_HEADINGS |= {"text1", "text2", "sentence1", "sentence2", "source_text", "target_text", "original", "translation"}
+_HEADINGS |= {"english", "german", "french", "spanish", "italian", "dutch", "russian", "chinese", "japanese", "score"}
+_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z]{2,4})?")

@@ -13,6 +13,7 @@ class Listed:
 
     card: Card
     prepared: tuple[str, ...]
+    fetched: bool = False  # something of it lies in the cache of downloads
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -23,6 +24,13 @@ class Listed:
     def origins(self) -> tuple[str, ...]:
         """Where the text can come from, in the order in which they are asked; at worst from ``--source DIR`` alone."""
         return ("built in",) if self.card.built_in else self.card.ways or ("local",)
+
+    @property
+    def here(self) -> str:
+        """What was done with it on this machine, in words."""
+        if self.prepared:
+            return "prepared"
+        return "fetched" if self.fetched else "never tried" if self.card.ways else "–"
 
     @property
     def divided(self) -> tuple[str, ...]:
@@ -40,6 +48,7 @@ class Listed:
             "texts": self.card.texts or 0,
             "origins": self.origins,
             "divided": self.divided,
+            "fetched": self.fetched,
             "prepared": self.prepared,
         }
 
@@ -51,7 +60,11 @@ def list_cards(root: Path) -> list[Listed]:
         DataError: a card is not valid.
     """
     cards = sorted(map(load_card, card_names()), key=lambda card: (card.task, card.id))
-    return [Listed(card, _prepared(root / "prepared" / card.id)) for card in cards]
+    return [Listed(card, _prepared(root / "prepared" / card.id), _fetched(root / "raw" / card.id)) for card in cards]
+
+
+def _fetched(folder: Path) -> bool:
+    return any(folder.glob("[!.]*"))
 
 
 def _prepared(folder: Path) -> tuple[str, ...]:

@@ -258,6 +258,11 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
     return None if not word or word in naming.unlabelled else naming.names.get(word, word)
 
 
+def first_cells(path: Path, rows: Rows) -> list[str] | None:
+    """Return the cells of a table's first line. Raises DataError if it cannot be read."""
+    return next((cells for _, cells in _cells(path, rows)), None)
+
+
 def columns_of(path: Path, rows: Rows) -> list[str] | None:
     """Return the column names of a file with a header, or the keys of its first JSON line; None where there are none.
 
@@ -266,7 +271,7 @@ def columns_of(path: Path, rows: Rows) -> list[str] | None:
     """
     if rows.format == "jsonl":
         return next((list(record) for _, record in _json_records(path)), [])
-    return next((cells for _, cells in _cells(path, rows)), []) if rows.header else None
+    return (first_cells(path, rows) or []) if rows.header else None
 
 
 def missing_columns(path: Path, rows: Rows) -> list[str]:

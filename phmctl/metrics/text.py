@@ -69,6 +69,25 @@ class LengthBin:
     sentences: int
     bleu: float | None  # None: no sentence
 
+    @property
+    def name(self) -> str:
+        """``11–20``, or ``41+``."""
+        return f"{self.low}–{self.high}" if self.high else f"{self.low}+"
+
+
+@dataclass(frozen=True)
+class ValueBin:
+    """BLEU over the sentences of which a number has this value; None: it is not known."""
+
+    value: int | None
+    sentences: int
+    bleu: float | None
+
+    @property
+    def name(self) -> str:
+        """The value."""
+        return "unknown" if self.value is None else str(self.value)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -204,20 +223,39 @@ def bleu_by_length(
             lengths of zero.
         lowercase, tokenize, others: see :func:`bleu`.
     """
-    _check(hypotheses, references)
     _check(sources, references)
     lengths = [len(source.split()) for source in sources]
+    places = [max(sum(length > low for low in bins) - 1, 0) for length in lengths]
+    how: dict[str, Any] = {"lowercase": lowercase, "tokenize": tokenize, "others": others}
+    scored = {one.value: one for one in bleu_by_value(places, hypotheses, references, **how)}
     edges: list[tuple[int, int | None]] = list(zip(bins, [*bins[1:], None], strict=True))
+    none = ValueBin(None, 0, None)
+    found = [(edge, scored.get(place, none)) for place, edge in enumerate(edges)]
+    return [LengthBin(low + 1, high, one.sentences, one.bleu) for (low, high), one in found]
+
+
+def bleu_by_value(
+    values: Sequence[int],
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = USUAL,
+    others: Sequence[Sequence[str]] = (),
+) -> list[ValueBin]:
+    """Return BLEU over the sentences that share a value, by the value; those of an unknown one (below 0) come last.
+
+    Args:
+        values: of each sentence.
+        hypotheses, references, lowercase, tokenize, others: see :func:`bleu`.
+    """
+    _check(hypotheses, references)
     found = []
-    for low, high in edges:
-        rows = [
-            row
-            for row, length in enumerate(lengths)
-            if (length > low or low == bins[0]) and (high is None or length <= high)
-        ]
+    for value in sorted(set(values), key=lambda value: (value < 0, value)):
+        rows = [row for row, other in enumerate(values) if other == value]
         (given, right, *more) = ([text[row] for row in rows] for text in (hypotheses, references, *others))
-        value = bleu(given, right, lowercase=lowercase, tokenize=tokenize, others=more).value if rows else None
-        found.append(LengthBin(low + 1, high, len(rows), value))
+        score = bleu(given, right, lowercase=lowercase, tokenize=tokenize, others=more).value
+        found.append(ValueBin(None if value < 0 else value, len(rows), score))
     return found
 
 

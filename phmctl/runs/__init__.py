@@ -3,7 +3,7 @@
 from phmctl.runs.environment import describe_environment, git_revision
 from phmctl.runs.find import runs_root
 from phmctl.runs.names import AUTO, DATA, ENVIRONMENT, EXPORT, RECIPE
-from phmctl.runs.run import Loaded, Run, Weights, read_recipe
+from phmctl.runs.run import Loaded, Run, Weights, check_checkpoint, check_split, read_recipe
 
 __all__ = [
     "AUTO",
@@ -14,6 +14,8 @@ __all__ = [
     "Loaded",
     "Run",
     "Weights",
+    "check_checkpoint",
+    "check_split",
     "describe_environment",
     "git_revision",
     "read_recipe",

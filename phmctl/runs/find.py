@@ -112,6 +112,8 @@ def _named(name: str | Path, root: Path) -> list[Path]:
             return found
     if found := _tagged(str(name), root):
         return found
+    if variants := sorted(str(each.relative_to(root)) for each in root.glob(f"*/{path.name}") if versions_in(each)):
+        raise RunError(f"no run at {name}; a variant is named behind its recipe: {', '.join(variants)}")
     tags = {tag for folder in _below(root) if (tag := _tag(folder)) is not None}
     hint = _nearest_run(path, root) or nearest(str(name), tags)
     raise RunError(f"no run at {name}, and none has this tag{hint}; list them with: phmctl runs")

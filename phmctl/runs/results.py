@@ -12,11 +12,13 @@ trained further. Files of earlier versions (``test.json``) say less; they are re
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from phmctl import __version__
+from phmctl.console import warn
 from phmctl.files import sha256_text, write_json
 from phmctl.runs.environment import git_revision
 from phmctl.runs.run import Run, Weights
@@ -40,6 +42,11 @@ class Setting:
     weights: Weights
     values: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
+
+    def beside(self, against: str, weights: Weights) -> Self:
+        """Return what decides the comparison of this with a baseline's weights."""
+        values = {**self.values, "against": against, "against_sha256": weights.sha256}
+        return replace(self, values=values, label=f"{self.label}.against.{against}".lstrip("."))
 
     def path(self, run: Run, suffix: str) -> Path:
         """Return the file with this suffix (``json``, ``hyp``) in a run's results."""
@@ -127,18 +134,31 @@ def write_result(
 
 
 def read_results(run: Run) -> list[Result]:
-    """Return the results that lie in a run, by file name. What is no result, or is damaged, is left out."""
+    """Return the results that lie in a run, by file name. What is no result is left out; of what is damaged, warned."""
     return [result for path in sorted(run.results_folder.glob("*.json")) for result in _read(path)]
+
+
+def find_result(run: Run, setting: Setting) -> Result | None:
+    """Return the result of a setting if it lies in a run, whole, with the answers that were scored."""
+    path = setting.path(run, "json")
+    found = next(_read(path), None) if path.is_file() else None
+    return None if found is None or (found.answers is not None and not found.answers.is_file()) else found
 
 
 def _read(path: Path) -> Iterator[Result]:
     """Yield the result in a file, if there is one."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        made = report.pop("made", None)
-        yield _earlier(path, report) if made is None else _result(path, made, report)
-    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        made = report.pop("made", None) if isinstance(report, dict) else None
+        if made is not None:
+            yield _result(path, made, report)
+            return
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "something is missing"
+        warn(f"{path} is damaged ({reason}), so its result is left out; remove it and score the run again")
         return
+    with suppress(ValueError, AttributeError, KeyError, TypeError):
+        yield _earlier(path, report)
 
 
 def _result(path: Path, made: Mapping[str, Any], report: Mapping[str, Any]) -> Result:

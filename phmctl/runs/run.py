@@ -15,7 +15,7 @@
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -171,6 +171,10 @@ class Run:
     def checkpoints_folder(self) -> Path:
         """Where the checkpoints lie."""
         return self.folder / CHECKPOINTS
+
+    def splits(self) -> list[str]:
+        """Return the splits of whose text the run keeps a copy."""
+        return sorted({path.stem for path in self.text_folder.glob("*.*")})
 
     @property
     def metrics_path(self) -> Path:
@@ -359,6 +363,28 @@ class Run:
         return read_json_object(self.folder / DATA, RunError, "copy the whole run again, or train anew")
 
 
+def check_split(runs: Sequence[Run], split: str, also: Iterable[str] = ()) -> None:
+    """Refuse (RunError) a split that none of some runs has, nor `also` names; each task has test and valid."""
+    known = list(dict.fromkeys(["test", "valid", *(name for run in runs for name in run.splits()), *also]))
+    if split not in known:
+        raise RunError(f"--split {split}: no run has it{nearest(split, known)}; there are {', '.join(known)}")
+
+
+def check_checkpoint(runs: Sequence[Run], name: str, also: Collection[str] = ()) -> None:
+    """Refuse (RunError) a checkpoint that none of some runs has, nor `also` names; of one run in its own words."""
+    if name in also:
+        return
+    for run in runs:
+        try:
+            run.checkpoint(name)
+            return
+        except RunError:
+            if len(runs) == 1:
+                raise
+    known = list(dict.fromkeys([*(each for run in runs for each in run.checkpoint_names()), *also]))
+    raise RunError(f"--checkpoint {name}: no run has it{nearest(name, known)}; there are {', '.join(known) or 'none'}")
+
+
 def read_recipe(path: Path, *, quick: bool = False) -> "Recipe":
     """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant.
 
@@ -376,7 +402,9 @@ def read_recipe(path: Path, *, quick: bool = False) -> "Recipe":
         document = (read_dumped if quick else read_document)(path, RecipeError)
         recipe = validate_recipe(document)
     except RecipeError as error:
-        raise RunError(f"{path} cannot be used: {error}\ncopy the run again, or train anew") from error
+        reason = str(error)
+        reason = reason if reason.startswith(f"{path}") else f"{path} cannot be used: {reason}"
+        raise RunError(f"{reason}\ncopy the run again, or train anew") from error
     missing = [key for key in type(recipe).model_fields if key not in document.content]
     if missing or not path.read_bytes().endswith(b"\n"):
         lacks = f" before {missing[0]!r}" if missing else ""

@@ -5,15 +5,21 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from phmctl.console import Table
+from phmctl.errors import PhmctlError
+from phmctl.exports import open_model
 from phmctl.recipe.loading import number, whole_number
+from phmctl.runs import check_checkpoint, check_split
+from phmctl.runs.differences import difference_lines, run_differences
 from phmctl.runs.find import find_run, select_runs
-from phmctl.runs.results import scores_of
-from phmctl.sweeps.cells import Cell, axis, cells_of
+from phmctl.runs.results import find_result, scores_of
+from phmctl.sweeps.cells import Axis, Cell, axis, cells_of
 from phmctl.sweeps.pool import Job, check_jobs, run_jobs
 from phmctl.sweeps.progress import SweepProgress
+from phmctl.tasks.base import Asked
+from phmctl.tasks.registry import kind_of
 
 # Options of `eval` that may have several values.
 AXES = ("split", "checkpoint", "beam", "alpha", "execution")
@@ -22,11 +28,11 @@ _NUMBERS = {"beam": whole_number, "alpha": number}
 
 @dataclass(frozen=True)
 class EvalSweep:
-    """What is to be scored: each run in each cell; `common` are further arguments of each command."""
+    """What is to be scored: each run in each cell; `options` are further ones of each command, by name."""
 
     runs: Sequence[Path]
     cells: Sequence[Cell]
-    common: Sequence[str]
+    options: Mapping[str, object]
 
     @classmethod
     def of(
@@ -42,25 +48,68 @@ class EvalSweep:
 
         Raises:
             RunError: a name means no run.
-            UserError: a value is empty, or no number where one is wanted.
+            UserError: a value is empty, or no number where one is wanted, or a name of nothing that any run has.
         """
         runs = select_runs(names) if every else [find_run(name) for name in names]
         axes = [each for name in AXES for each in axis(name, given.get(name))]
         for each in axes:
             for value in each.values if each.name in _NUMBERS else ():
                 _NUMBERS[each.name](each.option, value)
-        common = [part for name, value in options.items() for part in _arguments(f"--{name.replace('_', '-')}", value)]
-        return cls(runs, cells_of(axes), common)
+        _check_names(runs, axes)
+        return cls(runs, cells_of(axes), options)
 
     def arguments(self) -> Iterator[tuple[Path, Cell, list[str]]]:
         """Yield each run and cell, and the arguments that score it."""
+        given = self.options.items()
+        common = [part for name, value in given for part in _arguments(f"--{name.replace('_', '-')}", value)]
         for run in self.runs:
             for cell in self.cells:
-                yield run, cell, ["eval", str(run), *cell.arguments, *self.common]
+                yield run, cell, ["eval", str(run), *cell.arguments, *common]
+
+    def scored_before(self, run: Path, cell: Cell) -> dict[str, Any]:
+        """Return the report that a cell was given before, if it is there; what is wrong is for its process to say."""
+        given = {name: value for name, value in self.options.items() if _arguments("", value)}
+        given |= {option[2:]: value for option, value in zip(cell.arguments[::2], cell.arguments[1::2], strict=True)}
+        if given.pop("cased", False):
+            given["lowercase"] = False
+        rivals = cast("Sequence[Path | None]", given.pop("against", [None]))
+        for name in ("device", "threads"):
+            given.pop(name, None)
+        if "engine" in given or "quantize" in given:  # the export's results lie in the export
+            return {}
+        try:
+            opened = open_model(run)
+            split, checkpoint = str(given.pop("split")), str(given.pop("checkpoint"))
+            given |= {name: read(f"--{name}", str(given[name])) for name, read in _NUMBERS.items() if name in given}
+            kind = kind_of(opened.recipe)
+            own = kind.setting(Asked(opened, checkpoint, "auto", kind.check_options(given, kind.eval_options), split))
+            baselines = [None if rival is None else open_model(rival) for rival in rivals]
+            beside = [own if one is None else own.beside(one.name, one.weights(checkpoint)) for one in baselines]
+            found = [find_result(opened, setting) for setting in beside]
+            first, baseline = found[0], baselines[0]
+            if first is None or None in found:
+                return {}
+            if baseline is None:
+                return dict(first.report)
+            lines = difference_lines(run_differences(baseline, opened), baseline.name)
+            return {**first.report, "differences": lines}
+        except PhmctlError:
+            return {}
 
     def commands(self) -> list[str]:
         """Return a command for each, for a scheduler's job array."""
         return [shlex.join(["phmctl", *arguments]) for _, _, arguments in self.arguments()]
+
+
+def _check_names(runs: Sequence[Path], axes: Sequence[Axis]) -> None:
+    """Refuse (RunError) a split and a checkpoint that none of the runs has."""
+    opened = [open_model(run) for run in runs]
+    for each in axes:
+        for value in each.values:
+            if each.name == "split":
+                check_split(opened, value)
+            elif each.name == "checkpoint":
+                check_checkpoint(opened, value)
 
 
 def _arguments(option: str, value: object) -> list[str]:
@@ -73,12 +122,25 @@ def _arguments(option: str, value: object) -> list[str]:
 
 @dataclass
 class Scored:
-    """A run in a cell, the process that scores it, and the report that it gave; empty before, and where it failed."""
+    """A run in a cell, the process that scores it, and the report that it gave; empty before, and where it failed.
+
+    There is no process where the report was there before.
+    """
 
     run: Path
     cell: Cell
-    job: Job
+    job: Job | None
     report: Mapping[str, Any]
+
+    @property
+    def state(self) -> str:
+        """The process's; ``finished`` where there was nothing to do."""
+        return "finished" if self.job is None else self.job.state
+
+    @property
+    def problem(self) -> str | None:
+        """What its process said, where it failed."""
+        return self.job.problem if self.job is not None and self.state == "failed" else None
 
     @property
     def scores(self) -> dict[str, float]:
@@ -87,12 +149,11 @@ class Scored:
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values."""
-        state, problem = self.job.state, self.job.problem if self.job.state == "failed" else None
         return {
             "run": str(self.run),
             "cell": self.cell.label,
-            "state": state,
-            "problem": problem,
+            "state": self.state,
+            "problem": self.problem,
             "report": self.report,
         }
 
@@ -116,7 +177,7 @@ class EvalSweepReport:
             (
                 str(each.run),
                 *([each.cell.label] if cells else []),
-                str(each.report.get("checkpoint", "–")) if each.report else each.job.state,
+                str(each.report.get("checkpoint", "–")) if each.report else each.state,
                 *(f"{each.scores[name]:.4g}" if name in each.scores else "–" for name in names),
             )
             for each in self.scored
@@ -126,26 +187,27 @@ class EvalSweepReport:
     def remarks(self) -> Iterator[str]:
         """Yield what failed and why, and what was not begun."""
         for each in self.scored:
-            if each.job.state == "failed":
-                yield f"failed: {each.job.label}\n  " + each.job.problem.replace("\n", "\n  ")
-        left = sum(each.job.state in ("stopped", "waiting") for each in self.scored)
+            if each.job is not None and each.problem is not None:
+                yield f"failed: {each.job.label}\n  " + each.problem.replace("\n", "\n  ")
+        left = sum(each.state in ("stopped", "waiting") for each in self.scored)
         if left:
             yield f"{left} of {len(self.scored)} are not scored; the same command goes on"
 
 
 def evaluate_all(asked: EvalSweep, jobs: int = 1) -> EvalSweepReport:
-    """Score all, so many at once. One that fails stops no other. What is translated already is not translated again.
+    """Score all, so many at once. One that fails stops no other, and what was scored before is left alone.
 
     Raises:
         UserError: so many jobs bring the machine to a stand.
     """
     check_jobs(jobs)
-    scored = [
-        Scored(run, cell, Job(_label(run, cell, asked), [*arguments, "--json"]), {})
-        for run, cell, arguments in asked.arguments()
-    ]
-    work = {id(each.job): each for each in scored}
-    with SweepProgress(len(scored), 0) as progress:
+    scored = []
+    for run, cell, arguments in asked.arguments():
+        before = asked.scored_before(run, cell)
+        job = None if before else Job(_label(run, cell, asked), [*arguments, "--json"])
+        scored.append(Scored(run, cell, job, before))
+    work = {id(each.job): each for each in scored if each.job is not None}
+    with SweepProgress(len(scored), len(scored) - len(work)) as progress:
 
         def changed(job: Job, line: str | None) -> None:
             if job.code is None:
@@ -155,8 +217,8 @@ def evaluate_all(asked: EvalSweep, jobs: int = 1) -> EvalSweepReport:
             each.report = _report(job)
             progress.ended(job, job.state, "  ".join(f"{name} {value:.4g}" for name, value in each.scores.items()))
 
-        stopped = run_jobs([each.job for each in scored], jobs, changed)
-    failed = any(each.job.state == "failed" for each in scored)
+        stopped = run_jobs([each.job for each in work.values() if each.job is not None], jobs, changed)
+    failed = any(each.state == "failed" for each in scored)
     return EvalSweepReport(scored, stopped or int(failed))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Scorer
+    from phmctl.metrics.text import LengthBin, ValueBin
 
 
 @dataclass(frozen=True)
@@ -159,16 +160,27 @@ class TextComparer:
         return sentence_chrf(run.given, run.right, lowercase=run.lowercase)
 
     def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
-        """Return BLEU by words of the source, where there are such sentences."""
-        from phmctl.metrics.text import bleu_by_length
+        """Return BLEU by words of the source, where there are such sentences, and by each number that they have."""
+        from phmctl.metrics.text import bleu_by_length, bleu_by_value
 
-        found = [bleu_by_length(run.asked, run.given, run.right, lowercase=run.lowercase) for run in runs]
-        parts = []
-        for bins in zip(*found, strict=True):
-            name = f"{bins[0].low}–{bins[0].high}" if bins[0].high else f"{bins[0].low}+"
-            scores = [one.bleu for one in bins if one.bleu is not None]
-            parts += [(name, bins[0].sentences, scores)] if scores else []
-        return [Breakdown("BLEU by words of the source", parts)]
+        first = runs[0]
+        lowercase, tokenize = first.lowercase, first.tokenize
+        by_length = [
+            bleu_by_length(first.asked, run.given, run.right, lowercase=lowercase, tokenize=tokenize) for run in runs
+        ]
+        found = [Breakdown("BLEU by words of the source", _bleu_parts(by_length))]
+        for name, values in first.groups.items():
+            by_value = [
+                bleu_by_value(values, run.given, run.right, lowercase=lowercase, tokenize=tokenize) for run in runs
+            ]
+            found.append(Breakdown(f"BLEU by {name}", _bleu_parts(by_value)))
+        return found
+
+
+def _bleu_parts(runs: Sequence[Sequence[LengthBin | ValueBin]]) -> list[tuple[str, int, list[float]]]:
+    """Return, of each part that has sentences, its name, their number, and each run's BLEU."""
+    rows = [(bins[0], [one.bleu for one in bins if one.bleu is not None]) for bins in zip(*runs, strict=True)]
+    return [(first.name, first.sentences, scores) for first, scores in rows if scores]
 
 
 class LabelComparer:

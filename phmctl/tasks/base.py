@@ -17,7 +17,7 @@ from phmctl.console import Table
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.runs.results import Result
+from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Comparer, Metric
 
 if TYPE_CHECKING:
@@ -109,9 +109,11 @@ class Task(Protocol):
 
     Attributes:
         unit: what the loss is divided by, shortly: ``tok``, ``examples``.
+        floor: scores below it count as equal: what tells them apart is chance, and the loss says more.
     """
 
     unit: str
+    floor: float
 
     def build_model(self, device: torch.device) -> nn.Module:
         """Build the untrained model."""
@@ -410,6 +412,10 @@ class TaskKind(ABC, Generic[R]):
         """Do what :meth:`evaluate` is asked for."""
         raise self.lacks("eval")
 
+    def setting(self, asked: Asked) -> Setting:
+        """Return what decides the result that :meth:`scored` writes. Raises RunError."""
+        return Setting(asked.split, asked.run.weights(asked.checkpoint))
+
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return what a result of a run is about, for comparisons; None where the task or the result has no answers.
 
@@ -464,11 +470,7 @@ class TaskKind(ABC, Generic[R]):
         return 1.0
 
     def require(self, command: str) -> None:
-        """Refuse a command that the task does not have.
-
-        Raises:
-            UserError: the message names those that it has.
-        """
+        """Refuse (UserError) a command that the task does not have; the message names those that it has."""
         if command not in self.commands:
             raise self.lacks(command)
 

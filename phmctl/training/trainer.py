@@ -331,7 +331,7 @@ class Trainer:
         with self._throughput.paused():
             metrics = self.evaluate(stop)
             self._unsaved = True
-            improved = self.state.note_score(self.task.score(metrics), metrics["loss"])
+            improved = self.state.note_score(self.task.score(metrics), metrics["loss"], self.task.floor)
         self.log.add("validation", self.state.step, {**metrics, "seconds": self._throughput.elapsed})
         figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.progress.say(f"step {self.state.step}: validation {figures}{'  (best)' if improved else ''}")

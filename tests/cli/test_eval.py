@@ -57,6 +57,8 @@ def test_several_baselines_are_compared_in_turn(run: Run, other: Run, tmp_path: 
     for name in ("other/real/v001", "third/real/v001"):
         assert f"paired bootstrap against {name}" in found.stdout
     assert found.stdout.count("BLEU by source length") == 1
+    told = [line for line in found.stderr.split("\n") if "answers" in line and run.name in line]
+    assert len(told) == len(set(told))  # what is said of the run's own answers is said once
     told = json.loads(call(run.folder, "--against", other.folder, "--against", third.folder, "--json").stdout)
     assert [one["against"] for one in told["comparisons"]] == ["other/real/v001", "third/real/v001"]
 

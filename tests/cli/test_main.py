@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from phmctl.cli.main import run
+from phmctl.cli.main import app, run
 from phmctl.runs import Run
 
 
@@ -31,6 +32,13 @@ def test_help_lists_the_subcommands() -> None:
     assert done.returncode == 0
     for name in ("prepare-data", "train", "decode", "eval", "count-params", "bench"):
         assert name in done.stdout
+
+
+@pytest.mark.parametrize("command", ["eval", "compare", "report", "runs", "recipes", "prepare-data", "count-params"])
+def test_usage_lines_have_no_doubled_marks(command: str, tmp_path: Path) -> None:
+    usage = CliRunner().invoke(app, [command, "--help"]).stdout.split("\n")[0]
+    assert not re.search(r"\.{4}|…\.|\[\[|\{\{", usage)
+    assert usage.startswith("Usage: ")
 
 
 def test_summaries_are_whole_and_have_no_marks(tmp_path: Path) -> None:
@@ -54,6 +62,7 @@ def test_summaries_are_whole_and_have_no_marks(tmp_path: Path) -> None:
         (["count-params", "table8", "--paper"], "tables: table1, "),
         (["count-params"], "wants a RECIPE, or --paper"),
         (["decode", "no-such-run"], "no-such-run"),
+        (["train", "miniature", "--run", "x"], "train has no --run: --resume RUN goes on with a run"),
         (["bench", "layer", "--n", "x"], "whole numbers"),
         (["bench", "layer", "--dtype", "float1"], "did you mean 'float16'"),
     ],

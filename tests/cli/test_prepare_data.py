@@ -1,4 +1,5 @@
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from phmctl.cli import main
 from phmctl.cli.prepare_data import PrepareCommand, prepare_data
+from phmctl.data.card import card_names
 from phmctl.errors import DataError, UserError
 
 app = typer.Typer()
@@ -77,8 +79,6 @@ def test_a_missing_source_folder_is_a_users_error(tmp_path):
 
 
 def test_the_list_tells_of_every_card_and_what_is_prepared(tmp_path):
-    from phmctl.data.card import card_names
-
     done = tmp_path / "data" / "prepared" / "wmt18-en-et"
     for folder in ("bpe-32000-joint-256", "word-100-20", ".bpe-8-8.new"):
         (done / folder).mkdir(parents=True)
@@ -97,8 +97,17 @@ def test_the_list_tells_of_every_card_and_what_is_prepared(tmp_path):
     assert cards["iwslt14-ro-en"]["languages"] == ["ro", "en"]
 
 
-def test_the_list_is_a_table_of_100_columns(tmp_path):
+def test_the_list_fits_80_columns_and_breaks_no_name(tmp_path, monkeypatch):
+    for name, value in (("COLUMNS", "80"), ("FORCE_COLOR", "1"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", call(tmp_path, "--list").stdout)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert set(card_names()) <= set(shown.split())
+
+
+def test_the_list_says_what_was_done_here(tmp_path):
     (tmp_path / "data" / "prepared" / "setimes-en-mk" / "bpe-8-8").mkdir(parents=True)
+    (tmp_path / "data" / "raw" / "multi30k-de-en" / "urls-0123").mkdir(parents=True)
     (tmp_path / "data" / "prepared" / "setimes-en-mk" / "bpe-8-8" / "manifest.json").write_text("{}")
     result = call(tmp_path, "--list")
     rows = {cells[1].strip(): cells for line in result.stdout.splitlines() if len(cells := line.split("│")) > 2}
@@ -108,11 +117,12 @@ def test_the_list_is_a_table_of_100_columns(tmp_path):
         "203,622 / 2,077* / 2,078*",
         "CC BY-SA 4.0",
         "hub, urls",
-        "yes",
+        "prepared",
     ]
     assert rows["iwslt14-ro-en"][3].strip() == "not known"
-    assert rows["wmt18-en-ro"][6].strip() == "no"
-    assert max(len(line.rstrip()) for line in result.stdout.splitlines()) <= 100
+    assert rows["wmt18-en-ro"][6].strip() == "never tried"
+    assert rows["multi30k-de-en"][6].strip() == "fetched"
+    assert rows["miniature"][6].strip() == "–"
     assert "* held out of train" in result.stderr
 
 

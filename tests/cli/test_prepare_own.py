@@ -14,6 +14,9 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import read_results
+from phmctl.tasks.answers import TextComparer
+from phmctl.tasks.registry import kind_of
 from phmctl.training.train import train
 
 PAIRS = [(f"Hund {number} läuft .", f"dog {number} runs .") for number in range(40)]
@@ -224,3 +227,67 @@ def test_a_run_is_scored_on_a_named_test_set(tmp_path: Path, tiny_recipe: Transl
     given = ["eval", str(run.folder), "--split", "test_news", "--json", "--device", "cpu"]
     document = json.loads(CliRunner().invoke(main.app, given, catch_exceptions=False).stdout)
     assert (document["split"], document["sentences"]) == ("test_news", len(prepared.split("test_news")))
+
+
+def test_scores_of_translations_are_broken_down_by_extra_columns(
+    tmp_path: Path, tiny_recipe: TranslationRecipe
+) -> None:
+    """``--extra``: kept beside the pairs, and in the run; -1, or a file without the column, is not known."""
+    rows = [f"{number % 3}\t{source}\t{target}" for number, (source, target) in enumerate(PAIRS)]
+    tables = [put(tmp_path / "train.tsv", "depth\tde\ten", *rows)]
+    tables.append(put(tmp_path / "valid.tsv", "depth\tde\ten", "0\tein Haus\ta house"))
+    tests = put(tmp_path / "test.tsv", "depth\tde\ten", "2\tHund 3\tdog 3", "-1\tHund 4\tdog 4", "2\tHund 5\tdog 5")
+    files = ("--train", tables[0], "--valid", tables[1], "--test", tests)
+    options = ("--columns", "de,en", "--tokenizer", "bpe", "--vocabulary", "300", "--max-tokens", "64")
+    turned = call(tmp_path, *files, *options, "--extra", "depth", "--reverse")
+    assert turned.split("test").extras["depth"].tolist() == [2, -1, 2]
+    assert turned.split("test").texts[0] == ["dog 3", "dog 4", "dog 5"]
+    prepared = call(tmp_path, *files, *options, "--extra", "depth")
+    assert prepared.manifest["extras"] == ["depth"]
+    data = tiny_recipe.data.model_copy(update={"card": "mine", "vocabulary": 300})
+    recipe = tiny_recipe.model_copy(update={"data": data})
+    run = train(recipe, data=tmp_path / "data", runs=tmp_path / "runs", quiet=True).run
+    assert run.splits() == ["test", "valid"]
+    given = ["eval", str(run.folder), "--device", "cpu"]
+    document = json.loads(CliRunner().invoke(main.app, [*given, "--json"], catch_exceptions=False).stdout)
+    bins = document["bleu_by_extra"]["depth"]
+    assert [(one["value"], one["sentences"]) for one in bins] == [(2, 2), (None, 1)]
+    shown = CliRunner().invoke(main.app, given, catch_exceptions=False).stdout
+    assert "BLEU by depth" in shown
+    (result,) = (each for each in read_results(run) if each.against is None)
+    answers = kind_of(run.recipe).answers(run, result)
+    assert answers is not None
+    names = [each.title for each in TextComparer().breakdowns([answers])]
+    assert names == ["BLEU by words of the source", "BLEU by depth"]
+
+
+def test_extra_columns_that_cannot_be(tmp_path: Path) -> None:
+    table = put(tmp_path / "t.tsv", "source\ten\tdepth", "a\tb\tx")
+    files = ("--train", table, "--valid", table, "--columns", "source,en")
+    with pytest.raises(DataError, match="line 2: column 'depth' holds 'x', not a whole number"):
+        call(tmp_path, *files, "--extra", "depth", *SMALL)
+    with pytest.raises(DataError, match="--extra en: a column of whole numbers beside the texts"):
+        call(tmp_path, *files, "--extra", "en")
+    with pytest.raises(DataError, match=r"has no column 'dept' .did you mean 'depth'"):
+        call(tmp_path, *files, "--extra", "dept")
+
+
+@pytest.mark.parametrize("first", ["source\ttarget", "de\ten", "Sentence1\tpt-br"])
+def test_a_header_that_is_read_as_data_is_warned_of(tmp_path: Path, first: str) -> None:
+    table = put(tmp_path / "t.tsv", first, *("\t".join(pair) for pair in PAIRS))
+    given = ["prepare-data", "mine", "--train", table, *valid(tmp_path), *SMALL, "--data", str(tmp_path / "data")]
+    told = CliRunner().invoke(main.app, given, catch_exceptions=False).stderr
+    assert f"warning: {table}: its first line is read as data and looks like a header (" in told
+    assert "--header" in told
+
+
+def test_a_pair_that_is_no_header_is_not_taken_for_one(tmp_path: Path) -> None:
+    """Nor is a header that is named one."""
+    plain = put(tmp_path / "t.tsv", *("\t".join(pair) for pair in PAIRS))
+    headed = put(tmp_path / "h.tsv", "de\ten", *("\t".join(pair) for pair in PAIRS))
+    tables = [put(tmp_path / "v.tsv", "ein Haus\ta house"), put(tmp_path / "w.tsv", "de\ten", "ein Haus\ta house")]
+    for train_table, valid_table, options in ((plain, tables[0], ()), (headed, tables[1], ("--header",))):
+        given = ["prepare-data", "mine", "--train", train_table, "--valid", valid_table, *options, *SMALL]
+        told = CliRunner().invoke(main.app, [*given, "--data", str(tmp_path / "data")], catch_exceptions=False)
+        assert "looks like a header" not in told.stderr
+        assert told.stdout.count(" 40 │") == 2

@@ -66,6 +66,13 @@ def test_what_failed_and_what_is_damaged_is_said(root: Path) -> None:
     assert f"warning: {root}/miniature/phm-n4/v003 is not a run: recipe.yaml is missing" in done.stderr
 
 
+def test_a_variant_by_itself_is_told_how_to_be_named(root: Path) -> None:
+    """`runs miniature real`: the second is no run, and which one is meant is said."""
+    variant = next(root.glob("*/*/v001")).parent
+    with pytest.raises(RunError, match=f"named behind its recipe: .*{variant.parent.name}/{variant.name}"):
+        call("runs", variant.parent.name, variant.name, "--runs", root)
+
+
 def test_no_runs(tmp_path: Path) -> None:
     done = call("runs", "--runs", tmp_path)
     assert (done.stdout, done.exit_code) == ("", 0)

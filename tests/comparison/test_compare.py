@@ -123,9 +123,9 @@ def test_runs_without_a_result_are_named_with_the_command(tmp_path: Path) -> Non
 
 
 def test_the_command_for_a_missing_result_makes_the_result_that_was_asked_for(root: Path) -> None:
-    commands = list(compare_runs(recipe="miniature", root=root, split="valid", checkpoint="average").missing())
+    commands = list(compare_runs(recipe="miniature", root=root, split="valid", checkpoint="last").missing())
     assert len(commands) == 5
-    assert all(line.endswith(" --split valid --checkpoint average") for line in commands)
+    assert all(line.endswith(" --split valid --checkpoint last") for line in commands)
 
 
 def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
@@ -167,6 +167,38 @@ def test_what_a_copier_scores_is_a_line_where_both_sides_are_one_language(tmp_pa
     )
     make_run(tmp_path / "two", settings=REAL, copy=copy | {"shared_words": 0.1})
     assert "copying" not in call("--recipe", "miniature", "--runs", tmp_path / "two").stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("--split", "tset", r"--split tset: no run has it \(did you mean 'test'\?\); there are test, valid"),
+        ("--checkpoint", "avrage", "--checkpoint avrage: no run has it; there are last, best, step-001800"),
+    ],
+)
+def test_a_name_that_no_run_has_is_refused(root: Path, option: str, name: str, said: str) -> None:
+    with pytest.raises(RunError, match=said):
+        call("--recipe", "miniature", "--runs", root, option, name)
+
+
+def test_two_forms_at_once_are_refused(root: Path) -> None:
+    with pytest.raises(UserError, match="--json and --format csv are two forms"):
+        call("--recipe", "miniature", "--runs", root, "--json", "--format", "csv")
+    asked = ("--recipe", "miniature", "--runs", root)
+    assert call(*asked, "--json", "--format", "json").stdout == call(*asked, "--json").stdout
+
+
+def test_a_damaged_recipe_and_a_damaged_result_are_said_by_file_once_each(tmp_path: Path) -> None:
+    one, other, third = (make_run(tmp_path, settings=REAL, seed=seed) for seed in (1, 2, 3))
+    recipe = other.folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("steps: 1800", "steps: many"))
+    (result,) = third.results_folder.glob("*.json")
+    result.write_text("{")
+    told = call(tmp_path).stderr
+    assert told.count(str(recipe)) == 1
+    assert f"warning: left out: {recipe}" in told
+    assert f"warning: {result} is damaged (" in told
+    assert str(one.folder) not in told
 
 
 def test_speeds_of_other_machines_do_not_compare(tmp_path: Path) -> None:

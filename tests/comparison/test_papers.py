@@ -139,6 +139,20 @@ def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) ->
     )
 
 
+def test_the_seconds_of_decoding_stand_beside_table_3(tmp_path: Path) -> None:
+    run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL)
+    (path,) = run.results_folder.glob("*.json")
+    report = json.loads(path.read_text())
+    (found,) = compare_papers("3", root=tmp_path)
+    cell = cell_of(found.cells, "Transformer", "inference s")
+    assert (cell.values, cell.command) == ([], "phmctl bench decode table3-iwslt14-de-en --n 1")
+    path.write_text(json.dumps({**report, "decoding_seconds": 41.5}))
+    (found,) = compare_papers("table3", root=tmp_path)
+    cell = cell_of(found.cells, "Transformer", "inference s")
+    assert (cell.values, cell.command) == ([41.5], None)
+    assert "41.50" in call("--paper", "table3", "--runs", tmp_path).stdout
+
+
 def test_what_a_copier_scores_stands_beside_table_4(tmp_path: Path) -> None:
     """It is above every published row, so it is said whether something was trained or not."""
     told = " ".join(call("--paper", "table4", "--runs", tmp_path).stderr.split())

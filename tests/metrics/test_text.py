@@ -3,7 +3,10 @@
 import importlib.util
 import math
 import re
+import sys
 from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -166,3 +169,35 @@ def test_a_tokenizer_that_is_not_there() -> None:
     if importlib.util.find_spec("MeCab") is None:
         with pytest.raises(UserError, match=r"--tokenize ja-mecab: .*pip install sacrebleu\[ja\]"):
             check_tokenizer("ja-mecab")
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_flores200_reaches_sacrebleu_and_says_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fetched: bool
+) -> None:
+    """Its model is fetched by sacrebleu: where that cannot be, the error names the option and the reason."""
+    from sacrebleu.tokenizers import tokenizer_spm
+
+    class Processor:
+        def Load(self, path: str) -> None:
+            assert path.startswith(str(tmp_path))
+
+        def EncodeAsPieces(self, line: str) -> list[str]:
+            return list(line.replace(" ", ""))
+
+    def fetch(url: str, path: str) -> None:
+        if not fetched:
+            raise OSError(f"no way to {url}")
+
+    fake = ModuleType("sentencepiece")
+    monkeypatch.setattr(fake, "SentencePieceProcessor", Processor, raising=False)
+    monkeypatch.setitem(sys.modules, "sentencepiece", fake)
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr(tokenizer_spm, "download_file", fetch)
+    if fetched:
+        found = bleu(["abcdef g"], ["abcdefg"], tokenize="flores200")
+        assert "tok:flores200" in found.signature
+        assert found.value == pytest.approx(100)
+    else:
+        with pytest.raises(UserError, match=r"--tokenize flores200: no way to https?://"):
+            check_tokenizer("flores200")

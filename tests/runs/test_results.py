@@ -7,7 +7,7 @@ import pytest
 
 from phmctl import __version__
 from phmctl.runs import Run, Weights
-from phmctl.runs.results import Setting, read_results, write_result
+from phmctl.runs.results import Setting, find_result, read_results, write_result
 from tests.training.fake import make_recipe
 
 WEIGHTS = Weights("step-000010", "a" * 64)
@@ -72,13 +72,35 @@ def test_results_of_earlier_versions_are_read(run: Run) -> None:
     assert (third.split, third.checkpoint, third.scores) == ("valid", "average", {"accuracy": 0.75})
 
 
-NO_RESULTS = (b"", b"[1]", b"\xff", b'{"made": {}}', b'{"made": 3}', b'{"split": "test"}', b"{" * 9999)
-
-
-@pytest.mark.parametrize("content", NO_RESULTS)
-def test_what_is_no_result_is_left_out(run: Run, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"[1]", b'{"split": "test"}'])
+def test_what_is_no_result_is_left_out(run: Run, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (run.results_folder / "test.json").write_bytes(content)
     assert read_results(run) == []
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b'{"made": {}}', b'{"made": 3}', b"{" * 9999])
+def test_of_a_damaged_result_file_and_reason_are_said(
+    run: Run, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run.results_folder / "test.json"
+    path.write_bytes(content)
+    assert read_results(run) == []
+    assert capsys.readouterr().err.startswith(f"warning: {path} is damaged (")
+
+
+def test_a_result_is_found_by_its_setting_while_it_and_its_answers_are_whole(run: Run) -> None:
+    setting = Setting("test", WEIGHTS, {"beam": 4}, "beam-4")
+    assert find_result(run, setting) is None
+    answers = setting.path(run, "hyp")
+    answers.touch()
+    path = write_result(run, setting, {"bleu": 1.5}, {"BLEU": 1.5}, answers=answers)
+    found = find_result(run, setting)
+    assert found is not None
+    assert found.path == path
+    assert find_result(run, setting.beside("other/run/v001", WEIGHTS)) is None
+    answers.unlink()
+    assert find_result(run, setting) is None
 
 
 def test_a_result_without_its_folder(run: Run) -> None:

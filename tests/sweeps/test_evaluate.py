@@ -9,9 +9,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from phmctl.cli.main import app
+from phmctl.decoding.settings import change_decoding
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
+from phmctl.sweeps.evaluate import EvalSweep
+from phmctl.tasks.translation.evaluation import evaluate
 from tests.tasks.translation.runs import make_run
 
 
@@ -42,6 +45,39 @@ def test_each_run_is_scored_by_itself(good: Run, tmp_path: Path) -> None:
     assert "has no checkpoint" in second["problem"]
 
 
+def test_what_was_scored_before_is_left_alone(good: Run, tmp_path: Path) -> None:
+    rival = make_run(tmp_path / "runs", "rival", seed=2)
+    first = json.loads(call(good.folder, rival.folder, "--beam", "2", "--json").stdout)
+    done = call(good.folder, rival.folder, "--beam", "2,3", "--json")
+    assert "2 of 4 cells: nothing to do" in done.stderr
+    assert done.stderr.count("started") == 2
+    cells = json.loads(done.stdout)["cells"]
+    assert [cells[0], cells[2]] == [each | {"cell": "beam=2"} for each in first["cells"]]
+    compared = call(good.folder, rival.folder, "--beam", "2", "--against", rival.folder, "--cased", "--json")
+    assert "nothing to do" not in compared.stderr  # the comparison is another result
+    again = call(good.folder, rival.folder, "--beam", "2", "--against", rival.folder, "--cased", "--json")
+    assert "2 of 2 cells: nothing to do" in again.stderr
+    assert json.loads(again.stdout) == json.loads(compared.stdout)
+
+
+def test_what_was_scored_is_scored_again_when_weights_or_answers_are_others(good: Run) -> None:
+    asked = EvalSweep.of([good.folder], False, {"split": "test", "checkpoint": "best", "beam": "2,3"}, {})
+    evaluate(good, decoding=change_decoding(good.recipe.decoding, beam=2), device="cpu")
+    assert [bool(asked.scored_before(good.folder, cell)) for cell in asked.cells] == [True, False]
+    (answers,) = good.results_folder.glob("*.hyp")
+    answers.unlink()
+    assert not asked.scored_before(good.folder, asked.cells[0])
+    evaluate(good, decoding=change_decoding(good.recipe.decoding, beam=2), device="cpu")
+    good.point("best", 1)
+    assert not asked.scored_before(good.folder, asked.cells[0])
+
+
+def test_an_export_is_looked_at_by_its_own_process(good: Run) -> None:
+    given = {"split": "test", "checkpoint": "best"}
+    asked = EvalSweep.of([good.folder], False, given, {"engine": "ctranslate2"})
+    assert asked.scored_before(good.folder, asked.cells[0]) == {}
+
+
 def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHMCTL_RUNS", str(good.folder.parents[2]))
     done = call(good.name, "--beam", "1,4", "--checkpoint", "best,last", "--cased", "--against", "x", "--list")
@@ -70,6 +106,10 @@ def test_what_is_wrong_is_refused_before_anything_starts(good: Run) -> None:
         call(good.folder, "--beam", "1,x")
     with pytest.raises(RecipeError, match="--alpha x: want a number"):
         call(good.folder, "--alpha", "x")
+    with pytest.raises(RunError, match="--split train: no run has it; there are test, valid"):
+        call(good.folder, "--split", "train", "--list")
+    with pytest.raises(RunError, match="has no checkpoint 'avrage'"):
+        call(good.folder, "--checkpoint", "best,avrage", "--list")
     with pytest.raises(RunError, match="no run at nowhere"):
         call(good.folder, "nowhere")
     with pytest.raises(UserError, match="--probing is for one run"):

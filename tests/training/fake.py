@@ -1,5 +1,6 @@
 """A task small enough to train in a blink: which of four classes a noisy vector belongs to."""
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class FakeTask:
     """
 
     unit = "tok"
+    floor = -math.inf
 
     def __init__(self, rows: int = 8, poison: tuple[int, int] | None = None) -> None:
         self.rows = rows

@@ -40,6 +40,15 @@ def test_of_equal_scores_the_less_loss_is_best() -> None:
     assert (state.best_score, state.best_loss) == (1.5, 8.0)
 
 
+def test_scores_below_the_floor_count_as_equal_and_are_kept_as_they_are() -> None:
+    """BLEU below 1 says nothing of which model is better; what is stored and shown is the true figure."""
+    state = TrainingState()
+    found = []
+    for state.step, (score, loss) in enumerate([(0.9, 5.0), (0.02, 4.0), (0.95, 4.5), (1.2, 6.0)], start=1):
+        found.append((state.note_score(score, loss, 1.0), state.best_score))
+    assert found == [(True, 0.9), (True, 0.02), (False, 0.02), (True, 1.2)]
+
+
 def test_a_state_of_an_earlier_version_knows_no_loss() -> None:
     state = TrainingState.from_json({"step": 4, "best_score": 2.0, "best_step": 3})
     assert state.note_score(2.0, 7.0)

@@ -267,8 +267,9 @@ def _write(
     else:
         tokenizers, told = vocabulary.tokenizers, {"vocabulary_from": vocabulary.origin}
     tokenizers.save(folder)
-    extras = sorted(next(iter(corpus.splits["train"])).extras) if corpus.labelled else []
-    columns, numbers = (LABELLED[: corpus.texts], ("label", *extras)) if corpus.labelled else (PARALLEL, ())
+    extras = sorted({name for rows in corpus.splits.values() for row in islice(rows, 1) for name in row.extras})
+    columns = LABELLED[: corpus.texts] if corpus.labelled else PARALLEL
+    numbers = (*(("label",) if corpus.labelled else ()), *extras)
     counts = {}
     for name, rows in splits.items():
         with_text = corpus.train_text or name != "train"
@@ -276,7 +277,7 @@ def _write(
             counts[name] = _encode(writer, name, rows, tokenizers, extras)
     _refuse_nothing(counts["train"], corpus.row)
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
-    kind: dict[str, Any] = {}
+    kind: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is None:
         _warn_of_same_sides(counts)
     else:
@@ -390,8 +391,8 @@ def _fitting(
 
 
 def _numbers(row: Row, rows: CleanRows, extras: Sequence[str]) -> list[int]:
-    """Return an example's class and extras; of a pair there are none."""
-    return [rows.number(row), *(row.extras.get(extra, UNKNOWN) for extra in extras)] if rows.labelled else []
+    """Return an example's class, if it has one, and a row's extras."""
+    return [*([rows.number(row)] if rows.labelled else []), *(row.extras.get(extra, UNKNOWN) for extra in extras)]
 
 
 def _refuse_nothing(train: Mapping[str, Any], row: str) -> None:

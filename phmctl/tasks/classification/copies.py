@@ -70,7 +70,7 @@ def read_examples(run: Run, split: str) -> Examples:
     """
     path = run.text_folder / f"{split}.jsonl"
     if not path.is_file():
-        has = splits_of(run)
+        has = run.splits()
         raise RunError(
             f"{path} is missing: the run has no split {split!r}{nearest(split, has)}; it has {', '.join(has) or 'none'}"
         )
@@ -85,11 +85,6 @@ def read_examples(run: Run, split: str) -> Examples:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} cannot be read ({error!r}); {ADVICE}") from error
-
-
-def splits_of(run: Run) -> list[str]:
-    """Return the names of the splits that a run keeps."""
-    return sorted(path.stem for path in run.text_folder.glob("*.jsonl"))
 
 
 def labels_of(run: Run) -> list[str]:

@@ -19,10 +19,10 @@ from phmctl.metrics.classification import (
     mcnemar,
 )
 from phmctl.metrics.degenerate import remarks
-from phmctl.runs import Run
+from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import Answers
-from phmctl.tasks.classification.copies import Examples, labels_of, read_examples, splits_of
+from phmctl.tasks.classification.copies import Examples, labels_of, read_examples
 from phmctl.tasks.classification.predictor import WINDOW, Prediction, TextClassifier, load_classifier
 
 
@@ -108,7 +108,7 @@ def evaluate(
         OutputError: the run's folder cannot be written.
     """
     read_examples(run, split)  # first of all: is it there?
-    names = [split, *(name for name in splits_of(run) if name.startswith(f"{split}_"))]
+    names = [split, *(name for name in run.splits() if name.startswith(f"{split}_"))]
     examples = {name: read_examples(run, name) for name in names}
     if against is not None:
         for name, own in examples.items():
@@ -129,14 +129,18 @@ def evaluate(
         if len(set(own.labels)) > 1:
             for remark in remarks([" ".join(texts) for texts in own.texts], [each.label for each in answers[name]]):
                 warn(f"{run.name}, {weights.name}, {name}: {remark}")
-    setting = Setting(split, weights, {} if execution is None else {"execution": execution}, execution or "")
+    setting = setting_of(split, weights, execution)
     _write(run, setting, [replace(one, compared=None) for one in results], examples, answers)
     report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
     if against is not None:
-        compared = {**setting.values, "against": against.name, "against_sha256": against.weights(checkpoint).sha256}
-        beside = replace(setting, values=compared, label=f"{setting.label}.against.{against.name}")
+        beside = setting.beside(against.name, against.weights(checkpoint))
         write_result(run, beside, report.as_json(), _figures(results), against=against.name)
     return report
+
+
+def setting_of(split: str, weights: Weights, execution: str | None = None) -> Setting:
+    """Return what decides the result of :func:`evaluate`."""
+    return Setting(split, weights, {} if execution is None else {"execution": execution}, execution or "")
 
 
 def _write(

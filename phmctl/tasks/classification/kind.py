@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
-from phmctl.runs.results import Result
+from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
 from phmctl.tasks.base import Asked, Preparation, Sizes, TaskKind, TypicalBatch
 
@@ -92,6 +92,12 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
         run, against, given = asked.run, asked.against, asked.options
         return evaluate(run, asked.split, asked.checkpoint, against=against, device=asked.device, **given)
+
+    def setting(self, asked: Asked) -> Setting:
+        """Return checkpoint and execution."""
+        from phmctl.tasks.classification.evaluation import setting_of
+
+        return setting_of(asked.split, asked.run.weights(asked.checkpoint), **asked.options)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return a split's examples with their labels and predictions."""

@@ -1,5 +1,6 @@
 """Classification: a label for a text or a pair of texts, trained by cross-entropy, chosen by accuracy."""
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 
@@ -32,6 +33,7 @@ class ClassificationTask:
     """
 
     unit = "examples"
+    floor = -math.inf
 
     def __init__(self, recipe: ClassificationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe

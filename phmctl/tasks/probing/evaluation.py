@@ -108,8 +108,7 @@ def evaluate(
     write_predictions(predictions, truth, answers)
     write_result(run, own, replace(report, against=None, compared=None).as_json(), scores, answers=predictions)
     if against is not None:
-        rival = {"against": against.name, "against_sha256": against.weights(checkpoint).sha256}
-        beside = Setting(split, weights, rival, f"against.{against.name}")
+        beside = own.beside(against.name, against.weights(checkpoint))
         write_result(run, beside, report.as_json(), scores, against=against.name)
     return report
 

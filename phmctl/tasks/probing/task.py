@@ -1,5 +1,6 @@
 """Probing: a class for a sentence from its vector, trained by cross-entropy, chosen by accuracy."""
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class ProbingTask:
     """
 
     unit = "examples"
+    floor = -math.inf
 
     def __init__(
         self, recipe: ProbingRecipe, prepared: PreparedData, encoder: Encoder, vectors: SentenceVectors
@@ -122,7 +124,7 @@ class ProbingTask:
         ours, theirs = self.recipe.data.language, self.encoder.run.data().get("source_language")
         if ours is not None and theirs not in (None, ours):
             warn(
-                f"{self.encoder.run.name} translates from {theirs!r}, and {self.recipe.data.card} is {ours!r}: "
+                f"{self.encoder.run.name} translates from {theirs!r}, and the probed sentences are {ours!r}: "
                 "a probe tells little of an encoder of another language (data.direction turns a recipe round)"
             )
 

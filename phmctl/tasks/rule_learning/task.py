@@ -1,5 +1,6 @@
 """Learning a rule as a task for the trainer: examples made on the fly, mean squared error."""
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class RuleTask:
     """A recipe's layer, and examples of the true map that it is to find."""
 
     unit = "numbers"
+    floor = -math.inf
 
     def __init__(self, recipe: RuleRecipe) -> None:
         self.recipe = recipe

@@ -9,6 +9,7 @@ are made for this comparison and lie with the system's results, as ``against.<ba
 """
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,8 +29,10 @@ from phmctl.metrics.text import (
     Copy,
     LengthBin,
     Score,
+    ValueBin,
     all_scores,
     bleu_by_length,
+    bleu_by_value,
     check_tokenizer,
     copy_baseline,
     looks_tokenised,
@@ -38,6 +41,7 @@ from phmctl.metrics.text import (
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
+from phmctl.tasks.translation.copies import read_extras
 
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translator
@@ -53,18 +57,21 @@ class Text:
         name: the split's, or the file's.
         source: its sentences.
         references: the right translations, a list of lines for each set of references.
+        extras: whole numbers of each sentence by which scores are broken down, by name.
         origin: what tells files from others of the same name, for the results' settings: their SHA-256.
     """
 
     name: str
     source: Sequence[str]
     references: Sequence[Sequence[str]]
+    extras: Mapping[str, Sequence[int]] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_split(cls, run: Run, split: str) -> Self:
         """Return a split that the run keeps. Raises RunError."""
-        return cls(split, read_text(run, split, "source"), [read_text(run, split, "target")])
+        references = [read_text(run, split, "target")]
+        return cls(split, read_text(run, split, "source"), references, read_extras(run, split))
 
 
 def own_text(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text | None:
@@ -84,7 +91,8 @@ def own_text(run: Run, source: Path | str | None, references: Sequence[Path | st
         if len(lines) != len(texts[0]) or not lines:
             raise DataError(f"{source} has {len(texts[0]):,} lines, and {path} has {len(lines):,}")
     source_sha256, *others = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
-    return Text(paths[0].name, texts[0], texts[1:], {"source_sha256": source_sha256, "references_sha256": others})
+    origin = {"source_sha256": source_sha256, "references_sha256": others}
+    return Text(paths[0].name, texts[0], texts[1:], origin=origin)
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,10 @@ class Evaluation:
         scores: BLEU, chrF and TER.
         copy: what copying the source scores.
         by_length: BLEU by source length.
+        by_value: BLEU by the values of each extra that the corpus has.
         against: the baseline's name, or None.
         comparisons: the paired bootstrap against the baseline, by metric; empty without one.
+        seconds: that the search took when the translations were made; None of an earlier version's.
     """
 
     run: str
@@ -112,8 +122,10 @@ class Evaluation:
     scores: list[Score]
     copy: Copy
     by_length: list[LengthBin]
+    by_value: Mapping[str, list[ValueBin]]
     against: str | None
     comparisons: list[Comparison]
+    seconds: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -123,9 +135,11 @@ class Evaluation:
             "checkpoint": self.checkpoint,
             "decoding": self.decoding.model_dump(),
             "sentences": self.sentences,
+            "decoding_seconds": self.seconds,
             "scores": [asdict(score) for score in self.scores],
             "copy": asdict(self.copy),
             "bleu_by_source_length": [asdict(length_bin) for length_bin in self.by_length],
+            "bleu_by_extra": {name: [asdict(one) for one in bins] for name, bins in self.by_value.items()},
             "against": self.against,
             "paired_bootstrap": [asdict(comparison) for comparison in self.comparisons],
         }
@@ -143,6 +157,8 @@ class Evaluation:
         yield Table(
             "BLEU by source length", ["words", "sentences", "BLEU"], [_length_cells(one) for one in self.by_length]
         )
+        for name, bins in self.by_value.items():
+            yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], [_value_cells(one) for one in bins])
         if self.against:
             yield Table(
                 f"paired bootstrap against {self.against} (± half the 95 % interval)",
@@ -155,6 +171,10 @@ class Evaluation:
 def _length_cells(one: LengthBin) -> tuple[object, ...]:
     words = f"{one.low}–{one.high}" if one.high else f"{one.low} and more"
     return words, one.sentences, "–" if one.bleu is None else f"{one.bleu:.2f}"
+
+
+def _value_cells(one: ValueBin) -> tuple[object, ...]:
+    return one.name, one.sentences, f"{one.bleu:.2f}"
 
 
 def _comparison_cells(one: Comparison) -> tuple[object, ...]:
@@ -208,13 +228,12 @@ def evaluate(
         raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
     if looks_tokenised(references):
         note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
-    if lowercase is None:
-        lowercase = load_tokenizers(run).target.lowercase
-    tokenize = tokenize or TOKENIZE.get(str(run.data().get("target_language")), USUAL)
-    check_tokenizer(tokenize)
-    how: dict[str, Any] = {"lowercase": lowercase, "tokenize": tokenize, "others": others}
+    compared = _compared(run, lowercase, tokenize)
+    check_tokenizer(compared["tokenize"])
+    how: dict[str, Any] = {**compared, "others": others}
     chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    kept, setting, hypotheses = _decode(run, text, checkpoint, chosen, device)
+    answered = _decode(run, text, checkpoint, chosen, device)
+    hypotheses, setting = answered.lines, _scoring(answered.setting, text, compared)
     for remark in remarks(text.source, hypotheses, equal=0.5):
         warn(f"{run.name}, {setting.weights.name}: {remark}")
     evaluation = Evaluation(
@@ -226,22 +245,49 @@ def evaluate(
         scores=all_scores(hypotheses, references, **how),
         copy=copy_baseline(text.source, references, **how),
         by_length=bleu_by_length(text.source, hypotheses, references, **how),
+        by_value={name: bleu_by_value(each, hypotheses, references, **how) for name, each in text.extras.items()},
         against=None,
         comparisons=[],
+        seconds=answered.seconds,
     )
-    unusual = {} if tokenize == USUAL else {"tokenize": tokenize}
-    setting = replace(setting, values={**setting.values, **text.origin, "lowercase": lowercase, **unusual})
     scores = {score.name: score.value for score in evaluation.scores}
-    write_result(run, setting, evaluation.as_json(), scores, answers=kept)
+    write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)
     if against is None:
         return evaluation
-    _, other, baseline = _decode(against, text, checkpoint, chosen, device, system=run)
-    comparisons = paired_bootstrap(baseline, hypotheses, references, **how)
+    baseline = _decode(against, text, checkpoint, chosen, device, system=run)
+    comparisons = paired_bootstrap(baseline.lines, hypotheses, references, **how)
     evaluation = replace(evaluation, against=against.name, comparisons=comparisons)
-    compared = {"against": against.name, "against_sha256": other.weights.sha256}
-    beside = replace(setting, values={**setting.values, **compared}, label=f"{setting.label}.against.{against.name}")
-    write_result(run, beside, evaluation.as_json(), scores, answers=kept, against=against.name)
+    beside = setting.beside(against.name, baseline.setting.weights)
+    write_result(run, beside, evaluation.as_json(), scores, answers=answered.path, against=against.name)
     return evaluation
+
+
+def setting_of(
+    run: Run,
+    text: Text,
+    checkpoint: str,
+    *,
+    decoding: DecodingSection,
+    lowercase: bool | None = None,
+    tokenize: str | None = None,
+) -> Setting:
+    """Return what decides the result of :func:`evaluate`, which is asked the same. Raises RunError."""
+    setting = _Origin.of(run, text, _lines(run, text), checkpoint, decoding).setting
+    return _scoring(setting, text, _compared(run, lowercase, tokenize))
+
+
+def _compared(run: Run, lowercase: bool | None, tokenize: str | None) -> dict[str, Any]:
+    """Return how a run's translations are compared with the references: as asked, or as is usual for the run's text."""
+    if lowercase is None:
+        lowercase = load_tokenizers(run).target.lowercase
+    usual = TOKENIZE.get(str(run.data().get("target_language")), USUAL)
+    return {"lowercase": lowercase, "tokenize": tokenize or usual}
+
+
+def _scoring(setting: Setting, text: Text, compared: Mapping[str, Any]) -> Setting:
+    """Return what decides scores: what decides the translations, and how they are compared with which references."""
+    named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", USUAL)}
+    return replace(setting, values={**setting.values, **text.origin, **named})
 
 
 def decode_split(
@@ -257,36 +303,54 @@ def decode_split(
         OutputError: the run's folder cannot be written.
     """
     chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    return _decode(run, Text.of_split(run, split), checkpoint, chosen, device)[2]
+    return _decode(run, Text.of_split(run, split), checkpoint, chosen, device).lines
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """Translations: where they are kept, what decides them, themselves, and the seconds that the search took."""
+
+    path: Path
+    setting: Setting
+    lines: list[str]
+    seconds: float | None
+
+
+def _lines(run: Run, text: Text) -> Sequence[str]:
+    return text.source if text.origin else read_text(run, text.name, "source")
 
 
 def _decode(
     run: Run, text: Text, checkpoint: str, decoding: DecodingSection, device: str, *, system: Run | None = None
-) -> tuple[Path, Setting, list[str]]:
-    """Return where a run's translations are kept, what decides them, and themselves.
+) -> _Answered:
+    """Return a run's translations.
 
     They are read from the run if it has them; otherwise they are made and kept in it. Those of a baseline are kept with
     the `system` that it is compared with.
     """
-    lines = text.source if text.origin else read_text(run, text.name, "source")
+    lines = _lines(run, text)
 
-    def find_or_load(name: str) -> "tuple[_Origin, list[Path], list[str] | Translator]":
+    def find_or_load(name: str) -> "_Answered | tuple[_Origin, Path, Translator]":
         origin = _Origin.of(run, text, lines, name, decoding)
         places = origin.places(run, checkpoint, system)
         for path in places:
             kept = _kept(path, origin)
             if kept is not None:
                 _warn_of_damage(run, name, path)
-                return origin, [path], kept
-        return origin, places, _load(run, name, device, decoding, own=system is None)
+                return _Answered(path, origin.setting, *kept)
+        return origin, places[-1], _load(run, name, device, decoding, own=system is None)
 
-    origin, places, found = run.use(checkpoint, find_or_load)
-    if not isinstance(found, list):
-        found = _translate(run, found, lines)
-        content = "".join(f"{line}\n" for line in found)
-        write_atomic(places[-1], content)
-        write_json(_origin_path(places[-1]), origin.as_json(content))
-    return places[-1], origin.setting, found
+    found = run.use(checkpoint, find_or_load)
+    if isinstance(found, _Answered):
+        return found
+    origin, path, translator = found
+    began = time.perf_counter()
+    made = _translate(run, translator, lines)
+    seconds = round(time.perf_counter() - began, 3)
+    content = "".join(f"{line}\n" for line in made)
+    write_atomic(path, content)
+    write_json(_origin_path(path), origin.as_json(content) | {"seconds": seconds})
+    return _Answered(path, origin.setting, made, seconds)
 
 
 @dataclass(frozen=True)
@@ -341,14 +405,15 @@ def _warn_of_damage(run: Run, checkpoint: str, kept: Path) -> None:
         warn(f"the translations kept in {kept} are scored, but their checkpoint cannot be loaded: {error}")
 
 
-def _kept(path: Path, origin: _Origin) -> list[str] | None:
-    """Return the translations in `path` if they are whole and were made from `origin`."""
+def _kept(path: Path, origin: _Origin) -> tuple[list[str], float | None] | None:
+    """Return the translations in `path` and what they took, if they are whole and were made from `origin`."""
     try:
         recorded = json.loads(_origin_path(path).read_text(encoding="utf-8"))
         content = path.read_bytes().decode("utf-8")
-    except (OSError, ValueError):
+        seconds = recorded.pop("seconds", None)
+    except (OSError, ValueError, AttributeError):
         return None
-    return content.split("\n")[:-1] if recorded == origin.as_json(content) else None
+    return (content.split("\n")[:-1], seconds) if recorded == origin.as_json(content) else None
 
 
 def _origin_path(path: Path) -> Path:

@@ -4,13 +4,13 @@ from __future__ import annotations  # what a method works with is imported in it
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phmctl.data.copies import read_text
 from phmctl.errors import RunError, UserError
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
-from phmctl.runs.results import Result
+from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Metric, TextComparer
 from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind, TypicalBatch
 from phmctl.tasks.translation.predictor import TranslationPredictor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from phmctl.data.batches import Batch
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.models.transformer import Transformer
-    from phmctl.tasks.translation.evaluation import Evaluation
+    from phmctl.tasks.translation.evaluation import Evaluation, Text
     from phmctl.tasks.translation.task import TranslationTask
 
 TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
@@ -94,19 +94,23 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def scored(self, asked: Asked) -> Evaluation:
         """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
-        from phmctl.decoding.settings import change_decoding
-        from phmctl.tasks.translation.evaluation import evaluate, own_text
+        from phmctl.tasks.translation.evaluation import evaluate
 
-        run, given = asked.run, dict(asked.options)
-        how = {name: given.pop(name, None) for name in ("lowercase", "tokenize")}
-        text = own_text(run, given.pop("source", None), given.pop("reference", None))
-        if text and asked.split != "test":
-            raise UserError(f"--split {asked.split} is of the run's own text, and --source brings another: give one")
-        how |= {"decoding": change_decoding(run.recipe_of(TranslationRecipe).decoding, **given), "text": text}
-        return evaluate(run, asked.split, asked.checkpoint, against=asked.against, device=asked.device, **how)
+        text, how = _scoring(asked)
+        how |= {"against": asked.against, "device": asked.device, "text": text}
+        return evaluate(asked.run, asked.split, asked.checkpoint, **how)
+
+    def setting(self, asked: Asked) -> Setting:
+        """Return checkpoint, search, text, and how it is compared."""
+        from phmctl.tasks.translation.evaluation import Text, setting_of
+
+        text, how = _scoring(asked)
+        return setting_of(asked.run, text or Text.of_split(asked.run, asked.split), asked.checkpoint, **how)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return a split's sentences with their references and translations."""
+        from phmctl.tasks.translation.copies import read_extras
+
         if result.answers is None or "source_sha256" in result.settings:  # of text that is not the run's
             return None
         try:
@@ -118,7 +122,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
             raise RunError(f"{result.answers} has {len(given):,} lines for {len(right):,} references; remove it")
         lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
         tokenize = str(result.settings.get("tokenize", "13a"))
-        return Answers(asked, right, given, lowercase=lowercase, tokenize=tokenize)
+        groups = read_extras(run, result.split)
+        return Answers(asked, right, given, groups, lowercase=lowercase, tokenize=tokenize)
 
     def answering(self, asked: Asked) -> TranslationPredictor:
         """Load a run's model for beam search."""
@@ -173,6 +178,19 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
         split = task.prepared.split("train")
         return real_token_share(task.plan(0), lengths_of(split))
+
+
+def _scoring(asked: Asked) -> tuple[Text | None, dict[str, Any]]:
+    """Return the text of the user's own that is to be scored, if there is any, and the settings of the scoring."""
+    from phmctl.decoding.settings import change_decoding
+    from phmctl.tasks.translation.evaluation import own_text
+
+    run, given = asked.run, dict(asked.options)
+    how = {name: given.pop(name, None) for name in ("lowercase", "tokenize")}
+    text = own_text(run, given.pop("source", None), given.pop("reference", None))
+    if text and asked.split != "test":
+        raise UserError(f"--split {asked.split} is of the run's own text, and --source brings another: give one")
+    return text, how | {"decoding": change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)}
 
 
 KIND = TranslationKind()

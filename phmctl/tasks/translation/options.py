@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
 
-_TABLES = ("columns", "header", "quoting")  # how a table with both sides in it is read
+_TABLES = ("columns", "header", "quoting", "extra")  # how a table with both sides in it is read
+_TAKEN = [f"{side}{kind}" for side in ("source", "target") for kind in ("", "_text")]  # columns of prepared pairs
 
 
 def prepare_asked(asked: Preparation) -> PreparedData:
@@ -50,9 +51,13 @@ def _rows(options: Mapping[str, Any]) -> Rows | None:
     names = [name.strip() for name in options.get("columns", "0,1").split(",")]
     if len(names) != 2 or not all(names) or names[0] == names[1]:
         raise DataError(f"--columns {options['columns']}: wants two, SOURCE,TARGET: names, or numbers counted from 0")
-    numbers = all(name.isdecimal() for name in names)
+    extras = options.get("extra", ())
+    taken = next((name for name in extras if name in (*names, *_TAKEN)), None)
+    if taken is not None:
+        raise DataError(f"--extra {taken}: a column of whole numbers beside the texts, which is not called so")
+    numbers = all(name.isdecimal() for name in (*names, *extras))
     header = options.get("header", not numbers)
     if not header and not numbers:
-        raise DataError("with --no-header, --columns are numbers, counted from 0")
-    source, target = (int(name) if numbers else name for name in names)
-    return Rows(texts=(source, target), header=header)
+        raise DataError("with --no-header, --columns are numbers, counted from 0; so is --extra")
+    source, target, *others = (int(name) if numbers else name for name in (*names, *extras))
+    return Rows(texts=(source, target), header=header, extras=dict(zip(extras, others, strict=True)))

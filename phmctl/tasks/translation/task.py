@@ -21,7 +21,6 @@ from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
 from phmctl.tasks.translation.copies import write_copies
 
-_SOME_BLEU = 1.0  # below it there is as good as none
 _LINES = 256  # of the validation text, translated in one go between two looks for a wish to stop
 
 
@@ -40,6 +39,7 @@ class TranslationTask:
 
     def __init__(self, recipe: TranslationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
+        self.floor = 1.0 if recipe.training.validate_bleu else -math.inf  # of BLEU: below it there is as good as none
         self.prepared = prepared
         for name in prepared.splits:
             prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed
@@ -89,13 +89,8 @@ class TranslationTask:
         return metrics
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """Return BLEU if it was measured, the negative loss otherwise.
-
-        BLEU below 1 is 0: what tells such models apart is chance, and the loss says more.
-        """
-        if "bleu" not in metrics:
-            return -metrics["loss"]
-        return metrics["bleu"] if metrics["bleu"] >= _SOME_BLEU else 0.0
+        """Return BLEU if it was measured, the negative loss otherwise."""
+        return metrics["bleu"] if "bleu" in metrics else -metrics["loss"]
 
     def furnish(self, run: Run) -> None:
         """Write the tokenizers, the text of the evaluation splits and the data's manifest into the run."""

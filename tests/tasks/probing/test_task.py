@@ -145,7 +145,7 @@ def test_the_encoder_s_language_is_compared_with_the_data_s(
     probe_recipe: Recipes, probing_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened(probe_recipe("data.language=en"), probing_data).check_data()
-    assert "translates from 'de', and probing-subj-number is 'en'" in capsys.readouterr().err
+    assert "translates from 'de', and the probed sentences are 'en'" in capsys.readouterr().err
     opened(probe_recipe("data.language=de"), probing_data).check_data()
     assert "translates from" not in capsys.readouterr().err
 

@@ -1,6 +1,6 @@
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,19 @@ def test_a_copier_of_text_of_ones_own_is_scored_too(tmp_path: Path, run: Run) ->
 def test_translations_are_kept(run: Run, decodings: list[str]) -> None:
     first = evaluate(run, device="cpu")
     assert evaluate(run, device="cpu") == first
+    assert decodings == [run.name]
+    assert first.seconds is not None
+    assert first.seconds > 0
+    assert first.as_json()["decoding_seconds"] == first.seconds
+
+
+def test_translations_of_an_earlier_version_do_not_say_how_long_they_took(run: Run, decodings: list[str]) -> None:
+    first = evaluate(run, device="cpu")
+    path = kept(run).with_suffix(".decoding.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    del record["seconds"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert evaluate(run, device="cpu") == replace(first, seconds=None)
     assert decodings == [run.name]
 
 
