@@ -7,15 +7,17 @@ is compared there.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phmctl.data.card import Cleaning
-from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.manifest import migrated
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.files import are_file_entries, damage, file_entry, write_json
 from phmctl.runs import DATA, Run
+
+if TYPE_CHECKING:  # an export answers without numpy
+    from phmctl.data.prepared.folder import PreparedData
 
 _COPIES = "copies"
 ADVICE = "copy the run again"
@@ -88,7 +90,7 @@ def refuse_damaged_copy(run: Run, path: Path) -> None:
         raise RunError(f"{path} {wrong}; {ADVICE}")
 
 
-def check_same_vocabulary(run: Run, prepared: PreparedData) -> None:
+def check_same_vocabulary(run: Run, prepared: "PreparedData") -> None:
     """Refuse (RunError) to begin with the tensors of a run whose tokenizers are not those of the prepared data."""
     if load_tokenizers(run) != prepared.tokenizers:
         raise RunError(
@@ -97,7 +99,7 @@ def check_same_vocabulary(run: Run, prepared: PreparedData) -> None:
         )
 
 
-def check_same_data(run: Run, prepared: PreparedData, *, tokenizers: bool = True) -> None:
+def check_same_data(run: Run, prepared: "PreparedData", *, tokenizers: bool = True) -> None:
     """Refuse to continue a run on data other than its own.
 
     Args:
