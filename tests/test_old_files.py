@@ -65,8 +65,8 @@ def test_an_old_run_answers(old: Path, task: str, answer: str) -> None:
 
 def test_a_manifest_of_a_later_format_is_refused(old: Path) -> None:
     path = old / "prepared" / "tiny" / "word-40-8" / "manifest.json"
-    path.write_text(path.read_text().replace('"phmctl-prepared-1"', "3"))
-    with pytest.raises(DataError, match=r"is of format 3, and this phmctl reads up to 2: take the version"):
+    path.write_text(path.read_text().replace('"phmctl-prepared-1"', "4"))
+    with pytest.raises(DataError, match=r"is of format 4, and this phmctl reads up to 3: take the version"):
         PreparedData.open(path.parent)
 
 

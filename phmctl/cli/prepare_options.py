@@ -29,9 +29,7 @@ VocabularyOf = Annotated[
 Joint = Annotated[
     bool | None, typer.Option("--joint/--separate", help="Translation: one vocabulary for both sides, or one each.")
 ]
-MaxTokens = Annotated[
-    int | None, typer.Option(help="Longest text kept in train, in tokens; in translation with the end of sentence.")
-]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest text kept in train, in tokens of the text itself.")]
 Train = Annotated[
     list[str] | None,
     typer.Option(metavar="SRC TGT", help="Your own training files, or one table of both sides. Repeatable."),

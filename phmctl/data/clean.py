@@ -122,13 +122,13 @@ class HeldOut:
 class CleanRows:
     """A split, cleaned and judged. Can be iterated again; the counts are of the last time.
 
-    Parallel and labelled text differ in this: the end of a sentence counts in its length, that of a labelled text does
-    not; of an over-long labelled text of valid or test a part stays, a sentence stays whole.
+    Parallel and labelled text differ in this: of an over-long labelled text of valid or test a part stays, a sentence
+    stays whole.
 
     Args:
         rows: the split as it is read.
         settings: the card's.
-        max_tokens: the longest text.
+        max_tokens: the longest text, its own tokens counted: an end of sentence that a model reads is none of them.
         labels: the classes; None for parallel text.
         held_out: the texts of valid and test, where the split is train; None for valid and test.
 
@@ -195,7 +195,7 @@ class CleanRows:
         train, parallel, ratio = self._held_out is not None, self._labels is None, self._settings.max_ratio
         longest, shortest = max(map(len, tokens)), min(map(len, tokens))
         stays = True
-        if longest + parallel > self._max_tokens:
+        if longest > self._max_tokens:
             stays = self._object(row, OVER_LONG if train or parallel else CUT, keep=not train)
         elif train and ratio > 0 and longest + 1 > ratio * (shortest + 1):
             stays = self._object(row, LOPSIDED, keep=False)

@@ -43,7 +43,7 @@ class Translator:
         engine: searches batches of source ids.
         tokenizers: of both sides.
         settings: beam, length penalty, longest output, batch size.
-        max_source_tokens: longest source in tokens, its EOS counted; longer ones are cut. None is no limit.
+        max_source_tokens: longest source in tokens, EOS not counted; longer ones are cut. None is no limit.
         cleaning: what the training text went through before it was tokenised; a line goes through the same.
     """
 
@@ -114,19 +114,18 @@ class Translator:
         encoded = self.tokenizers.source.encode(self._clean(lines))
         limit, cut = self.max_source_tokens, set()
         for number, ids in enumerate(encoded, start=first_line):
-            if limit is not None and len(ids) >= limit:
-                message = f"line {number} has {len(ids) + 1} tokens, more than the {limit} of the training data"
+            if limit is not None and len(ids) > limit:
+                message = f"line {number} has {len(ids)} tokens, more than the {limit} of the training data"
                 if strict:
                     raise DataError(f"{message}; split it, or leave strict out to translate its beginning")
                 warn(f"{message}; translating its beginning")
-                del ids[limit - 1 :]
+                del ids[limit:]
                 cut.add(number - first_line)
         return [[*ids, EOS] if ids else [] for ids in encoded], cut
 
     def lengths(self, lines: Sequence[str]) -> list[int]:
-        """Return the tokens of each line, EOS counted, as `max_source_tokens` limits them; 0 without a token."""
-        encoded = self.tokenizers.source.encode(self._clean(lines))
-        return [len(ids) + 1 if ids else 0 for ids in encoded]
+        """Return the tokens of each line, as `max_source_tokens` limits them."""
+        return [len(ids) for ids in self.tokenizers.source.encode(self._clean(lines))]
 
     def encode_targets(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of given outputs, without BOS and EOS."""

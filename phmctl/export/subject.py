@@ -69,7 +69,7 @@ class Subject:
     def longest(self) -> int:
         """The longest source or output that decoding can ask for, in tokens with the boundary ones."""
         recipe = self.run.recipe_of(TranslationRecipe)
-        decoding, source = recipe.decoding, recipe.data.max_tokens
+        decoding, source = recipe.decoding, recipe.data.max_tokens + 1
         return max(source, int(decoding.max_ratio * source) + decoding.max_extra) + 2
 
     @cached_property

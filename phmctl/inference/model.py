@@ -71,7 +71,7 @@ class Model:
     def lengths(self, texts: Texts) -> list[int]:
         """Return the tokens of each text as the model counts them, of a pair those of the longer one.
 
-        A translator counts the end of sentence too; a text without a token has 0.
+        An end of sentence is none of them.
 
         Raises:
             UserError: the texts are not of the kind that the model reads.

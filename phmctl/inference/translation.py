@@ -47,7 +47,7 @@ class TranslationModel(Model):
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest text that the model knows, in tokens with the end of sentence."""
+        """The longest text that the model knows, in tokens."""
         return self._translator.max_source_tokens
 
     @silent

@@ -77,7 +77,7 @@ class ParallelSection(CorpusSection):
     joint: bool = True  # one vocabulary for both sides
     direction: Literal["forward", "reverse"] = "forward"  # reverse: from the corpus' target language to its source
     copies: bool = False  # train has each target as its own source too: what is to be left alone is learned early
-    max_tokens: PositiveInt = 256  # longest side kept in train, in tokens with the end of sentence
+    max_tokens: PositiveInt = 256  # longest side kept in train, in tokens of the text
 
 
 class LabelledSection(CorpusSection):
@@ -85,7 +85,7 @@ class LabelledSection(CorpusSection):
 
     tokenizer: Literal["bpe", "word"] = "word"
     vocabulary: Vocabulary = 20_000  # token types, special tokens included
-    max_tokens: PositiveInt = 128  # longest text kept in train
+    max_tokens: PositiveInt = 128  # longest text kept in train, in tokens of the text
 
 
 class ProbingSection(LabelledSection):
@@ -228,7 +228,7 @@ class TranslationRecipe(Recipe):
     def _consistent(self) -> Self:
         if self.model.share_embeddings and not self.data.joint:
             raise ValueError("model.share_embeddings wants data.joint: true")
-        if self.data.max_tokens + 1 > self.training.batch_tokens:
+        if self.data.max_tokens + 2 > self.training.batch_tokens:
             raise ValueError(
                 f"training.batch_tokens = {self.training.batch_tokens} holds no sentence of data.max_tokens = "
                 f"{self.data.max_tokens} and its two boundary tokens; raise the one or lower the other"

@@ -62,19 +62,19 @@ def test_no_lines_give_none(kit: Kit) -> None:
 
 def test_a_long_line_is_cut_with_a_warning(kit: Kit, capsys: pytest.CaptureFixture[str]) -> None:
     (ids,) = kit.tokenizers.source.encode([TEXT[2]])
-    beginning = kit.tokenizers.source.decode(ids[:7])
+    beginning = kit.tokenizers.source.decode(ids[:8])
     translator = kit.translator(max_source_tokens=8)
     found = translator.translate([beginning, TEXT[2]], first_line=4)
     assert texts(found)[0] == texts(found)[1]
-    assert f"line 5 has {len(ids) + 1} tokens, more than the 8" in capsys.readouterr().err
+    assert f"line 5 has {len(ids)} tokens, more than the 8" in capsys.readouterr().err
 
 
 def test_a_line_of_just_the_longest_length_is_whole(kit: Kit, capsys: pytest.CaptureFixture[str]) -> None:
     (ids,) = kit.tokenizers.source.encode([TEXT[2]])
-    kit.translator(max_source_tokens=len(ids) + 1).translate([TEXT[2]], strict=True)
+    kit.translator(max_source_tokens=len(ids)).translate([TEXT[2]], strict=True)
     assert capsys.readouterr().err == ""
-    with pytest.raises(DataError, match=f"line 1 has {len(ids) + 1} tokens, more than the {len(ids)} "):
-        kit.translator(max_source_tokens=len(ids)).translate([TEXT[2]], strict=True)
+    with pytest.raises(DataError, match=f"line 1 has {len(ids)} tokens, more than the {len(ids) - 1} "):
+        kit.translator(max_source_tokens=len(ids) - 1).translate([TEXT[2]], strict=True)
 
 
 def test_strict_refuses_a_long_line(kit: Kit) -> None:

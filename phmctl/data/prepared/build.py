@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import note
-from phmctl.data.prepared.manifest import MANIFEST, read_manifest
+from phmctl.data.prepared.manifest import MANIFEST, STRICTER, read_manifest
 from phmctl.data.prepared.provenance import CARD, Sources
 from phmctl.errors import DataError, OutputError
 from phmctl.files import clear, damaged_files, locked, replacing, temporaries, tidying, writing
@@ -75,6 +75,7 @@ def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None,
         if manifest is None:
             return [MANIFEST]
         changed = [] if manifest["settings"] == settings else ["settings"]
+        changed += ["what max_tokens counts"] if STRICTER in manifest else []
         if sources is not None:
             changed += sources.changed(manifest)
         elif card and card != manifest.get(CARD, card):

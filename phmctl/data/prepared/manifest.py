@@ -7,12 +7,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phmctl.data.card import Cleaning
+from phmctl.data.clean import OVER_LONG
 from phmctl.errors import DataError
 from phmctl.files import damage, file_entry, read_json_object, write_json
 from phmctl.recipe.sections import PositiveInt
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
+STRICTER = "stricter"  # of an earlier format: sentences were left out that now stay
+_EOS_COUNTED = 2  # up to this format the longest sentence was max_tokens less one
 _FIRST = "phmctl-prepared-1"  # the format of before there were numbers
 
 
@@ -60,7 +63,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     manifest = read_json_object(path, DataError, "prepare the data again with --force")
-    if manifest.get("format") not in (FORMAT, _FIRST):
+    if manifest.get("format") not in (FORMAT, _EOS_COUNTED, _FIRST):
         raise DataError(
             f"{path} is of format {manifest.get('format')!r}, and this phmctl reads up to {FORMAT}: take the version "
             "that wrote it, or prepare again with --force"
@@ -77,12 +80,16 @@ def migrated(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest, or a run's ``data.json``, as this version writes it.
 
     Format 1 named of the text's cleaning what its task had. What a manifest does not name is what it is by default.
+    Formats 1 and 2 counted the end of a sentence in its length: ``stricter`` says where that left sentences out.
     """
     cleaning = manifest.get("settings", {}).get("cleaning")
     if not isinstance(cleaning, dict):
         return manifest
     settings = {**manifest["settings"], "cleaning": {**Cleaning().model_dump(), **cleaning}}
-    return {**manifest, "format": FORMAT, "settings": settings}
+    parallel, splits = "labels" not in manifest, manifest.get("splits", {}).values()
+    left_out = any(OVER_LONG in split.get("dropped", {}) for split in splits)
+    stricter = {STRICTER: True} if parallel and left_out and manifest.get("format") != FORMAT else {}
+    return {**manifest, **stricter, "format": FORMAT, "settings": settings}
 
 
 def refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:

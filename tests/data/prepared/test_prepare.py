@@ -562,3 +562,24 @@ def test_copies_follow_the_pairs_of_train(tmp_path, capsys):
 def test_a_reversed_folder_names_its_command(tmp_path):
     with pytest.raises(DataError, match=r"bpe-8000-joint-256-reverse; run: .* --max-tokens 256 --reverse"):
         PreparedData.find(ParallelSection(card="multi30k-de-en", direction="reverse"), tmp_path)
+
+
+def test_what_an_earlier_version_left_out_for_the_end_of_a_sentence_is_prepared_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Formats 1 and 2 counted it in `max_tokens`; where no sentence was too long, the data is as it would be now."""
+
+    def as_written_earlier(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+
+    changed = "out of date (what max_tokens counts changed)"
+    for number, (train, said) in enumerate(((TRAIN, changed), (TRAIN[:300], ""))):
+        root = tmp_path / str(number)
+        prepared = prepare(SECTION, corpus(train=train), CLEANING, root=root)
+        as_written_earlier(prepared.folder)
+        capsys.readouterr()
+        prepare(SECTION, corpus(train=train), CLEANING, root=root)
+        told = capsys.readouterr().err
+        assert (said or "is up to date") in told
+        assert json.loads((prepared.folder / "manifest.json").read_text())["format"] == (3 if said else 2)
