@@ -214,7 +214,7 @@ def print_table(
     )
     airy = _draw(pen, _made(headings, cells, text, box=None, padding=(0, 2, 0, 0), pad_edge=False), width)
     lined = airy if plain else _draw(pen, _made(headings, cells, text, box=HEAVY_HEAD), width)
-    better = (_width(airy) <= width, -len(airy) - _LINES) > (_width(lined) <= width, -len(lined))
+    better = (max(_width(airy), width), len(airy) + _LINES) < (max(_width(lined), width), len(lined))
     pen.width = _WIDEST  # rich would break the title at the table's width
     with pen.capture() as above:
         pen.print(printable(title), style="italic", soft_wrap=True)

@@ -195,6 +195,9 @@ def test_a_table_that_is_too_wide_with_lines_has_none(
     assert "┃" not in "".join(shown)
     assert max(map(len, shown)) <= 80
     assert all(word in shown[1] for word in words)
+    words = ["a" * 30, "b" * 30, "c" * 30]  # too wide in any case, and less so without lines
+    print_table("t", words, [words])
+    assert "┃" not in capsys.readouterr().out
 
 
 def test_what_belongs_below_a_table_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
