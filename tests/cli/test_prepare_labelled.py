@@ -104,7 +104,7 @@ def test_the_list_tells_of_labelled_text(tmp_path):
     lines = call(tmp_path, "--list").stdout.splitlines()
     (row,) = [line for line in lines if "│ snli " in line]
     assert "pair → 3" in row
-    assert "550,152/10,000/10,000" in row
+    assert "550,152 / 10,000 / 10,000" in row
 
 
 def test_extra_columns_break_scores_down(tmp_path):

@@ -27,6 +27,12 @@ class _File(BaseModel):
     sha256: str
 
 
+class _Split(BaseModel):
+    """What is counted of a split. There is more in it."""
+
+    dropped: dict[str, int] = {}
+
+
 class _Manifest(BaseModel):
     """What is asked of a manifest, whatever the task. There is more in it."""
 
@@ -34,7 +40,7 @@ class _Manifest(BaseModel):
 
     settings: dict[str, Any]
     token_types: dict[str, PositiveInt]
-    splits: dict[str, dict[str, Any]]
+    splits: dict[str, _Split]
     sources: list[dict[str, Any]] = []
     files: list[_File]
     labels: list[str] = []
@@ -56,6 +62,8 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a prepared folder, or None where there is none.
 
+    Formats 1 and 2 counted the end of a sentence in its length: ``stricter`` says where that left sentences out.
+
     Raises:
         DataError: the manifest is damaged or of another version.
     """
@@ -73,23 +81,21 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except ValidationError as error:
         wrong = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
         raise DataError(f"{path} is damaged: look at {wrong}; prepare the data again with --force") from error
-    return migrated(manifest)
+    left_out = any(OVER_LONG in split.get("dropped", {}) for split in manifest["splits"].values())
+    stricter = manifest["format"] != FORMAT and left_out and "labels" not in manifest
+    return {**migrated(manifest), **({STRICTER: True} if stricter else {})}
 
 
 def migrated(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest, or a run's ``data.json``, as this version writes it.
 
     Format 1 named of the text's cleaning what its task had. What a manifest does not name is what it is by default.
-    Formats 1 and 2 counted the end of a sentence in its length: ``stricter`` says where that left sentences out.
     """
     cleaning = manifest.get("settings", {}).get("cleaning")
     if not isinstance(cleaning, dict):
         return manifest
     settings = {**manifest["settings"], "cleaning": {**Cleaning().model_dump(), **cleaning}}
-    parallel, splits = "labels" not in manifest, manifest.get("splits", {}).values()
-    left_out = any(OVER_LONG in split.get("dropped", {}) for split in splits)
-    stricter = {STRICTER: True} if parallel and left_out and manifest.get("format") != FORMAT else {}
-    return {**manifest, **stricter, "format": FORMAT, "settings": settings}
+    return {**manifest, "format": FORMAT, "settings": settings}
 
 
 def refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:
