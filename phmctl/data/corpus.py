@@ -273,12 +273,13 @@ def own_corpus(
     for split, groups in given.items():
         parts: list[RowSource] = []
         for named in groups:
-            paths = _checked(option.removesuffix("=FILE").format(split), named)
+            paths = _checked(_as_given(option.removesuffix("=FILE"), split, labelled), named)
             if len(paths) == 1:
                 parts.append(_table(paths[0], rows or Rows(header=False, texts=(0, 1)), quoting))
                 files.append(SourceFile(paths[0], split, "rows" if labelled else "pairs"))
             elif rows is not None:
-                raise DataError(f"--{split} {paths[0]} {paths[1]}: --columns is for a table with both sides in it")
+                given_as = f"{_as_given(option, split, labelled)} {paths[0]} {paths[1]}"
+                raise DataError(f"{given_as}: --columns is for a table with both sides in it")
             else:
                 parts.append(parallel_files(paths[:1], paths[1:], None))
                 files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
@@ -300,6 +301,11 @@ def _check_own(name: str, given: Iterable[str], form: str) -> None:
     missing = [form.format(split) for split in ("train", "valid") if split not in given]
     if missing:
         raise DataError(f"a corpus of your own files wants {' and '.join(missing)} too")
+
+
+def _as_given(option: str, split: str, labelled: bool) -> str:
+    """Return the option that named a split; a test set of parallel text has its name before the file."""
+    return option.format("test" if split.startswith("test_") and not labelled else split)
 
 
 def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:

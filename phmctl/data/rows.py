@@ -14,6 +14,7 @@ from typing import NamedTuple, ParamSpec, Protocol
 from phmctl.data.card import ByText, Divide, Shuffled
 
 UNKNOWN = -1  # an extra that is not known
+MARK = "="  # stands before a copy
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 Splits = dict[str, "RowSource"]
@@ -104,7 +105,7 @@ def with_copies(rows: RowSource) -> Iterator[Row]:
     Without the mark a model cannot know what is to be changed, and leaves more as it is (Caswell et al. 2019).
     """
     yield from rows
-    yield from (row._replace(texts=(f"= {row.texts[1]}", row.texts[1])) for row in rows)
+    yield from (row._replace(texts=(f"{MARK} {row.texts[1]}", row.texts[1])) for row in rows)
 
 
 @repeatable

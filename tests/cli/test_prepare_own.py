@@ -214,6 +214,56 @@ def test_a_vocabulary_that_would_be_another_is_refused(tmp_path: Path, tiny_run:
         call(tmp_path, *given[:-1], str(damaged))
 
 
+def test_a_vocabulary_of_labelled_text_serves_pairs(tmp_path: Path) -> None:
+    """It is one for both sides."""
+    rows = [f"{source}\t{number % 2}" for number, (source, _) in enumerate(PAIRS)]
+    tables = [put(tmp_path / "t.tsv", "text\tlabel", *rows), put(tmp_path / "v.tsv", "text\tlabel", "Maus\t0", "Ei\t1")]
+    given = ["--table", f"train={tables[0]}", "--table", f"valid={tables[1]}", "--text", "text", "--label", "label"]
+    labelled = call(tmp_path, *given, *SMALL)
+    pairs = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--vocabulary-of", str(labelled.folder)]
+    prepared = call(tmp_path, *pairs)
+    assert prepared.manifest["settings"]["joint"] is True
+    assert prepared.split("train").sides[0][0].tolist() == labelled.tokenizers.source.encode(["Hund 0 läuft ."])[0]
+    with pytest.raises(DataError, match="was made with joint True, not False"):
+        call(tmp_path, *pairs, "--separate")
+
+
+def test_a_vocabulary_that_does_not_fit_is_warned_of(tmp_path: Path) -> None:
+    text = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path)]
+    turned = call(tmp_path, *text, *SMALL, "--separate", "--reverse")
+    told = prepared_with(tmp_path, *text, "--vocabulary-of", str(turned.folder))
+    assert "50% of train's source tokens are unknown to the vocabulary" in told
+    assert "50% of train's target tokens" in told
+    assert "of this direction (--reverse)?" in told
+    told = prepared_with(tmp_path, *text, "--vocabulary-of", str(turned.folder), "--reverse", "--copies")
+    assert "has no '=', the mark of copies" in told
+    assert "warning" not in prepared_with(tmp_path, *text, "--vocabulary-of", str(turned.folder), "--reverse")
+
+
+def prepared_with(tmp_path: Path, *arguments: str) -> str:
+    """Prepare ``mine`` as :func:`call` does, and return what was said."""
+    given = ["prepare-data", "mine", *arguments, "--data", str(tmp_path / "data"), "--json"]
+    result = CliRunner().invoke(main.app, given, catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result.stderr
+
+
+def test_what_has_no_part_in_a_vocabulary_is_refused(tmp_path: Path, tiny_run: Run) -> None:
+    given = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--vocabulary-of"]
+    with pytest.raises(DataError, match=r"--min-count: the vocabulary of .* is learned already; leave it out"):
+        call(tmp_path, *given, str(tiny_run.folder), "--min-count", "3")
+    ruled = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    (ruled / "data.json").write_text("{}")
+    with pytest.raises(DataError, match="has no vocabulary of its own; name another run"):
+        call(tmp_path, *given, str(ruled))
+
+
+def test_a_missing_file_is_named_with_the_option_that_named_it(tmp_path: Path) -> None:
+    train_files = sides(tmp_path, "t", PAIRS)
+    with pytest.raises(DataError, match=r"^--test: no file .*nope"):
+        call(tmp_path, "--train", *train_files, *valid(tmp_path), "--test", f"news={tmp_path / 'nope'}", train_files[1])
+
+
 def test_a_run_is_scored_on_a_named_test_set(tmp_path: Path, tiny_recipe: TranslationRecipe) -> None:
     news = sides(tmp_path, "n", [("Hund 3", "dog 3")])
     prepared = call(

@@ -36,7 +36,7 @@ from phmctl.data.prepared.folder import (
 from phmctl.data.prepared.manifest import read_manifest, write_manifest
 from phmctl.data.prepared.provenance import Sources
 from phmctl.data.prepared.vocabulary import Vocabulary
-from phmctl.data.rows import UNKNOWN, Row, RowSource
+from phmctl.data.rows import MARK, UNKNOWN, Row, RowSource
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
 from phmctl.data.vectors import read_vectors
@@ -49,6 +49,7 @@ from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
 LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 CHUNK = 4096  # rows that are tokenized at a time
 _FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
+_STRANGE = 0.2  # of unknown words: with more, another's vocabulary hardly is of this text
 
 SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
 
@@ -193,6 +194,8 @@ def _cleaning(base: Cleaning, vocabulary: Vocabulary | None, given: Mapping[str,
     if vocabulary is not None and chosen.lowercase != vocabulary.cleaning.lowercase:
         cased = "lower-cased" if vocabulary.cleaning.lowercase else "cased"
         raise DataError(f"--lowercase: the vocabulary of {vocabulary.origin} is {cased}; leave it out")
+    if vocabulary is not None and chosen.min_count != vocabulary.cleaning.min_count:
+        raise DataError(f"--min-count: the vocabulary of {vocabulary.origin} is learned already; leave it out")
     return chosen
 
 
@@ -276,6 +279,8 @@ def _write(
         with SplitWriter(folder / f"{name}.arrow", columns, numbers, with_text=with_text) as writer:
             counts[name] = _encode(writer, name, rows, tokenizers, extras)
     _refuse_nothing(counts["train"], corpus.row)
+    if vocabulary is not None:
+        _warn_of_unknown(counts["train"], vocabulary, copies=has_copies(data))
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is None:
@@ -402,6 +407,21 @@ def _refuse_nothing(train: Mapping[str, Any], row: str) -> None:
     twice = 2 * train["dropped"].get(HELD_OUT, 0) > train["read"]
     advice = "was the same file given for train and for another split?" if twice else "check the files"
     raise DataError(f"no train {row} is left of {train['read']:,} read ({in_words(train['dropped'])}); {advice}")
+
+
+def _warn_of_unknown(train: Mapping[str, Any], vocabulary: Vocabulary, *, copies: bool) -> None:
+    """Say where another's vocabulary does not fit: sides of which it knows little, copies whose mark it lacks."""
+    for side in [name for name in ("text", *PARALLEL) if name in train]:
+        unknown, tokens = train[side]["unknown"], train[side]["tokens"]
+        if unknown > _STRANGE * tokens:
+            ask = "is it of this language" + (", and of this direction (--reverse)?" if side in PARALLEL else "?")
+            whose = f"{unknown / tokens:.0%} of train's {side} tokens are unknown to"
+            warn(f"{whose} the vocabulary of {vocabulary.origin}: {ask}")
+    if copies and UNK in vocabulary.tokenizers.source.encode([MARK])[0]:
+        warn(
+            f"the vocabulary of {vocabulary.origin} has no {MARK!r}, the mark of copies: it becomes an unknown word; "
+            "learn one with --copies"
+        )
 
 
 def _warn_of_same_sides(counts: Mapping[str, Mapping[str, Any]]) -> None:

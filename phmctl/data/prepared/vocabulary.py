@@ -34,7 +34,7 @@ class Vocabulary:
         """Return that of a run, or of a folder of prepared data.
 
         Raises:
-            DataError, RunError: there is neither, or it is damaged.
+            DataError, RunError: there is neither, or it is damaged, or it has no vocabulary.
         """
         if (path / MANIFEST).is_file():
             prepared = PreparedData.open(path)
@@ -42,6 +42,8 @@ class Vocabulary:
             return cls(str(path), prepared.tokenizers, Cleaning(**settings["cleaning"]), settings)
         run = Run.open(find_run(path))
         settings = migrated(run.data()).get("settings", {})
+        if "vocabulary" not in settings:
+            raise DataError(f"{run.name} has no vocabulary of its own; name another run")
         return cls(run.name, load_tokenizers(run), load_cleaning(run), settings)
 
     @property
@@ -51,7 +53,11 @@ class Vocabulary:
 
     def settings_for(self, section: type[BaseModel]) -> dict[str, Any]:
         """Return the settings of a data section that tell of the vocabulary and of how long a text may be."""
-        return {key: self.settings[key] for key in (*_DECIDES, "max_tokens") if key in section.model_fields}
+        made = {
+            "joint": self.tokenizers.joint,
+            **self.settings,
+        }  # labelled text does not name it: it has one vocabulary
+        return {key: made[key] for key in (*_DECIDES, "max_tokens") if key in section.model_fields}
 
     def check(self, data: Section) -> None:
         """Refuse (DataError) a data section whose vocabulary would be another."""
