@@ -37,6 +37,25 @@ class TrainCommand(options.Once):
         return super().parse_args(ctx, found)
 
 
+_Execution = Annotated[
+    str | None,
+    typer.Option(help="How the maps are applied: auto, dense, factored, rank (a learned rule: held as factors)."),
+]
+_Init = Annotated[
+    str | None,
+    typer.Option("--init", metavar="RUN", help="Begin with this run's tensors of the same name and shape."),
+]
+_Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="[RUN|auto]",
+        help="Continue a run (RECIPE may be left out then); without a value the newest that RECIPE would continue; "
+        "auto: start one where there is none.",
+    ),
+]
+
+
 def train(
     recipe: options.OptionalRecipe = None,
     n: Annotated[
@@ -46,26 +65,12 @@ def train(
     seed: Annotated[str | None, typer.Option(help="Seed of initialisation, dropout and batch order.")] = None,
     device: options.Device = None,
     steps: Annotated[str | None, typer.Option(help="Optimiser steps.")] = None,
-    execution: Annotated[
-        str | None,
-        typer.Option(help="How the maps are applied: auto, dense, factored, rank (a learned rule: held as factors)."),
-    ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option("--init", metavar="RUN", help="Begin with this run's tensors of the same name and shape."),
-    ] = None,
+    execution: _Execution = None,
+    init: _Init = None,
     settings: options.Settings = None,
     data: options.DataRoot = None,
     runs: options.RunsRoot = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            metavar="[RUN|auto]",
-            help="Continue a run (RECIPE may be left out then); without a value the newest that RECIPE would continue; "
-            "auto: start one where there is none.",
-        ),
-    ] = None,
+    resume: _Resume = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="With --resume, where to continue from: last (default), best or step-N.")
     ] = None,
