@@ -53,10 +53,7 @@ class Vocabulary:
 
     def settings_for(self, section: type[BaseModel]) -> dict[str, Any]:
         """Return the settings of a data section that tell of the vocabulary and of how long a text may be."""
-        made = {
-            "joint": self.tokenizers.joint,
-            **self.settings,
-        }  # labelled text does not name it: it has one vocabulary
+        made = {"joint": self.tokenizers.joint, **self.settings}  # of labelled text the settings do not name it
         return {key: made[key] for key in (*_DECIDES, "max_tokens") if key in section.model_fields}
 
     def check(self, data: Section) -> None:
