@@ -202,8 +202,10 @@ def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
     from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import dump_recipe
     from phmctl.tasks.registry import kind_of
+    from phmctl.training.initial import planned_start
     from phmctl.training.memory import expect_memory
 
+    start = planned_start(recipe, data or data_root())
     sizes = kind_of(recipe).sizes(recipe, data or data_root())
     ledger, memory = ledger_for_recipe(recipe, sizes), expect_memory(recipe, sizes.values)
     if json:
@@ -214,6 +216,8 @@ def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
     print_ledger(ledger)
     if sizes.trained:
         note(sizes.note)
+    if start is not None:
+        note(start.words())
     rows = [(name, f"{value / 1e6:,.1f}") for name, value in memory.as_json().items() if name in _MEMORY]
     print_table("memory expected", ("tensors", "MB"), rows)
     note(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
-from phmctl.errors import RunError
+from phmctl.errors import DataError, RunError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 
@@ -80,14 +80,25 @@ def find_start(recipe: Recipe, task: "Task") -> Start | None:
         RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
             vocabulary; or has no tensor that fits.
     """
-    source = recipe.training.initialise_from
-    if source is None:
+    run = _source(recipe)
+    if run is None:
         return None
-    run = Run.open(Path(source))
-    _check_model(run, recipe)
     task.check_vocabulary(run)
     name = "best" if "best" in run.checkpoint_names() else "last"
     return run.use(name, lambda found: _read(run, run.checkpoint(found), task, recipe))
+
+
+def planned_start(recipe: Recipe, data: Path) -> Start | None:
+    """Return what :func:`find_start` would; None also where the data is not prepared: then the run alone is checked."""
+    from phmctl.tasks.registry import kind_of
+
+    if _source(recipe) is None:
+        return None
+    try:
+        task = kind_of(recipe).open(recipe, data)
+    except DataError:
+        return None
+    return find_start(recipe, task)
 
 
 def take(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -96,6 +107,15 @@ def take(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+
+
+def _source(recipe: Recipe) -> Run | None:
+    """Return the run of ``training.initialise_from``, or None where none is named."""
+    if recipe.training.initialise_from is None:
+        return None
+    run = Run.open(Path(recipe.training.initialise_from))
+    _check_model(run, recipe)
+    return run
 
 
 def _check_model(run: Run, recipe: Recipe) -> None:

@@ -198,3 +198,13 @@ def test_the_option(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     (run,) = tmp_path.glob("miniature/*/v001")
     assert Run.open(run).environment()["initialised_from"]["new"] == []
+
+
+def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
+    settings = [part for each in ("model.algebra=phm", "model.n=4", *TINY, *FEW) for part in ("--set", each)]
+    for data in (miniature_data, tmp_path):  # prepared, and not
+        given = ["train", "miniature", *settings, "--dry-run", "--data", str(data), "--init"]
+        missing = CliRunner().invoke(app, [*given, str(tmp_path / "nowhere")])
+        assert isinstance(missing.exception, RunError) and "nowhere" in str(missing.exception)
+        words = "tensors taken from" if data == miniature_data else "vocabulary"
+        assert words in CliRunner().invoke(app, [*given, str(tiny_run.folder)]).output
