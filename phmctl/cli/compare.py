@@ -59,7 +59,7 @@ def compare(
         return _compare(runs or (), recipe, runs_root, form, asked)
     if baseline is not None or score or split != "test":
         raise UserError("--baseline, --eval and --split have no part in --paper: leave them out")
-    return _compare_papers(paper, [*(runs or ()), *([recipe] if recipe else [])], runs_root, checkpoint, form)
+    return _compare_papers(paper, runs or (), form, recipe=recipe, root=runs_root, checkpoint=checkpoint)
 
 
 def _compare(runs: Sequence[str], recipe: str | None, root: Path | None, form: str, asked: dict[str, Any]) -> None:
@@ -79,11 +79,11 @@ def _compare(runs: Sequence[str], recipe: str | None, root: Path | None, form: s
     return _say_missing("without a result yet (or add --eval):", list(found.missing()))
 
 
-def _compare_papers(name: str, runs: Sequence[str], root: Path | None, checkpoint: str | None, form: str) -> None:
+def _compare_papers(name: str, runs: Sequence[str], form: str, **asked: Any) -> None:
     from phmctl.comparison.papers import compare_papers
     from phmctl.console import emit, emit_json
 
-    tables = compare_papers(name, runs, root=root, checkpoint=checkpoint)
+    tables = compare_papers(name, runs, **asked)
     if form == "json":
         return emit_json({"tables": [table.as_json() for table in tables]})
     for found in tables:

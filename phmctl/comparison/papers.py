@@ -220,27 +220,46 @@ def _shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 
 
 def compare_papers(
-    name: str, runs: Sequence[str | Path] = (), *, root: Path | None = None, checkpoint: str | None = None
+    name: str,
+    runs: Sequence[str | Path] = (),
+    *,
+    recipe: str | None = None,
+    root: Path | None = None,
+    checkpoint: str | None = None,
 ) -> list[PaperComparison]:
     """Put what was trained here beside published tables.
 
     Args:
         name: of a table or of a paper's tables, a key of :data:`~phmctl.accounting.printed.PRINTED`.
         runs: runs, folders of runs, or tags; by default all below the root.
+        recipe: all runs of this one too.
         root: the folder of runs.
         checkpoint: take results of this one only.
 
     Raises:
-        UserError: there is no such table; the message names the nearest.
+        UserError: there is no such table, or it has no cell of these recipes; the message names the nearest.
         RunError: a name means no run.
     """
     name = f"table{name}" if name.isdecimal() else name
     check_known("published table", name, PRINTED)
-    summaries = readable_runs(runs, root)
+    names = [*runs, *([recipe] if recipe else [])]
+    known = dict.fromkeys(each for printed in PRINTED[name] for each in _recipes(printed))
+    if recipe:
+        check_known(f"recipe of {name}", recipe, known)
+    summaries = readable_runs(names, root)
+    for summary in summaries if names and not any(one.run.recipe.name in known for one in summaries) else ():
+        check_known(f"recipe of {name}", summary.run.recipe.name, known)
     check_asked(summaries, "test", checkpoint)
     variants = group(settle(summaries, "test", checkpoint))
     counting = {table.key: table for table in published_tables(name)}
     return [_compare(printed, variants, counting.get(printed.key)) for printed in PRINTED[name]]
+
+
+def _recipes(printed: Printed) -> Iterator[str]:
+    """Yield the recipes that reproduce a table, and those that stand in."""
+    for column in printed.columns:
+        yield from dict.fromkeys(column.recipe + row.size for row in printed.rows)
+        yield from column.stand_ins
 
 
 def _compare(printed: Printed, variants: Sequence[Variant], counting: PublishedTable | None) -> PaperComparison:

@@ -212,3 +212,11 @@ def test_a_wrong_table_names_the_nearest(tmp_path: Path) -> None:
         call("--paper", "tabel2", "--runs", tmp_path)
     with pytest.raises(UserError, match="leave them out"):
         call("--paper", "table2", "--eval", "--runs", tmp_path)
+
+
+def test_a_recipe_that_is_not_in_the_table_is_refused(trained: Path) -> None:
+    words = r"no recipe of table4 'multi30k-de-en'.*; there are table4-shakespeare, "
+    for others in (("--recipe", "multi30k-de-en"), (trained / "multi30k-de-en",)):
+        with pytest.raises(UserError, match=words):
+            call("--paper", "4", "--runs", trained, *others)
+    assert "65" in call("--paper", "4", "--runs", trained, "--recipe", "table4-shakespeare").stdout
