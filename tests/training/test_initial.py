@@ -205,6 +205,7 @@ def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Pa
     for data in (miniature_data, tmp_path):  # prepared, and not
         given = ["train", "miniature", *settings, "--dry-run", "--data", str(data), "--init"]
         missing = CliRunner().invoke(app, [*given, str(tmp_path / "nowhere")])
-        assert isinstance(missing.exception, RunError) and "nowhere" in str(missing.exception)
+        assert isinstance(missing.exception, RunError)
+        assert "nowhere" in str(missing.exception)
         words = "tensors taken from" if data == miniature_data else "vocabulary"
         assert words in CliRunner().invoke(app, [*given, str(tiny_run.folder)]).output
