@@ -61,10 +61,19 @@ def read_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
         DataError: the file cannot be read, or a line is too long or is not UTF-8 (named by file and line).
     """
     with reading(path), open_bytes(path) as handle:
-        encoding = next((name for mark, name in _MARKS.items() if handle.peek(4).startswith(mark)), None)
-        lines = iter(partial(handle.readline, longest + 1), b"") if encoding is None else _recoded(handle, encoding)
-        for number, raw in enumerate(lines, start=1):
+        for number, raw in enumerate(raw_lines(handle, longest), start=1):
             yield decode_line(raw, path, number, longest)
+
+
+def raw_lines(handle: BufferedReader, longest: int = LONGEST_LINE) -> Iterator[bytes]:
+    """Return a text's lines with their ends, for :func:`decode_line`; too long a one is cut, or in parts."""
+    encoding = marked_encoding(handle.peek(4))
+    return iter(partial(handle.readline, longest + 1), b"") if encoding is None else _recoded(handle, encoding)
+
+
+def marked_encoding(beginning: bytes) -> str | None:
+    """Return the encoding that a byte order mark tells, UTF-16 or UTF-32; None where there is no such mark."""
+    return next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), None)
 
 
 def _recoded(handle: BufferedReader, encoding: str) -> Iterator[bytes]:

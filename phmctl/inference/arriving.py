@@ -7,12 +7,15 @@ import select
 import stat
 import sys
 import time
+from codecs import iterdecode
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from functools import partial
+from io import BufferedReader
+from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-from phmctl.data.readers import decode_line, open_bytes, reading
+from phmctl.data.readers import decode_line, marked_encoding, open_bytes, raw_lines, reading
 from phmctl.errors import DataError
 
 PAUSE = 0.05  # seconds
@@ -24,8 +27,8 @@ _CHUNK = 1 << 16  # a pipe holds so many bytes
 def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMIT) -> Iterator[list[str]]:
     """Yield the lines of a file, or of stdin, in groups as they arrive; none is empty.
 
-    A line ends with ``\\n`` or ``\\r\\n``; the last one need not. The groups of a regular file have `limit` lines. The
-    lines before one that is no UTF-8 are yielded before the error is raised.
+    A line ends with ``\\n`` or ``\\r\\n``; the last one need not. A byte order mark tells UTF-16 and UTF-32. The groups
+    of a regular file have `limit` lines. The lines before one that is no UTF-8 are yielded before the error is raised.
 
     Args:
         path: the file; None is stdin.
@@ -41,7 +44,8 @@ def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMI
     elif sys.stdin is None:
         raise DataError("stdin is closed; name the text with --input FILE")
     else:
-        yield from _decoded(_groups(sys.stdin.buffer, pause, limit), "stdin")
+        with reading(Path("stdin")):
+            yield from _decoded(_groups(sys.stdin.buffer, pause, limit), "stdin")
 
 
 def in_groups(lines: Iterable[str], limit: int = LIMIT) -> Iterator[list[str]]:
@@ -71,7 +75,8 @@ def _groups(handle: BinaryIO, pause: float, limit: int) -> Iterator[list[bytes]]
     if descriptor is not None:
         yield from _arriving(descriptor, pause, limit)
         return
-    while group := list(islice(handle, limit)):
+    lines = raw_lines(cast("BufferedReader", handle if hasattr(handle, "peek") else BufferedReader(handle)))
+    while group := list(islice(lines, limit)):
         yield group
 
 
@@ -93,6 +98,7 @@ def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]
     lines: list[bytes] = []
     parts: list[bytes] = []  # of the line that has not ended
     patience = 0.0
+    chunks = _chunks(descriptor)
     while True:
         wait = min(pause, patience - time.monotonic()) if lines else None
         if lines and (wait <= 0 or not poll.poll(1000 * wait)):  # type: ignore[operator]
@@ -102,8 +108,8 @@ def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]
         if not lines:
             poll.poll(None)
             patience = time.monotonic() + _PATIENCE * pause
-        chunk = os.read(descriptor, _CHUNK)
-        if not chunk:
+        chunk = next(chunks, None)
+        if chunk is None:
             break
         *ended, rest = chunk.split(b"\n")
         for part in ended:
@@ -116,3 +122,12 @@ def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]
     last = b"".join(parts)
     if lines or last:
         yield [*lines, *([last] if last else [])]
+
+
+def _chunks(descriptor: int) -> Iterator[bytes]:
+    """Yield what is read, in UTF-8 whatever a byte order mark says it is in."""
+    raw = iter(partial(os.read, descriptor, _CHUNK), b"")
+    first = next(raw, b"")
+    encoding = marked_encoding(first)
+    whole = chain([first], raw)
+    yield from whole if encoding is None else (text.encode("utf-8") for text in iterdecode(whole, encoding))

@@ -114,6 +114,27 @@ def test_a_compressed_file_a_named_pipe_and_memory(tmp_path: Path, monkeypatch: 
     assert list(arriving_lines(None)) == [["a", "b"]]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_tells_the_encoding(pipe: Pipe, tmp_path: Path, encoding: str) -> None:
+    content = "Привет\r\nÜber\n\n没有".encode(encoding)
+    (tmp_path / "text").write_bytes(content)
+    expected = ["Привет", "Über", "", "没有"]
+    groups = arriving_lines(None)
+    pipe.write(content[:7])  # half a character
+    writer = threading.Timer(0.1, lambda: (pipe.write(content[7:]), pipe.close()))
+    writer.start()
+    assert [line for group in groups for line in group] == expected
+    writer.join()
+    assert list(arriving_lines(tmp_path / "text")) == [expected] == [list(read_lines(tmp_path / "text"))]
+
+
+def test_half_a_character_at_the_end_of_a_pipe_is_refused(pipe: Pipe) -> None:
+    pipe.write("ab".encode("utf-16")[:-1])
+    pipe.close()
+    with pytest.raises(DataError, match="cannot read stdin"):
+        list(arriving_lines(None))
+
+
 def test_no_file_no_stdin_and_nothing_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipe: Pipe) -> None:
     with pytest.raises(DataError, match="cannot read"):
         list(arriving_lines(tmp_path / "nothing"))
