@@ -38,7 +38,7 @@ def _grouped(split: str, values: list[str] | None) -> dict[str, list[tuple[str, 
     for value in values or ():
         first, *rest = value.split(_BETWEEN)
         name, equals, path = first.partition("=")
-        named = equals and name.isidentifier() and not Path(first).exists()
+        named = equals and "/" not in name and not Path(first).exists()
         groups.setdefault(f"{split}_{name}" if named else split, []).append((path if named else first, *rest))
     return groups
 

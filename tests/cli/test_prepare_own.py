@@ -256,12 +256,17 @@ def test_what_has_no_part_in_a_vocabulary_is_refused(tmp_path: Path, tiny_run: R
     (ruled / "data.json").write_text("{}")
     with pytest.raises(DataError, match="has no vocabulary of its own; name another run"):
         call(tmp_path, *given, str(ruled))
+    folder = call(tmp_path, *given[:-1], *SMALL).folder
+    with pytest.raises(DataError, match=f"is the folder of a corpus; name a preparation in it: {folder}$"):
+        call(tmp_path, *given, str(folder.parent))
 
 
 def test_a_missing_file_is_named_with_the_option_that_named_it(tmp_path: Path) -> None:
     train_files = sides(tmp_path, "t", PAIRS)
     with pytest.raises(DataError, match=r"^--test: no file .*nope"):
         call(tmp_path, "--train", *train_files, *valid(tmp_path), "--test", f"news={tmp_path / 'nope'}", train_files[1])
+    with pytest.raises(DataError, match=r"no split can be called 'test_a b' \(use .*small letters, digits and _\)"):
+        call(tmp_path, "--train", *train_files, *valid(tmp_path), "--test", f"a b={train_files[0]}", train_files[1])
 
 
 def test_a_run_is_scored_on_a_named_test_set(tmp_path: Path, tiny_recipe: TranslationRecipe) -> None:

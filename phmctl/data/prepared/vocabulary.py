@@ -40,6 +40,8 @@ class Vocabulary:
             prepared = PreparedData.open(path)
             settings = prepared.manifest["settings"]
             return cls(str(path), prepared.tokenizers, Cleaning(**settings["cleaning"]), settings)
+        if inside := sorted(str(each.parent) for each in path.glob(f"[!.]*/{MANIFEST}")):
+            raise DataError(f"{path} is the folder of a corpus; name a preparation in it: {', '.join(inside)}")
         run = Run.open(find_run(path))
         settings = migrated(run.data()).get("settings", {})
         if "vocabulary" not in settings:
