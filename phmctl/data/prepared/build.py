@@ -64,25 +64,25 @@ def current(
     if not changed:
         note(f"{folder} is up to date")
     elif say and (folder / MANIFEST).exists():
-        note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
+        note(f"{folder} is out of date ({'; '.join(changed)}): preparing anew")
     return not changed
 
 
 def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None, card: str = "") -> list[str]:
-    """Return the names of what differs between a folder and what is wanted."""
+    """Return what differs between a folder and what is wanted, in words."""
     try:
         manifest = read_manifest(folder)
         if manifest is None:
-            return [MANIFEST]
-        changed = [] if manifest["settings"] == settings else ["settings"]
-        changed += ["what max_tokens counts"] if STRICTER in manifest else []
+            return [f"{MANIFEST} changed"]
+        changed = [] if manifest["settings"] == settings else ["settings changed"]
+        changed += ["what max_tokens counts changed"] if STRICTER in manifest else []
         if sources is not None:
             changed += sources.changed(manifest)
         elif card and card != manifest.get(CARD, card):
-            changed.append("the card")
-        return changed + damaged_files(folder, manifest["files"])
+            changed.append("the card changed")
+        return changed + [f"{name} changed" for name in damaged_files(folder, manifest["files"])]
     except (DataError, KeyError, TypeError):  # damaged
-        return [MANIFEST]
+        return [f"{MANIFEST} changed"]
 
 
 def _clear(folder: Path, lock: Path) -> None:

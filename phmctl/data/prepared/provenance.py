@@ -58,23 +58,24 @@ class Sources:
         }
 
     def changed(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return the names of what differs from the sources of an earlier manifest.
+        """Return what differs from the sources of an earlier manifest, in words.
 
         Raises:
             DataError: a file cannot be read.
         """
         if dict(self._corpus.held_out) != manifest.get("held_out", {}):
-            return ["the division into splits"]
+            return ["the division into splits changed"]
         if self._corpus.card != manifest.get(CARD, self._corpus.card):
-            return ["the card"]
-        before = [entry for entry in manifest["sources"] if entry.get("side") != VECTORS]
-        if self._vectors is not None and not all(entry in manifest["sources"] for entry in self._beside()):
-            return [self._vectors.name]
+            return ["the card changed"]
+        before: dict[bool, Entries] = {True: [], False: []}
+        for entry in manifest["sources"]:
+            before[entry.get("side") == VECTORS].append(entry)
+        if self._vectors is not None and (changed := _differences(before[True], self._beside())):
+            return changed
         now = self._files() or self._lists()
         if not now:  # a hub's corpus: its origin names the revision
-            return ["origin"] if self._corpus.origin != manifest["origin"] else []
-        names = {entry["name"] for entry in [*now, *before] if (entry in now) != (entry in before)}
-        return sorted(names) or (["order of the files"] if now != before else [])
+            return ["origin changed"] if self._corpus.origin != manifest["origin"] else []
+        return _differences(before[False], now) or (["order of the files changed"] if now != before[False] else [])
 
     def remember(self) -> None:
         """Keep sizes and times, where they are new. It may fail, since it only saves time."""
@@ -117,3 +118,28 @@ def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
 
     digest = sha256_text(lines())
     return {"name": name, "pairs": count, "sha256": digest}
+
+
+def _differences(before: Entries, now: Entries) -> list[str]:
+    """Return in words which files are others, in another place, more or fewer; order does not matter."""
+    gone, new = _less(before, now), _less(now, before)
+    same = {entry["name"]: entry["sha256"] for entry in gone}
+    found: dict[str, set[str]] = {}
+    for entry in new:
+        name = entry["name"]
+        verb = "added" if name not in same else "changed" if entry["sha256"] != same[name] else "in another place"
+        found.setdefault(verb, set()).add(name)
+    if left := {entry["name"] for entry in gone} - {entry["name"] for entry in new}:
+        found["left out"] = left
+    return [f"{', '.join(sorted(names))} {verb}" for verb, names in sorted(found.items())]
+
+
+def _less(entries: Entries, others: Entries) -> Entries:
+    """Return the entries that are not among others; one that is twice here and once there is left once."""
+    rest, found = list(others), []
+    for entry in entries:
+        if entry in rest:
+            rest.remove(entry)
+        else:
+            found.append(entry)
+    return found

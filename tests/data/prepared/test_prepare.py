@@ -147,10 +147,10 @@ def test_files_that_change_places_are_prepared_anew(tmp_path, capsys):
     prepare_files(section, root=tmp_path, files=files)
     turned = files | {"train": files["train"][::-1]}
     prepared = prepare_files(section, root=tmp_path, files=turned)
-    assert "out of date (train.de, train.en changed): preparing anew" in capsys.readouterr().err
+    assert "out of date (train.de, train.en in another place): preparing anew" in capsys.readouterr().err
     assert prepared.tokenizers.source.decode(prepared.split("train").source[7]) == TRAIN[7][1]
     prepared = prepare_files(section, root=tmp_path, files=turned | {"valid": files["test"], "test": files["valid"]})
-    assert "(test.de, test.en, valid.de, valid.en changed)" in capsys.readouterr().err
+    assert "(test.de, test.en, valid.de, valid.en in another place)" in capsys.readouterr().err
     assert prepared.split("valid").texts[0] == [pair[0] for pair in TEST]
 
 
@@ -159,7 +159,29 @@ def test_files_that_are_read_in_another_order_are_prepared_anew(tmp_path):
     ordered, turned = (Corpus("tiny", {}, ("de", "en"), files=each) for each in (files, files[::-1]))
     manifest = Sources(ordered, tmp_path / "seen.json").describe()
     assert Sources(ordered, tmp_path / "seen.json").changed(manifest) == []
-    assert Sources(turned, tmp_path / "seen.json").changed(manifest) == ["order of the files"]
+    assert Sources(turned, tmp_path / "seen.json").changed(manifest) == ["order of the files changed"]
+
+
+def test_what_is_another_more_or_less_is_told_apart(tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "train.de").write_text("other")
+    old, new = list(write_files(tmp_path)["train"]), folder / "train.de"
+
+    def told(before: list[Path], now: list[Path]) -> list[str]:
+        made = [
+            Sources(Corpus("tiny", {}, files=[SourceFile(path, "train", "source") for path in paths]), tmp_path / "s")
+            for paths in (before, now)
+        ]
+        return made[1].changed(made[0].describe())
+
+    assert told(old, old) == []
+    assert told(old, old[:1]) == ["train.en left out"]
+    assert told(old[:1], old) == ["train.en added"]
+    assert told(old, [new, old[1]]) == ["train.de changed"]
+    assert told([*old, new], [*old, old[0]]) == ["train.de changed"]
+    assert told([*old, old[0]], old) == ["train.de left out"]
+    assert told(old[:1], old[1:]) == ["train.en added", "train.de left out"]
 
 
 def test_a_source_far_smaller_than_published_is_warned_of(tmp_path, capsys):
