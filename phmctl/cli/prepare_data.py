@@ -7,7 +7,7 @@ import typer
 
 from phmctl.cli import prepare_options as own
 from phmctl.cli.options import Copies, DataRoot, Json, Once, Reverse
-from phmctl.errors import DataError
+from phmctl.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from phmctl.data.listing import Listed
@@ -21,7 +21,7 @@ class PrepareCommand(Once):
     """Takes ``--train`` and the like with a source and a target file, or with one table of both."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``--train SRC TGT`` as an option of one value."""
+        """Read ``--train SRC TGT`` as an option of one value; raises UserError."""
         waiting, found = list(args), list[str]()
         while waiting:
             found.append(waiting.pop(0))
@@ -29,7 +29,18 @@ class PrepareCommand(Once):
                 value = [waiting.pop(0)]
                 value += [waiting.pop(0)] if waiting and not waiting[0].startswith("-") else []
                 found.append(_BETWEEN.join(value))
-        return super().parse_args(ctx, found)
+        rest = super().parse_args(ctx, found)
+        if ctx.params["listing"]:
+            _refuse_with_list(ctx)
+        return rest
+
+
+def _refuse_with_list(ctx: Any) -> None:
+    """Refuse (UserError) what has no part in the list of cards."""
+    given = [each for each in ctx.command.params if ctx.get_parameter_source(each.name).name == "COMMANDLINE"]
+    others = [each.opts[0] for each in given if each.name not in ("listing", "name", "data", "json")]
+    if others:
+        raise UserError(f"{', '.join(others)} {'have' if others[1:] else 'has'} no part in --list: leave one out")
 
 
 def _grouped(split: str, values: list[str] | None) -> dict[str, list[tuple[str, ...]]]:
@@ -75,12 +86,12 @@ def prepare_data(
     workers: Annotated[int, typer.Option(min=1, help="Threads of the tokenizer.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Prepare anew even if nothing has changed.")] = False,
     refetch: Annotated[bool, typer.Option("--refetch", help="Download the card's files again.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Show the dataset cards, and do nothing else.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Show the dataset cards, or that of NAME.")] = False,
     json: Json = False,
 ) -> None:
     """Clean and tokenize a corpus, once for all runs that use it."""
     if listing:
-        _list(data, as_json=json)
+        _list(name, data, as_json=json)
         return
     from phmctl import verbs
 
@@ -133,8 +144,8 @@ def _show(prepared: "Prepared", *, as_json: bool) -> None:
         task_kind(prepared.manifest.get("task", "translation")).show_prepared(prepared.manifest)
 
 
-def _list(data: Path | None, *, as_json: bool) -> None:
-    """Print the dataset cards, a table a task."""
+def _list(name: str | None, data: Path | None, *, as_json: bool) -> None:
+    """Print the dataset cards, a table a task; or the one that is named."""
     from itertools import groupby
 
     from phmctl.console import emit_json, note, print_table
@@ -142,7 +153,7 @@ def _list(data: Path | None, *, as_json: bool) -> None:
     from phmctl.data.prepared.folder import data_root
 
     root = data or data_root()
-    cards = list_cards(root)
+    cards = list_cards(root, name)
     if as_json:
         emit_json({"data": str(root), "cards": [listed.as_json() for listed in cards]})
         return

@@ -53,13 +53,13 @@ class Listed:
         }
 
 
-def list_cards(root: Path) -> list[Listed]:
-    """Return the shipped cards, by task and then by name; `root` is the folder for raw and prepared data.
+def list_cards(root: Path, name: str | None = None) -> list[Listed]:
+    """Return the shipped cards, by task and then by name, or the one named; `root` has raw and prepared data.
 
     Raises:
-        DataError: a card is not valid.
+        DataError: a card is not valid, or there is none of this name.
     """
-    cards = sorted(map(load_card, card_names()), key=lambda card: (card.task, card.id))
+    cards = sorted(map(load_card, [name] if name else card_names()), key=lambda card: (card.task, card.id))
     return [Listed(card, _prepared(root / "prepared" / card.id), _fetched(root / "raw" / card.id)) for card in cards]
 
 

@@ -126,6 +126,15 @@ def test_the_list_says_what_was_done_here(tmp_path):
     assert "* held out of train" in result.stderr
 
 
+def test_the_list_of_one_name_and_of_nothing_else(tmp_path):
+    (card,) = json.loads(call(tmp_path, "miniature", "--list", "--json").stdout)["cards"]
+    assert card["name"] == "miniature"
+    with pytest.raises(DataError, match=r"no dataset card 'miniatur' \(did you mean 'miniature'"):
+        call(tmp_path, "miniatur", "--list")
+    with pytest.raises(UserError, match=r"^--test, --force have no part in --list: leave one out$"):
+        call(tmp_path, "--list", "--force", "--test", "a", "b")
+
+
 def test_the_list_imports_nothing_heavy():
     import subprocess
     import sys
