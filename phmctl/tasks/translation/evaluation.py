@@ -290,22 +290,6 @@ def _scoring(setting: Setting, text: Text, compared: Mapping[str, Any]) -> Setti
     return replace(setting, values={**setting.values, **text.origin, **named})
 
 
-def decode_split(
-    run: Run, split: str, checkpoint: str = "best", *, decoding: DecodingSection | None = None, device: str = "auto"
-) -> list[str]:
-    """Return a run's translations of a split, from its results if the same settings made them.
-
-    Kept translations are as good where the weights that made them are damaged by now, but nobody could make them
-    again: a warning says so.
-
-    Raises:
-        RunError: the split or the checkpoint is missing.
-        OutputError: the run's folder cannot be written.
-    """
-    chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    return _decode(run, Text.of_split(run, split), checkpoint, chosen, device).lines
-
-
 @dataclass(frozen=True)
 class _Answered:
     """Translations: where they are kept, what decides them, themselves, and the seconds that the search took."""
@@ -326,7 +310,8 @@ def _decode(
     """Return a run's translations.
 
     They are read from the run if it has them; otherwise they are made and kept in it. Those of a baseline are kept with
-    the `system` that it is compared with.
+    the `system` that it is compared with. Kept ones are as good where the weights that made them are damaged by now,
+    but nobody could make them again: a warning says so.
     """
     lines = _lines(run, text)
 

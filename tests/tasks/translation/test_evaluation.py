@@ -2,6 +2,7 @@ import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation import evaluation as module
-from phmctl.tasks.translation.evaluation import Text, decode_split, evaluate, own_text
+from phmctl.tasks.translation.evaluation import Text, evaluate, own_text
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
 
 
@@ -47,6 +48,12 @@ def kept(run: Run) -> Path:
 def lines_of(path: Path | None) -> list[str]:
     assert path is not None
     return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def translations(run: Run, **how: Any) -> list[str]:
+    """What an evaluation scored."""
+    report = evaluate(run, device="cpu", **how).as_json()
+    return lines_of(next(one.answers for one in read_results(run) if one.report == report))
 
 
 def by_hand(run: Run, checkpoint: str = "best") -> list[str]:
@@ -109,7 +116,7 @@ def test_translations_of_an_earlier_version_do_not_say_how_long_they_took(run: R
 
 @pytest.mark.parametrize("change", ["settings", "checkpoint", "text", "torn", "record"])
 def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: list[str], change: str) -> None:
-    before = decode_split(run, "test", device="cpu")
+    before = translations(run)
     path = kept(run)
     settings = run.recipe.decoding
     if change == "settings":
@@ -122,7 +129,7 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
         path.write_bytes(path.read_bytes()[:-4])
     else:
         path.with_suffix(".decoding.json").write_text("{", encoding="utf-8")
-    after = decode_split(run, "test", decoding=settings, device="cpu")
+    after = translations(run, decoding=settings)
     assert decodings == [run.name, run.name]
     if change in {"torn", "record"}:
         assert after == before
@@ -134,11 +141,11 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
 
 
 def test_a_checkpoint_of_the_same_step_but_other_weights_is_another(tmp_path: Path, run: Run) -> None:
-    decode_split(run, "test", device="cpu")
+    translations(run)
     other = make_run(tmp_path, name="other", seed=2)
     shutil.rmtree(run.checkpoint("best"))
     shutil.copytree(other.checkpoint("best"), run.checkpoints_folder / "step-000002")
-    assert decode_split(run, "test", device="cpu") == by_hand(other)
+    assert translations(run) == by_hand(other)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
@@ -173,18 +180,18 @@ def test_a_checkpoint_without_its_manifest_is_an_error(run: Run) -> None:
 
 
 def test_the_batch_size_is_no_reason_to_decode_anew(run: Run, decodings: list[str]) -> None:
-    decode_split(run, "test", device="cpu")
-    decode_split(run, "test", decoding=change_decoding(run.recipe.decoding, batch_tokens=9), device="cpu")
+    translations(run)
+    translations(run, decoding=change_decoding(run.recipe.decoding, batch_tokens=9))
     assert len(decodings) == 1
 
 
 def test_checkpoints_have_results_of_their_own(run: Run) -> None:
-    best, last = decode_split(run, "test", device="cpu"), decode_split(run, "test", "last", device="cpu")
+    best, last = translations(run), translations(run, checkpoint="last")
     assert (best, last) == (by_hand(run), by_hand(run, "last"))
     assert best != last
     names = [path.name.split(".")[1] for path in sorted(run.results_folder.glob("*.hyp"))]
     assert names == ["step-000001", "step-000002"]
-    assert decode_split(run, "test", device="cpu") == best
+    assert translations(run) == best
 
 
 def test_against_a_run_gives_the_paired_bootstrap(tmp_path: Path, run: Run) -> None:
@@ -219,7 +226,7 @@ def test_a_baseline_is_only_read(tmp_path: Path, run: Run, decodings: list[str])
 
 def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, run: Run, decodings: list[str]) -> None:
     other = make_run(tmp_path, name="other", seed=2)
-    own = decode_split(other, "test", device="cpu")
+    own = translations(other)
     before = content(other.folder)
     found = evaluate(run, against=other, device="cpu")
     assert found.comparisons[0].baseline == pytest.approx(bleu(own, REFERENCES).value)
@@ -265,11 +272,11 @@ def test_a_comparison_is_a_result_beside_the_plain_one(tmp_path: Path, run: Run)
 
 
 def test_translations_that_an_earlier_version_kept_are_taken(run: Run, decodings: list[str]) -> None:
-    before = decode_split(run, "test", device="cpu")
+    before = translations(run)
     path = kept(run)
     path.with_suffix(".decoding.json").rename(run.results_folder / "test.decoding.json")
     path.rename(run.results_folder / "test.hyp")
-    assert decode_split(run, "test", device="cpu") == before
+    assert translations(run) == before
     assert len(decodings) == 1
 
 
@@ -317,7 +324,7 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
     found = evaluate(run, device="cpu")
     assert pruned == ["step-000002"]
     assert found.checkpoint == "step-000001"
-    assert decode_split(run, "test", device="cpu") == by_hand(run, "step-000001")
+    assert translations(run) == by_hand(run, "step-000001")
 
 
 def test_a_report_names_the_checkpoint_that_made_its_translations(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
