@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from phmctl.nn.pointer import Pointed
+
 _ROOM = 32  # positions that there is room for at first
 
 
@@ -17,15 +19,17 @@ class Memory:
     Attributes:
         states: (B, S, d).
         mask: (B, 1, 1, S), true where a position is a real token; None if all are.
+        pointed: the source, where it can be copied from.
     """
 
     states: Tensor
     mask: Tensor | None
+    pointed: Pointed | None = None
 
     def select(self, sentences: Tensor) -> "Memory":
         """Keep some sentences: indices (B',)."""
         mask = None if self.mask is None else self.mask[sentences]
-        return Memory(self.states[sentences], mask)
+        return Memory(self.states[sentences], mask, self.pointed and self.pointed.select(sentences))
 
 
 class LayerCache:
@@ -70,15 +74,22 @@ class DecoderState:
         mask: the memory's mask, (B, 1, 1, S).
         beams: K at the first step; :meth:`reorder` changes it.
         max_length: the most steps that will be taken.
+        pointed: the source, where it can be copied from.
     """
 
     def __init__(
-        self, memories: Sequence[tuple[Tensor, Tensor]], mask: Tensor | None, beams: int, max_length: int
+        self,
+        memories: Sequence[tuple[Tensor, Tensor]],
+        mask: Tensor | None,
+        beams: int,
+        max_length: int,
+        pointed: Pointed | None = None,
     ) -> None:
         keys = memories[0][0]
         sentences, heads, _, head_width = keys.shape
         self.beams = beams
         self.mask = mask
+        self.pointed = pointed
         self.position = 0
         self._longest, self._room = max_length, min(max_length, _ROOM)
         self._parts, self._inner = (len(memories), 2), heads * head_width
@@ -125,6 +136,7 @@ class DecoderState:
 
     def _select_memory(self, sentences: Tensor) -> None:
         self.mask = None if self.mask is None else self.mask[sentences]
+        self.pointed = self.pointed and self.pointed.select(sentences)
         for layer in self.layers:
             layer.memory_keys = layer.memory_keys[sentences]
             layer.memory_values = layer.memory_values[sentences]

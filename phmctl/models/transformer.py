@@ -5,7 +5,7 @@ import math
 from torch import Tensor, nn
 
 from phmctl.backends.products import linear
-from phmctl.data.special import PAD
+from phmctl.data.special import BOS, PAD
 from phmctl.models.layers import embed
 from phmctl.models.stack import Stack
 from phmctl.models.state import DecoderState, Memory
@@ -13,6 +13,7 @@ from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.kronecker_weight import weight_of
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
+from phmctl.nn.pointer import Pointer
 from phmctl.nn.positions import SinusoidalPositions
 
 
@@ -28,6 +29,7 @@ class Transformer(nn.Module):
         encoder_norm: behind the encoder's layers: a layer norm, or an identity.
         decoder_norm: behind the decoder's.
         generator: the map to the vocabulary; None is the target embedding's weight.
+        pointer: copies tokens of the source beside it, where both sides have the same ids.
         dropout: on the embeddings.
     """
 
@@ -42,6 +44,7 @@ class Transformer(nn.Module):
         encoder_norm: nn.Module,
         decoder_norm: nn.Module,
         generator: PHMLinear | None = None,
+        pointer: Pointer | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -53,6 +56,7 @@ class Transformer(nn.Module):
         self.encoder_norm = encoder_norm
         self.decoder_norm = decoder_norm
         self.generator = generator
+        self.pointer = pointer
         self.dropout = dropout
 
     def forward(
@@ -63,9 +67,13 @@ class Transformer(nn.Module):
         With `labels` (B, T), PAD where none is, return the two sums of :func:`phmctl.nn.loss.vocabulary_loss` instead:
         wrappers such as ``DistributedDataParallel`` see only what is computed in here.
         """
-        hidden = self.decode(self.encode(source), target)  # (B, T, d)
+        memory = self.encode(source)
+        hidden = self.decode(memory, target)  # (B, T, d)
         if labels is None:
             return hidden
+        if self.pointer is not None and memory.pointed is not None:
+            seen = (self.logits(hidden), hidden, target, memory.pointed)
+            return self.pointer.loss(*seen, labels, smoothing=smoothing, ignore=PAD)
         weight, bias = self.output_map()
         return vocabulary_loss(hidden, weight, bias, labels, smoothing=smoothing, ignore=PAD)
 
@@ -73,7 +81,8 @@ class Transformer(nn.Module):
         """Encode source ids (B, S)."""
         mask = (source != PAD)[:, None, None, :]  # (B, 1, 1, S)
         x = self._embed(self.source_embedding, source)
-        return Memory(self.encoder_norm(self.encoder(x, mask)), mask)
+        states = self.encoder_norm(self.encoder(x, mask))
+        return Memory(states, mask, None if self.pointer is None else self.pointer.read(states, mask, source, BOS))
 
     def decode(self, memory: Memory, target: Tensor) -> Tensor:
         """Map decoder input ids (B, T) to hidden states (B, T, d)."""
@@ -86,6 +95,13 @@ class Transformer(nn.Module):
             return self.generator(hidden)  # type: ignore[no-any-return]
         return linear(hidden, weight_of(self.target_embedding))
 
+    def predict(self, hidden: Tensor, last: Tensor, memory: "Memory | DecoderState") -> Tensor:
+        """Map states (B, T, d) behind the tokens `last` (B, T) to the next's logits (B, T, V); with a pointer log p."""
+        logits = self.logits(hidden)
+        if self.pointer is None or memory.pointed is None:
+            return logits
+        return self.pointer(logits, hidden, last, memory.pointed)  # type: ignore[no-any-return]
+
     def output_map(self) -> tuple[Tensor, Tensor | None]:
         """Return the generator's weight (V, d) and its bias (V,) or None."""
         if self.generator is None:
@@ -95,7 +111,7 @@ class Transformer(nn.Module):
     def start(self, memory: Memory, beams: int, max_length: int) -> DecoderState:
         """Begin decoding the memory's sentences with `beams` hypotheses each, for at most `max_length` steps."""
         memories = [layer.cross_attention.project_memory(memory.states) for layer in self.decoder]
-        return DecoderState(memories, memory.mask, beams, max_length)
+        return DecoderState(memories, memory.mask, beams, max_length, memory.pointed)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Take one step: the last tokens (B, K) to the next token's logits (B, K, V); the state advances."""
@@ -103,7 +119,7 @@ class Transformer(nn.Module):
         x = self.target_embedding(tokens) * scale + self.positions(1, state.position)  # (B, K, d)
         x = self.decoder.step(x, state.layers, state.mask)
         state.position += 1
-        return self.logits(self.decoder_norm(x))
+        return self.predict(self.decoder_norm(x), tokens, state)
 
     def _embed(self, embedding: PHMEmbedding, ids: Tensor) -> Tensor:
         return embed(embedding, self.positions, ids, self.dropout if self.training else 0.0)  # (B, T, d)

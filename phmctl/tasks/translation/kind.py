@@ -77,17 +77,14 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         """Return a batch of sentences of one typical length."""
         import torch
 
-        from phmctl.nn.loss import vocabulary_loss
-
         budget = recipe.training.batch_tokens
         length = min(TYPICAL_LENGTH, recipe.data.max_tokens)
         rows = max(budget // length, 1)
 
         def loss(model: nn.Module) -> Tensor:
             ids = torch.ones(rows, length, dtype=torch.int64)  # (B, T)
-            hidden = model(ids, ids)  # (B, T, d)
-            weight, bias = model.output_map()  # type: ignore[operator]
-            return vocabulary_loss(hidden, weight, bias, ids)[0]
+            summed: Tensor = model(ids, ids, ids)[0]
+            return summed
 
         words = f"sentences of {length} tokens a side, or fewer longer ones ({budget:,} positions)"
         return TypicalBatch(rows, length, loss, words)
