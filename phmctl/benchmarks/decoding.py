@@ -256,7 +256,8 @@ def applied_weights(settings: TransformerSection, vocabulary: int) -> int:
     decoder = build_transformer(settings.dense_twin, 1, 1, device="meta").decoder
     memory = 2 * settings.decoder_layers * settings.width * settings.upsize * settings.width
     matrices = sum(parameter.numel() for parameter in decoder.parameters() if parameter.ndim == 2)
-    return matrices - memory + vocabulary * settings.width
+    pointer = settings.pointer * (settings.width + 2) * settings.width  # queries and gates
+    return matrices - memory + pointer + vocabulary * settings.width
 
 
 def _model(recipe: TranslationRecipe, sizes: tuple[int, int], device: torch.device) -> Transformer:
