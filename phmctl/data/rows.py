@@ -14,7 +14,6 @@ from typing import NamedTuple, ParamSpec, Protocol
 from phmctl.data.card import ByText, Divide, Shuffled
 
 UNKNOWN = -1  # an extra that is not known
-MARK = "="  # stands before a copy
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 Splits = dict[str, "RowSource"]
@@ -96,16 +95,6 @@ def joined(sources: Iterable[RowSource]) -> Iterator[Row]:
 def turned_round(rows: RowSource) -> Iterator[Row]:
     """Yield pairs with the target first."""
     return (row._replace(texts=row.texts[::-1]) for row in rows)
-
-
-@repeatable
-def with_copies(rows: RowSource) -> Iterator[Row]:
-    """Yield pairs, and after them each target as a translation of itself, marked as such by a "=" before it.
-
-    Without the mark a model cannot know what is to be changed, and leaves more as it is (Caswell et al. 2019).
-    """
-    yield from rows
-    yield from (row._replace(texts=(f"{MARK} {row.texts[1]}", row.texts[1])) for row in rows)
 
 
 @repeatable

@@ -235,8 +235,6 @@ def test_a_vocabulary_that_does_not_fit_is_warned_of(tmp_path: Path) -> None:
     assert "50% of train's source tokens are unknown to the vocabulary" in told
     assert "50% of train's target tokens" in told
     assert "of this direction (--reverse)?" in told
-    told = prepared_with(tmp_path, *text, "--vocabulary-of", str(turned.folder), "--reverse", "--copies")
-    assert "has no '=', the mark of copies" in told
     assert "warning" not in prepared_with(tmp_path, *text, "--vocabulary-of", str(turned.folder), "--reverse")
 
 

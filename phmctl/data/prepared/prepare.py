@@ -20,7 +20,7 @@ from phmctl.console import note, progress, warn
 from phmctl.data.arrow import LABELLED, PARALLEL, SplitWriter
 from phmctl.data.card import Card, Cleaning, is_card, load_card
 from phmctl.data.clean import HELD_OUT, SAME_SIDES, CleanRows, HeldOut, clean_texts, in_words
-from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
+from phmctl.data.corpus import Corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.build import build, current, memory_of
 from phmctl.data.prepared.folder import (
     TASK,
@@ -28,7 +28,6 @@ from phmctl.data.prepared.folder import (
     PreparedData,
     Section,
     Split,
-    has_copies,
     is_reversed,
     prepare_command,
     prepared_folder,
@@ -36,7 +35,7 @@ from phmctl.data.prepared.folder import (
 from phmctl.data.prepared.manifest import read_manifest, write_manifest
 from phmctl.data.prepared.provenance import Sources
 from phmctl.data.prepared.vocabulary import Vocabulary
-from phmctl.data.rows import MARK, UNKNOWN, Row, RowSource
+from phmctl.data.rows import UNKNOWN, Row, RowSource
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
 from phmctl.data.vectors import read_vectors
@@ -177,7 +176,6 @@ def prepare(
     folder = prepared_folder(data, root)
     settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
     corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
-    corpus = copied_corpus(corpus) if has_copies(data) else corpus
     sources = Sources(corpus, memory_of(folder), vectors)
 
     def write(temporary: Path, provenance: dict[str, Any]) -> None:
@@ -203,8 +201,7 @@ def _settings(
     data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None = None
 ) -> dict[str, Any]:
     """Return what decides on a folder's content beside its sources; folders of before a setting do not name it."""
-    new = {"direction": is_reversed(data), "copies": has_copies(data)}
-    left_out = {"card", *(key for key, used in new.items() if not used)}
+    left_out = {"card"} if is_reversed(data) else {"card", "direction"}
     settings = {**data.model_dump(exclude=left_out), "cleaning": cleaning.model_dump()}
     if isinstance(data, LabelledSection):
         settings["labels"] = list(of.labels)
@@ -280,7 +277,7 @@ def _write(
             counts[name] = _encode(writer, name, rows, tokenizers, extras)
     _refuse_nothing(counts["train"], corpus.row)
     if vocabulary is not None:
-        _warn_of_unknown(counts["train"], vocabulary, copies=has_copies(data))
+        _warn_of_unknown(counts["train"], vocabulary)
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is None:
@@ -409,19 +406,14 @@ def _refuse_nothing(train: Mapping[str, Any], row: str) -> None:
     raise DataError(f"no train {row} is left of {train['read']:,} read ({in_words(train['dropped'])}); {advice}")
 
 
-def _warn_of_unknown(train: Mapping[str, Any], vocabulary: Vocabulary, *, copies: bool) -> None:
-    """Say where another's vocabulary does not fit: sides of which it knows little, copies whose mark it lacks."""
+def _warn_of_unknown(train: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+    """Say of which sides another's vocabulary knows little."""
     for side in [name for name in ("text", *PARALLEL) if name in train]:
         unknown, tokens = train[side]["unknown"], train[side]["tokens"]
         if unknown > _STRANGE * tokens:
             ask = "is it of this language" + (", and of this direction (--reverse)?" if side in PARALLEL else "?")
             whose = f"{unknown / tokens:.0%} of train's {side} tokens are unknown to"
             warn(f"{whose} the vocabulary of {vocabulary.origin}: {ask}")
-    if copies and UNK in vocabulary.tokenizers.source.encode([MARK])[0]:
-        warn(
-            f"the vocabulary of {vocabulary.origin} has no {MARK!r}, the mark of copies: it becomes an unknown word; "
-            "learn one with --copies"
-        )
 
 
 def _warn_of_same_sides(counts: Mapping[str, Mapping[str, Any]]) -> None:
