@@ -326,7 +326,15 @@ def _table(path: Path, rows: Rows, quoting: bool | None) -> RowSource:
     check_columns(path, own)
     _hint_at_quotes(path, own)
     _warn_of_header(path, own)
+    _tell_of_others(path, own)
     return tables([path], own)
+
+
+def _tell_of_others(path: Path, rows: Rows) -> None:
+    """Say so where a table of pairs has more columns than the first two, which are read if nothing else is asked."""
+    width = len(first_cells(path, rows) or []) if rows.label is None and rows.texts == (0, 1) else 0
+    if width > 2 + len(rows.extras):
+        note(f"{path} has {width} columns; the first is read as source, the second as target (--columns 0,1)")
 
 
 def _warn_of_header(path: Path, rows: Rows) -> None:

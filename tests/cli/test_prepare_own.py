@@ -344,3 +344,13 @@ def test_a_pair_that_is_no_header_is_not_taken_for_one(tmp_path: Path) -> None:
         told = CliRunner().invoke(main.app, [*given, "--data", str(tmp_path / "data")], catch_exceptions=False)
         assert "looks like a header" not in told.stderr
         assert told.stdout.count(" 40 │") == 2
+
+
+def test_a_table_of_more_than_two_columns_is_said_to_have_them(tmp_path: Path) -> None:
+    table = put(tmp_path / "t.tsv", *(f"{number}\t{source}\t{target}" for number, (source, target) in enumerate(PAIRS)))
+    assert f"{table} has 3 columns; the first is read as source" in prepared_with(
+        tmp_path, "--train", table, *valid(tmp_path)
+    )
+    own_valid = put(tmp_path / "v.tsv", "0\tein Haus\ta house")
+    chosen = ["--train", table, "--valid", own_valid, "--columns", "1,2"]
+    assert "columns; the first" not in prepared_with(tmp_path, *chosen)
