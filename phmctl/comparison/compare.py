@@ -279,6 +279,8 @@ def _notes(variant: Variant) -> Iterator[str]:
         if one.summary.state != "finished":
             steps = one.run.recipe.training.steps
             yield f"seed {one.seed} is {one.summary.state}, at step {one.summary.step:,} of {steps:,}"
+        if (one.checkpoint or "").startswith("step-") and one.run.checkpoint_names():
+            yield f"seed {one.seed} was scored at {one.checkpoint}, now neither its best nor its last checkpoint"
         if one is not variant.first and (inner := differences(variant.first, one)):
             yield f"seed {one.seed} differs: " + "; ".join(difference_lines(inner, f"seed {variant.first.seed}"))
     for run in variant.doubles:

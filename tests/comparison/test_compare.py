@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import statistics
 from pathlib import Path
 
@@ -148,6 +149,17 @@ def test_a_result_is_found_by_each_name_of_its_checkpoint(tmp_path: Path, name: 
     found = compare_runs(recipe="miniature", root=tmp_path, checkpoint=name)
     assert [len(variant.scored) for variant in found.variants] == [1]
     assert list(found.missing()) == []
+
+
+def test_a_result_of_before_the_run_went_on_is_said(tmp_path: Path) -> None:
+    run = make_run(tmp_path, settings=REAL)
+    steps = run.recipe.training.steps
+    line = f"seed 1 was scored at step-{steps:06d}, now neither its best nor its last checkpoint"
+    assert line not in "\n".join(compare_runs(recipe="miniature", root=tmp_path).notes())
+    shutil.copytree(run.checkpoint("best"), run.checkpoints_folder / f"step-{steps + 1:06d}")
+    run.point("best", steps + 1)
+    run.point("last", steps + 1)
+    assert line in "\n".join(compare_runs(recipe="miniature", root=tmp_path).notes())
 
 
 def test_other_test_sets_are_refused(tmp_path: Path) -> None:
