@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from phmctl.cli.options import each_key_once
+
 Names = Annotated[
     list[Path],
     typer.Argument(metavar="RUN", help="Runs, folders of versions (the newest is taken), tags, or exports."),
@@ -21,7 +23,12 @@ Probing = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="With --probing: a key of the probes' recipes. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        callback=each_key_once,
+        help="With --probing: a key of the probes' recipes. Repeatable.",
+    ),
 ]
 Lowercase = Annotated[
     bool | None,

@@ -158,7 +158,8 @@ def _list(name: str | None, data: Path | None, *, as_json: bool) -> None:
     titles = ["name", "what", "train / valid / test", "licence", "from", "here"]
     for task, group in groupby(cards, key=lambda listed: listed.card.task):
         print_table(task, titles, map(_line, group), text=(1, 3, 4, 5))
-    note(f"* held out of train, as the publishers have none; what is prepared lies in {root}")
+    held = "* held out of train, as the publishers have none; " * any(listed.divided for listed in cards)
+    note(f"{held}what is prepared lies in {root}")
 
 
 def _line(listed: "Listed") -> list[str]:

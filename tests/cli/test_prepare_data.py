@@ -124,6 +124,7 @@ def test_the_list_says_what_was_done_here(tmp_path):
     assert rows["multi30k-de-en"][6].strip() == "fetched"
     assert rows["miniature"][6].strip() == "–"
     assert "* held out of train" in result.stderr
+    assert "held out" not in call(tmp_path, "miniature", "--list").stderr
 
 
 def test_the_list_of_one_name_and_of_nothing_else(tmp_path):

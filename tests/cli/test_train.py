@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from phmctl.cli import main
 from phmctl.cli.train import TrainCommand, train
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs.metrics import read_metrics
@@ -199,3 +200,13 @@ def test_importing_the_command_imports_no_torch() -> None:
 def test_an_option_that_means_one_thing_is_refused_twice(arguments: tuple[str, ...]) -> None:
     with pytest.raises(UserError, match=f"{arguments[0]} is given 2 times"):
         _invoke("miniature", *arguments, "--list")
+
+
+@pytest.mark.parametrize("command", [("train", "miniature"), ("count-params", "miniature"), ("eval", "x", "--probing")])
+def test_a_key_that_is_set_twice_is_refused(command: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=r"--set training\.steps=… is given 2 times"):
+        CliRunner().invoke(
+            main.app,
+            [*command, "--set", "training.steps=3", "--set", "training.clip=1", "--set", "training.steps = 4"],
+            catch_exceptions=False,
+        )

@@ -151,6 +151,9 @@ def test_floats_are_those_of_recipes(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(MINIMAL) + "cleaning: {max_ratio: 15e-1}\n")
     assert load_card(str(path)).cleaning.max_ratio == 1.5
+    path.write_text(yaml.safe_dump(MINIMAL) + "cleaning: {max_ratio: 0.5}\n")
+    with pytest.raises(DataError, match=r"max_ratio.*at least 1, or 0 for no limit"):
+        load_card(str(path))
 
 
 @pytest.mark.parametrize(
