@@ -21,8 +21,8 @@ class Scorer(Protocol):
     def decode(self, memory: Any, target: Tensor) -> Tensor:
         """Return the states (B, T, d) behind each token (B, T)."""
 
-    def predict(self, hidden: Tensor, last: Tensor, memory: Any) -> Tensor:
-        """Return the logits (B, T, V) of what follows the tokens `last` (B, T)."""
+    def predict(self, hidden: Tensor, target: Tensor, memory: Any) -> Tensor:
+        """Return the logits (B, T, V) of what follows each token of `target` (B, T)."""
 
 
 @torch.no_grad()
@@ -38,8 +38,8 @@ def forced_scores(model: Scorer, source: Tensor, outputs: Sequence[Sequence[int]
     """
     whole = [torch.tensor([BOS, *tokens, EOS]) for tokens in outputs]
     target = pad_sequence(whole, batch_first=True, padding_value=PAD).to(source.device)  # (B, T+1)
-    memory, last = model.encode(source), target[:, :-1]  # (B, T)
-    log_probs = torch.log_softmax(model.predict(model.decode(memory, last), last, memory).float(), -1)  # (B, T, V)
+    memory, given = model.encode(source), target[:, :-1]  # (B, T)
+    log_probs = torch.log_softmax(model.predict(model.decode(memory, given), given, memory).float(), -1)  # (B, T, V)
     gold = log_probs.gather(2, target[:, 1:, None])[:, :, 0]  # (B, T)
     lengths = torch.tensor([len(tokens) + 1 for tokens in outputs], device=source.device)  # (B,) with EOS
     inside = torch.arange(gold.shape[1], device=source.device) < lengths[:, None]  # (B, T)

@@ -90,12 +90,19 @@ class DecoderState:
         self.beams = beams
         self.mask = mask
         self.pointed = pointed
+        # What was produced last, (B, K, REACH), nearest first: at the start as in front of the source.
+        self._last = keys.new_empty(0) if pointed is None else pointed.before[:, :1].expand(-1, beams, -1)
         self.position = 0
         self._longest, self._room = max_length, min(max_length, _ROOM)
         self._parts, self._inner = (len(memories), 2), heads * head_width
         self._current, self._spare = keys.new_empty(0), keys.new_empty(0)
         self.past, self._current = self._view(self._current, sentences * beams)
         self.layers = [LayerCache(self, i, k.contiguous(), v.contiguous()) for i, (k, v) in enumerate(memories)]
+
+    def remember(self, tokens: Tensor) -> Tensor:
+        """Add the newest tokens (B, K), for a pointer; return the last ones, (B, K, REACH), nearest first."""
+        self._last = torch.cat([tokens[:, :, None], self._last[:, :, :-1]], 2)
+        return self._last
 
     def room(self) -> Tensor:
         """Return the past, with room for the position at hand."""
@@ -119,6 +126,8 @@ class DecoderState:
         torch.index_select(self.past[: self.position], 3, rows, out=target[: self.position])
         self.past, self._current, self._spare = target, storage, self._current
         self.beams = parents.shape[1]
+        if self.pointed is not None:
+            self._last = self._last[first[:, None], parents]  # (B', K', REACH)
         if sentences is not None:
             self._select_memory(sentences)
 

@@ -13,7 +13,7 @@ from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.kronecker_weight import weight_of
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.nn.pointer import Pointer
+from phmctl.nn.pointer import Pointer, in_front
 from phmctl.nn.positions import SinusoidalPositions
 
 
@@ -72,7 +72,8 @@ class Transformer(nn.Module):
         if labels is None:
             return hidden
         if self.pointer is not None and memory.pointed is not None:
-            seen = (self.logits(hidden), hidden, target, memory.pointed)
+            last = in_front(target, BOS)[:, 1:]  # (B, T, REACH)
+            seen = (self.logits(hidden), hidden, last, memory.pointed)
             return self.pointer.loss(*seen, labels, smoothing=smoothing, ignore=PAD)
         weight, bias = self.output_map()
         return vocabulary_loss(hidden, weight, bias, labels, smoothing=smoothing, ignore=PAD)
@@ -95,11 +96,15 @@ class Transformer(nn.Module):
             return self.generator(hidden)  # type: ignore[no-any-return]
         return linear(hidden, weight_of(self.target_embedding))
 
-    def predict(self, hidden: Tensor, last: Tensor, memory: "Memory | DecoderState") -> Tensor:
-        """Map states (B, T, d) behind the tokens `last` (B, T) to the next's logits (B, T, V); with a pointer log p."""
+    def predict(self, hidden: Tensor, target: Tensor, memory: Memory) -> Tensor:
+        """Map the states (B, T, d) of the last T tokens of `target` to the logits (B, T, V) of those that follow.
+
+        With a pointer to their log-probabilities. `target` is whole, from BOS on.
+        """
         logits = self.logits(hidden)
         if self.pointer is None or memory.pointed is None:
             return logits
+        last = in_front(target, BOS)[:, -hidden.shape[1] :]  # (B, T, REACH)
         return self.pointer(logits, hidden, last, memory.pointed)  # type: ignore[no-any-return]
 
     def output_map(self) -> tuple[Tensor, Tensor | None]:
@@ -119,7 +124,11 @@ class Transformer(nn.Module):
         x = self.target_embedding(tokens) * scale + self.positions(1, state.position)  # (B, K, d)
         x = self.decoder.step(x, state.layers, state.mask)
         state.position += 1
-        return self.predict(self.decoder_norm(x), tokens, state)
+        hidden = self.decoder_norm(x)
+        logits = self.logits(hidden)
+        if self.pointer is None or state.pointed is None:
+            return logits
+        return self.pointer(logits, hidden, state.remember(tokens), state.pointed)  # type: ignore[no-any-return]
 
     def _embed(self, embedding: PHMEmbedding, ids: Tensor) -> Tensor:
         return embed(embedding, self.positions, ids, self.dropout if self.training else 0.0)  # (B, T, d)

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from phmctl.nn.build import LinearBuilder
 
 _NONE = -1e30  # the logarithm of no probability; finite, so that its gradients are zero and not NaN
-_FOLLOWS = 4.0  # log odds of what stands behind the last token, before training
+REACH = 3  # tokens in front, by which a place in the source is found again
+_FOLLOWS = 4.0  # log odds that each of them is worth before training
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Pointed:
     Attributes:
         keys: (B, S, d).
         tokens: (B, S) ids.
-        before: (B, S) ids, the token in front of each; the start of the sentence in front of the first.
+        before: (B, S, REACH) ids, the tokens in front of each, nearest first; in front of the first the start's.
         mask: (B, 1, S), true where a token stands.
     """
 
@@ -37,10 +38,10 @@ class Pointer(nn.Module):
     """Mixes the softmax over the vocabulary with one over the source's tokens x (See et al. 2017, eq. 8 and 9).
 
     ``p(y) = g·softmax(W h)[y] + (1 − g)·Σ_s a_s·[x_s = y]``, with the gate ``g = σ(u h + c)`` and an attention of one
-    head of its own, ``a = softmax(Q h · K m_s / √d + (4 + v h + b)·[x_{s−1} = y_last])``, for decoder states h and
-    encoder states m. Its second term is ours: it favours what stands behind the token that was produced last, so that
-    an untrained pointer copies the source from left to right, and training finds where not to. Both sides must share
-    their ids.
+    head of its own, ``a = softmax(Q h · K m_s / √d + Σ_k (4 + v_k h + b_k)·[the last k tokens are those before x_s])``,
+    k = 1, 2, 3, for decoder states h and encoder states m. The sum is ours: it favours going on behind what was
+    produced last, so that an untrained pointer copies the source from left to right, and training finds where not to.
+    Both sides must share their ids.
 
     Args:
         builder: makes Q and K.
@@ -51,7 +52,7 @@ class Pointer(nn.Module):
         super().__init__()
         self.query = builder.linear(width, width)
         self.key = builder.linear(width, width)
-        self.gates = LinearBuilder("real", 1, device=builder.device).linear(width, 2)  # g before σ; the bonus
+        self.gates = LinearBuilder("real", 1, device=builder.device).linear(width, 1 + REACH)
 
     def read(self, states: Tensor, mask: Tensor, tokens: Tensor, start: int) -> Pointed:
         """Prepare a source to be pointed at.
@@ -62,8 +63,7 @@ class Pointer(nn.Module):
             tokens: ids (B, S).
             start: the id that begins an output.
         """
-        before = F.pad(tokens[:, :-1], (1, 0), value=start)
-        return Pointed(self.key(states), tokens, before, mask[:, 0])
+        return Pointed(self.key(states), tokens, in_front(tokens, start)[:, :-1], mask[:, 0])
 
     def forward(self, logits: Tensor, hidden: Tensor, last: Tensor, source: Pointed) -> Tensor:
         """Return log p (B, T, V).
@@ -71,7 +71,7 @@ class Pointer(nn.Module):
         Args:
             logits: W h, (B, T, V).
             hidden: h, (B, T, d).
-            last: the token in front of each that is to be chosen, ids (B, T).
+            last: the tokens in front of each that is to be chosen, nearest first, ids (B, T, REACH).
             source: what may be copied.
         """
         generate, copy, attention = self._look(hidden, last, source)
@@ -108,12 +108,24 @@ class Pointer(nn.Module):
 
     def _look(self, hidden: Tensor, last: Tensor, source: Pointed) -> tuple[Tensor, Tensor, Tensor]:
         """Return log g and log (1 − g), (B, T, 1) each, and log a, (B, T, S)."""
-        gate, bonus = _wide(self.gates(hidden)).chunk(2, dim=-1)  # (B, T, 1) each
+        gate, *bonuses = _wide(self.gates(hidden)).chunk(1 + REACH, dim=-1)  # (B, T, 1) each
         query = self.query(hidden) * hidden.shape[-1] ** -0.5
         scores = _wide(query @ source.keys.transpose(1, 2))  # (B, T, S)
-        scores = scores + (_FOLLOWS + bonus) * (source.before[:, None] == last[:, :, None])
+        found = torch.ones_like(scores, dtype=torch.bool)
+        for place, bonus in enumerate(bonuses):
+            found = found & (source.before[:, None, :, place] == last[:, :, None, place])  # (B, T, S)
+            scores = scores + (_FOLLOWS + bonus) * found
         attention = scores.masked_fill(~source.mask, _NONE).log_softmax(-1)
         return F.logsigmoid(gate), F.logsigmoid(-gate), attention
+
+
+def in_front(tokens: Tensor, start: int) -> Tensor:
+    """Return the last REACH tokens of each prefix of (B, T), nearest first: (B, T + 1, REACH).
+
+    `start` stands where a prefix is shorter.
+    """
+    padded = F.pad(tokens, (REACH, 0), value=start)
+    return padded.unfold(1, REACH, 1).flip(2)
 
 
 def _wide(values: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def test_applied_weights_are_the_decoders_matrices_and_the_generator() -> None:
     memory = 2 * 2 * 32 * 32  # keys and values of the memory, in both layers
     assert applied_weights(settings, 64) == matrices - memory + 64 * 32
     assert applied_weights(RECIPE.model, 0) == 2 * (matrices - memory)
-    assert applied_weights(settings.model_copy(update={"pointer": True}), 0) == matrices - memory + (32 + 2) * 32
+    assert applied_weights(settings.model_copy(update={"pointer": True}), 0) == matrices - memory + (32 + 4) * 32
     composed = settings.model_copy(update={"compose_layers": "bilinear", "compose_heads": "bilinear"})
     # Over two layers five d×d maps; in each of four attention modules three in the place of one.
     assert applied_weights(composed, 0) == matrices - memory + (5 + 4 * 2) * 32 * 32

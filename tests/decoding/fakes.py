@@ -48,7 +48,7 @@ class FakeModel:
         """The logits of every prefix (B, T, V): the fake's hidden states are its logits."""
         return torch.stack([self._rows(keys, target_in[:, : t + 1]) for t in range(target_in.shape[1])], 1)
 
-    def predict(self, hidden: Tensor, last: Tensor, memory: Tensor) -> Tensor:
+    def predict(self, hidden: Tensor, target: Tensor, memory: Tensor) -> Tensor:
         return hidden
 
     def _rows(self, keys: Tensor, prefixes: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.pointer import Pointed, Pointer
+from phmctl.nn.pointer import Pointed, Pointer, in_front
 
 VOCABULARY, WIDTH = 11, 8
 
@@ -24,8 +24,11 @@ def case(seed: int, sentences: int, longest: int, steps: int) -> tuple[Tensor, T
     tokens = torch.randint(4, VOCABULARY, (sentences, longest), generator=draw)
     lengths = torch.randint(1, longest + 1, (sentences,), generator=draw)
     tokens[torch.arange(longest) >= lengths[:, None]] = PAD
-    last = torch.randint(4, VOCABULARY, (sentences, steps), generator=draw)
-    last[:, 0] = BOS
+    target = torch.randint(4, VOCABULARY, (sentences, steps), generator=draw)
+    target[:, 0] = BOS
+    copied = min(longest, steps - 1)
+    target[0, 1 : 1 + copied] = tokens[0, :copied]
+    last = in_front(target, BOS)[:, 1:]
     sizes = ((sentences, steps, VOCABULARY), (sentences, steps, WIDTH), (sentences, longest, WIDTH))
     logits, hidden, states = (torch.randn(size, dtype=torch.float64, generator=draw) for size in sizes)
     return logits, hidden, last, states, tokens
@@ -41,13 +44,16 @@ def reference(model: Pointer, logits: Tensor, hidden: Tensor, last: Tensor, stat
     found = torch.zeros_like(logits)
     for row in range(len(tokens)):
         source = [int(token) for token in tokens[row] if token != PAD]
-        before = [BOS, *source[:-1]]
+        padded = [BOS] * 3 + source
         for step, h in enumerate(hidden[row]):
-            gate, bonus = model.gates(h)
-            scores = [
-                model.query(h) @ model.key(m) / WIDTH**0.5 + (4 + bonus) * (before[s] == last[row, step])
-                for s, m in enumerate(states[row, : len(source)])
-            ]
+            gate, *bonuses = model.gates(h)
+            scores = []
+            for s, m in enumerate(states[row, : len(source)]):
+                score = model.query(h) @ model.key(m) / WIDTH**0.5
+                for k, bonus in enumerate(bonuses, start=1):
+                    same = padded[s + 3 - k : s + 3] == last[row, step, :k].flip(0).tolist()
+                    score = score + (4 + bonus) * same
+                scores.append(score)
             attention = torch.stack(scores).softmax(0)
             found[row, step] = gate.sigmoid() * logits[row, step].softmax(0)
             for token, share in zip(source, attention, strict=True):
@@ -69,7 +75,7 @@ def test_the_output_is_the_equations_distribution(seed: int, sentences: int, lon
 def test_the_loss_is_that_of_the_distribution(smoothing: float) -> None:
     model = pointer()
     logits, hidden, last, states, tokens = case(3, 4, 6, 5)
-    labels = torch.randint(4, VOCABULARY, last.shape, generator=torch.Generator().manual_seed(4))
+    labels = torch.randint(4, VOCABULARY, last.shape[:2], generator=torch.Generator().manual_seed(4))
     labels[1, 3:] = PAD
     labels[2, 2] = tokens[2, 0]
     source = read(model, states, tokens)
@@ -105,21 +111,22 @@ def test_a_label_that_is_nowhere_in_the_source_has_finite_gradients() -> None:
 
 def test_an_untrained_pointer_copies_from_left_to_right() -> None:
     model = pointer()
-    source = torch.tensor([[5, 9, 7, 4, EOS, PAD]])
-    states, hidden = torch.randn(1, 6, WIDTH).double() / 4, torch.randn(1, 1, WIDTH).double() / 4
+    source = torch.tensor([[5, 9, 9, 7, 5, 4, EOS, PAD]])
+    states, hidden = torch.randn(1, 8, WIDTH).double() / 4, torch.randn(1, 1, WIDTH).double() / 4
     out = [BOS]
     while out[-1] != EOS:
-        logs = model(torch.zeros(1, 1, VOCABULARY), hidden, torch.tensor([out[-1:]]), read(model, states, source))
+        last = in_front(torch.tensor([out]), BOS)[:, -1:]
+        logs = model(torch.zeros(1, 1, VOCABULARY), hidden, last, read(model, states, source))
         out.append(int(logs.argmax()))
-        assert len(out) < 7
-    assert out[1:] == source[0, :5].tolist()
+        assert len(out) < 9
+    assert out[1:] == source[0, :7].tolist()
 
 
 @pytest.mark.parametrize(("algebra", "n"), [("real", 1), ("phm", 4), ("quaternion", 4)])
 def test_its_maps_are_the_models(algebra: str, n: int) -> None:
     model = pointer(algebra, n)
     maps = 2 * (WIDTH * WIDTH // n + WIDTH + (n**3 if algebra == "phm" else 0))
-    assert sum(each.numel() for each in model.parameters()) == maps + 2 * WIDTH + 2
+    assert sum(each.numel() for each in model.parameters()) == maps + 4 * WIDTH + 4
 
 
 def test_the_tokens_of_some_sentences_are_kept() -> None:
