@@ -52,7 +52,7 @@ def prepare(
         refetch: download the card's files again.
         quiet: print nothing on stderr.
         options: further options by the command's names. Of the vocabulary: ``tokenizer``, ``vocabulary``, ``joint``,
-            ``max_tokens``, ``direction`` (``reverse``). Of the cleaning, instead of the card's:
+            ``max_tokens``, ``direction`` (``reverse``), ``copies``. Of the cleaning, instead of the card's:
             ``lowercase``, ``normalise``, ``entities``, ``max_ratio``, ``min_count``. Of tables: ``quoting``,
             ``header``; of parallel ones ``columns`` (``"de,en"``), of labelled text ``table``
             (``["train=train.tsv", …]``), ``text``, ``label``, ``extra``. Of labelled text: ``extra_split``,
@@ -96,7 +96,7 @@ def prepare(
         return kind.prepare(asked)
 
 
-_VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens", "direction")
+_VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens", "direction", "copies")
 _CLEANING = ("lowercase", "normalise", "entities", "max_ratio", "min_count")
 _TABLES = ("columns", "table", "text", "label", "quoting", "header", "extra", "extra_split", "vectors")
 

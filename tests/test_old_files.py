@@ -73,18 +73,7 @@ def test_a_manifest_of_a_later_format_is_refused(old: Path) -> None:
 def test_a_recipe_has_the_number_of_its_format() -> None:
     recipe = load_recipe("miniature")
     text = dump_recipe(recipe)
-    assert text.startswith("format: 2\n")
+    assert text.startswith("format: 1\n")
     assert parse_recipe(text, where="r.yaml") == recipe
-    with pytest.raises(RecipeError, match=r"r\.yaml:1: format 3, and this phmctl reads recipes up to format 2: take"):
-        parse_recipe(text.replace("format: 2", "format: 3"), where="r.yaml")
-
-
-def test_a_recipe_of_format_1_loads() -> None:
-    text = (
-        dump_recipe(load_recipe("miniature"))
-        .replace("format: 2", "format: 1")
-        .replace("  joint:", "  copies: false\n  joint:")
-    )
-    assert parse_recipe(text, where="r.yaml") == load_recipe("miniature")
-    with pytest.raises(RecipeError, match=r"copies"):
+    with pytest.raises(RecipeError, match=r"r\.yaml:1: format 2, and this phmctl reads recipes of format 1: take"):
         parse_recipe(text.replace("format: 1", "format: 2"), where="r.yaml")

@@ -101,6 +101,9 @@ Settings = Annotated[
 Reverse = Annotated[
     bool, typer.Option("--reverse", help="Translation: from the corpus' target language to its source language.")
 ]
+Copies = Annotated[
+    bool, typer.Option("--copies", help="Translation: train on each target as its own source too (style transfer).")
+]
 DataRoot = Annotated[
     Path | None, typer.Option("--data", help="Data folder (default: $PHMCTL_DATA or ./data).", show_default=False)
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phmctl.cli import prepare_options as own
-from phmctl.cli.options import DataRoot, Json, Once, Reverse
+from phmctl.cli.options import Copies, DataRoot, Json, Once, Reverse
 from phmctl.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def prepare_data(
     vocabulary_of: own.VocabularyOf = None,
     joint: own.Joint = None,
     reverse: Reverse = False,
+    copies: Copies = False,
     max_tokens: own.MaxTokens = None,
     train: own.Train = None,
     valid: own.Valid = None,
@@ -114,6 +115,7 @@ def prepare_data(
         joint=joint,
         max_tokens=max_tokens,
         direction="reverse" if reverse else None,
+        copies=copies or None,
         lowercase=lowercase,
         normalise=normalise,
         entities=entities,

@@ -21,6 +21,7 @@ from phmctl.data.rows import (
     divide_train,
     joined,
     turned_round,
+    with_copies,
 )
 from phmctl.errors import DataError, DownloadError, nearest
 from phmctl.files import locked, tidying
@@ -234,6 +235,12 @@ def reversed_corpus(corpus: Corpus) -> Corpus:
         files=[replace(file, side=sides.get(file.side, file.side)) for file in corpus.files],
         origin=f"{corpus.origin}, turned round",
     )
+
+
+def copied_corpus(corpus: Corpus) -> Corpus:
+    """Return a corpus in whose train each target stands once more, as its own source."""
+    splits = {**corpus.splits, "train": with_copies(corpus.splits["train"])}
+    return replace(corpus, splits=splits, origin=f"{corpus.origin}, train with copies of its targets")
 
 
 # -------------------------------------------------------------------------------------------- a user's own files

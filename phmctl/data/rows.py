@@ -98,6 +98,13 @@ def turned_round(rows: RowSource) -> Iterator[Row]:
 
 
 @repeatable
+def with_copies(rows: RowSource) -> Iterator[Row]:
+    """Yield pairs, and after them each target as a translation of itself: what is not surely changed, is left."""
+    yield from rows
+    yield from (row._replace(texts=(row.texts[1], row.texts[1])) for row in rows)
+
+
+@repeatable
 def hold_out(rows: RowSource, period: int, places: Iterable[int] = (0,), *, held: bool) -> Iterator[Row]:
     """Yield every `period`-th row, or all the others: a validation set taken out of a train set.
 

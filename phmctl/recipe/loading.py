@@ -17,7 +17,7 @@ from phmctl.shipped import shipped, shipped_names
 Kind = TypeVar("Kind", bound=Recipe)
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
-FORMAT = 2  # of the recipe that a run keeps; what has no number is of this format
+FORMAT = 1  # of the recipe that a run keeps; what has no number is of format 1, too
 
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
 _NUMBERS = ("n", "seed", "steps")
@@ -158,13 +158,11 @@ def validate_recipe(document: Document) -> Recipe:
         RecipeError: with all problems at once, a line each.
     """
     written = document.content.pop("format", FORMAT)
-    if written not in range(1, FORMAT + 1) or isinstance(written, bool):
+    if written != FORMAT or isinstance(written, bool):
         raise RecipeError(
-            f"{document.place(('format',), '')}: format {written!r}, and this phmctl reads recipes up to format "
-            f"{FORMAT}: take the version of phmctl that wrote it, or leave the key out"
+            f"{document.place(('format',), '')}: format {written!r}, and this phmctl reads recipes of format {FORMAT}: "
+            "take the version of phmctl that wrote it, or leave the key out"
         )
-    if written == 1 and isinstance(data := document.content.get("data"), dict):
-        data.pop("copies", None)  # how train was prepared, once; nothing that reads a run asks for it
     return document.validate(_schema(document), RecipeError)
 
 

@@ -76,6 +76,7 @@ class ParallelSection(CorpusSection):
     vocabulary: Vocabulary = 8000  # token types, special tokens included; a side, if not joint
     joint: bool = True  # one vocabulary for both sides
     direction: Literal["forward", "reverse"] = "forward"  # reverse: from the corpus' target language to its source
+    copies: bool = False  # train has each target as its own source too: what is to be left alone is learned early
     max_tokens: PositiveInt = 256  # longest side kept in train, in tokens of the text
 
 

@@ -77,6 +77,7 @@ def test_a_card_with_vectors(tmp_path):
     [
         (["snli", "--joint"], "--joint and --separate are for translation"),
         (["snli", "--reverse"], "--reverse is for translation; snli is labelled text"),
+        (["snli", "--copies"], "--copies is for translation; snli is labelled text"),
         (["snli", "--text", "a"], "--text is for your own tables: give those with --table SPLIT=FILE"),
         (["miniature", "--vectors", "v"], "--vectors is for labelled text; miniature is parallel text"),
         (["mine", "--table", "train"], "--table train: wants SPLIT=FILE"),

@@ -48,7 +48,8 @@ def prepared_folder(data: Section, root: Path) -> Path:
     if isinstance(data, LabelledSection):
         name = f"labelled-{name}-{data.max_tokens}"
     else:
-        name = f"{name}{'-joint' * data.joint}-{data.max_tokens}{'-reverse' * is_reversed(data)}"
+        turned, doubled = "-reverse" * is_reversed(data), "-copies" * has_copies(data)
+        name = f"{name}{'-joint' * data.joint}-{data.max_tokens}{turned}{doubled}"
     return root / "prepared" / corpus_name(data.card) / name
 
 
@@ -61,6 +62,7 @@ def prepare_command(data: Section, root: Path | None = None) -> str:
         own = "--train SRC TGT --valid SRC TGT --test SRC TGT"
     words.append(f"--max-tokens {data.max_tokens}")
     words += ["--reverse"] if is_reversed(data) else []
+    words += ["--copies"] if has_copies(data) else []
     words += [] if is_card(data.card) else [own]
     words += [] if root is None or root == data_root() else [f"--data {shlex.quote(str(root))}"]
     return " ".join(words)
@@ -69,6 +71,11 @@ def prepare_command(data: Section, root: Path | None = None) -> str:
 def is_reversed(data: Section) -> bool:
     """Return whether sources and targets change places."""
     return not isinstance(data, LabelledSection) and data.direction == "reverse"
+
+
+def has_copies(data: Section) -> bool:
+    """Return whether train has each target as its own source too."""
+    return not isinstance(data, LabelledSection) and data.copies
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:

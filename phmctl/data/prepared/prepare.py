@@ -20,7 +20,7 @@ from phmctl.console import note, progress, warn
 from phmctl.data.arrow import LABELLED, PARALLEL, SplitWriter
 from phmctl.data.card import Card, Cleaning, is_card, load_card
 from phmctl.data.clean import HELD_OUT, SAME_SIDES, CleanRows, HeldOut, clean_texts, in_words
-from phmctl.data.corpus import Corpus, open_corpus, reversed_corpus
+from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.build import build, current, memory_of
 from phmctl.data.prepared.folder import (
     TASK,
@@ -28,6 +28,7 @@ from phmctl.data.prepared.folder import (
     PreparedData,
     Section,
     Split,
+    has_copies,
     is_reversed,
     prepare_command,
     prepared_folder,
@@ -176,6 +177,7 @@ def prepare(
     folder = prepared_folder(data, root)
     settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
     corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
+    corpus = copied_corpus(corpus) if has_copies(data) else corpus
     sources = Sources(corpus, memory_of(folder), vectors)
 
     def write(temporary: Path, provenance: dict[str, Any]) -> None:
@@ -201,7 +203,8 @@ def _settings(
     data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None = None
 ) -> dict[str, Any]:
     """Return what decides on a folder's content beside its sources; folders of before a setting do not name it."""
-    left_out = {"card"} if is_reversed(data) else {"card", "direction"}
+    new = {"direction": is_reversed(data), "copies": has_copies(data)}
+    left_out = {"card", *(key for key, used in new.items() if not used)}
     settings = {**data.model_dump(exclude=left_out), "cleaning": cleaning.model_dump()}
     if isinstance(data, LabelledSection):
         settings["labels"] = list(of.labels)
@@ -281,7 +284,7 @@ def _write(
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is None:
-        _warn_of_same_sides(counts)
+        _warn_of_same_sides({name: split for name, split in counts.items() if name != "train" or not has_copies(data)})
     else:
         _check_classes(corpus, counts)
         _check_taught(corpus, labels, splits["train"])

@@ -84,6 +84,8 @@ def prepare_asked(asked: Preparation) -> "PreparedData":
         )
     if "direction" in asked.settings:
         raise DataError(f"--reverse is for translation; {asked.name} is labelled text, which has no direction")
+    if "copies" in asked.settings:
+        raise DataError(f"--copies is for translation; {asked.name} is labelled text, which has no targets")
     if "columns" in asked.options:
         raise DataError(f"--columns is for parallel text; {asked.name} is labelled text: --text COLUMN --label COLUMN")
     options = LabelledOptions(**asked.options)

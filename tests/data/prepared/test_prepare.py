@@ -562,6 +562,23 @@ def test_the_other_direction_has_the_same_pairs_turned_round(tmp_path):
     assert {(file["name"][-2:], file["side"]) for file in manifest["sources"]} == {("de", "target"), ("en", "source")}
 
 
+def test_copies_follow_the_pairs_of_train(tmp_path, capsys):
+    files = write_files(tmp_path / "raw")
+    plain = prepare_files(SECTION, root=tmp_path, files=files)
+    section = SECTION.model_copy(update={"copies": True, "direction": "reverse"})
+    copied = prepare_files(section, root=tmp_path, files=files)
+    assert copied.folder == plain.folder.with_name(f"{plain.folder.name}-reverse-copies")
+    assert "same text on both sides" not in capsys.readouterr().err
+    train = copied.split("train")
+    sources, targets = ([list(side[row]) for row in range(len(train))] for side in train.sides)
+    half = len(plain.split("train"))
+    assert sources[half:] == targets[half:] == targets[:half]
+    assert sources[:half] != targets[:half]
+    assert len(copied.split("valid")) == len(plain.split("valid"))
+    assert copied.manifest["settings"]["copies"] is True
+    assert "copies" not in plain.manifest["settings"]  # as folders of earlier versions are
+
+
 def test_a_reversed_folder_names_its_command(tmp_path):
     with pytest.raises(DataError, match=r"bpe-8000-joint-256-reverse; run: .* --max-tokens 256 --reverse"):
         PreparedData.find(ParallelSection(card="multi30k-de-en", direction="reverse"), tmp_path)
