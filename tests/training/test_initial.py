@@ -23,6 +23,7 @@ from tests.conftest import TINY
 from tests.tasks.rule_learning.recipes import rule_recipe
 
 FEW = ("training.steps=1", "training.validate_every=1", "training.save_every=1", "training.average=0")
+SHORT = {one.partition("=")[0]: one for one in ("model.algebra=phm", "model.n=4", *TINY, *FEW)}.values()
 
 
 def changed(source: Path | str, *settings: str) -> TranslationRecipe:
@@ -192,7 +193,7 @@ def test_it_works_for_rules_too(tmp_path: Path) -> None:
 
 
 def test_the_option(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
-    settings = [part for each in ("model.algebra=phm", "model.n=4", *TINY, *FEW) for part in ("--set", each)]
+    settings = [part for each in SHORT for part in ("--set", each)]
     places = ["--data", str(miniature_data), "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, ["train", "miniature", *settings, *places, "--init", str(tiny_run.folder)])
     assert done.exit_code == 0, done.output
@@ -201,7 +202,7 @@ def test_the_option(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None
 
 
 def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
-    settings = [part for each in ("model.algebra=phm", "model.n=4", *TINY, *FEW) for part in ("--set", each)]
+    settings = [part for each in SHORT for part in ("--set", each)]
     for data in (miniature_data, tmp_path):  # prepared, and not
         given = ["train", "miniature", *settings, "--dry-run", "--data", str(data), "--init"]
         missing = CliRunner().invoke(app, [*given, str(tmp_path / "nowhere")])
