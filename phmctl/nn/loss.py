@@ -59,18 +59,21 @@ def vocabulary_loss(
 
 def label_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the label-smoothed cross-entropy of (N, classes) logits summed over N labels, in float32 or wider."""
-    wide = logits.float() if logits.dtype.itemsize < 4 else logits
-    return F.cross_entropy(wide, labels, reduction="sum", label_smoothing=smoothing)
+    return F.cross_entropy(wide(logits), labels, reduction="sum", label_smoothing=smoothing)
+
+
+def wide(values: Tensor) -> Tensor:
+    """Return values in float32 or wider."""
+    return values.float() if values.dtype.itemsize < 4 else values
 
 
 def _plain_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, ignore: int
 ) -> tuple[Tensor, Tensor]:
     """Return the same two sums by operations that torch has every rule for; all logits exist at once."""
-    logits = F.linear(hidden, weight, bias)  # (N, V)
-    wide = logits.float() if logits.dtype.itemsize < 4 else logits
-    loss = F.cross_entropy(wide, targets, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
-    likelihood = F.cross_entropy(wide.detach(), targets, ignore_index=ignore, reduction="sum")
+    logits = wide(F.linear(hidden, weight, bias))  # (N, V)
+    loss = F.cross_entropy(logits, targets, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
+    likelihood = F.cross_entropy(logits.detach(), targets, ignore_index=ignore, reduction="sum")
     return loss, likelihood
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.nn.build import LinearBuilder
+from phmctl.nn.loss import wide
 
 _NONE = -1e30  # the logarithm of no probability; finite, so that its gradients are zero and not NaN
 REACH = 3  # tokens in front, by which a place in the source is found again
@@ -76,7 +77,7 @@ class Pointer(nn.Module):
         """
         generate, copy, attention = self._look(hidden, last, source)
         places = source.tokens[:, None].expand(attention.shape)  # (B, T, S)
-        shares = _wide(logits).softmax(-1) * generate.exp()  # (B, T, V)
+        shares = wide(logits).softmax(-1) * generate.exp()  # (B, T, V)
         shares = shares.scatter_add(2, places, (attention + copy).exp())
         return shares.clamp_min(torch.finfo(shares.dtype).tiny).log()
 
@@ -98,7 +99,7 @@ class Pointer(nn.Module):
         """
         kept = labels != ignore  # (B, T)
         generate, copy, attention = self._look(hidden, last, source)
-        logs = _wide(logits).log_softmax(-1)  # (B, T, V)
+        logs = wide(logits).log_softmax(-1)  # (B, T, V)
         generated = logs.gather(2, labels[:, :, None])  # (B, T, 1)
         same = source.tokens[:, None] == labels[:, :, None]  # (B, T, S)
         copied = attention.masked_fill(~same, _NONE).logsumexp(-1, keepdim=True)  # (B, T, 1)
@@ -108,9 +109,9 @@ class Pointer(nn.Module):
 
     def _look(self, hidden: Tensor, last: Tensor, source: Pointed) -> tuple[Tensor, Tensor, Tensor]:
         """Return log g and log (1 − g), (B, T, 1) each, and log a, (B, T, S)."""
-        gate, *bonuses = _wide(self.gates(hidden)).chunk(1 + REACH, dim=-1)  # (B, T, 1) each
+        gate, *bonuses = wide(self.gates(hidden)).chunk(1 + REACH, dim=-1)  # (B, T, 1) each
         query = self.query(hidden) * hidden.shape[-1] ** -0.5
-        scores = _wide(query @ source.keys.transpose(1, 2))  # (B, T, S)
+        scores = wide(query @ source.keys.transpose(1, 2))  # (B, T, S)
         found = torch.ones_like(scores, dtype=torch.bool)
         for place, bonus in enumerate(bonuses):
             found = found & (source.before[:, None, :, place] == last[:, :, None, place])  # (B, T, S)
@@ -126,8 +127,3 @@ def in_front(tokens: Tensor, start: int) -> Tensor:
     """
     padded = F.pad(tokens, (REACH, 0), value=start)
     return padded.unfold(1, REACH, 1).flip(2)
-
-
-def _wide(values: Tensor) -> Tensor:
-    """Return values in float32 or wider."""
-    return values.float() if values.dtype.itemsize < 4 else values
