@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from phmctl.cli.options import each_key_once
-
 Names = Annotated[
     list[Path],
     typer.Argument(metavar="RUN", help="Runs, folders of versions (the newest is taken), tags, or exports."),
@@ -26,7 +24,6 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        callback=each_key_once,
         help="With --probing: a key of the probes' recipes. Repeatable.",
     ),
 ]

@@ -79,22 +79,11 @@ Execution = Annotated[
 ]
 
 
-def each_key_once(settings: list[str] | None) -> list[str] | None:
-    """Return the values of ``--set`` as they are; raises UserError where two set one key."""
-    for key, times in Counter(one.partition("=")[0].strip() for one in settings or ()).items():
-        if times > 1:
-            raise UserError(
-                f"--set {key}=… is given {times} times; leave one out, or write --set {key}=A,B for a sweep"
-            )
-    return settings
-
-
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        callback=each_key_once,
         help="Set any recipe key: training.clip=1.0. Repeatable.",
     ),
 ]

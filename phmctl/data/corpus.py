@@ -333,13 +333,21 @@ def _table(path: Path, rows: Rows, quoting: bool | None) -> RowSource:
     check_columns(path, own)
     _hint_at_quotes(path, own)
     _warn_of_header(path, own)
-    _tell_of_others(path, own)
+    _check_width(path, own)
     return tables([path], own)
 
 
-def _tell_of_others(path: Path, rows: Rows) -> None:
-    """Say so where a table of pairs has more columns than the first two, which are read if nothing else is asked."""
+def _check_width(path: Path, rows: Rows) -> None:
+    """Say so where a table of pairs has more columns than the first two, which are read if nothing else is asked.
+
+    Raises:
+        DataError: it has one column.
+    """
     width = len(first_cells(path, rows) or []) if rows.label is None and rows.texts == (0, 1) else 0
+    if width == 1:
+        raise DataError(
+            f"{path} has one column, and one file alone is read as a table of both sides; name two files: SOURCE TARGET"
+        )
     if width > 2 + len(rows.extras):
         note(f"{path} has {width} columns; the first is read as source, the second as target (--columns 0,1)")
 

@@ -27,11 +27,15 @@ _COMMON |= {"device": "training.device", "steps": "training.steps", "execution":
 
 @dataclass(frozen=True)
 class Override:
-    """A recipe's key that the command line sets: its path, its value, and the option as the user wrote it."""
+    """A recipe's key that the command line sets: its path, its value, and the option as the user wrote it.
+
+    What another option implies may be set by an option of its own.
+    """
 
     key: str
     value: Any
     option: str
+    implied: bool = False
 
 
 def common_overrides(**options: object) -> list[Override]:
@@ -45,9 +49,9 @@ def common_overrides(**options: object) -> list[Override]:
     overrides = [Override(_COMMON[name], value, f"--{name} {value}") for name, value in given.items()]
     n, algebra = given.get("n"), given.get("algebra")
     if n is not None and algebra is None:
-        overrides.append(Override(_COMMON["algebra"], "real" if n == 1 else "phm", f"--n {n}"))
+        overrides.append(Override(_COMMON["algebra"], "real" if n == 1 else "phm", f"--n {n}", implied=True))
     if n is None and algebra is not None and algebra != "phm":
-        overrides.append(Override(_COMMON["n"], 1, f"--algebra {algebra}"))
+        overrides.append(Override(_COMMON["n"], 1, f"--algebra {algebra}", implied=True))
     return overrides
 
 
@@ -105,10 +109,10 @@ def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
 
     Args:
         name: a path or a shipped recipe's name.
-        overrides: settings; as text ``key.path=value``, the value in YAML. Later ones win.
+        overrides: settings; as text ``key.path=value``, the value in YAML.
 
     Raises:
-        RecipeError: with all problems at once, a line each.
+        RecipeError: with all problems at once, a line each; or two settings are of one key.
     """
     return _resolve(read_document(find_recipe(name), RecipeError), overrides)
 
@@ -121,7 +125,7 @@ def resolve(
     Args:
         recipe: a path or a shipped name, the keys of a recipe's YAML, or a recipe.
         overrides: see :func:`load_recipe`.
-        settings: further ones, by key; they win.
+        settings: further ones, by key.
 
     Raises:
         RecipeError: with all problems at once, a line each.
@@ -146,9 +150,22 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] =
 
 
 def _resolve(document: Document, overrides: Sequence[str | Override]) -> Recipe:
-    for each in overrides:
-        _set(document, _parse_override(each) if isinstance(each, str) else each)
+    changes = [_parse_override(each) if isinstance(each, str) else each for each in overrides]
+    for each in sorted(changes, key=lambda change: not change.implied):
+        _set(document, each)
+    _refuse_twice(change for change in changes if not change.implied)
     return validate_recipe(document)
+
+
+def _refuse_twice(changes: Iterable[Override]) -> None:
+    """Raise RecipeError where two options set one key: the last would win without a word."""
+    first: dict[str, Override] = {}
+    for each in changes:
+        other = first.setdefault(each.key, each)
+        if other is not each:
+            raise RecipeError(
+                f"{other.option} and {each.option} both set {each.key}; leave one out (train: A,B for a sweep)"
+            )
 
 
 def validate_recipe(document: Document) -> Recipe:

@@ -82,18 +82,18 @@ def axis(name: str, text: str | None, option: str | None = None) -> list[Axis]:
 
 
 def setting_axes(settings: Sequence[str]) -> list[Axis]:
-    """Return an axis for each ``--set KEY=VALUE``; of a key that is given twice the last one counts.
+    """Return an axis for each ``--set KEY=VALUE``.
 
     Raises:
         UserError: one has no value, or an empty one between two commas.
     """
-    found = {}
+    found: list[Axis] = []
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             raise RecipeError(f"--set {setting}: want key.path=value, for example --set training.steps=200")
-        found[key.strip()] = axis(key.strip(), value, "--set")
-    return [each for axes in found.values() for each in axes]
+        found += axis(key.strip(), value, "--set")
+    return found
 
 
 def cells_of(axes: Sequence[Axis]) -> list[Cell]:

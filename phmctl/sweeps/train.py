@@ -221,10 +221,13 @@ def distinct(asked: Sweep) -> list[tuple[Cell, Recipe]]:
 
     Raises:
         RecipeError: the values of a cell do not go together.
+        RunError: a cell is to begin with a run that is not there.
     """
     found: dict[str, tuple[Cell, Recipe]] = {}
     for cell in cells_of(asked.axes):
         recipe = asked.resolve(cell)
+        if recipe.training.initialise_from is not None:
+            Run.open(recipe.training.initialise_from)
         found.setdefault(recipe.model_dump_json(), (cell, recipe))
     return list(found.values())
 

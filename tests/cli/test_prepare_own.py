@@ -133,6 +133,8 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         DataError, match=r"no split can be called 'test_News' .use train, valid, test, or test_ and a name of small"
     ):
         call(tmp_path, *train_files, *valid_files, "--test", f"News={train_files[1]}", train_files[2])
+    with pytest.raises(DataError, match=r"t\.de has one column, .*name two files: SOURCE TARGET"):
+        call(tmp_path, *train_files[:2], *valid_files)
     with pytest.raises(DataError, match="--columns is for your own tables"):
         CliRunner().invoke(main.app, ["prepare-data", "miniature", "--columns", "0,1"], catch_exceptions=False)
     with pytest.raises(UserError, match="--columns is given 2 times"):

@@ -202,11 +202,29 @@ def test_an_option_that_means_one_thing_is_refused_twice(arguments: tuple[str, .
         _invoke("miniature", *arguments, "--list")
 
 
-@pytest.mark.parametrize("command", [("train", "miniature"), ("count-params", "miniature"), ("eval", "x", "--probing")])
-def test_a_key_that_is_set_twice_is_refused(command: tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match=r"--set training\.steps=… is given 2 times"):
-        CliRunner().invoke(
-            main.app,
-            [*command, "--set", "training.steps=3", "--set", "training.clip=1", "--set", "training.steps = 4"],
-            catch_exceptions=False,
-        )
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train miniature --steps 5 --set training.steps=3", "--steps 5 and --set training.steps=3 both set"),
+        ("train miniature --n 2,4 --set model.n=1", "--n 2 and --set model.n=1 both set"),
+        ("train miniature --set training.steps=3 --set training.steps=3,4", "both set training.steps"),
+        ("count-params miniature --set model.n=2 --set model.width=64 --set model.n=4", "both set model.n"),
+    ],
+)
+def test_a_key_that_is_set_twice_is_refused(command: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        CliRunner().invoke(main.app, command.split(), catch_exceptions=False)
+
+
+def test_what_an_option_implies_may_be_set() -> None:
+    result = CliRunner().invoke(
+        main.app, ["count-params", "miniature", "--n", "4", "--set", "model.algebra=quaternion"], catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    assert "quaternion" in result.stdout
+
+
+def test_a_sweep_that_begins_with_no_run_trains_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nope"):
+        _invoke("miniature", "--seed", "1,2", "--init", "nope", "--runs", str(tmp_path))
+    assert not list(tmp_path.iterdir())

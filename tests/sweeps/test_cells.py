@@ -62,11 +62,6 @@ def test_a_value_that_is_given_twice_is_one() -> None:
     assert axis("n", "2,4,2") == [Axis("n", ("2", "4"), "--n")]
 
 
-def test_of_a_key_that_is_given_twice_the_last_counts() -> None:
-    (one,) = setting_axes(["training.clip=1,2", "training.clip=3"])
-    assert one.values == ("3",)
-
-
 def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(UserError, match="--n 1,,2: a value between two commas is empty"):
         axis("n", "1,,2")

@@ -74,7 +74,8 @@ def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None,
         manifest = read_manifest(folder)
         if manifest is None:
             return [f"{MANIFEST} changed"]
-        changed = [] if manifest["settings"] == settings else ["settings changed"]
+        before = manifest["settings"]
+        changed = [f"{key} changed" for key in {**before, **settings} if before.get(key) != settings.get(key)]
         changed += ["what max_tokens counts changed"] if STRICTER in manifest else []
         if sources is not None:
             changed += sources.changed(manifest)

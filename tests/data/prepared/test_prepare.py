@@ -202,7 +202,7 @@ def test_other_lists_and_other_settings_are_prepared_anew(tmp_path, capsys):
     prepare(SECTION, corpus(TRAIN[:200]), CLEANING, root=tmp_path)
     assert "(train changed)" in capsys.readouterr().err
     prepared = prepare(SECTION, corpus(TRAIN[:200]), Cleaning(lowercase=True), root=tmp_path)
-    assert "(settings changed)" in capsys.readouterr().err
+    assert "(cleaning changed)" in capsys.readouterr().err
     assert prepared.manifest["splits"]["train"]["read"] == 200
 
 

@@ -214,7 +214,7 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys):
     run()
     assert "out of date (t.tsv changed)" in capsys.readouterr().err
     run(quoting=True)
-    assert "out of date (settings changed)" in capsys.readouterr().err
+    assert "out of date (quoting changed)" in capsys.readouterr().err
 
 
 def test_the_same_text_gives_the_same_bytes(tmp_path):
