@@ -44,12 +44,15 @@ def decode(
     execution: Execution = None,
     engine: Engine = None,
     quantize: Quantize = None,
-    window: Annotated[int, typer.Option(help="Lines that are answered together, at most.", min=1)] = 1024,
+    window: Annotated[int, typer.Option(help="Lines a worker that are answered together, at most.", min=1)] = 1024,
     pause: Annotated[
         float, typer.Option(help="Seconds without a new line after which those that have come are answered.", min=0)
     ] = 0.05,
     device: Device = None,
     threads: Threads = 0,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that translate side by side; the threads are divided among them.")
+    ] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line of input, as they come.")] = False,
 ) -> None:
@@ -63,6 +66,8 @@ def decode(
     from phmctl.exports import open_model
     from phmctl.inference.answering import answer, open_output, refuse_same_file
     from phmctl.inference.arriving import arriving_lines, in_groups
+    from phmctl.inference.workers import Loading, with_workers
+    from phmctl.sweeps.pool import check_jobs, threads_each
     from phmctl.tasks.registry import kind_of
 
     if input_ is not None and split is not None:
@@ -71,6 +76,8 @@ def decode(
         raise UserError("--resume goes on with a file; add --output FILE")
     if output is not None and split is None:
         refuse_same_file(input_, output)
+    check_jobs(workers, "--workers")
+    threads = threads_each(workers, threads) if workers > 1 else threads
     set_threads(threads)
     opened = with_engine(open_model(run), engine, checkpoint, quantize)
     kind = kind_of(opened.recipe)
@@ -79,20 +86,21 @@ def decode(
     given |= {"n_best": n_best, "strict": strict or None}
     options = {name: value for name, value in given.items() if value is not None}
 
-    def load(name: str) -> "tuple[Predictor, Weights]":
-        own_text = own is not None
-        return kind.predictor(opened, name, device or "auto", options=options, own_text=own_text), opened.weights(name)
+    def load(name: str) -> "tuple[Loading, Predictor, Weights]":
+        how = Loading(opened.folder, name, device or "auto", tuple(options.items()), own is not None, threads)
+        return how, how.of(opened), opened.weights(name)
 
     with starting():
-        predictor, weights = opened.use(checkpoint, load)
+        loading, predictor, weights = opened.use(checkpoint, load)
+    window *= workers
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
     # A person sees the answers themselves, unless they go into a file.
     silent = (output is not None and not json) or _stdout_is_a_file()
     bar = _progress(predictor.verb, None if own is None else len(own), shown=silent and not typed)
     file = nullcontext() if output is None else open_output(output, predictor, opened, weights, resume=resume)
-    with file as answers, bar as advance:
-        answer(predictor, groups, output=answers, as_json=json, advance=advance)
+    with file as answers, bar as advance, with_workers(predictor, loading, workers) as together:
+        answer(together, groups, output=answers, as_json=json, advance=advance)
 
 
 def _progress(verb: str, lines: int | None, *, shown: bool) -> AbstractContextManager[Callable[[int], None]]:

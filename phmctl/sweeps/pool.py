@@ -61,20 +61,20 @@ class Job:
         return "\n".join(lines[first:]) or "it said nothing"
 
 
-def check_jobs(jobs: int) -> None:
+def check_jobs(jobs: int, option: str = "--jobs") -> None:
     """Refuse (UserError) so many processes that a machine comes to a stand."""
     if jobs > _A_CORE * _cores():
-        raise UserError(f"--jobs {jobs}: this machine has {_cores()} cores; take {_A_CORE * _cores()} at most")
+        raise UserError(f"{option} {jobs}: this machine has {_cores()} cores; take {_A_CORE * _cores()} at most")
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads_each(jobs: int) -> int:
-    """Return a process's share of the threads: of ``OMP_NUM_THREADS``, or of the cores that this process may use."""
+def threads_each(jobs: int, threads: int = 0) -> int:
+    """Return a process's share of the threads: of so many; of ``OMP_NUM_THREADS``; or of the cores that it may use."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return max((int(asked) if asked.isdecimal() else _cores()) // jobs, 1)
+    return max((threads or (int(asked) if asked.isdecimal() else _cores())) // jobs, 1)
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | None], None]) -> int | None:

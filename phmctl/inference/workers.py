@@ -1,0 +1,133 @@
+"""``decode --workers``: each group of lines parted among several processes, which all have the model.
+
+Two processes of one thread translate faster than one of two: much of a search is no large product.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phmctl.devices import set_threads
+from phmctl.errors import WorkerError
+
+if TYPE_CHECKING:
+    from phmctl.runs import Run
+    from phmctl.tasks.base import Predictor
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What a process needs in order to load a predictor: the run or export, its checkpoint's name, and the options."""
+
+    folder: Path
+    checkpoint: str
+    device: str
+    options: tuple[tuple[str, Any], ...]
+    own_text: bool
+    threads: int
+
+    def load(self) -> "Predictor":
+        """Load the predictor in a process of its own."""
+        from phmctl.exports import open_model
+
+        set_threads(self.threads)
+        return self.of(open_model(self.folder))
+
+    def of(self, run: "Run") -> "Predictor":
+        """Load the predictor of the run, which is open."""
+        from phmctl.tasks.registry import kind_of
+
+        options = dict(self.options)
+        return kind_of(run.recipe).predictor(run, self.checkpoint, self.device, options=options, own_text=self.own_text)
+
+
+class WithWorkers:
+    """A predictor that does the first part of each group itself and has its workers do the others.
+
+    Its answers are those of the predictor alone, but for rounding: they are computed in other batches.
+
+    Args:
+        own: this process's.
+        pool: the others.
+        loading: how they load theirs.
+        count: processes, with this one.
+    """
+
+    def __init__(self, own: "Predictor", pool: ProcessPoolExecutor, loading: Loading, count: int) -> None:
+        self.own, self.pool, self.loading, self.count = own, pool, loading, count
+        self.verb, self.about, self.origin = own.verb, own.about, own.origin
+        self.lines, self.as_json = own.lines, own.as_json
+
+    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]) -> list[Any]:
+        """Return the answer to each line.
+
+        Raises:
+            WorkerError: a process ended before it had answered.
+        """
+        first, *others = parts(lines, self.count)
+        places = accumulate(map(len, others), initial=first_line + len(first))
+        try:
+            waiting = [self.pool.submit(_predict, self.loading, *each) for each in zip(others, places, strict=False)]
+            found = self.own.predict(first, first_line=first_line, advance=advance)
+            for part, future in zip(others, waiting, strict=True):
+                found += future.result()
+                advance(len(part))
+        except BrokenProcessPool:
+            raise WorkerError(
+                "a worker ended before it had answered: it was killed, perhaps for its memory; take fewer --workers"
+            ) from None
+        return found
+
+
+@contextmanager
+def with_workers(own: "Predictor", loading: Loading, count: int) -> Iterator["Predictor"]:
+    """Yield a predictor that has `count` processes, this one counted; they start when they are wanted, and end here."""
+    if count == 1:
+        yield own
+        return
+    with ProcessPoolExecutor(count - 1, get_context("spawn"), _begin) as pool:
+        try:
+            yield WithWorkers(own, pool, loading, count)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def parts(lines: Sequence[str], count: int) -> list[list[str]]:
+    """Part lines, in order, into at most `count` parts of nearly as many characters; only a single one is empty."""
+    ends = list(accumulate(len(line) + 1 for line in lines))
+    found: list[list[str]] = [[] for _ in range(count)]
+    for line, end in zip(lines, ends, strict=True):
+        found[(2 * end - len(line) - 1) * count // (2 * ends[-1])].append(line)  # by the place of its middle
+    return [part for part in found if part] or [[]]
+
+
+def _begin() -> None:
+    """Leave Ctrl-C to the process that started this one, and end when it does, however that was."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _predict(loading: Loading, lines: Sequence[str], first_line: int) -> list[Any]:
+    return _loaded(loading).predict(lines, first_line=first_line, advance=lambda count: None)
+
+
+@cache
+def _loaded(loading: Loading) -> "Predictor":
+    return loading.load()

@@ -1,0 +1,111 @@
+"""``decode --workers``: the same answers by several processes, and what becomes of them when one dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phmctl.errors import WorkerError
+from phmctl.inference.workers import Loading, parts, with_workers
+from phmctl.runs import Run
+from tests.tasks.translation.runs import SOURCES, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+@given(st.lists(st.text(max_size=20)), st.integers(1, 6))
+def test_parts_follow_one_another_and_are_even(lines: list[str], count: int) -> None:
+    found = parts(lines, count)
+    assert list(chain(*found)) == lines
+    assert len(found) <= count
+    assert all(found) or found == [[]]
+    characters = [len("\n".join(part)) + 1 for part in found]
+    share, longest = sum(characters) / count, max((len(line) + 1 for line in lines), default=1)
+    assert max(characters) <= share + longest
+
+
+def test_the_answers_are_those_of_one_process(run: Run) -> None:
+    """And a worker counts its lines as the whole text does, in its messages."""
+    text = "\n".join([*SOURCES, *["the bird sees the garden " * 100] * 2])
+
+    def decode(workers: int) -> tuple[str, list[str]]:
+        command = [sys.executable, "-m", "phmctl", "decode", str(run.folder), "--beam", "1", f"--workers={workers}"]
+        found = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+        return found.stdout, sorted(found.stderr.splitlines())
+
+    answers, warnings = decode(2)
+    assert (answers, warnings) == decode(1)
+    assert any(f"line {len(SOURCES) + 2} has" in line for line in warnings)
+
+
+class _Mortal:
+    """A predictor that says what it was given; in a worker the line `die` ends it."""
+
+    verb = "answering"
+
+    def about(self) -> dict[str, Any]:
+        return {}
+
+    origin = about
+
+    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Any) -> list[Any]:
+        if "die" in lines:
+            os.kill(os.getpid(), signal.SIGKILL)
+        advance(len(lines))
+        return [(first_line, line) for line in lines]
+
+    def lines(self, found: Sequence[Any], *, first_line: int = 1) -> Iterator[str]:
+        yield from map(str, found)
+
+    def as_json(self, found: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        yield from ({"answer": each} for each in found)
+
+
+class _Loading(Loading):
+    def load(self) -> Any:
+        return _Mortal()
+
+
+LOADING = _Loading(Path(), "best", "cpu", (), False, 1)
+
+
+def test_a_worker_that_dies_is_an_error() -> None:
+    told: list[int] = []
+    with with_workers(_Mortal(), LOADING, 2) as both:
+        assert both.predict(["a", "b", "c", "d"], first_line=5, advance=told.append) == [
+            (5, "a"), (5, "b"), (7, "c"), (7, "d")
+        ]  # fmt: skip
+        assert sum(told) == 4
+        with pytest.raises(WorkerError, match="take fewer --workers"):
+            both.predict(["a", "die"], advance=told.append)
+
+
+def test_workers_end_with_a_process_that_is_killed() -> None:
+    code = """
+import os, signal
+from tests.inference.test_workers import LOADING, _Mortal
+from phmctl.inference.workers import with_workers
+if __name__ == "__main__":
+    with with_workers(_Mortal(), LOADING, 2) as both:
+        both.predict(["a", "b"], advance=print)
+        print(*both.pool._processes, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    worker = int(found.stdout.split()[-1])
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()
