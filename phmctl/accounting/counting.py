@@ -9,7 +9,7 @@ from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import Ledger, ledger_for_recipe
 from phmctl.accounting.published import published_tables, table_names
 from phmctl.errors import UserError, nearest
-from phmctl.recipe.loading import Override, common_overrides, load_recipe
+from phmctl.recipe.loading import Override, common_overrides, resolve
 from phmctl.shipped import shipped_names
 
 
@@ -75,8 +75,8 @@ def count_parameters(
             f"tables: {', '.join(tables)}; recipes: phmctl recipes"
         )
     # The plain recipe first: what is wrong with it should not be blamed on a variant.
-    name = load_recipe(recipe, overrides).name
-    variants = [load_recipe(recipe, [*choice, *overrides]) for choice in _choices(ns, algebras)]
+    name = resolve(recipe, overrides).name
+    variants = [resolve(recipe, [*choice, *overrides]) for choice in _choices(ns, algebras)]
     ledgers = tuple(ledger_for_recipe(variant) for variant in variants)
     return ParameterCount(name, ledgers, tuple(published_tables(name)) if paper else ())
 

@@ -13,6 +13,7 @@ All are differentiable as often as one likes, work under autocast and go through
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from phmctl.algebra.rank_product import blocks_of, rank_product
 from phmctl.backends import choices, products
 from phmctl.backends.choices import AUTO, DENSE, FACTORED, FIXED, KEPT, LEARNED, RANK, SMALL, TRAINED, Choice, Use
 from phmctl.backends.measuring import Call
-from phmctl.backends.products import MKL, libraries, linear
+from phmctl.backends.products import MKL, PACKED, kept_product, libraries, linear
 
 __all__ = ["AUTO", "DENSE", "EXECUTIONS", "FACTORED", "RANK", "apply_blocks", "apply_built", "apply_factored"]
 __all__ += ["apply_rank", "candidates", "choose", "decide", "standing"]
@@ -142,7 +143,7 @@ def _use(
     place, kind, rule = device.type, str(dtype).removeprefix("torch."), LEARNED if learned else FIXED
     if place == "cuda":
         place = _gpu(device.index)
-    at_hand = "+".join(libraries(device.type, dtype))
+    at_hand = "+".join(libraries(device.type, dtype, kept=mode == KEPT))
     size = choices.rounded(max(tokens, 1), d, k)
     return Use(d, k, n, rank, size, mode, rule, execution, kind, place, torch.get_num_threads(), at_hand)
 
@@ -168,7 +169,8 @@ def candidates(use: Use) -> Mapping[Choice, Call]:
         return both if use.mode == TRAINED else forward
 
     names = (use.execution,) if use.execution != AUTO else (DENSE, FACTORED, RANK) if use.rank else (DENSE, FACTORED)
-    return {Choice(name, library): call(name, library) for name in names for library in use.libraries.split("+")}
+    pairs = [(name, library) for name in names for library in use.libraries.split("+")]
+    return {Choice(*pair): call(*pair) for pair in pairs if pair[0] == DENSE or pair[1] != PACKED}
 
 
 def _random_map(use: Use) -> tuple[dict[str, Callable[[str], Tensor]], list[Tensor]]:
@@ -190,8 +192,9 @@ def _random_map(use: Use) -> tuple[dict[str, Callable[[str], Tensor]], list[Tens
     if use.mode == KEPT:
         with torch.no_grad():
             H, T = materialise(A, S), blocks_of(factors.W, S)
+        held: dict[Any, Any] = {}
         return {
-            DENSE: lambda library: linear(x, H, bias, library),
+            DENSE: lambda library: kept_product(H, bias, library, held)(x),
             FACTORED: lambda library: apply_factored(x, A, S, bias, library),
             RANK: lambda library: apply_blocks(x, T, factors, bias, library),
         }, leaves

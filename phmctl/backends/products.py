@@ -3,7 +3,8 @@
 On a CPU torch multiplies float32 matrices with MKL, and takes oneDNN for convolutions and for bfloat16. Which of them
 takes less time for a float32 product is another thing on another processor: it is measured
 (:mod:`phmctl.backends.choices`). A plain product goes to oneDNN through the operator that torch's own compiler uses, R
-products of one batch as a convolution of width one in R groups. The function is the same to rounding.
+products of one batch as a convolution of width one in R groups. A weight that is kept may be laid out for oneDNN
+beforehand ("packed"): for few rows that saves most of the time. The function is the same to rounding.
 
 The environment variable ``PHMCTL_PRODUCTS`` decides instead of a measurement: ``mkl`` (torch's own choice) or
 ``onednn``.
@@ -28,12 +29,18 @@ from phmctl.errors import UserError, check_known
 
 VARIABLE = "PHMCTL_PRODUCTS"
 MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")  # torch's own choice, and the other
+PACKED = "packed"  # oneDNN, with a weight that was laid out for it; for kept weights only
 
 _preferred: ContextVar[str | None] = ContextVar("preferred", default=None)
 
 
-def libraries(device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+def libraries(device: str = "cpu", dtype: torch.dtype = torch.float32, *, kept: bool = False) -> tuple[str, ...]:
     """Return the libraries at hand for products of a dtype on a type of device; torch's own is the first.
+
+    Args:
+        device: where.
+        dtype: computed in.
+        kept: whether the weight is kept, so that it can be laid out beforehand.
 
     Raises:
         UserError: the environment variable names none.
@@ -41,7 +48,9 @@ def libraries(device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[
     if device != "cpu" or dtype != torch.float32:
         return (MKL,)
     asked = _preferred.get() or _asked()
-    return (asked,) if asked else LIBRARIES if _has_onednn() else (MKL,)
+    if asked or not _has_onednn():
+        return (asked or MKL,)
+    return (*LIBRARIES, PACKED) if kept else LIBRARIES
 
 
 @contextmanager
@@ -117,19 +126,55 @@ def library_for(x: Tensor, weight: Tensor, *, trains: bool = False) -> str:
     return faster_library(x.numel() // max(d, 1), d, k, trains=trains)
 
 
+def kept_choice(x: Tensor, weight: Tensor) -> Choice:
+    """Return the choice for ``x Wᵀ`` by a weight that is kept; see :func:`library_for`."""
+    if is_recorded() or _is_small(x, weight) or not _is_plain(x) or weight.dtype != x.dtype:
+        return Choice(DENSE, MKL)
+    k, d = weight.shape
+    return _choice(x.numel() // max(d, 1), d, k, KEPT, libraries(kept=True))
+
+
+def kept_product(weight: Tensor, bias: Tensor | None, library: str, held: dict[Any, Any]) -> Callable[[Tensor], Tensor]:
+    """Return ``x -> x Wᵀ + b`` by a weight that is kept.
+
+    Args:
+        weight: W, (k, d).
+        bias: b, (k,), or None.
+        library: one of :data:`LIBRARIES`, or :data:`PACKED`.
+        held: what is kept beside it, where the weight is laid out once.
+    """
+    if library == MKL:
+        return lambda x: F.linear(x, weight, bias)
+    if library == ONEDNN:
+        return lambda x: linear(x, weight, bias, library)
+    packed = held.get(PACKED)
+    if packed is None:
+        packed = held[PACKED] = _packed(weight)
+    k, d = weight.shape
+
+    def product(x: Tensor) -> Tensor:
+        if not _fits(x, weight, bias):
+            return F.linear(x, weight, bias)
+        return _onednn_linear(x.reshape(-1, d), packed, bias).view(*x.shape[:-1], k)
+
+    return product
+
+
 def _is_small(x: Tensor, weight: Tensor) -> bool:
     """Whether a product takes microseconds."""
     return x.numel() * weight.shape[0] < SMALL
 
 
-def faster_library(rows: int, d: int, k: int, *, trains: bool) -> str:
-    """Return which library takes a float32 product of (rows, d) and (d, k) on this CPU."""
-    names = libraries()
+def faster_library(rows: int, d: int, k: int, *, trains: bool, kept: bool = False) -> str:
+    """Return which library takes a float32 product of (rows, d) and (d, k) on this CPU; `kept`: by a kept weight."""
+    return _choice(rows, d, k, TRAINED if trains else KEPT, libraries(kept=kept)).library
+
+
+def _choice(rows: int, d: int, k: int, mode: str, names: tuple[str, ...]) -> Choice:
     if rows * d * k < SMALL or len(names) == 1:
-        return names[0]
-    mode, threads = TRAINED if trains else KEPT, torch.get_num_threads()
-    shape = rounded(rows, d, k), mode, LEARNED, AUTO, "float32", "cpu", threads, "+".join(names)
-    return choose(Use(d, k, 1, 0, *shape), candidates).library
+        return Choice(DENSE, names[0])
+    shape = rounded(rows, d, k), mode, LEARNED, AUTO, "float32", "cpu", torch.get_num_threads(), "+".join(names)
+    return choose(Use(d, k, 1, 0, *shape), candidates)
 
 
 def candidates(use: Use) -> Mapping[Choice, Call]:
@@ -142,7 +187,8 @@ def candidates(use: Use) -> Mapping[Choice, Call]:
 
     def product(library: str) -> Call:
         if not trains:
-            return lambda: linear(x, weight, bias, library)
+            call = kept_product(weight, bias, library, {})
+            return lambda: call(x)
         gradient = x.new_ones(use.tokens, use.k)
         return lambda: torch.autograd.grad(linear(x, weight, bias, library), (x, weight, bias), gradient)
 
@@ -192,6 +238,12 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _operator()(x, weight, bias, "none", [], "")
 
 
+def _packed(weight: Tensor) -> Tensor:
+    """Return a copy of a weight (k, d) as oneDNN wants it; only oneDNN's product can read it."""
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # type: ignore[no-any-return]
+
+
 def _onednn_convolution(image: Tensor, weight: Tensor, groups: int) -> Tensor:
     return torch.mkldnn_convolution(image, weight, None, [0, 0], [1, 1], [1, 1], groups)
 
@@ -227,7 +279,8 @@ def _has_onednn() -> bool:
     here: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever the default dtype is just now
     x, weight, bias = torch.ones(2, 3, **here), torch.eye(4, 3, **here), torch.full((4,), 2, **here)
     try:
-        plain = torch.equal(_onednn_linear(x, weight, bias), F.linear(x, weight, bias))
+        expected = F.linear(x, weight, bias)
+        plain = all(torch.equal(_onednn_linear(x, each, bias), expected) for each in (weight, _packed(weight)))
         blocks = _onednn_convolution(x.t().reshape(1, 3, 2, 1), weight.view(4, 3, 1, 1), 1)
         return plain and torch.equal(blocks.view(4, 2).t(), F.linear(x, weight))
     except (AttributeError, RuntimeError, TypeError):

@@ -218,9 +218,9 @@ def _show(document: object, tables: "Callable[[], list[Table]]", *, json: bool) 
 
 
 def _recipe(name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None) -> "Recipe":
-    from phmctl.recipe.loading import common_overrides, load_recipe
+    from phmctl.recipe.loading import common_overrides, resolve
 
-    return load_recipe(name, [*common_overrides(n=n, algebra=algebra, device=device), *(settings or [])])
+    return resolve(name, common_overrides(n=n, algebra=algebra, device=device), settings or [])
 
 
 def _integers(option: str, text: str) -> list[int]:

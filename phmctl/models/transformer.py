@@ -4,13 +4,12 @@ import math
 
 from torch import Tensor, nn
 
-from phmctl.backends.products import linear
 from phmctl.data.special import BOS, PAD
 from phmctl.models.layers import embed
 from phmctl.models.stack import Stack
 from phmctl.models.state import DecoderState, Memory
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.kronecker_weight import weight_of
+from phmctl.nn.kronecker_weight import apply_weight, weight_of
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.nn.pointer import Pointer, in_front
@@ -94,7 +93,7 @@ class Transformer(nn.Module):
         """Map hidden states (..., d) to logits (..., V)."""
         if self.generator is not None:
             return self.generator(hidden)  # type: ignore[no-any-return]
-        return linear(hidden, weight_of(self.target_embedding))
+        return apply_weight(self.target_embedding, hidden)
 
     def predict(self, hidden: Tensor, target: Tensor, memory: Memory) -> Tensor:
         """Map the states (B, T, d) of the last T tokens of `target` to the logits (B, T, V) of those that follow.

@@ -19,6 +19,7 @@ from phmctl.algebra.nearest import nearest_components, nearest_kronecker_sum
 from phmctl.algebra.rank_product import blocks_of
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.backends.operators import autocast_dtype, is_recorded, is_transformed
+from phmctl.backends.products import kept_choice, kept_product, linear
 from phmctl.errors import DimensionError, RankError, UserError
 from phmctl.nn.caching import values_of
 from phmctl.nn.derived import as_derived
@@ -223,7 +224,7 @@ class KroneckerWeight(nn.Module):
         held = None if is_compiling() else values_of(self)
         if held is None or is_recorded() or is_transformed() or self._wants_graph():
             return None
-        S = self.S
+        S = self.weight if self.n == 1 else self.S
         parts = (*self._parameters.values(), *self._buffers.values())
         state = (*map(id, parts), S.dtype, S.device, autocast_dtype(S.device.type))
         known = held.get(state)
@@ -285,6 +286,14 @@ def weight_of(module: nn.Module) -> Tensor:
     if isinstance(module, KroneckerWeight) and module.n > 1:
         return module.built("H")
     return module.weight  # type: ignore[return-value]
+
+
+def apply_weight(module: nn.Module, x: Tensor) -> Tensor:
+    """Return ``x Wᵀ``, (..., columns) -> (..., rows), by a table's weight: of a generator that is tied to it."""
+    weight, values = weight_of(module), module._values() if isinstance(module, KroneckerWeight) else None
+    if values is None:
+        return linear(x, weight)
+    return kept_product(weight, None, kept_choice(x, weight).library, values)(x)
 
 
 def _same(A: Tensor, rule: Tensor) -> bool:

@@ -4,7 +4,6 @@ import math
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
@@ -24,7 +23,7 @@ from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.rules import LEARNED
 from phmctl.backends.choices import BUILT, KEPT, TRAINED, Choice, Provisional
 from phmctl.backends.operators import autocast_dtype, is_recorded
-from phmctl.backends.products import MKL, faster_library, libraries, linear
+from phmctl.backends.products import MKL, faster_library, kept_choice, kept_product, libraries, linear
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, check_known
 from phmctl.nn.caching import Call, call_at_hand, keep_call
@@ -153,11 +152,15 @@ class PHMLinear(KroneckerWeight):
                 _check_width(x, self.in_features)
                 raise
         _check_width(x, self.in_features)
-        if self.n == 1:
-            return linear(x, self.weight, self.bias)
         values = self._values()
-        choice = self._chosen(_rows_of(x), values)
-        call = self._call(choice, values)
+        if self.n > 1:
+            choice = self._chosen(_rows_of(x), values)
+            call = self._call(choice, values)
+        elif values is None:
+            return linear(x, self.weight, self.bias)
+        else:
+            choice = kept_choice(x, self.weight)
+            call = kept_product(self.weight, self.bias, choice.library, values)
         if values is not None and not isinstance(choice, Provisional):
             keep_call(self, x, call)
         return call(x)
@@ -170,10 +173,7 @@ class PHMLinear(KroneckerWeight):
             A, S = self.A, self.S
             return lambda x: apply_built(x, A, S, bias, library)
         if execution == DENSE:
-            H = self._kept("H", values)
-            if library == MKL:
-                return lambda x: F.linear(x, H, bias)
-            return lambda x: linear(x, H, bias, library)
+            return kept_product(self._kept("H", values), bias, library, values or {})
         apply: Call  # (T, d) -> (T, k)
         if execution == RANK:
             factors = self.factors
@@ -205,7 +205,8 @@ class PHMLinear(KroneckerWeight):
             trains = torch.is_grad_enabled() and weight.requires_grad
             plain = libraries(weight.device.type, autocast_dtype(weight.device.type) or weight.dtype) == libraries()
             shape = tokens, self.in_features, self.out_features
-            return Choice(DENSE, faster_library(*shape, trains=trains) if plain else MKL)
+            kept = self._values() is not None
+            return Choice(DENSE, faster_library(*shape, trains=trains, kept=kept) if plain else MKL)
         return self._chosen(tokens, self._values())
 
     def _chosen(self, tokens: int, values: dict[Any, Any] | None) -> Choice:

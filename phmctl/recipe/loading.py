@@ -74,7 +74,7 @@ def override(options: Iterable[tuple[str, str]]) -> list[str | Override]:
     """Return what options of a command line set, given as text: ``("--n", "4")``, ``("--set", "training.clip=1.0")``.
 
     Raises:
-        RecipeError: a number is none.
+        RecipeError: a number is none, or two options set one key.
     """
     pairs = list(options)
     common: dict[str, object] = {}
@@ -82,7 +82,7 @@ def override(options: Iterable[tuple[str, str]]) -> list[str | Override]:
         name = option.removeprefix("--")
         if option != "--set":
             common[name] = whole_number(option, value) if name in _NUMBERS else value
-    return [*common_overrides(**common), *(value for option, value in pairs if option == "--set")]
+    return _each_once([*common_overrides(**common), *(value for option, value in pairs if option == "--set")])
 
 
 def find_recipe(name: str) -> Path:
@@ -109,10 +109,10 @@ def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
 
     Args:
         name: a path or a shipped recipe's name.
-        overrides: settings; as text ``key.path=value``, the value in YAML.
+        overrides: settings; as text ``key.path=value``, the value in YAML. Later ones win.
 
     Raises:
-        RecipeError: with all problems at once, a line each; or two settings are of one key.
+        RecipeError: with all problems at once, a line each.
     """
     return _resolve(read_document(find_recipe(name), RecipeError), overrides)
 
@@ -128,13 +128,14 @@ def resolve(
         settings: further ones, by key.
 
     Raises:
-        RecipeError: with all problems at once, a line each.
+        RecipeError: with all problems at once, a line each; or two of them set one key.
     """
     changes = list(overrides)
     if isinstance(settings, Mapping):
         changes += [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
     else:
         changes += settings
+    changes = _each_once(changes)
     if isinstance(recipe, Recipe):
         if not changes:
             return recipe
@@ -153,19 +154,20 @@ def _resolve(document: Document, overrides: Sequence[str | Override]) -> Recipe:
     changes = [_parse_override(each) if isinstance(each, str) else each for each in overrides]
     for each in sorted(changes, key=lambda change: not change.implied):
         _set(document, each)
-    _refuse_twice(change for change in changes if not change.implied)
     return validate_recipe(document)
 
 
-def _refuse_twice(changes: Iterable[Override]) -> None:
-    """Raise RecipeError where two options set one key: the last would win without a word."""
+def _each_once(overrides: list[str | Override]) -> list[str | Override]:
+    """Return overrides as they are; raises RecipeError where two set one key: the last would win without a word."""
     first: dict[str, Override] = {}
-    for each in changes:
-        other = first.setdefault(each.key, each)
-        if other is not each:
+    for each in overrides:
+        change = _parse_override(each) if isinstance(each, str) else each
+        other = change if change.implied else first.setdefault(change.key, change)
+        if other is not change:
             raise RecipeError(
-                f"{other.option} and {each.option} both set {each.key}; leave one out (train: A,B for a sweep)"
+                f"{other.option} and {change.option} both set {change.key}; leave one out (train: A,B for a sweep)"
             )
+    return overrides
 
 
 def validate_recipe(document: Document) -> Recipe:

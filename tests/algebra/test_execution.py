@@ -18,7 +18,7 @@ from phmctl.algebra.execution import (
 from phmctl.algebra.kronecker import materialise_reference
 from phmctl.backends import choices
 from phmctl.backends.choices import AUTO, KEPT, MODES, TRAINED, Choice, Use
-from phmctl.backends.products import MKL, libraries
+from phmctl.backends.products import MKL, PACKED, libraries
 
 EXECUTIONS = {"dense": apply_built, "factored": apply_factored}
 names = pytest.mark.parametrize("name", list(EXECUTIONS))
@@ -100,7 +100,7 @@ def test_gradients_of_an_input_that_is_not_contiguous(name: str, shape: tuple[in
 
 
 def use(mode: str = KEPT, *, rank: int = 7, execution: str = AUTO, rule: str = "learned") -> Use:
-    return Use(16, 8, 4, rank, 32, mode, rule, execution, "float32", "cpu", 1, "+".join(libraries()))
+    return Use(16, 8, 4, rank, 32, mode, rule, execution, "float32", "cpu", 1, "+".join(libraries(kept=mode == KEPT)))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -109,7 +109,8 @@ def use(mode: str = KEPT, *, rank: int = 7, execution: str = AUTO, rule: str = "
 def test_every_candidate_can_be_timed(mode: str, rule: str, rank: int) -> None:
     found = candidates(use(mode, rank=rank, rule=rule))
     names = ["dense", "factored", "rank"] if rank else ["dense", "factored"]
-    assert set(found) == {Choice(name, library) for name in names for library in libraries()}
+    packed = {Choice("dense", PACKED)} & {Choice("dense", library) for library in libraries(kept=mode == KEPT)}
+    assert set(found) == {Choice(name, library) for name in names for library in libraries()} | packed
     for call in found.values():
         call()
 

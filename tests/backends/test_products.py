@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,31 @@ def test_products_with_blocks(tokens: int, R: int, s: int, t: int) -> None:
     torch.testing.assert_close(block_products(x, blocks, ONEDNN), exact, **CLOSE)
     strided = x.transpose(0, 1).contiguous().transpose(0, 1)
     torch.testing.assert_close(block_products(strided, blocks, ONEDNN), exact, **CLOSE)
+
+
+@settings(deadline=None)
+@pytest.mark.usefixtures("onednn")
+@given(rows=st.integers(0, 40), d=st.integers(1, 70), k=st.integers(1, 70), has_bias=st.booleans())
+def test_a_kept_weight_that_was_laid_out_gives_the_product(rows: int, d: int, k: int, has_bias: bool) -> None:
+    weight, bias = drawn((k, d), (k,))
+    held: dict[Any, Any] = {}
+    product = module.kept_product(weight, bias if has_bias else None, module.PACKED, held)
+    for shape in ((rows, d), (2, rows, d)):  # one layout for any number of rows
+        (x,) = drawn(shape)
+        exact = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+        torch.testing.assert_close(product(x).double(), exact, **CLOSE)
+    assert list(held) == [module.PACKED]
+    with pytest.raises(RuntimeError, match="dtype"):
+        product(torch.zeros(2, d, dtype=torch.float64))
+
+
+def test_only_kept_weights_are_laid_out() -> None:
+    if not module._has_onednn():
+        pytest.skip("this torch has no oneDNN")
+    assert libraries(kept=True) == (MKL, ONEDNN, module.PACKED)
+    assert module.PACKED not in libraries()
+    with module.preferred_library(MKL):
+        assert libraries(kept=True) == (MKL,)
 
 
 def test_the_faster_library_is_taken(measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:

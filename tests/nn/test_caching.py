@@ -5,9 +5,11 @@ import gc
 import pickle
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.utils import parametrize
@@ -15,12 +17,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import phmctl
 from phmctl import PHMEmbedding, PHMLinear
-from phmctl.algebra import bilinear, rules
+from phmctl.algebra import bilinear, execution, rules
 from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import materialise_reference
+from phmctl.backends import choices, products
 from phmctl.errors import DimensionError
 from phmctl.nn.derived import DerivedWeightError
+from phmctl.nn.kronecker_weight import apply_weight
 
 
 def eval_layer(**options) -> PHMLinear:
@@ -95,6 +99,36 @@ def test_what_is_written_inside_is_seen_after(x: torch.Tensor) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("rows", [3, 70])
+def test_a_weight_that_is_laid_out_is_the_layer_s(
+    n: int, rows: int, measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is the fastest; and another parameter in the weight's place is seen."""
+    if products.PACKED not in products.libraries(kept=True):
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(execution, "SMALL", 0)
+    rank = {name: place for place, name in enumerate((products.PACKED, products.ONEDNN, products.MKL))}
+    monkeypatch.setattr(choices, "lowest_seconds", lambda calls, _: {each: 1.0 + rank[each.library] for each in calls})
+    taken = []
+    monkeypatch.setattr(products, "_packed", lambda weight, made=products._packed: taken.append(1) or made(weight))
+    layer, table = PHMLinear(8, 12, n=n), PHMEmbedding(20, 8, n=n)
+    x = torch.randn(rows, 8)
+    with phmctl.cached(), torch.no_grad():
+        for call in range(3):
+            torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(apply_weight(table, x), F.linear(x, table.weight), rtol=1e-5, atol=1e-6)
+            if not call:
+                assert len(taken) >= 2
+                taken.clear()  # with them what was laid out for the measurement
+        assert not taken
+        name = "weight" if n == 1 else "S"
+        setattr(layer, name, nn.Parameter(torch.randn_like(getattr(layer, name))))
+        torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
+    assert len(taken) == 1
+
+
 def test_another_tensor_dtype_or_autocast_is_seen_inside(x: torch.Tensor) -> None:
     layer = eval_layer(execution="dense")
     with phmctl.cached():
