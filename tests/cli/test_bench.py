@@ -19,8 +19,8 @@ def call(*arguments: object) -> str:
     return result.stdout
 
 
-def tiny(*arguments: object) -> list[object]:
-    return ["miniature", "--n", 4, *arguments, *(part for key in TINY for part in ("--set", key)), "--json"]
+def tiny(*arguments: object, n: int = 4) -> list[object]:
+    return ["miniature", "--n", n, *arguments, *(part for key in TINY for part in ("--set", key)), "--json"]
 
 
 def test_layer_measures_each_n_tokens_and_mode() -> None:
@@ -51,9 +51,9 @@ def test_train_compares_three_models_on_the_same_batches(miniature_data: Path) -
 
 
 def test_train_measures_a_composed_model_against_its_base(miniature_data: Path) -> None:
-    given = ("--set", "model.compose_heads=bilinear", "--set", "model.algebra=real", "--set", "model.n=1")
+    given = ("--set", "model.compose_heads=bilinear")
     options = ("--data", miniature_data, "--batches", 1, "--rounds", 1, "--against", "base")
-    result = json.loads(call("train", *tiny(*options, *given)))
+    result = json.loads(call("train", *tiny(*options, *given, n=1)))
     rows = {row["candidate"]: row for row in result["rows"]}
     assert set(rows) == {"dense", "base", "nn.Transformer"}
     assert (result["baseline"], rows["base"]["allowed"]) == ("base", 1)
