@@ -29,7 +29,6 @@ from phmctl.nn.composition import (
 )
 from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.linear import PHMLinear
-from phmctl.nn.pointer import Pointer
 from phmctl.nn.positions import SinusoidalPositions
 from phmctl.nn.residual import Residual
 from phmctl.recipe.schema import (
@@ -96,7 +95,6 @@ def build_transformer(
         encoder_norm=_final_norm(section, device),
         decoder_norm=_final_norm(section, device),
         generator=_generator(section, builder, target_rows),
-        pointer=Pointer(builder.sublayer(), section.width) if section.pointer else None,
         dropout=section.dropout,
     )
 

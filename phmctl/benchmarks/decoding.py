@@ -31,7 +31,6 @@ from phmctl.errors import check_known
 from phmctl.models.transformer import Transformer
 from phmctl.nn.caching import cached
 from phmctl.nn.kept_factors import set_execution
-from phmctl.nn.pointer import REACH
 from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 
 LENGTHS = (8, 16, 32, 64, 128)  # output lengths at which a step is timed
@@ -257,8 +256,7 @@ def applied_weights(settings: TransformerSection, vocabulary: int) -> int:
     decoder = build_transformer(settings.dense_twin, 1, 1, device="meta").decoder
     memory = 2 * settings.decoder_layers * settings.width * settings.upsize * settings.width
     matrices = sum(parameter.numel() for parameter in decoder.parameters() if parameter.ndim == 2)
-    pointer = settings.pointer * (settings.width + 1 + REACH) * settings.width  # queries and gates
-    return matrices - memory + pointer + vocabulary * settings.width
+    return matrices - memory + vocabulary * settings.width
 
 
 def _model(recipe: TranslationRecipe, sizes: tuple[int, int], device: torch.device) -> Transformer:

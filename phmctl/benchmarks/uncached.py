@@ -49,8 +49,6 @@ class Uncached:
     def step(self, tokens: Tensor, state: Prefixes) -> Tensor:
         """Map the newest tokens (B, K) to logits (B, K, V), over the whole prefixes."""
         state.tokens = torch.cat([state.tokens, tokens[:, :, None]], 2)  # (B, K, t)
-        prefixes = state.tokens.flatten(0, 1)  # (B*K, t)
-        hidden = self.model.decode(state.memory, prefixes)  # (B*K, t, d)
-        seen = slice(None if self.whole else -1, None)
-        logits = self.model.predict(hidden[:, seen], prefixes, state.memory)[:, -1]  # (B*K, V)
+        hidden = self.model.decode(state.memory, state.tokens.flatten(0, 1))  # (B*K, t, d)
+        logits = self.model.logits(hidden if self.whole else hidden[:, -1:])[:, -1]  # (B*K, V)
         return logits.view(*tokens.shape, -1)

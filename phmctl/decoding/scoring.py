@@ -15,14 +15,14 @@ from phmctl.nn.caching import cached
 class Scorer(Protocol):
     """What forced decoding wants of a model."""
 
-    def encode(self, source: Tensor) -> Any:
-        """Read the source (B, S) once."""
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        """Return the hidden states (B, T, d)."""
 
-    def decode(self, memory: Any, target: Tensor) -> Tensor:
-        """Return the states (B, T, d) behind each token (B, T)."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (B, T, V)."""
 
-    def predict(self, hidden: Tensor, target: Tensor, memory: Any) -> Tensor:
-        """Return the logits (B, T, V) of what follows each token of `target` (B, T)."""
+    def __call__(self, *arguments: Any) -> Any:
+        """Call :meth:`forward`."""
 
 
 @torch.no_grad()
@@ -38,8 +38,7 @@ def forced_scores(model: Scorer, source: Tensor, outputs: Sequence[Sequence[int]
     """
     whole = [torch.tensor([BOS, *tokens, EOS]) for tokens in outputs]
     target = pad_sequence(whole, batch_first=True, padding_value=PAD).to(source.device)  # (B, T+1)
-    memory, given = model.encode(source), target[:, :-1]  # (B, T)
-    log_probs = torch.log_softmax(model.predict(model.decode(memory, given), given, memory).float(), -1)  # (B, T, V)
+    log_probs = torch.log_softmax(model.logits(model(source, target[:, :-1])).float(), -1)  # (B, T, V)
     gold = log_probs.gather(2, target[:, 1:, None])[:, :, 0]  # (B, T)
     lengths = torch.tensor([len(tokens) + 1 for tokens in outputs], device=source.device)  # (B,) with EOS
     inside = torch.arange(gold.shape[1], device=source.device) < lengths[:, None]  # (B, T)

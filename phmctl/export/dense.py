@@ -57,17 +57,12 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
 
     Raises:
         TypeError: it is another kind of model.
-        UserError: it composes layers or heads, or has a pointer, which no format here has a place for.
+        UserError: it composes layers or heads, which no format here has a place for.
     """
     if isinstance(section, StackSection) and {section.compose_layers, section.compose_heads} != {"none"}:
         raise UserError(
             f"the model composes what plain Transformers do not (compose_layers: {section.compose_layers}, "
             f"compose_heads: {section.compose_heads}), so it has no export; decode and eval take its run as it is"
-        )
-    if isinstance(section, TransformerSection) and section.pointer:
-        raise UserError(
-            "the model copies from its source (pointer: true), which plain Transformers do not, so it has no export; "
-            "decode and eval take its run as it is"
         )
     exact = copy.deepcopy(model).double().cpu().eval()
     for kind, write in _WRITERS.items():

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phmctl.nn.pointer import Pointed
-
 _ROOM = 32  # positions that there is room for at first
 
 
@@ -19,17 +17,15 @@ class Memory:
     Attributes:
         states: (B, S, d).
         mask: (B, 1, 1, S), true where a position is a real token; None if all are.
-        pointed: the source, where it can be copied from.
     """
 
     states: Tensor
     mask: Tensor | None
-    pointed: Pointed | None = None
 
     def select(self, sentences: Tensor) -> "Memory":
         """Keep some sentences: indices (B',)."""
         mask = None if self.mask is None else self.mask[sentences]
-        return Memory(self.states[sentences], mask, self.pointed and self.pointed.select(sentences))
+        return Memory(self.states[sentences], mask)
 
 
 class LayerCache:
@@ -74,35 +70,21 @@ class DecoderState:
         mask: the memory's mask, (B, 1, 1, S).
         beams: K at the first step; :meth:`reorder` changes it.
         max_length: the most steps that will be taken.
-        pointed: the source, where it can be copied from.
     """
 
     def __init__(
-        self,
-        memories: Sequence[tuple[Tensor, Tensor]],
-        mask: Tensor | None,
-        beams: int,
-        max_length: int,
-        pointed: Pointed | None = None,
+        self, memories: Sequence[tuple[Tensor, Tensor]], mask: Tensor | None, beams: int, max_length: int
     ) -> None:
         keys = memories[0][0]
         sentences, heads, _, head_width = keys.shape
         self.beams = beams
         self.mask = mask
-        self.pointed = pointed
-        # What was produced last, (B, K, REACH), nearest first: at the start as in front of the source.
-        self._last = keys.new_empty(0) if pointed is None else pointed.before[:, :1].expand(-1, beams, -1)
         self.position = 0
         self._longest, self._room = max_length, min(max_length, _ROOM)
         self._parts, self._inner = (len(memories), 2), heads * head_width
         self._current, self._spare = keys.new_empty(0), keys.new_empty(0)
         self.past, self._current = self._view(self._current, sentences * beams)
         self.layers = [LayerCache(self, i, k.contiguous(), v.contiguous()) for i, (k, v) in enumerate(memories)]
-
-    def remember(self, tokens: Tensor) -> Tensor:
-        """Add the newest tokens (B, K), for a pointer; return the last ones, (B, K, REACH), nearest first."""
-        self._last = torch.cat([tokens[:, :, None], self._last[:, :, :-1]], 2)
-        return self._last
 
     def room(self) -> Tensor:
         """Return the past, with room for the position at hand."""
@@ -126,8 +108,6 @@ class DecoderState:
         torch.index_select(self.past[: self.position], 3, rows, out=target[: self.position])
         self.past, self._current, self._spare = target, storage, self._current
         self.beams = parents.shape[1]
-        if self.pointed is not None:
-            self._last = self._last[first[:, None], parents]  # (B', K', REACH)
         if sentences is not None:
             self._select_memory(sentences)
 
@@ -145,7 +125,6 @@ class DecoderState:
 
     def _select_memory(self, sentences: Tensor) -> None:
         self.mask = None if self.mask is None else self.mask[sentences]
-        self.pointed = self.pointed and self.pointed.select(sentences)
         for layer in self.layers:
             layer.memory_keys = layer.memory_keys[sentences]
             layer.memory_values = layer.memory_values[sentences]

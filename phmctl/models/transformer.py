@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor, nn
 
-from phmctl.data.special import BOS, PAD
+from phmctl.data.special import PAD
 from phmctl.models.layers import embed
 from phmctl.models.stack import Stack
 from phmctl.models.state import DecoderState, Memory
@@ -12,7 +12,6 @@ from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.kronecker_weight import apply_weight, weight_of
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.nn.pointer import Pointer, in_front
 from phmctl.nn.positions import SinusoidalPositions
 
 
@@ -28,7 +27,6 @@ class Transformer(nn.Module):
         encoder_norm: behind the encoder's layers: a layer norm, or an identity.
         decoder_norm: behind the decoder's.
         generator: the map to the vocabulary; None is the target embedding's weight.
-        pointer: copies tokens of the source beside it, where both sides have the same ids.
         dropout: on the embeddings.
     """
 
@@ -43,7 +41,6 @@ class Transformer(nn.Module):
         encoder_norm: nn.Module,
         decoder_norm: nn.Module,
         generator: PHMLinear | None = None,
-        pointer: Pointer | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -55,7 +52,6 @@ class Transformer(nn.Module):
         self.encoder_norm = encoder_norm
         self.decoder_norm = decoder_norm
         self.generator = generator
-        self.pointer = pointer
         self.dropout = dropout
 
     def forward(
@@ -66,14 +62,9 @@ class Transformer(nn.Module):
         With `labels` (B, T), PAD where none is, return the two sums of :func:`phmctl.nn.loss.vocabulary_loss` instead:
         wrappers such as ``DistributedDataParallel`` see only what is computed in here.
         """
-        memory = self.encode(source)
-        hidden = self.decode(memory, target)  # (B, T, d)
+        hidden = self.decode(self.encode(source), target)  # (B, T, d)
         if labels is None:
             return hidden
-        if self.pointer is not None and memory.pointed is not None:
-            last = in_front(target, BOS)[:, 1:]  # (B, T, REACH)
-            seen = (self.logits(hidden), hidden, last, memory.pointed)
-            return self.pointer.loss(*seen, labels, smoothing=smoothing, ignore=PAD)
         weight, bias = self.output_map()
         return vocabulary_loss(hidden, weight, bias, labels, smoothing=smoothing, ignore=PAD)
 
@@ -81,8 +72,7 @@ class Transformer(nn.Module):
         """Encode source ids (B, S)."""
         mask = (source != PAD)[:, None, None, :]  # (B, 1, 1, S)
         x = self._embed(self.source_embedding, source)
-        states = self.encoder_norm(self.encoder(x, mask))
-        return Memory(states, mask, None if self.pointer is None else self.pointer.read(states, mask, source, BOS))
+        return Memory(self.encoder_norm(self.encoder(x, mask)), mask)
 
     def decode(self, memory: Memory, target: Tensor) -> Tensor:
         """Map decoder input ids (B, T) to hidden states (B, T, d)."""
@@ -95,17 +85,6 @@ class Transformer(nn.Module):
             return self.generator(hidden)  # type: ignore[no-any-return]
         return apply_weight(self.target_embedding, hidden)
 
-    def predict(self, hidden: Tensor, target: Tensor, memory: Memory) -> Tensor:
-        """Map the states (B, T, d) of the last T tokens of `target` to the logits (B, T, V) of those that follow.
-
-        With a pointer to their log-probabilities. `target` is whole, from BOS on.
-        """
-        logits = self.logits(hidden)
-        if self.pointer is None or memory.pointed is None:
-            return logits
-        last = in_front(target, BOS)[:, -hidden.shape[1] :]  # (B, T, REACH)
-        return self.pointer(logits, hidden, last, memory.pointed)  # type: ignore[no-any-return]
-
     def output_map(self) -> tuple[Tensor, Tensor | None]:
         """Return the generator's weight (V, d) and its bias (V,) or None."""
         if self.generator is None:
@@ -115,7 +94,7 @@ class Transformer(nn.Module):
     def start(self, memory: Memory, beams: int, max_length: int) -> DecoderState:
         """Begin decoding the memory's sentences with `beams` hypotheses each, for at most `max_length` steps."""
         memories = [layer.cross_attention.project_memory(memory.states) for layer in self.decoder]
-        return DecoderState(memories, memory.mask, beams, max_length, memory.pointed)
+        return DecoderState(memories, memory.mask, beams, max_length)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Take one step: the last tokens (B, K) to the next token's logits (B, K, V); the state advances."""
@@ -123,11 +102,7 @@ class Transformer(nn.Module):
         x = self.target_embedding(tokens) * scale + self.positions(1, state.position)  # (B, K, d)
         x = self.decoder.step(x, state.layers, state.mask)
         state.position += 1
-        hidden = self.decoder_norm(x)
-        logits = self.logits(hidden)
-        if self.pointer is None or state.pointed is None:
-            return logits
-        return self.pointer(logits, hidden, state.remember(tokens), state.pointed)  # type: ignore[no-any-return]
+        return self.logits(self.decoder_norm(x))
 
     def _embed(self, embedding: PHMEmbedding, ids: Tensor) -> Tensor:
         return embed(embedding, self.positions, ids, self.dropout if self.training else 0.0)  # (B, T, d)

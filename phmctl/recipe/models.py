@@ -213,7 +213,6 @@ class TransformerSection(StackSection):
     generator: Literal["dense", "phm", "tied"] = "tied"  # tied: the target embedding's weight
     generator_bias: bool = False
     share_embeddings: bool = True  # source and target share one table; wants a joint vocabulary
-    pointer: bool = False  # copies tokens of the source beside choosing them; wants a joint vocabulary
     compose_in: Literal["both", "encoder", "decoder"] = "both"  # where compose_layers and compose_heads are meant
 
     @model_validator(mode="after")

@@ -228,8 +228,6 @@ class TranslationRecipe(Recipe):
     def _consistent(self) -> Self:
         if self.model.share_embeddings and not self.data.joint:
             raise ValueError("model.share_embeddings wants data.joint: true")
-        if self.model.pointer and not self.data.joint:
-            raise ValueError("model.pointer wants data.joint: true: what it copies must mean the same on both sides")
         if self.data.max_tokens + 2 > self.training.batch_tokens:
             raise ValueError(
                 f"training.batch_tokens = {self.training.batch_tokens} holds no sentence of data.max_tokens = "

@@ -35,10 +35,9 @@ def test_each_sentence_is_searched_to_its_length() -> None:
     assert sorted(len(best[0].tokens) for best in found) == [0, 1, 4, 6]
 
 
-@pytest.mark.parametrize("pointer", [False, True])
-def test_the_uncached_search_finds_the_same(pointer: bool) -> None:
+def test_the_uncached_search_finds_the_same() -> None:
     torch.manual_seed(0)
-    model = build_transformer(RECIPE.model.model_copy(update={"pointer": pointer}), 64, 64).eval()
+    model = build_transformer(RECIPE.model, 64, 64).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)  # sharp, so that rounding decides nothing
@@ -58,7 +57,6 @@ def test_applied_weights_are_the_decoders_matrices_and_the_generator() -> None:
     memory = 2 * 2 * 32 * 32  # keys and values of the memory, in both layers
     assert applied_weights(settings, 64) == matrices - memory + 64 * 32
     assert applied_weights(RECIPE.model, 0) == 2 * (matrices - memory)
-    assert applied_weights(settings.model_copy(update={"pointer": True}), 0) == matrices - memory + (32 + 4) * 32
     composed = settings.model_copy(update={"compose_layers": "bilinear", "compose_heads": "bilinear"})
     # Over two layers five d×d maps; in each of four attention modules three in the place of one.
     assert applied_weights(composed, 0) == matrices - memory + (5 + 4 * 2) * 32 * 32

@@ -42,13 +42,11 @@ class FakeModel:
         return self._rows(state.source[:, None], state.prefixes)
 
     def __call__(self, source: Tensor, target_in: Tensor) -> Tensor:
-        return self.decode(self.encode(source), target_in)
-
-    def decode(self, keys: Tensor, target_in: Tensor) -> Tensor:
         """The logits of every prefix (B, T, V): the fake's hidden states are its logits."""
+        keys = self.encode(source)
         return torch.stack([self._rows(keys, target_in[:, : t + 1]) for t in range(target_in.shape[1])], 1)
 
-    def predict(self, hidden: Tensor, target: Tensor, memory: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         return hidden
 
     def _rows(self, keys: Tensor, prefixes: Tensor) -> Tensor:

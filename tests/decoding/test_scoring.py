@@ -36,7 +36,6 @@ def test_padding_does_not_change_a_score() -> None:
         {"algebra": "phm", "n": 4},
         {"algebra": "quaternion", "norm": "post", "projections": "packed"},
         {"algebra": "phm", "n": 2, "embeddings": "phm", "generator": "phm", "projections": "separate"},
-        {"algebra": "phm", "n": 2, "pointer": True},
     ],
 )
 def test_the_transformers_beam_scores_are_its_forced_scores(kit: Kit, settings: dict) -> None:

@@ -92,11 +92,6 @@ def test_a_composed_model_has_no_plain_twin(place):
         dense_form(transformer(place), section(place), {"source": 42, "target": 42})
 
 
-def test_a_model_that_copies_has_no_plain_twin():
-    with pytest.raises(UserError, match=r"copies from its source \(pointer: true\).*no export; decode and eval take"):
-        dense_form(transformer({"pointer": True}), section({"pointer": True}), {"source": 42, "target": 42})
-
-
 def test_rows_that_only_n_wanted_are_cut_off():
     model = transformer(TRANSFORMERS["phm-tables"])
     assert len(model.source_embedding.weight) == 44

@@ -168,13 +168,6 @@ def test_executions_that_no_model_has(overrides: list[str], message: str) -> Non
     assert message in refusal(MINIMAL, *overrides)
 
 
-def test_what_both_sides_share_wants_one_vocabulary() -> None:
-    alone = ["data.joint=false", "model.share_embeddings=false"]
-    assert not parse_recipe(MINIMAL, where="r.yaml", overrides=alone).data.joint
-    assert "model.share_embeddings wants data.joint: true" in refusal(MINIMAL, alone[0])
-    assert "model.pointer wants data.joint: true" in refusal(MINIMAL, *alone, "model.pointer=true")
-
-
 @pytest.mark.parametrize("overrides", [["model.algebra=quaternion"], ["model.algebra=phm", "model.n=4"]])
 def test_a_model_trained_by_rank(overrides: list[str]) -> None:
     learned = ["model.parametrization=factors"] if "model.n=4" in overrides else []
