@@ -324,7 +324,7 @@ def test_exports(run: Run) -> None:
 
 def test_memories_of_sources(tmp_path: Path) -> None:
     text = tmp_path / "a.de"
-    text.write_text("ein Hund\n")
+    text.write_text("ein Hund\ta dog\n")
     corpus = own_corpus("mine", {"train": [(text,)], "valid": [(text,)]})
     sources = Sources(corpus, tmp_path / "none.json")
     manifest = sources.describe()
