@@ -120,18 +120,19 @@ def library_for(x: Tensor, weight: Tensor, *, trains: bool = False) -> str:
         weight: (k, d).
         trains: whether autograd takes the gradients.
     """
-    if is_recorded() or _is_small(x, weight) or not _is_plain(x) or weight.dtype != x.dtype:
-        return MKL
-    k, d = weight.shape
-    return faster_library(x.numel() // max(d, 1), d, k, trains=trains)
+    return _choice_for(x, weight, trains=trains).library
 
 
 def kept_choice(x: Tensor, weight: Tensor) -> Choice:
     """Return the choice for ``x Wᵀ`` by a weight that is kept; see :func:`library_for`."""
+    return _choice_for(x, weight, kept=True)
+
+
+def _choice_for(x: Tensor, weight: Tensor, *, trains: bool = False, kept: bool = False) -> Choice:
     if is_recorded() or _is_small(x, weight) or not _is_plain(x) or weight.dtype != x.dtype:
         return Choice(DENSE, MKL)
     k, d = weight.shape
-    return _choice(x.numel() // max(d, 1), d, k, KEPT, libraries(kept=True))
+    return _choice(x.numel() // max(d, 1), d, k, trains=trains, kept=kept)
 
 
 def kept_product(weight: Tensor, bias: Tensor | None, library: str, held: dict[Any, Any]) -> Callable[[Tensor], Tensor]:
@@ -167,10 +168,11 @@ def _is_small(x: Tensor, weight: Tensor) -> bool:
 
 def faster_library(rows: int, d: int, k: int, *, trains: bool, kept: bool = False) -> str:
     """Return which library takes a float32 product of (rows, d) and (d, k) on this CPU; `kept`: by a kept weight."""
-    return _choice(rows, d, k, TRAINED if trains else KEPT, libraries(kept=kept)).library
+    return _choice(rows, d, k, trains=trains, kept=kept).library
 
 
-def _choice(rows: int, d: int, k: int, mode: str, names: tuple[str, ...]) -> Choice:
+def _choice(rows: int, d: int, k: int, *, trains: bool, kept: bool) -> Choice:
+    names, mode = libraries(kept=kept), TRAINED if trains else KEPT
     if rows * d * k < SMALL or len(names) == 1:
         return Choice(DENSE, names[0])
     shape = rounded(rows, d, k), mode, LEARNED, AUTO, "float32", "cpu", torch.get_num_threads(), "+".join(names)
