@@ -67,7 +67,6 @@ def decode(
     from phmctl.inference.answering import answer, open_output, refuse_same_file
     from phmctl.inference.arriving import arriving_lines, in_groups
     from phmctl.inference.workers import Loading, with_workers
-    from phmctl.sweeps.pool import check_jobs, threads_each
     from phmctl.tasks.registry import kind_of
 
     if input_ is not None and split is not None:
@@ -76,8 +75,8 @@ def decode(
         raise UserError("--resume goes on with a file; add --output FILE")
     if output is not None and split is None:
         refuse_same_file(input_, output)
-    check_jobs(workers, "--workers")
-    threads = threads_each(workers, threads) if workers > 1 else threads
+    if workers > 1:
+        threads = _share(workers, threads)
     set_threads(threads)
     opened = with_engine(open_model(run), engine, checkpoint, quantize)
     kind = kind_of(opened.recipe)
@@ -101,6 +100,14 @@ def decode(
     file = nullcontext() if output is None else open_output(output, predictor, opened, weights, resume=resume)
     with file as answers, bar as advance, with_workers(predictor, loading, workers) as together:
         answer(together, groups, output=answers, as_json=json, advance=advance)
+
+
+def _share(workers: int, threads: int) -> int:
+    """Return the threads of each worker; raises UserError for too many workers."""
+    from phmctl.sweeps.pool import check_jobs, threads_each
+
+    check_jobs(workers, "--workers")
+    return threads_each(workers, threads)
 
 
 def _progress(verb: str, lines: int | None, *, shown: bool) -> AbstractContextManager[Callable[[int], None]]:

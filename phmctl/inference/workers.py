@@ -1,19 +1,17 @@
 """``decode --workers``: each group of lines parted among several processes, which all have the model.
 
-Two processes of one thread translate faster than one of two: much of a search is no large product.
+Two processes of one thread translate faster than one of two: much of a search is no large product. What starts them is
+imported where they are wanted: one process has the quicker start without it.
 """
 
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,8 @@ from phmctl.devices import set_threads
 from phmctl.errors import WorkerError
 
 if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
+
     from phmctl.runs import Run
     from phmctl.tasks.base import Predictor
 
@@ -63,7 +63,7 @@ class WithWorkers:
         count: processes, with this one.
     """
 
-    def __init__(self, own: "Predictor", pool: ProcessPoolExecutor, loading: Loading, count: int) -> None:
+    def __init__(self, own: "Predictor", pool: "ProcessPoolExecutor", loading: Loading, count: int) -> None:
         self.own, self.pool, self.loading, self.count = own, pool, loading, count
         self.verb, self.about, self.origin = own.verb, own.about, own.origin
         self.lines, self.as_json = own.lines, own.as_json
@@ -74,6 +74,8 @@ class WithWorkers:
         Raises:
             WorkerError: a process ended before it had answered.
         """
+        from concurrent.futures.process import BrokenProcessPool
+
         first, *others = parts(lines, self.count)
         places = accumulate(map(len, others), initial=first_line + len(first))
         try:
@@ -95,6 +97,9 @@ def with_workers(own: "Predictor", loading: Loading, count: int) -> Iterator["Pr
     if count == 1:
         yield own
         return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     with ProcessPoolExecutor(count - 1, get_context("spawn"), _begin) as pool:
         try:
             yield WithWorkers(own, pool, loading, count)
@@ -118,6 +123,8 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
+    from multiprocessing import parent_process
+
     parent = parent_process()
     if parent is not None:
         parent.join()
