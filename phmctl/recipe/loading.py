@@ -70,7 +70,7 @@ def number(option: str, text: str) -> float:
         raise RecipeError(f"{option} {text}: want a number") from None
 
 
-def override(options: Iterable[tuple[str, str]]) -> list[str | Override]:
+def override(options: Iterable[tuple[str, str]]) -> list[Override]:
     """Return what options of a command line set, given as text: ``("--n", "4")``, ``("--set", "training.clip=1.0")``.
 
     Raises:
@@ -130,12 +130,11 @@ def resolve(
     Raises:
         RecipeError: with all problems at once, a line each; or two of them set one key.
     """
-    changes = list(overrides)
     if isinstance(settings, Mapping):
-        changes += [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
+        further = [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
+        changes = _each_once([*overrides, *further])
     else:
-        changes += settings
-    changes = _each_once(changes)
+        changes = _each_once([*overrides, *settings])
     if isinstance(recipe, Recipe):
         if not changes:
             return recipe
@@ -151,23 +150,26 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] =
 
 
 def _resolve(document: Document, overrides: Sequence[str | Override]) -> Recipe:
-    changes = [_parse_override(each) if isinstance(each, str) else each for each in overrides]
-    for each in sorted(changes, key=lambda change: not change.implied):
+    for each in sorted(map(_parsed, overrides), key=lambda change: not change.implied):  # what is said wins
         _set(document, each)
     return validate_recipe(document)
 
 
-def _each_once(overrides: list[str | Override]) -> list[str | Override]:
-    """Return overrides as they are; raises RecipeError where two set one key: the last would win without a word."""
+def _parsed(each: str | Override) -> Override:
+    return _parse_override(each) if isinstance(each, str) else each
+
+
+def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
+    """Return overrides; raises RecipeError where two set one key: the last would win without a word."""
+    changes = [_parsed(each) for each in overrides]
     first: dict[str, Override] = {}
-    for each in overrides:
-        change = _parse_override(each) if isinstance(each, str) else each
+    for change in changes:
         other = change if change.implied else first.setdefault(change.key, change)
         if other is not change:
             raise RecipeError(
                 f"{other.option} and {change.option} both set {change.key}; leave one out (train: A,B for a sweep)"
             )
-    return overrides
+    return changes
 
 
 def validate_recipe(document: Document) -> Recipe:
