@@ -70,6 +70,15 @@ def test_a_manifest_of_a_later_format_is_refused(old: Path) -> None:
         PreparedData.open(path.parent)
 
 
+def test_a_run_may_name_the_pointer_that_it_has_not() -> None:
+    """Models could have one before the first release."""
+    recipe = load_recipe("miniature")
+    text = dump_recipe(recipe)
+    assert parse_recipe(text.replace("model:", "model:\n  pointer: false"), where="recipe.yaml") == recipe
+    with pytest.raises(RecipeError, match=r"unknown key 'model\.pointer'"):
+        parse_recipe(text.replace("model:", "model:\n  pointer: true"), where="recipe.yaml")
+
+
 def test_a_recipe_has_the_number_of_its_format() -> None:
     recipe = load_recipe("miniature")
     text = dump_recipe(recipe)

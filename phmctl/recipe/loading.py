@@ -184,6 +184,9 @@ def validate_recipe(document: Document) -> Recipe:
             f"{document.place(('format',), '')}: format {written!r}, and this phmctl reads recipes of format {FORMAT}: "
             "take the version of phmctl that wrote it, or leave the key out"
         )
+    model = document.content.get("model")
+    if isinstance(model, dict) and model.get("pointer") is False:
+        del model["pointer"]  # runs of before the first release name it; none has one
     return document.validate(_schema(document), RecipeError)
 
 
