@@ -226,9 +226,10 @@ def distinct(asked: Sweep) -> list[tuple[Cell, Recipe]]:
     found: dict[str, tuple[Cell, Recipe]] = {}
     for cell in cells_of(asked.axes):
         recipe = asked.resolve(cell)
-        if recipe.training.initialise_from is not None:
-            Run.open(recipe.training.initialise_from)
         found.setdefault(recipe.model_dump_json(), (cell, recipe))
+    for source in {recipe.training.initialise_from for _, recipe in found.values()}:
+        if source is not None:
+            Run.open(source)
     return list(found.values())
 
 
