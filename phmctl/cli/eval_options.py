@@ -21,11 +21,7 @@ Probing = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="With --probing: a key of the probes' recipes. Repeatable.",
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="With --probing: a key of the probes' recipes. Repeatable."),
 ]
 Lowercase = Annotated[
     bool | None,

@@ -81,11 +81,7 @@ Execution = Annotated[
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set any recipe key: training.clip=1.0. Repeatable.",
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any recipe key: training.clip=1.0. Repeatable."),
 ]
 Reverse = Annotated[
     bool, typer.Option("--reverse", help="Translation: from the corpus' target language to its source language.")
