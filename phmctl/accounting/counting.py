@@ -8,6 +8,7 @@ from typing import Any
 from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import Ledger, ledger_for_recipe
 from phmctl.accounting.published import published_tables, table_names
+from phmctl.dimension import WITH_N
 from phmctl.errors import UserError, nearest
 from phmctl.recipe.loading import Override, common_overrides, resolve
 from phmctl.shipped import shipped_names
@@ -108,7 +109,7 @@ def _choices(ns: Sequence[int], algebras: Sequence[str]) -> Iterator[list[Overri
             yield []
         return
     for algebra in algebras:
-        if algebra == "phm" and ns:
+        if algebra in WITH_N and ns:
             yield from (common_overrides(algebra=algebra, n=n) for n in ns)
         else:
             yield common_overrides(algebra=algebra)

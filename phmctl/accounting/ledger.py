@@ -16,6 +16,7 @@ from torch import nn
 
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
+from phmctl.nn.two_factors import TwoFactorLinear
 from phmctl.recipe.schema import LinearSection, Recipe, StackSection, TransformerSection
 from phmctl.tasks.base import Sizes, TaskKind
 from phmctl.tasks.registry import kind_of, task_kind
@@ -39,7 +40,7 @@ class Row:
         shape: of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm.
         copies: how many modules the row stands for.
         dense: parameters of the dense module of that shape, its bias included.
-        components: a map's S; its whole weight where n = 1.
+        components: a map's S; its whole weight where n = 1; both factors where it has two.
         rule: a learned rule A. A shared one is counted in the first row that holds it.
         bias: of a map.
         norm: of a layer norm.
@@ -222,10 +223,10 @@ def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
 
 def _row(name: str, module: nn.Module, own: Mapping[str, int]) -> Row:
     """Describe one module, given the sizes of the parameters that no earlier module holds."""
-    components = own.get("S", own.get("weight", 0))
+    components = own.get("S", own.get("weight", 0)) + own.get("L", 0) + own.get("R", 0)
     rule, bias = sum(own.get(key, 0) for key in ("A", "W", "U", "V")), own.get("bias", 0)
     match module:
-        case PHMLinear() | nn.Linear():
+        case PHMLinear() | TwoFactorLinear() | nn.Linear():
             shape = (module.out_features, module.in_features)
             kind: Kind = "generator" if name == "generator" else "map"
             dense = math.prod(shape) + bias

@@ -41,7 +41,7 @@ def _what(subject: Subject, described: Mapping[str, Any]) -> Iterator[str]:
     if recipe.description:
         yield recipe.description
         yield ""
-    maps = "dense maps" if section.dimension == 1 else f"{section.algebra} maps with n = {section.dimension}"
+    maps = "dense maps" if section.algebra == "real" else f"{section.algebra} maps with n = {section.dimension}"
     kind = "encoder-decoder Transformer" if subject.translates else f"classifier ({section.kind})"
     yield f"- model: {kind}, trained with {maps} by phmctl; here each map is a plain matrix"
     yield f"- form: {to}{f', {quantize}' if quantize else ''}"

@@ -22,6 +22,7 @@ from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.kronecker_weight import KroneckerWeight
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import GATES, LSTMLayer
+from phmctl.nn.two_factors import TwoFactorLinear
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, StackSection, TransformerSection
 
 Form = tuple[dict[str, Any], dict[str, Tensor]]
@@ -206,7 +207,7 @@ def _attention(prefix: str, attention: MultiHeadAttention) -> dict[str, Tensor]:
 
 
 def _map(name: str, module: nn.Module) -> dict[str, Tensor]:
-    if not isinstance(module, PHMLinear):
+    if not isinstance(module, PHMLinear | TwoFactorLinear):
         raise TypeError(f"{name} is a {type(module).__name__}, not a linear map")
     tensors = {f"{name}.weight": module.weight}
     return tensors if module.bias is None else tensors | {f"{name}.bias": module.bias}

@@ -50,15 +50,15 @@ class MultiHeadAttention(nn.Module):
         self.inner, self.heads, self.dropout = inner, heads, dropout
         self.cross, self.projections = cross, projections
         if projections == "separate":
-            self.query = builder.linear(width, inner)
-            self.key = builder.linear(width, inner)
-            self.value = builder.linear(width, inner)
+            self.query = builder.map(width, inner)
+            self.key = builder.map(width, inner)
+            self.value = builder.map(width, inner)
         elif projections == "fused" and cross:
-            self.query = builder.linear(width, inner)
-            self.key_value = builder.linear(width, 2 * inner, splits=2)
+            self.query = builder.map(width, inner)
+            self.key_value = builder.map(width, 2 * inner, splits=2)
         else:
-            self.query_key_value = builder.linear(width, 3 * inner, splits=3)
-        self.output = builder.linear(inner, width) if output is None else output
+            self.query_key_value = builder.map(width, 3 * inner, splits=3)
+        self.output = builder.map(inner, width) if output is None else output
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """Self-attention: x (B, T, d), mask (B, 1, 1, T) true where a key may be seen, to (B, T, d)."""

@@ -9,8 +9,10 @@ from torch import nn
 from phmctl.algebra.bilinear import Factors
 from phmctl.algebra.execution import AUTO
 from phmctl.algebra.rules import LEARNED
+from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
+from phmctl.nn.two_factors import TwoFactorLinear
 
 RuleSharing = Literal["separate", "sublayer", "model"]
 
@@ -19,14 +21,15 @@ class LinearBuilder:
     """Builds the linear maps of one model.
 
     Args:
-        algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion`` or ``phm``.
-        n: the PHM hyperparameter; a fixed algebra implies it.
+        algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion`` or ``phm``; or one of
+            :data:`~phmctl.dimension.TWO_FACTORS`, to compare with.
+        n: the PHM hyperparameter; a fixed algebra implies it. Of ``monarch`` the blocks.
         rules: how far a learned rule A reaches: each map its own (``separate``), one for the maps of a sublayer, or one
             for the whole model.
         bias: whether the maps have biases.
         execution: how they are applied: ``auto``, ``dense``, ``factored`` or ``rank``.
         parametrization: how a learned rule is held: as A (``rule``) or as its ``factors``.
-        rank: of the factors; None is that of a random rule.
+        rank: of the factors; None is that of a random rule. Of ``low-rank`` its own.
         keep_products: whether training by ``rank`` keeps the block products, or computes them again.
         device: where parameters are allocated; ``meta`` allocates nothing.
     """
@@ -62,6 +65,21 @@ class LinearBuilder:
         builder = copy.copy(self)
         builder._shared = None
         return builder
+
+    def map(self, in_features: int, out_features: int, *, splits: int = 1) -> PHMLinear | TwoFactorLinear:
+        """Build one map of a Transformer, which may be of two factors too; see :meth:`linear`."""
+        if self.algebra not in TWO_FACTORS:
+            return self.linear(in_features, out_features, splits=splits)
+        inner = self.rank if self.algebra == LOW_RANK else min(in_features, out_features)
+        return TwoFactorLinear(
+            in_features,
+            out_features,
+            blocks=self.n,
+            inner=cast("int", inner),
+            bias=self.bias,
+            splits=splits,
+            device=self.device,
+        )
 
     def linear(self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None) -> PHMLinear:
         """Build one map; `splits` says how many maps are stacked in it (fused QKV: 3), for the initialisation's fan."""

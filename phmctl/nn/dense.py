@@ -9,6 +9,7 @@ from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.kronecker_weight import KroneckerWeight
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.multihead import PHMMultiheadAttention
+from phmctl.nn.two_factors import TwoFactorLinear
 
 
 def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
@@ -31,7 +32,7 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}
     for module in list(model.modules()):
-        if isinstance(module, PHMMultiheadAttention):
+        if isinstance(module, (PHMMultiheadAttention, TwoFactorLinear)):
             replaced[id(module)] = module.to_dense()
         elif isinstance(module, (PHMLinear, PHMEmbedding)):
             replaced[id(module)] = _as_found(_dense(module, weights), getattr(module, "dense_type", None))

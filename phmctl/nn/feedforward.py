@@ -18,8 +18,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, builder: LinearBuilder, width: int, inner: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.expand = builder.linear(width, inner)
-        self.contract = builder.linear(inner, width)
+        self.expand = builder.map(width, inner)
+        self.contract = builder.map(inner, width)
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:

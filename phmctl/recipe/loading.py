@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from phmctl.dimension import WITH_N
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe.documents import Document, parse_document, parse_value, read_document
 from phmctl.recipe.problems import wrong_choice
@@ -50,7 +51,7 @@ def common_overrides(**options: object) -> list[Override]:
     n, algebra = given.get("n"), given.get("algebra")
     if n is not None and algebra is None:
         overrides.append(Override(_COMMON["algebra"], "real" if n == 1 else "phm", f"--n {n}", implied=True))
-    if n is None and algebra is not None and algebra != "phm":
+    if n is None and algebra is not None and algebra not in WITH_N:
         overrides.append(Override(_COMMON["n"], 1, f"--algebra {algebra}", implied=True))
     return overrides
 

@@ -1,26 +1,29 @@
 """The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phmctl.dimension import FIXED_DIMENSION, check_divides
+from phmctl.dimension import FIXED_DIMENSION, LOW_RANK, TWO_FACTORS, WITH_N, check_divides
 from phmctl.recipe.sections import Layers, NonNegativeInt, Probability, Section, Width
 
-Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"]
+Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm", "low-rank", "monarch"]
 
 
 class LinearSection(Section):
     """What every model's section has: the parametrization of its linear maps, which `algebra` and `n` choose."""
 
+    takes_two_factors: ClassVar[bool] = False
+
     kind: str
     algebra: Algebra = "real"
-    n: Annotated[int, Field(ge=1, le=1024)] = 1  # a fixed algebra sets its own in place of 1; phm wants 2 or more
+    # a fixed algebra sets its own in place of 1; phm and monarch (its blocks) want 2 or more
+    n: Annotated[int, Field(ge=1, le=1024)] = 1
     rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
     # how H is applied: as measured to be quickest, built, never built, or by as many block products as the rule's rank
     execution: Literal["auto", "dense", "factored", "rank"] = "auto"
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
-    rank: Width | None = None  # R of the factors; by default that of a random rule
+    rank: Width | None = None  # R of the factors, by default that of a random rule; of low-rank what it is named after
     keep_products: bool = True  # of training by rank: false takes less memory, and more time
     bias: bool = True  # biases of the linear maps
 
@@ -30,8 +33,10 @@ class LinearSection(Section):
         if self.n not in (1, implied):
             raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
         object.__setattr__(self, "n", implied)  # frozen; a recipe that leaves n out equals one that gives it
-        if self.algebra == "phm" and self.n < 2:
-            raise ValueError("algebra 'phm' wants n of at least 2: set n, or take algebra 'real', which is n = 1")
+        if self.algebra in WITH_N and self.n < 2:
+            raise ValueError(
+                f"algebra {self.algebra!r} wants n of at least 2: set n, or take algebra 'real', which is n = 1"
+            )
         check_divides(implied, **self._widths())
         return self
 
@@ -39,24 +44,36 @@ class LinearSection(Section):
     def _fit_execution(self) -> Self:
         if self.parametrization == "factors" and self.algebra != "phm":
             raise ValueError(f"parametrization 'factors' wants algebra 'phm'; {self.algebra!r} has no learned rule")
-        if self.rank is not None and self.parametrization != "factors":
-            raise ValueError("rank wants parametrization: factors")
+        if self.rank is not None and self.parametrization != "factors" and self.algebra != LOW_RANK:
+            raise ValueError("rank wants parametrization: factors, or algebra: low-rank")
         if self.execution == "rank" and self.algebra == "phm" and self.parametrization != "factors":
             raise ValueError("execution 'rank' wants parametrization: factors to train a learned rule")
+        return self
+
+    @model_validator(mode="after")
+    def _fit_two_factors(self) -> Self:
+        if self.algebra not in TWO_FACTORS:
+            return self
+        if not self.takes_two_factors:
+            raise ValueError(f"algebra {self.algebra!r} is for Transformers")
+        if self.algebra == LOW_RANK and self.rank is None:
+            raise ValueError("algebra 'low-rank' wants a rank: set model.rank")
+        if self.execution != "auto":
+            raise ValueError(f"algebra {self.algebra!r} has one execution; leave execution: {self.execution} out")
         return self
 
     @property
     def dimension(self) -> int:
         """n as the layers use it: implied by a fixed algebra."""
-        return FIXED_DIMENSION.get(self.algebra, self.n)
+        return self.n if self.algebra in WITH_N else FIXED_DIMENSION.get(self.algebra, 1)
 
     @property
     def variant(self) -> str:
         """The run folder's second part: ``real``, ``quaternion``, ``phm-n4``; with factors ``phm-n4-factors``."""
-        name = f"phm-n{self.n}" if self.algebra == "phm" else self.algebra
-        if self.parametrization == "factors":
-            name += f"-r{self.rank}" if self.rank else "-factors"
-        return name
+        name = f"{self.algebra}-n{self.n}" if self.algebra in WITH_N else self.algebra
+        if self.rank is not None:
+            return f"{name}-r{self.rank}"
+        return f"{name}-factors" if self.parametrization == "factors" else name
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -83,6 +100,8 @@ class LinearSection(Section):
 
 class StackSection(LinearSection):
     """What models of Transformer layers share."""
+
+    takes_two_factors: ClassVar[bool] = True
 
     width: Width = 512  # d, the residual width
     feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`
@@ -115,6 +134,8 @@ class StackSection(LinearSection):
 
     @model_validator(mode="after")
     def _fit_composition(self) -> Self:
+        if self.composes and self.composition_maps == "algebra" and self.algebra in TWO_FACTORS:
+            raise ValueError(f"compositions of algebra {self.algebra!r} want composition_maps: dense")
         if "bilinear" not in (self.compose_layers, self.compose_heads):
             if self.composition_rank is not None:
                 raise ValueError("composition_rank wants compose_layers or compose_heads: bilinear")
@@ -217,6 +238,8 @@ class TransformerSection(StackSection):
 
     @model_validator(mode="after")
     def _fit_generator(self) -> Self:
+        if self.algebra in TWO_FACTORS and "phm" in (self.embeddings, self.generator):
+            raise ValueError(f"embeddings and generator are dense, or tied, with algebra {self.algebra!r}")
         if self.generator == "tied" and self.generator_bias:
             raise ValueError("generator_bias wants generator: dense or phm")
         if self.compose_in != "both" and not self.composes:

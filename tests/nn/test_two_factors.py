@@ -1,0 +1,122 @@
+"""Maps of two thin factors, which PHM maps are compared with: their definition, variance, counts and dense form."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from phmctl.accounting.ledger import ledger_for_recipe
+from phmctl.assembly import build_transformer
+from phmctl.errors import DimensionError, RecipeError
+from phmctl.nn.dense import to_dense
+from phmctl.nn.two_factors import TwoFactorLinear
+from phmctl.recipe.loading import resolve
+from phmctl.recipe.schema import TransformerSection
+
+SHAPES = st.tuples(*[st.integers(1, 4)] * 5)  # blocks, d/N, k/N, m/N, tokens
+
+
+def _definition(layer: TwoFactorLinear) -> torch.Tensor:
+    """Return L P R as matrices: number j of block i goes to place jN + i."""
+    N, m = layer.blocks, layer.inner
+    P = torch.zeros(m, m, dtype=torch.float64)
+    for block in range(N):
+        for number in range(m // N):
+            P[number * N + block, block * (m // N) + number] = 1
+    return torch.block_diag(*layer.L.double()) @ P @ torch.block_diag(*layer.R.double())
+
+
+@settings(deadline=None)
+@given(SHAPES)
+def test_it_is_the_product_of_its_matrices(shape: tuple[int, ...]) -> None:
+    N, d, k, m, tokens = shape
+    layer = TwoFactorLinear(N * d, N * k, blocks=N, inner=N * m).double()
+    nn.init.normal_(layer.bias)  # type: ignore[arg-type]
+    x = torch.randn(2, tokens, N * d, dtype=torch.float64)
+    weight = _definition(layer)
+    torch.testing.assert_close(layer(x), x @ weight.T + layer.bias)
+    torch.testing.assert_close(layer.weight, weight)
+    torch.testing.assert_close(layer.to_dense()(x), layer(x))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_gradients(blocks: int) -> None:
+    layer = TwoFactorLinear(4, 6, blocks=blocks, inner=2).double()
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def apply(x: torch.Tensor, R: torch.Tensor, L: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"R": R, "L": L, "bias": bias}, (x,))
+
+    assert torch.autograd.gradcheck(apply, (x, layer.R, layer.L, layer.bias))
+
+
+@pytest.mark.parametrize(("blocks", "inner"), [(1, 32), (8, 256)])
+def test_it_begins_with_the_variance_of_the_dense_map(blocks: int, inner: int) -> None:
+    torch.manual_seed(0)
+    layer = TwoFactorLinear(256, 512, blocks=blocks, inner=inner, splits=2)
+    y = layer(torch.randn(512, 256))
+    assert y.var().item() == pytest.approx(256 * 2 / (256 + 256), rel=0.1)
+    assert torch.equal(layer.bias, torch.zeros(512))  # type: ignore[arg-type]
+
+
+def test_blocks_that_do_not_divide() -> None:
+    with pytest.raises(DimensionError, match="n = 3 does not divide in_features = 8"):
+        TwoFactorLinear(8, 12, blocks=3, inner=6)
+
+
+# ------------------------------------------------------------------------------------------------------ in a recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "variant", "weights"),
+    [
+        (["model.algebra=low-rank", "model.rank=16"], "low-rank-r16", lambda d, k: 16 * (d + k)),
+        (["model.algebra=monarch", "model.n=4"], "monarch-n4", lambda d, k: min(d, k) * (d + k) // 4),
+    ],
+)
+def test_the_ledger_counts_its_maps(changes: list[str], variant: str, weights: Callable[[int, int], int]) -> None:
+    recipe = resolve("miniature", changes)
+    ledger = ledger_for_recipe(recipe)
+    assert recipe.variant == variant
+    maps = [row for row in ledger.rows if row.kind == "map"]
+    assert maps
+    assert all(row.components == weights(*row.shape) for row in maps)
+    assert ledger.totals.dense == ledger_for_recipe(resolve("miniature", ["model.algebra=real"])).totals.dense
+
+
+@pytest.mark.parametrize("projections", ["fused", "separate", "packed"])
+@pytest.mark.parametrize("choice", [{"algebra": "low-rank", "rank": 4}, {"algebra": "monarch", "n": 2}])
+def test_a_translator_of_them_equals_its_dense_form(projections: str, choice: dict[str, object]) -> None:
+    shape = {"width": 8, "feed_forward": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    section = TransformerSection.model_validate(shape | choice | {"projections": projections})
+    model = build_transformer(section, 12, 12).double().eval()
+    source, target = torch.tensor([[4, 5, 6, 2]]), torch.tensor([[1, 7, 8]])
+    dense = to_dense(model)
+    assert not any(isinstance(module, TwoFactorLinear) for module in dense.modules())
+    torch.testing.assert_close(dense(source, target), model(source, target))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("miniature", ["model.algebra=low-rank"], "wants a rank: set model.rank"),
+        ("miniature", ["model.algebra=monarch"], "'monarch' wants n of at least 2"),
+        ("miniature", ["model.algebra=monarch", "model.n=5"], "n = 5 does not divide width"),
+        ("miniature", ["model.algebra=low-rank", "model.rank=4", "model.n=2"], "has n = 1, not 2"),
+        ("miniature", ["model.algebra=monarch", "model.n=2", "model.rank=4"], "rank wants parametrization: factors"),
+        ("miniature", ["model.algebra=monarch", "model.n=2", "model.execution=rank"], "has one execution"),
+        ("miniature", ["model.algebra=monarch", "model.n=2", "model.embeddings=phm"], "embeddings and generator are"),
+        ("table1-mnli", ["model.algebra=monarch", "model.n=2"], "'monarch' is for Transformers"),
+        (
+            "ni-multi30k-en-de",
+            ["model.algebra=monarch", "model.n=2"],
+            "compositions of algebra 'monarch' want composition_maps: dense",
+        ),
+    ],
+)
+def test_what_they_are_not_for(name: str, changes: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        resolve(name, changes)
