@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_X86 = ("x86_64", "AMD64")
+
+
 @dataclass(frozen=True)
 class Place:
     """Which of several processes this is, as ``torchrun`` has it in the environment.
@@ -82,3 +85,17 @@ def set_threads(threads: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(threads)
+
+
+def has_bfloat16(device: "torch.device") -> bool:
+    """Return whether the device computes bfloat16 itself."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    # torch's own check calls any x86 CPU with AVX-512 able, though without these it computes in float32 and rounds.
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    probes = [getattr(torch.cpu, name) for name in names if hasattr(torch.cpu, name)]  # private: they may vanish
+    if probes and platform.machine() in _X86:
+        return any(probe() for probe in probes)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -234,8 +234,8 @@ def evaluate(
         quantize: CTranslate2's type.
         quiet: print nothing on stderr.
         options: those of the task, by the command's names: of a translator ``beam``, ``alpha``, ``batch_tokens``,
-            ``execution``, ``lowercase``, ``tokenize``, and of text that is not the run's ``source`` and ``reference``
-            (a list of files); of a classifier ``execution``.
+            ``execution``, ``precision``, ``lowercase``, ``tokenize``, and of text that is not the run's ``source`` and
+            ``reference`` (a list of files); of a classifier ``execution``.
 
     Returns:
         what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an

@@ -30,6 +30,7 @@ from phmctl.errors import UserError, check_known
 VARIABLE = "PHMCTL_PRODUCTS"
 MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")  # torch's own choice, and the other
 PACKED = "packed"  # oneDNN, with a weight that was laid out for it; for kept weights only
+LOWER = "lower"  # by a weight that is kept in a lower precision, where a scope asks for one
 
 _preferred: ContextVar[str | None] = ContextVar("preferred", default=None)
 
@@ -123,9 +124,14 @@ def library_for(x: Tensor, weight: Tensor, *, trains: bool = False) -> str:
     return _choice_for(x, weight, trains=trains).library
 
 
-def kept_choice(x: Tensor, weight: Tensor) -> Choice:
-    """Return the choice for ``x Wᵀ`` by a weight that is kept; see :func:`library_for`."""
-    return _choice_for(x, weight, kept=True)
+def kept_choice(x: Tensor, weight: Tensor, held: Mapping[Any, Any]) -> Choice:
+    """Return the choice for ``x Wᵀ`` by a weight that is kept, with what is kept beside it; see :func:`library_for`."""
+    return lower_choice(x.numel() * len(weight), held) or _choice_for(x, weight, kept=True)
+
+
+def lower_choice(multiplications: int, held: Mapping[Any, Any]) -> Choice | None:
+    """Return the choice for a product whose weight is kept in a lower precision, None where it is not."""
+    return Choice(DENSE, LOWER) if LOWER in held and multiplications >= SMALL else None
 
 
 def _choice_for(x: Tensor, weight: Tensor, *, trains: bool = False, kept: bool = False) -> Choice:
@@ -141,13 +147,15 @@ def kept_product(weight: Tensor, bias: Tensor | None, library: str, held: dict[A
     Args:
         weight: W, (k, d).
         bias: b, (k,), or None.
-        library: one of :data:`LIBRARIES`, or :data:`PACKED`.
-        held: what is kept beside it, where the weight is laid out once.
+        library: one of :data:`LIBRARIES`, :data:`PACKED` or :data:`LOWER`.
+        held: what is kept beside it, where the weight is laid out once; the dtype of `LOWER` too.
     """
     if library == MKL:
         return lambda x: F.linear(x, weight, bias)
     if library == ONEDNN:
         return lambda x: linear(x, weight, bias, library)
+    if library == LOWER:
+        return _lower_product(weight, bias, held)
     packed = held.get(PACKED)
     if packed is None:
         packed = held[PACKED] = _packed(weight)
@@ -157,6 +165,24 @@ def kept_product(weight: Tensor, bias: Tensor | None, library: str, held: dict[A
         if not _fits(x, weight, bias):
             return F.linear(x, weight, bias)
         return _onednn_linear(x.reshape(-1, d), packed, bias).view(*x.shape[:-1], k)
+
+    return product
+
+
+def _lower_product(weight: Tensor, bias: Tensor | None, held: dict[Any, Any]) -> Callable[[Tensor], Tensor]:
+    """Return the product in the precision that is asked for; what else than float32 comes is multiplied as it is."""
+    dtype, (k, d) = held[LOWER], weight.shape
+    if "in lower" not in held:
+        with torch.inference_mode(False), torch.no_grad():
+            lower, added = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
+        packs = weight.device.type == "cpu" and dtype == torch.bfloat16 and _has_onednn() and _lays_out_bfloat16()
+        held["in lower"] = (_packed(lower), added, _onednn_linear) if packs else (lower, added, F.linear)
+    kept, shift, apply = held["in lower"]
+
+    def product(x: Tensor) -> Tensor:
+        if x.dtype != torch.float32 or x.shape[-1] != d:
+            return F.linear(x, weight, bias)
+        return apply(x.reshape(-1, d).to(dtype), kept, shift).view(*x.shape[:-1], k).float()  # type: ignore[no-any-return]
 
     return product
 
@@ -271,6 +297,10 @@ def _is_plain(x: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not is_transformed()
     )
+
+
+def _lays_out_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @computed_once

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phmctl.cli.options import Checkpoint, Device, Engine, Execution, ModelArgument, Quantize, Threads
+from phmctl.cli.options import Checkpoint, Device, Engine, Execution, ModelArgument, Precision, Quantize, Threads
 from phmctl.cli.starting import starting
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def decode(
     ] = None,
     batch_tokens: BatchTokens = None,
     execution: Execution = None,
+    precision: Precision = None,
     engine: Engine = None,
     quantize: Quantize = None,
     window: Annotated[int, typer.Option(help="Lines a worker that are answered together, at most.", min=1)] = 1024,
@@ -58,7 +59,7 @@ def decode(
 ) -> None:
     """Translate or label text: one line out for each line in, in order, as they come.
 
-    --beam, --alpha, --n-best, --batch-tokens and --strict are a translator's.
+    --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are a translator's.
     """
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
@@ -82,7 +83,7 @@ def decode(
     kind = kind_of(opened.recipe)
     own = None if split is None else kind.split_lines(opened, split)
     given: dict[str, object] = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "execution": execution}
-    given |= {"n_best": n_best, "strict": strict or None}
+    given |= {"precision": precision, "n_best": n_best, "strict": strict or None}
     options = {name: value for name, value in given.items() if value is not None}
 
     def load(name: str) -> "tuple[Loading, Predictor, Weights]":

@@ -16,6 +16,7 @@ from phmctl.cli.options import (
     Engine,
     Execution,
     Json,
+    Precision,
     Quantize,
     RunsRoot,
     Threads,
@@ -35,6 +36,7 @@ def evaluate(
     alpha: own.Alpha = None,
     batch_tokens: BatchTokens = None,
     execution: Execution = None,
+    precision: Precision = None,
     engine: Engine = None,
     quantize: Quantize = None,
     probing: own.Probing = False,
@@ -54,14 +56,15 @@ def evaluate(
 ) -> None:
     """Score a split of the run's own text: a translator's by BLEU, chrF and TER, a classifier's by accuracy.
 
-    What must be decoded for it is kept. --beam, --alpha, --batch-tokens, --lowercase, --tokenize, --source and
-    --reference are a translator's.
+    What must be decoded for it is kept. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
+    and --reference are a translator's.
 
     Several runs, or several values (--beam 1,4 --checkpoint best,average), are scored each by itself.
 
     --probing trains a probe for each probing task that is prepared in --data (those in --runs are not trained again).
     """
     values = {"split": split, "checkpoint": checkpoint, "beam": beam, "alpha": alpha, "execution": execution}
+    values |= {"precision": precision}
     further: dict[str, Any] = {"batch_tokens": batch_tokens, "engine": engine, "quantize": quantize}
     further |= {"tokenize": tokenize, "source": source, "reference": reference}
     cased = {"lowercase": lowercase is True, "cased": lowercase is False}
@@ -76,7 +79,7 @@ def evaluate(
     set_threads(threads)
     (run,) = names
     common: dict[str, Any] = {"checkpoint": checkpoint, "device": device or "auto"}
-    asked: dict[str, Any] = {**further, "execution": execution, "lowercase": lowercase}
+    asked: dict[str, Any] = {**further, "execution": execution, "precision": precision, "lowercase": lowercase}
     asked |= {"beam": None if beam is None else whole_number("--beam", beam)}
     asked |= {"alpha": None if alpha is None else number("--alpha", alpha)}
     score: Callable[..., Report]

@@ -77,6 +77,9 @@ Execution = Annotated[
     str | None,
     typer.Option(help="How PHM maps are applied: auto, dense, factored or rank (decomposes the rules, once)."),
 ]
+Precision = Annotated[
+    str | None, typer.Option(help="Translation: float32, or bfloat16, in which weights are then kept.")
+]
 
 
 Settings = Annotated[

@@ -4,17 +4,23 @@ What an engine wants is imported with it: torch is not for an export to CTransla
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phmctl import exports
+from phmctl.console import warn
 from phmctl.data.card import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.engine import Engine
 from phmctl.decoding.translator import Translator
+from phmctl.devices import has_bfloat16
 from phmctl.errors import UserError
 from phmctl.exports import Export
 from phmctl.recipe.schema import DecodingSection, TransformerSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
+
+if TYPE_CHECKING:
+    import torch
 
 
 def load_translator(
@@ -75,9 +81,21 @@ def _engine_of_run(
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
     set_execution(model.eval(), settings.execution, folder, keep=keep_factors)
-    engine = TorchEngine(model, target)
+    engine = TorchEngine(model, target, _kept_in(settings, target))
     engine.scope.hold()  # nobody trains it further: H is built once
     return engine
+
+
+def _kept_in(settings: DecodingSection, device: "torch.device") -> "torch.dtype | None":
+    """Return the dtype that weights are kept in, None for their own; warns where the device has it not."""
+    import torch
+
+    if settings.precision != "bfloat16":
+        return None
+    if has_bfloat16(device):
+        return torch.bfloat16
+    warn(f"decoding.precision = bfloat16: {device.type} has no bfloat16 arithmetic here; float32 is used")
+    return None
 
 
 def _engine_of_export(
@@ -86,6 +104,8 @@ def _engine_of_export(
     folder = export.checkpoint(checkpoint)
     if settings.execution is not None:
         raise UserError(f"--execution: {folder} holds H itself; leave it out, or decode with the run")
+    if settings.precision is not None:
+        raise UserError(f"precision {settings.precision!r}: {folder} has its own; decode with the run")
     export.verify()
     section = export.recipe_of(TranslationRecipe).model
     quantize = str(export.manifest.get("quantize"))

@@ -43,13 +43,19 @@ class BeamEngine:
 
 
 class TorchEngine(BeamEngine):
-    """Beam search of a torch model."""
+    """Beam search of a torch model.
+
+    Args:
+        model: a :class:`phmctl.decoding.beam.Seq2Seq` on `device`.
+        device: where sentences are searched.
+        dtype: that weights are kept in, see :class:`phmctl.cached`; None: as they are.
+    """
 
     name = TORCH
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
         self.model, self.device = model, device
-        self.scope = cached()  # one for all threads that search; whoever holds it open keeps H between searches
+        self.scope = cached(dtype)  # one for all threads that search; whoever holds it open keeps H between searches
 
     @contextmanager
     def ready(self) -> Iterator[None]:

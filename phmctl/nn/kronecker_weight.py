@@ -19,7 +19,7 @@ from phmctl.algebra.nearest import nearest_components, nearest_kronecker_sum
 from phmctl.algebra.rank_product import blocks_of
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.backends.operators import autocast_dtype, is_recorded, is_transformed
-from phmctl.backends.products import kept_choice, kept_product, linear
+from phmctl.backends.products import LOWER, kept_choice, kept_product, linear
 from phmctl.errors import DimensionError, RankError, UserError
 from phmctl.nn.caching import values_of
 from phmctl.nn.derived import as_derived
@@ -230,6 +230,8 @@ class KroneckerWeight(nn.Module):
         known = held.get(state)
         if known is None:
             known = held[state] = {"of": parts}  # held, so that no other tensor gets one of these ids
+            if held.dtype is not None:
+                known[LOWER] = held.dtype
         return known
 
     def _wants_graph(self) -> bool:
@@ -293,7 +295,7 @@ def apply_weight(module: nn.Module, x: Tensor) -> Tensor:
     weight, values = weight_of(module), module._values() if isinstance(module, KroneckerWeight) else None
     if values is None:
         return linear(x, weight)
-    return kept_product(weight, None, kept_choice(x, weight).library, values)(x)
+    return kept_product(weight, None, kept_choice(x, weight, values).library, values)(x)
 
 
 def _same(A: Tensor, rule: Tensor) -> bool:

@@ -23,7 +23,7 @@ from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.rules import LEARNED
 from phmctl.backends.choices import BUILT, KEPT, TRAINED, Choice, Provisional
 from phmctl.backends.operators import autocast_dtype, is_recorded
-from phmctl.backends.products import MKL, faster_library, kept_choice, kept_product, libraries, linear
+from phmctl.backends.products import MKL, faster_library, kept_choice, kept_product, libraries, linear, lower_choice
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, check_known
 from phmctl.nn.caching import Call, call_at_hand, keep_call
@@ -159,7 +159,7 @@ class PHMLinear(KroneckerWeight):
         elif values is None:
             return linear(x, self.weight, self.bias)
         else:
-            choice = kept_choice(x, self.weight)
+            choice = kept_choice(x, self.weight, values)
             call = kept_product(self.weight, self.bias, choice.library, values)
         if values is not None and not isinstance(choice, Provisional):
             keep_call(self, x, call)
@@ -215,6 +215,10 @@ class PHMLinear(KroneckerWeight):
             return self._standing()
         if values is None:
             return self._choice(tokens, BUILT)
+        if self._execution in (AUTO, DENSE):
+            lower = lower_choice(tokens * self.in_features * self.out_features, values)
+            if lower is not None:
+                return lower
         use = tokens, self._execution, self._found is None
         choice = values.get(use)
         if choice is None:

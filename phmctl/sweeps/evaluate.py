@@ -22,7 +22,7 @@ from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
 
 # Options of `eval` that may have several values.
-AXES = ("split", "checkpoint", "beam", "alpha", "execution")
+AXES = ("split", "checkpoint", "beam", "alpha", "execution", "precision")
 _NUMBERS = {"beam": whole_number, "alpha": number}
 
 

@@ -14,7 +14,7 @@ from phmctl.backends.choices import taken_from
 from phmctl.backends.products import libraries
 from phmctl.checkpoints import AVERAGE, Checkpoint, read_checkpoint, saved_steps
 from phmctl.console import warn
-from phmctl.devices import set_threads
+from phmctl.devices import has_bfloat16, set_threads
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
 from phmctl.runs.metrics import read_metrics
@@ -23,7 +23,6 @@ from phmctl.training.choosing import settle_choices
 from phmctl.training.division import pieces_of
 from phmctl.training.initial import Start, find_start
 from phmctl.training.metrics_log import MetricsLog, UnwrittenLog, summary_writer
-from phmctl.training.precision import has_bfloat16
 from phmctl.training.processes import Processes, is_restart, job, joined
 from phmctl.training.progress import ProgressLine
 from phmctl.training.resume import (

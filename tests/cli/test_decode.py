@@ -288,6 +288,30 @@ def test_execution_reaches_the_maps(tiny_run: Run, tmp_path: Path) -> None:
     assert (Run.open(copy).checkpoint("auto") / "factors.safetensors").is_file()
 
 
+def test_precision_reaches_the_products(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly the same scores, by weights that are kept in bfloat16; and a warning where there is none."""
+    from phmctl.backends import products
+
+    def scores(*options: str) -> list[float]:
+        found = call(run.folder, "--n-best", "1", *options, stdin="".join(f"{line}\n" for line in SOURCES).encode())
+        assert ("no bfloat16 arithmetic" in found.stderr) == warns
+        return [float(line.split("\t")[2]) for line in lines(found.stdout)]
+
+    taken = []
+    monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(
+        products, "_lower_product", lambda *a, made=products._lower_product: taken.append(1) or made(*a)
+    )
+    monkeypatch.setattr("phmctl.decoding.loading.has_bfloat16", lambda device: not warns)
+    warns = False
+    exact = scores()
+    assert not taken
+    assert scores("--precision", "bfloat16") == pytest.approx(exact, rel=0.05)
+    assert taken
+    warns = True
+    assert scores("--precision", "bfloat16") == exact
+
+
 def test_an_execution_that_there_is_not(run: Run) -> None:
     with pytest.raises(RecipeError, match="ranks"):
         call(run.folder, "--execution", "ranks", stdin=b"A\n")

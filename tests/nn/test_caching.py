@@ -129,6 +129,28 @@ def test_a_weight_that_is_laid_out_is_the_layer_s(
     assert len(taken) == 1
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("packs", [True, False])
+def test_weights_are_kept_in_the_precision_of_the_scope(n: int, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not packs:
+        monkeypatch.setattr(products, "_lays_out_bfloat16", lambda: False)
+    layer, table = PHMLinear(64, 96, n=n), PHMEmbedding(128, 64, n=n)
+    x, few = torch.randn(200, 64), torch.randn(3, 64)
+    calls = [lambda: layer(x), lambda: apply_weight(table, x)]
+    exact = [F.linear(x, layer.weight, layer.bias), F.linear(x, table.weight)]
+    with phmctl.cached(torch.bfloat16):
+        for _ in range(2):
+            for call, expected in zip(calls, exact, strict=True):
+                error = (call() - expected).norm() / expected.norm()
+                assert call().dtype == torch.float32
+                assert 1e-4 < error < 1e-2  # bfloat16 has 8 bits
+        torch.testing.assert_close(layer(few), F.linear(few, layer.weight, layer.bias), rtol=1e-5, atol=1e-6)
+        with pytest.raises(DimensionError):
+            layer(x[:, 1:])
+    torch.testing.assert_close(layer(x), exact[0], rtol=1e-5, atol=1e-5)
+
+
 def test_another_tensor_dtype_or_autocast_is_seen_inside(x: torch.Tensor) -> None:
     layer = eval_layer(execution="dense")
     with phmctl.cached():

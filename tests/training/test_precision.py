@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from phmctl.training.precision import build_autocast, has_bfloat16
+from phmctl.devices import has_bfloat16
+from phmctl.training.precision import build_autocast
 
 CPU = torch.device("cpu")
 

@@ -149,7 +149,8 @@ class Evaluation:
         decoding = self.decoding
         yield Table(
             f"{self.run}, {self.split}: {self.sentences:,} sentences, "
-            f"checkpoint {self.checkpoint}, beam {decoding.beam}, alpha {decoding.alpha}",
+            f"checkpoint {self.checkpoint}, beam {decoding.beam}, alpha {decoding.alpha}"
+            + (f", {decoding.precision}" if decoding.precision else ""),
             ["metric", "score"],
             [(score.name, f"{score.value:.2f}") for score in self.scores],
             below=[*([f"{self.copy}"] if self.copy.one_language else []), *_signatures(self.scores)],
@@ -349,7 +350,7 @@ class _Origin:
     def of(cls, run: Run, text: Text, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> Self:
         values: dict[str, Any] = {"decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True)}
         values |= {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
-        label = f"beam-{decoding.beam}.alpha-{decoding.alpha:g}"
+        label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
         setting = Setting(text.name, run.weights(checkpoint), values, label)
         return cls(setting, sha256_text(f"{line}\n" for line in lines))
 

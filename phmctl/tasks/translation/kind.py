@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from phmctl.tasks.translation.task import TranslationTask
 
 TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
-_SEARCH = ("beam", "alpha", "batch_tokens", "execution")
+_SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
 
 
 class TranslationKind(TaskKind[TranslationRecipe]):
