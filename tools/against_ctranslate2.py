@@ -3,9 +3,9 @@
     python tools/against_ctranslate2.py RUN --sentences 300 --rounds 5 --output against.json
 
 Ours is one process with all threads, and as many workers of one thread (`decode --workers`; one line is the first
-one's alone). CTranslate2 gets the same token ids in float32 with the settings that suit it: as many translators of one
-thread, batches of 32. All take raw text and give raw text, of the test split. Ratios are to CTranslate2's seconds, in
-one round, median and quartiles.
+one's alone), in float32 and with `--precision bfloat16`. CTranslate2 gets the same token ids in float32 with the
+settings that suit it: as many translators of one thread, batches of 32. All take raw text and give raw text, of the
+test split. Ratios are to CTranslate2's seconds, in one round, median and quartiles.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from phmctl.backends.machine import processor
 from phmctl.benchmarks.timing import Timing, compare, watched
 from phmctl.data.copies import read_text
 from phmctl.decoding.ctranslate2_engine import load_library
-from phmctl.devices import set_threads
+from phmctl.devices import has_bfloat16, set_threads
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, MODEL
 from phmctl.files import write_json
@@ -66,19 +66,26 @@ def candidates(
     run: Run, checkpoint: str, folder: Path, beam: int, threads: int, stack: ExitStack
 ) -> dict[str, Translate]:
     """Return what translates, by name."""
-    options = (("beam", beam),)
-    own = Loading(run.folder, checkpoint, "cpu", options, True, threads).of(run)
-    parted = Loading(run.folder, checkpoint, "cpu", options, True, 1)
-    workers = stack.enter_context(with_workers(OnThreads(own, 1), parted, threads))
+
+    def side_by_side(precision: str) -> tuple[Predictor, Predictor]:
+        parted = Loading(run.folder, checkpoint, "cpu", (("beam", beam), ("precision", precision)), True, 1)
+        own = parted.of(run)
+        return own, stack.enter_context(with_workers(OnThreads(own, 1), parted, threads))
+
+    own, workers = side_by_side("float32")
     alone = OnThreads(own, threads)
     library = load_library().Translator(
         str(folder / "export" / MODEL), compute_type="float32", inter_threads=threads, intra_threads=1
     )
-    return {
+    found: dict[str, Translate] = {
         THEIRS: theirs(library, own, beam),
         f"one process, {threads} threads": lambda lines: alone.predict(lines, advance=_nothing),
         f"{threads} workers": lambda lines: workers.predict(lines, advance=_nothing),
     }
+    if has_bfloat16(torch.device("cpu")):
+        _, lower = side_by_side("bfloat16")
+        found[f"{threads} workers, bfloat16"] = lambda lines: lower.predict(lines, advance=_nothing)
+    return found
 
 
 class OnThreads:
