@@ -115,7 +115,9 @@ class _Search:
         self.beam, self.n_best, self.alpha, self.allowed = beam, n_best, alpha, allowed
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.longest, self.length = longest, 0
-        self.limits = limits  # (B,)
+        self.limits, self.shortest = limits, int(limits.min())  # (B,)
+        # Whether a hypothesis may have finished. Until one has, much of a step can be left out; a GPU is not asked.
+        self.begun = device.type != "cpu"
         self.rows = torch.arange(count, device=device)  # (B,) places in `results`
         # One empty prefix lives at first; K below is 1 until the first step makes it `beam`.
         self.last = torch.full((count, 1), BOS, device=device)  # (B, K) newest token of each live prefix
@@ -129,7 +131,9 @@ class _Search:
     def advance(self, logits: Tensor) -> Tensor:
         """Add a token to every live prefix; logits (B, K, V). Return the parents (B, K) of the new live prefixes."""
         parents, tokens, totals, closing = self._candidates(logits)
-        self._finish(parents[:, : self.beam], tokens[:, : self.beam], totals[:, : self.beam], closing)
+        self.begun = self.begun or self.length == self.shortest or bool((tokens[:, : self.beam] == EOS).any())
+        if self.begun:
+            self._finish(parents[:, : self.beam], tokens[:, : self.beam], totals[:, : self.beam], closing)
         alive = totals.masked_fill(tokens == EOS, _DEAD)  # (B, 2K)
         self.live, best = alive.topk(self.beam)  # (B, K)
         parents = parents.gather(1, best)
@@ -137,7 +141,8 @@ class _Search:
         self.prefixes = _take(self.prefixes, parents)
         self.prefixes[:, :, self.length] = self.last
         self.length += 1
-        self._end()
+        if self.begun:
+            self._end()
         return parents
 
     def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -181,6 +186,8 @@ class _Search:
     def retire(self) -> Tensor | None:
         """Write out ended sentences and drop them. Return the places (B',) that stay, or None when all do."""
         last_step = self.length > self.longest
+        if not self.begun:
+            return None
         if self.length % _LOOK_EVERY.get(self.ended.device.type, 1) and not last_step:
             return None
         keep = (~self.ended).nonzero()[:, 0]  # (B',)
