@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from phmctl.cli.options import Checkpoint, Device, Engine, Json, ModelArgument, Quantize, Threads
+from phmctl.cli.options import Checkpoint, Device, Engine, Json, ModelArgument, Precision, Quantize, Threads
 
 
 def serve(
@@ -17,6 +17,7 @@ def serve(
     checkpoint: Checkpoint = "auto",
     engine: Engine = None,
     quantize: Quantize = None,
+    precision: Precision = None,
     device: Device = None,
     threads: Threads = 0,
     workers: Annotated[int, typer.Option(help="Batches answered at a time.", min=1, max=64)] = 1,
@@ -59,7 +60,7 @@ def serve(
     with listen(host, port) as sock:
         set_threads(threads)
         opened = with_engine(open_model(run), engine, checkpoint, quantize)
-        model = load(opened.folder, checkpoint=checkpoint, device=device or "auto")
+        model = load(opened.folder, checkpoint=checkpoint, device=device or "auto", precision=precision)
         batching = BatchLimits(max_batch, max_batch_tokens, max_queue, max_wait / 1000)
         limits = Limits(max_body, max_texts, max_characters, max_beam, connections=max_connections)
         service = Service(model, limits, batching, workers=workers, cut=cut)

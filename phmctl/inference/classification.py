@@ -82,8 +82,10 @@ class ClassifierModel(Model):
         return examples
 
 
-def load_run(run: Run, checkpoint: str, device: str, threads: int) -> ClassifierModel:
+def load_run(run: Run, checkpoint: str, device: str, threads: int, precision: str | None) -> ClassifierModel:
     """Load a run's or an export's classifier; see :func:`phmctl.inference.loading.load`."""
+    if precision is not None:
+        raise UserError(f"precision {precision!r} is for translators, and {run.folder} is a classifier; leave it out")
     classifier = load_classifier(run, checkpoint, device, keep_factors=False, threads=threads)
     engine = run.engine if isinstance(run, Export) else TORCH
     about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name}

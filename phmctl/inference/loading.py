@@ -11,7 +11,7 @@ from phmctl.exports import Export, no_engine, open_model
 from phmctl.inference.model import Model
 from phmctl.runs import AUTO, Run
 
-# A task's name, and the function that loads a run of it: (run, checkpoint, device, threads).
+# A task's name, and the function that loads a run of it: (run, checkpoint, device, threads, precision).
 _TASKS = {
     "translation": "phmctl.inference.translation:load_run",
     "classification": "phmctl.inference.classification:load_run",
@@ -25,6 +25,7 @@ def load(
     device: str = "auto",
     engine: str | None = None,
     threads: int | None = None,
+    precision: str | None = None,
 ) -> Model:
     """Load a trained model, ready to translate, to score, to classify or to encode texts.
 
@@ -40,18 +41,21 @@ def load(
         engine: what computes; None is torch for a run, and an export's own.
         threads: CPU threads of an engine that has its own. torch's are the whole process's: set them yourself, by
             ``torch.set_num_threads``.
+        precision: ``bfloat16`` keeps a run's weights in it where the device has it; ``float32`` does not. None is what
+            the recipe says. A translator's.
 
     Raises:
         RunError: there is no run (the message names the nearest), or something of it is missing or damaged.
         RecipeError: there is no such device here.
-        UserError: the run's task answers no text, the engine is not known, or threads are wanted of torch.
+        UserError: the run's task answers no text, the engine is not known, threads are wanted of torch, or a precision
+            of anything but a run's translator.
     """
     with silence():
         run = open_model(path)
         own = run.engine if isinstance(run, Export) else TORCH
         _check_engine(run, own, engine, threads)
         loader = _loader(run)
-        return run.use(checkpoint or AUTO, lambda name: loader(run, name, device, threads or 0))
+        return run.use(checkpoint or AUTO, lambda name: loader(run, name, device, threads or 0, precision))
 
 
 def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -> None:
@@ -71,10 +75,10 @@ def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -
         )
 
 
-def _loader(run: Run) -> Callable[[Run, str, str, int], Model]:
+def _loader(run: Run) -> Callable[[Run, str, str, int, str | None], Model]:
     task = run.recipe.task
     if task not in _TASKS:
         raise UserError(f"{run.folder} is a run of task {task!r}, which answers no text; there are {', '.join(_TASKS)}")
     module, _, name = _TASKS[task].partition(":")
-    loader: Callable[[Run, str, str, int], Model] = getattr(import_module(module), name)
+    loader: Callable[[Run, str, str, int, str | None], Model] = getattr(import_module(module), name)
     return loader

@@ -9,6 +9,7 @@ from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.translator import Translation, Translator
 from phmctl.errors import UserError
 from phmctl.inference.model import Model, Texts, check_texts, silent
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 
 
@@ -56,9 +57,10 @@ class TranslationModel(Model):
         return self._translator.lengths(check_texts(texts))
 
 
-def load_run(run: Run, checkpoint: str, device: str, threads: int) -> TranslationModel:
+def load_run(run: Run, checkpoint: str, device: str, threads: int, precision: str | None) -> TranslationModel:
     """Load a run's or an export's translator; see :func:`phmctl.inference.loading.load`."""
-    translator = load_translator(run, checkpoint, device, keep_factors=False, threads=threads)
+    settings = change_decoding(run.recipe_of(TranslationRecipe).decoding, precision=precision)
+    translator = load_translator(run, checkpoint, device, settings, keep_factors=False, threads=threads)
     about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name}
     if translator.engine.name != TORCH:
         return TranslationModel(translator, run.name, {**about, "device": "cpu"})

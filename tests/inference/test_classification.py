@@ -33,6 +33,11 @@ def test_labels_and_probabilities_are_the_commands(classifier: Model, runs: dict
     assert classifier.classify([]) == []
 
 
+def test_a_classifier_has_no_precision_to_choose(runs: dict[str, Run]) -> None:
+    with pytest.raises(UserError, match="is for translators"):
+        phmctl.load(runs["encoder"].folder, precision="bfloat16")
+
+
 def test_pairs_are_tuples(pairs: Model, runs: dict[str, Run]) -> None:
     wanted = load_classifier(runs["lstm-pair"], device="cpu").probabilities(PAIRS)
     assert [list(each.probabilities.values()) for each in pairs.classify(PAIRS)] == wanted.tolist()

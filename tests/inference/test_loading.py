@@ -43,6 +43,18 @@ def test_the_checkpoint_is_chosen(run: Run, translator: Model) -> None:
     assert last.translate(TEXT[:3]) != translator.translate(TEXT[:3])
 
 
+def test_weights_in_bfloat16(run: Run, translator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    from phmctl.backends import products
+
+    monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr("phmctl.decoding.loading.has_bfloat16", lambda device: True)
+    half = phmctl.load(run.folder, device="cpu", precision="bfloat16")
+    assert half.about()["decoding"]["precision"] == "bfloat16"
+    (exact,), (near,) = (model.translate(TEXT[:1], beam=1)[0] for model in (translator, half))
+    assert near.log_prob != exact.log_prob
+    assert near.log_prob == pytest.approx(exact.log_prob, rel=0.05)
+
+
 def state_of_the_process() -> list[object]:
     """What a library has no business to change."""
     return [
@@ -132,6 +144,7 @@ def test_a_damaged_run(run: Run, tmp_path: Path) -> None:
         ({"device": "tpu"}, RecipeError, "device 'tpu' is not known"),
         ({"engine": "tensorflow"}, UserError, "engine 'tensorflow'"),
         ({"threads": 2}, UserError, r"call torch\.set_num_threads"),
+        ({"precision": "bfloat"}, RecipeError, "bfloat16"),
     ],
 )
 def test_wrong_arguments(run: Run, arguments: dict[str, object], error: type, message: str) -> None:
