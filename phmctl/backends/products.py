@@ -162,7 +162,7 @@ def kept_product(weight: Tensor, bias: Tensor | None, library: str, held: dict[A
     k, d = weight.shape
 
     def product(x: Tensor) -> Tensor:
-        if not _fits(x, weight, bias):
+        if not _fits(x, weight, bias) or _wants_gradient(x):
             return F.linear(x, weight, bias)
         return _onednn_linear(x.reshape(-1, d), packed, bias).view(*x.shape[:-1], k)
 
@@ -170,7 +170,7 @@ def kept_product(weight: Tensor, bias: Tensor | None, library: str, held: dict[A
 
 
 def _lower_product(weight: Tensor, bias: Tensor | None, held: dict[Any, Any]) -> Callable[[Tensor], Tensor]:
-    """Return the product in the precision that is asked for; what else than float32 comes is multiplied as it is."""
+    """Return the product in the precision that is asked for; x that wants a gradient, or is not float32, is multiplied as it is."""
     dtype, (k, d) = held[LOWER], weight.shape
     if "in lower" not in held:
         with torch.inference_mode(False), torch.no_grad():
@@ -180,11 +180,16 @@ def _lower_product(weight: Tensor, bias: Tensor | None, held: dict[Any, Any]) ->
     kept, shift, apply = held["in lower"]
 
     def product(x: Tensor) -> Tensor:
-        if x.dtype != torch.float32 or x.shape[-1] != d:
+        if x.dtype != torch.float32 or x.shape[-1] != d or _wants_gradient(x):
             return F.linear(x, weight, bias)
         return apply(x.reshape(-1, d).to(dtype), kept, shift).view(*x.shape[:-1], k).float()  # type: ignore[no-any-return]
 
     return product
+
+
+def _wants_gradient(x: Tensor) -> bool:
+    """Whether a gradient goes through x: oneDNN's operator, with a weight that is kept and frozen, would lose it."""
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:

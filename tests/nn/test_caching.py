@@ -151,6 +151,24 @@ def test_weights_are_kept_in_the_precision_of_the_scope(n: int, packs: bool, mon
     torch.testing.assert_close(layer(x), exact[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_gradient_goes_through_a_frozen_layer(
+    n: int, dtype: torch.dtype | None, measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr(execution, "SMALL", 0)
+    rank = {name: place for place, name in enumerate((products.PACKED, products.ONEDNN, products.MKL))}
+    monkeypatch.setattr(choices, "lowest_seconds", lambda calls, _: {each: 1.0 + rank[each.library] for each in calls})
+    layer, table = PHMLinear(8, 12, n=n).requires_grad_(False), PHMEmbedding(20, 8, n=n).requires_grad_(False)
+    x = torch.randn(70, 8, requires_grad=True)
+    with phmctl.cached(dtype):
+        for _ in range(2):
+            for weight, y in ((layer.weight, layer(x)), (table.weight, apply_weight(table, x))):
+                (gradient,) = torch.autograd.grad(y.sum(), x)
+                torch.testing.assert_close(gradient, weight.sum(0).expand_as(x), rtol=1e-5, atol=1e-5)
+
+
 def test_another_tensor_dtype_or_autocast_is_seen_inside(x: torch.Tensor) -> None:
     layer = eval_layer(execution="dense")
     with phmctl.cached():
