@@ -9,7 +9,7 @@ from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import Ledger, ledger_for_recipe
 from phmctl.accounting.published import published_tables, table_names
 from phmctl.dimension import WITH_N
-from phmctl.errors import UserError, nearest
+from phmctl.errors import RecipeError, UserError, nearest
 from phmctl.recipe.loading import Override, common_overrides, resolve
 from phmctl.shipped import shipped_names
 
@@ -75,10 +75,12 @@ def count_parameters(
             f"no table or recipe {recipe!r}{nearest(recipe, [*tables, *shipped_names('recipes')])}\n"
             f"tables: {', '.join(tables)}; recipes: phmctl recipes"
         )
-    # The plain recipe first: what is wrong with it should not be blamed on a variant.
-    name = resolve(recipe, overrides).name
-    variants = [resolve(recipe, [*choice, *overrides]) for choice in _choices(ns, algebras)]
-    ledgers = tuple(ledger_for_recipe(variant) for variant in variants)
+    try:
+        variants = [resolve(recipe, [*choice, *overrides]) for choice in _choices(ns, algebras)]
+    except RecipeError:
+        resolve(recipe)  # what is wrong with the recipe itself should not be blamed on a variant
+        raise
+    name, ledgers = variants[0].name, tuple(ledger_for_recipe(variant) for variant in variants)
     return ParameterCount(name, ledgers, tuple(published_tables(name)) if paper else ())
 
 

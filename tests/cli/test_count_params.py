@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import typer
@@ -6,6 +7,7 @@ from typer.testing import CliRunner
 
 from phmctl.cli.count_params import count_params
 from phmctl.errors import UserError
+from phmctl.recipe.loading import dump_recipe, load_recipe
 
 app = typer.Typer()
 app.command()(count_params)
@@ -36,6 +38,27 @@ def test_settings_and_algebras():
     assert variant["model"]["width"] == 64
     assert variant["model"]["algebra"] == "quaternion"
     assert variant["rules"] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "variants"),
+    [
+        (["--algebra", "low-rank", "--set", "model.rank=8"], ["low-rank-r8"]),
+        (["--n", "2,4", "--set", "model.parametrization=factors"], ["phm-n2-factors", "phm-n4-factors"]),
+        (["--algebra", "monarch", "--n", "2,4"], ["monarch-n2", "monarch-n4"]),
+    ],
+)
+def test_settings_that_only_the_algebra_asked_for_has(args, variants):
+    content = json.loads(run("miniature", *args, "--json").stdout)
+    assert [variant["name"] for variant in content["variants"]] == [f"miniature {name}" for name in variants]
+
+
+def test_a_wrong_recipe_is_not_blamed_on_a_variant(tmp_path):
+    text = dump_recipe(load_recipe("miniature"))
+    (tmp_path / "own.yaml").write_text(re.sub(r"(?m)^  heads: .*$", "  heads: 7", text))
+    result = run(str(tmp_path / "own.yaml"), "--n", "4")
+    assert "heads = 7 must divide" in str(result.exception)
+    assert "--n" not in str(result.exception)
 
 
 @pytest.mark.parametrize("args", [["--n", "3"], ["--n", "0"], ["--set", "model.widht=8"]])
