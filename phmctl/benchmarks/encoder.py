@@ -21,6 +21,7 @@ from phmctl.benchmarks.timing import Spread, Timing, compare, watched
 from phmctl.console import Table
 from phmctl.data.special import PAD
 from phmctl.devices import pick_device
+from phmctl.dimension import WITH_N
 from phmctl.errors import UserError
 from phmctl.recipe.schema import EncoderClassifierSection
 
@@ -52,7 +53,7 @@ def section(n: int | None, algebra: str | None, width: int, heads: int, layers: 
     """
     chosen = algebra or ("real" if n == 1 else "phm")
     shape = {"width": width, "feed_forward": 4 * width, "heads": heads, "layers": layers}
-    values = {"kind": "encoder", "algebra": chosen, "n": n if chosen == "phm" else 1, **shape}
+    values = {"kind": "encoder", "algebra": chosen, "n": n if chosen in WITH_N else 1, **shape}
     try:
         return EncoderClassifierSection.model_validate(values)
     except ValidationError as error:

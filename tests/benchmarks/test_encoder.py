@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from phmctl.assembly import build_classifier
 from phmctl.benchmarks.encoder import bench_encoder, torch_classifier
+from phmctl.benchmarks.encoder import section as chosen_section
 from phmctl.errors import UserError
 from phmctl.recipe.schema import EncoderClassifierSection
 
@@ -34,6 +35,11 @@ def test_a_row_for_each_candidate() -> None:
 
 def test_a_dense_model_is_measured_once() -> None:
     assert [row.candidate for row in bench(section(), rounds=1)] == ["dense", "nn.TransformerEncoder"]
+
+
+def test_the_blocks_of_monarch_maps_are_the_n_asked_for() -> None:
+    assert chosen_section(4, "monarch", 16, 2, 1).variant == "monarch-n4"
+    assert chosen_section(4, "quaternion", 16, 2, 1).variant == "quaternion"
 
 
 def test_the_yardstick_is_the_same_model() -> None:
