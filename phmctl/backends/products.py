@@ -170,7 +170,7 @@ def kept_product(weight: Tensor, bias: Tensor | None, library: str, held: dict[A
 
 
 def _lower_product(weight: Tensor, bias: Tensor | None, held: dict[Any, Any]) -> Callable[[Tensor], Tensor]:
-    """Return the product in the precision that is asked for; x that wants a gradient, or is not float32, is multiplied as it is."""
+    """Return the product in the precision asked for; an x that wants a gradient or is not float32 is taken as it is."""
     dtype, (k, d) = held[LOWER], weight.shape
     if "in lower" not in held:
         with torch.inference_mode(False), torch.no_grad():

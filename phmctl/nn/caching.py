@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 
 from phmctl.backends.operators import is_undisturbed
+from phmctl.errors import UserError
 
 Call = Callable[[Tensor], Tensor]
 _entered: ContextVar[tuple["cached", ...]] = ContextVar("entered", default=())  # the outermost first
@@ -60,9 +61,16 @@ class cached(ContextDecorator):  # noqa: N801  # a context manager, named as tor
     Args:
         dtype: keep weights in this one, as ``bfloat16``, and multiply by them in it, where float32 would take more than
             microseconds: on a processor that has it the products take half the time. Inputs and results stay float32.
+            Not an LSTM's weights, nor those of maps whose execution is `factored` or `rank`. Of scopes inside one
+            another the outermost one's counts.
+
+    Raises:
+        UserError: the dtype is not one of floating point numbers.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise UserError(f"cached({dtype!r}): want a dtype of floating point numbers, for example torch.bfloat16")
         self.dtype = dtype
         self._lock = Lock()
         self._inside = 0

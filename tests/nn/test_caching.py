@@ -22,7 +22,7 @@ from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import materialise_reference
 from phmctl.backends import choices, products
-from phmctl.errors import DimensionError
+from phmctl.errors import DimensionError, UserError
 from phmctl.nn.derived import DerivedWeightError
 from phmctl.nn.kronecker_weight import apply_weight
 
@@ -167,6 +167,12 @@ def test_a_gradient_goes_through_a_frozen_layer(
             for weight, y in ((layer.weight, layer(x)), (table.weight, apply_weight(table, x))):
                 (gradient,) = torch.autograd.grad(y.sum(), x)
                 torch.testing.assert_close(gradient, weight.sum(0).expand_as(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, "bfloat16"])
+def test_a_dtype_that_can_hold_no_weight(dtype: object) -> None:
+    with pytest.raises(UserError, match=r"for example torch\.bfloat16"):
+        phmctl.cached(dtype)  # type: ignore[arg-type]
 
 
 def test_another_tensor_dtype_or_autocast_is_seen_inside(x: torch.Tensor) -> None:
