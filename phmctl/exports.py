@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Self
 
 from phmctl.errors import RunError, UserError
 from phmctl.files import are_file_entries, damage, damaged_files, read_json_object, sha256_text
+from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Loaded, Run, Weights, read_recipe
 
 FORMAT = 1  # of the folder; a higher one is a later version's
@@ -55,7 +56,7 @@ class Export(Run):
         wrong = damaged_files(folder, [entry for entry in manifest["files"] if entry["name"] == RECIPE])
         if wrong:
             raise RunError(f"{folder / RECIPE} is missing or damaged; {_ADVICE}")
-        return cls(folder, read_recipe(folder / RECIPE), manifest)
+        return cls(folder, _as_exported(read_recipe(folder / RECIPE)), manifest)
 
     @property
     def to(self) -> str:
@@ -114,6 +115,14 @@ class Export(Run):
         """Compare the weights with the manifest. Raises RunError."""
         self.checkpoint(name)
         self.verify()
+
+
+def _as_exported(recipe: Recipe) -> Recipe:
+    """Return a run's recipe without what its export has no choice of: how H is applied, and in which precision."""
+    if not isinstance(recipe, TranslationRecipe):
+        return recipe
+    decoding = recipe.decoding.model_copy(update={"execution": None, "precision": None})
+    return recipe.model_copy(update={"decoding": decoding})
 
 
 def open_model(path: Path | str) -> Run:

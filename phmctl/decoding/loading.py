@@ -105,7 +105,7 @@ def _engine_of_export(
     if settings.execution is not None:
         raise UserError(f"--execution: {folder} holds H itself; leave it out, or decode with the run")
     if settings.precision is not None:
-        raise UserError(f"precision {settings.precision!r}: {folder} has its own; decode with the run")
+        raise UserError(f"precision {settings.precision!r}: {folder} has its own; leave it out, or decode with the run")
     export.verify()
     section = export.recipe_of(TranslationRecipe).model
     quantize = str(export.manifest.get("quantize"))

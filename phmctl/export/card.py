@@ -7,6 +7,7 @@ from typing import Any
 from phmctl import __version__
 from phmctl.accounting.ledger import ledger_for
 from phmctl.data.card import load_card
+from phmctl.dimension import LOW_RANK
 from phmctl.errors import DataError
 from phmctl.export.subject import Subject
 from phmctl.runs import Run
@@ -41,7 +42,8 @@ def _what(subject: Subject, described: Mapping[str, Any]) -> Iterator[str]:
     if recipe.description:
         yield recipe.description
         yield ""
-    maps = "dense maps" if section.algebra == "real" else f"{section.algebra} maps with n = {section.dimension}"
+    number = f"rank {section.rank}" if section.algebra == LOW_RANK else f"n = {section.dimension}"
+    maps = "dense maps" if section.algebra == "real" else f"{section.algebra} maps with {number}"
     kind = "encoder-decoder Transformer" if subject.translates else f"classifier ({section.kind})"
     yield f"- model: {kind}, trained with {maps} by phmctl; here each map is a plain matrix"
     yield f"- form: {to}{f', {quantize}' if quantize else ''}"

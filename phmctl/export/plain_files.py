@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phmctl.checkpoints import save_tensors
+from phmctl.dimension import TWO_FACTORS
 from phmctl.errors import check_known
 from phmctl.export.dense import phm_form
 from phmctl.export.subject import Subject
@@ -37,7 +38,7 @@ def write_plain(subject: Subject, to: str, form: str, folder: Path) -> None:
     write_json(folder / CONFIG, whole.config)
     shutil.copyfile(plain.__file__, folder / CODE)
     _save(whole.whole() if to == TORCH else whole.tensors, folder / (TORCH_FILE if to == TORCH else SAFETENSORS_FILE))
-    if form != "dense" and subject.section.dimension > 1:
+    if form != "dense" and subject.section.dimension > 1 and subject.section.algebra not in TWO_FACTORS:
         described, tensors = phm_form(subject.model)
         write_json(folder / "phm.json", described)
         _save(tensors, folder / f"phm{'.pt' if to == TORCH else '.safetensors'}")

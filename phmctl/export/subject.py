@@ -10,6 +10,7 @@ from torch import nn
 from phmctl.data.copies import read_text
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.loading import load_translator
+from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.translator import Translator
 from phmctl.errors import RunError, UserError
 from phmctl.export.dense import DenseForm, dense_form
@@ -120,7 +121,8 @@ def open_subject(run: Run, checkpoint: str) -> Subject:
     """
     weights = run.weights(checkpoint)
     if isinstance(run.recipe, TranslationRecipe):
-        translator = load_translator(run, checkpoint, "cpu", cleaned=True, keep_factors=False)
+        settings = change_decoding(run.recipe.decoding, precision="float32")  # which the export is compared with
+        translator = load_translator(run, checkpoint, "cpu", settings, cleaned=True, keep_factors=False)
         return Subject(run, weights, translator.engine.model, translator)  # type: ignore[attr-defined]  # torch's
     if isinstance(run.recipe, ClassificationRecipe):
         classifier = load_classifier(run, checkpoint, "cpu", cleaned=True, keep_factors=False)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import phmctl
 from phmctl import exports
+from phmctl.backends import products
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import engines, verb
@@ -112,6 +114,32 @@ def test_the_plain_form_is_read_by_plain_code(tiny_run: Run, tmp_path: Path, to:
     assert (folder / f"phm.{'pt' if to == exports.TORCH else 'safetensors'}").is_file()
     described = json.loads((folder / "phm.json").read_text())
     assert described["maps"]["encoder.0.attention.query_key_value"]["n"] == 4
+
+
+@pytest.mark.parametrize(
+    ("maps", "words"),
+    [
+        ({"algebra": "monarch", "n": 4}, "monarch maps with n = 4"),
+        ({"algebra": "low-rank", "rank": 8}, "low-rank maps with rank 8"),
+    ],
+)
+def test_maps_of_two_factors_have_no_phm_form(tmp_path: Path, maps: dict[str, object], words: str) -> None:
+    made = export(make_run(tmp_path, maps=maps), exports.SAFETENSORS, tmp_path / "export").export
+    assert not list(made.folder.glob("phm.*"))
+    assert words in (made.folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_how_a_recipe_has_its_run_decoded_is_not_asked_of_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the export compared with what the run answers in a lower precision."""
+    monkeypatch.setattr(products, "SMALL", 0)
+    monkeypatch.setattr("phmctl.decoding.loading.has_bfloat16", lambda device: True)
+    run = make_run(tmp_path, decoding={"precision": "bfloat16", "execution": "dense"})
+    made = export(run, exports.SAFETENSORS, tmp_path / "export")
+    assert made.verification.largest < 1e-4
+    assert load_translator(made.export, device="cpu").translate(SOURCES)
+    assert phmctl.load(made.export.folder, device="cpu").translate(SOURCES)
 
 
 def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
@@ -322,6 +350,7 @@ def test_training_does_not_take_an_export(exported: Exported) -> None:
         ({"checkpoint": "last"}, "no checkpoint 'last'"),
         ({"device": "cuda"}, "--device cuda: an export to ctranslate2 runs on the CPU"),
         ({"decoding": DecodingSection(execution="rank")}, "--execution"),
+        ({"decoding": DecodingSection(precision="bfloat16")}, "has its own; leave it out"),
     ],
 )
 def test_what_an_export_cannot_do(exported: Exported, options: dict[str, object], words: str) -> None:
