@@ -73,7 +73,7 @@ class TwoFactorLinear(nn.Module):
         h = flat.view(-1, N, self.R.shape[2]).transpose(0, 1) @ self.R.mT  # (N, T, m/N)
         h = h.permute(1, 2, 0).reshape(-1, N, self.L.shape[2])  # (T, N, m/N): number j of block i to place jN + i
         y = (h.transpose(0, 1) @ self.L.mT).transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)  # autocast's, as of a dense map
 
     @property
     def weight(self) -> Tensor:

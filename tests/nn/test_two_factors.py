@@ -53,6 +53,12 @@ def test_gradients(blocks: int) -> None:
     assert torch.autograd.gradcheck(apply, (x, layer.R, layer.L, layer.bias))
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_it_has_the_dtype_of_autocast(blocks: int) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert TwoFactorLinear(4, 6, blocks=blocks, inner=2)(torch.randn(3, 4)).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize(("blocks", "inner"), [(1, 32), (8, 256)])
 def test_it_begins_with_the_variance_of_the_dense_map(blocks: int, inner: int) -> None:
     torch.manual_seed(0)
