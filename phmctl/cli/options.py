@@ -70,7 +70,10 @@ RunArgument = Annotated[
 ]
 N = Annotated[int | None, typer.Option("--n", help="The PHM hyperparameter: about 1/n of the parameters; 1 is real.")]
 Algebra = Annotated[
-    str | None, typer.Option(help="real, complex, quaternion, octonion, sedenion or phm (a learned rule).")
+    str | None,
+    typer.Option(
+        help="real, complex, quaternion, octonion, sedenion or phm (a learned rule); beside them low-rank, monarch."
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Execution = Annotated[
