@@ -229,9 +229,10 @@ class KroneckerWeight(nn.Module):
         state = (*map(id, parts), S.dtype, S.device, autocast_dtype(S.device.type))
         known = held.get(state)
         if known is None:
-            known = held[state] = {"of": parts}  # held, so that no other tensor gets one of these ids
+            known = {"of": parts}  # held, so that no other tensor gets one of these ids
             if held.dtype is not None:
                 known[LOWER] = held.dtype
+            held[state] = known  # whole: other threads read it from here on
         return known
 
     def _wants_graph(self) -> bool:

@@ -23,6 +23,7 @@ from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import materialise_reference
 from phmctl.backends import choices, products
 from phmctl.errors import DimensionError, UserError
+from phmctl.nn import caching
 from phmctl.nn.derived import DerivedWeightError
 from phmctl.nn.kronecker_weight import apply_weight
 
@@ -167,6 +168,16 @@ def test_a_gradient_goes_through_a_frozen_layer(
             for weight, y in ((layer.weight, layer(x)), (table.weight, apply_weight(table, x))):
                 (gradient,) = torch.autograd.grad(y.sum(), x)
                 torch.testing.assert_close(gradient, weight.sum(0).expand_as(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_no_thread_finds_a_layer_without_the_precision_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(caching.Held, "__setitem__", lambda self, key, value: found.append(set(value)))
+    with phmctl.cached(torch.bfloat16):
+        PHMLinear(64, 96, n=4)(torch.randn(200, 64))
+    assert found
+    assert all(products.LOWER in each for each in found)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, "bfloat16"])
