@@ -51,7 +51,8 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 def read_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """Yield a text file's lines without their ends (``\\n`` or ``\\r\\n``) and without a byte order mark.
 
-    The mark also tells UTF-16 and UTF-32; without one the file is UTF-8.
+    The mark also tells UTF-16 and UTF-32; without one the file is UTF-8. As that, Latin UTF-16 without a mark can be
+    read, a NUL beside each letter: that is seen in the first line.
 
     Args:
         path: the file; ``.gz`` is decompressed.
@@ -62,6 +63,11 @@ def read_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """
     with reading(path), open_bytes(path) as handle:
         for number, raw in enumerate(raw_lines(handle, longest), start=1):
+            if number == 1 and b"\0" in raw:
+                raise DataError(
+                    f"{path}, line 1: NUL characters, so no text, or UTF-16 without its byte order mark\n"
+                    "convert that: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
+                )
             yield decode_line(raw, path, number, longest)
 
 

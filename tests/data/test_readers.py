@@ -36,7 +36,7 @@ def write(path: Path, *lines: str, end: str = "\n") -> Path:
 @given(lines=SENTENCES, end=st.sampled_from(["\n", "\r\n"]), name=st.sampled_from(["a.de", "a.de.gz"]))
 def test_written_lines_are_read_back(tmp_path, lines, end, name):
     if lines:
-        lines[0] = lines[0].lstrip("\ufeff")
+        lines[0] = lines[0].lstrip("\ufeff").replace("\0", "")
     path = write(tmp_path / name, *lines, end=end)
     assert list(read_lines(path)) == lines
 
@@ -261,6 +261,14 @@ def test_a_byte_order_mark_tells_the_encoding(tmp_path, encoding, name):
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert list(read_lines(path)) == ["Привет", "Über\u2028uns", "", "没有"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+def test_utf_16_without_a_mark_is_not_taken_for_utf_8(tmp_path, encoding):
+    path = tmp_path / "a.en"
+    path.write_bytes("The small dog\nruns\n".encode(encoding))
+    with pytest.raises(DataError, match=r"a\.en, line 1: NUL .*\n.*iconv -f UTF-16LE"):
+        list(read_lines(path))
 
 
 def test_text_that_ends_in_half_a_character_is_refused(tmp_path):
