@@ -30,12 +30,14 @@ class Cell:
         row, column: where it stands.
         published: what is printed there.
         variant: what was trained here of it; None where nothing was.
+        root: the folder of runs that was asked for; None is the usual one.
     """
 
     row: Row
     column: Column
     published: str
     variant: Variant | None
+    root: Path | None = None
 
     @property
     def recipe(self) -> str:
@@ -70,7 +72,12 @@ class Cell:
             return shlex.join(["phmctl", "eval", str(self.variant.first.run.folder)])
         if self.column.metric == "seconds":
             return shlex.join(["phmctl", "bench", "decode", self.recipe, *self.row.options])
-        return shlex.join(["phmctl", "train", self.recipe, *self.row.options])
+        return self.training(self.row.options)
+
+    def training(self, options: Sequence[str]) -> str:
+        """Return the command that trains the recipe, into the folder where it is looked for."""
+        place = [] if self.root is None else ["--runs", str(self.root)]
+        return shlex.join(["phmctl", "train", self.recipe, *options, *place])
 
     def differences(self) -> Iterator[str]:
         """Yield a line for each thing that is published of the setup and is another here."""
@@ -150,19 +157,19 @@ class PaperComparison:
 
     def missing(self) -> list[str]:
         """Return the commands that fill the empty cells, those that differ in n only as one."""
-        grouped: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        grouped: dict[tuple[str, tuple[str, ...]], list[Cell]] = {}
         plain = []
         for cell in self.cells:
             if cell.command is None:
                 continue
             train = cell.command.startswith("phmctl train") and cell.row.options[:1] == ("--n",)
             if train:
-                grouped.setdefault((cell.recipe, cell.row.options[2:]), []).append(cell.row.options[1])
+                grouped.setdefault((cell.recipe, cell.row.options[2:]), []).append(cell)
             else:
                 plain.append(cell.command)
         sweeps = [
-            shlex.join(["phmctl", "train", recipe, "--n", ",".join(dict.fromkeys(ns)), *rest])
-            for (recipe, rest), ns in grouped.items()
+            cells[0].training(["--n", ",".join(dict.fromkeys(cell.row.options[1] for cell in cells)), *rest])
+            for (_, rest), cells in grouped.items()
         ]
         return [*sweeps, *dict.fromkeys(plain)]
 
@@ -252,7 +259,7 @@ def compare_papers(
     check_asked(summaries, "test", checkpoint)
     variants = group(settle(summaries, "test", checkpoint))
     counting = {table.key: table for table in published_tables(name)}
-    return [_compare(printed, variants, counting.get(printed.key)) for printed in PRINTED[name]]
+    return [_compare(printed, variants, counting.get(printed.key), root) for printed in PRINTED[name]]
 
 
 def _recipes(printed: Printed) -> Iterator[str]:
@@ -262,9 +269,11 @@ def _recipes(printed: Printed) -> Iterator[str]:
         yield from column.stand_ins
 
 
-def _compare(printed: Printed, variants: Sequence[Variant], counting: PublishedTable | None) -> PaperComparison:
+def _compare(
+    printed: Printed, variants: Sequence[Variant], counting: PublishedTable | None, root: Path | None
+) -> PaperComparison:
     cells = tuple(
-        Cell(row, column, score, _fitting(row, column, variants))
+        Cell(row, column, score, _fitting(row, column, variants), root)
         for index, row in enumerate(printed.rows)
         for column, score in ((column, column.scores[index]) for column in printed.columns)
     )

@@ -131,12 +131,17 @@ def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) ->
     (found,) = compare_papers("table4", root=trained)
     folder = trained / "table4-shakespeare" / "phm-n4" / "v001"
     assert cell_of(found.cells, "PHM n=4").command == f"phmctl eval {folder}"
-    assert cell_of(found.cells, "PHM n=8").command == "phmctl train table4-shakespeare --n 8"
+    training = f"phmctl train table4-shakespeare --n 2,8,16 --runs {trained}"  # where they are looked for again
+    assert cell_of(found.cells, "PHM n=8").command == training.replace("2,8,16", "8")
     assert cell_of(found.cells, "Transformer").command is None
-    assert found.missing() == ["phmctl train table4-shakespeare --n 2,8,16", f"phmctl eval {folder}"]
-    assert "phmctl train table4-shakespeare --n 2,8,16" in call("--paper", "table4", "--runs", trained).stderr.split(
-        "\n"
-    )
+    assert found.missing() == [training, f"phmctl eval {folder}"]
+    assert training in call("--paper", "table4", "--runs", trained).stderr.split("\n")
+
+
+def test_commands_for_the_usual_folder_of_runs_do_not_name_it(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHMCTL_RUNS", str(trained))
+    (found,) = compare_papers("table4")
+    assert "phmctl train table4-shakespeare --n 2,8,16" in found.missing()
 
 
 def test_the_seconds_of_decoding_stand_beside_table_3(tmp_path: Path) -> None:
@@ -200,7 +205,7 @@ def test_csv_and_json_have_a_cell_each(trained: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(call("--paper", "table2", "--runs", trained, "--format", "csv").stdout)))
     assert len(rows) == 9 * 7
     assert {row["command"] for row in rows if row["column"] == "En-Vi" and row["row"] == "PHM n=4 †"} == {
-        "phmctl train table2-iwslt15-en-vi --n 4 --set model.upsize=2"
+        f"phmctl train table2-iwslt15-en-vi --n 4 --set model.upsize=2 --runs {trained}"
     }
     told = json.loads(call("--paper", "table4", "--runs", trained, "--json").stdout)
     assert [cell["published"] for cell in told["tables"][0]["cells"]] == ["11.65", "12.20", "12.42", "11.66", "10.76"]
