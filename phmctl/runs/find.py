@@ -83,7 +83,7 @@ def _nearest_run(path: Path, root: Path | None = None) -> str:
     variants = sorted({run.parent for run in known})
     whole = [str(folder) for folder in (*variants, *known)]
     below = [str(folder.relative_to(root)) for folder in (*variants, *known)]
-    return nearest(str(path), whole) or nearest(str(path), below) or nearest(str(root / path), whole)
+    return nearest(str(path), whole) or nearest(str(path), below)
 
 
 # --------------------------------------------------------------------------------------------------------- many runs

@@ -195,6 +195,9 @@ def test_selection(tmp_path: Path) -> None:
     assert select_runs([tmp_path / "elsewhere"], tmp_path) == [tmp_path / "elsewhere/mine"]
     with pytest.raises(RunError, match=r"no run at fake/phm-n5, .*did you mean 'fake/phm-n4'"):
         select_runs(["fake/phm-n5"], tmp_path)
+    with pytest.raises(RunError) as caught:
+        select_runs(["nosuch"], tmp_path)
+    assert "did you mean" not in str(caught.value)  # what all paths below one folder share is no likeness
 
 
 def test_a_run_is_opened_by_its_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
