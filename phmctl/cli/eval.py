@@ -69,6 +69,9 @@ def evaluate(
     further |= {"tokenize": tokenize, "source": source, "reference": reference}
     cased = {"lowercase": lowercase is True, "cased": lowercase is False}
     places = {"against": against, "device": device, "threads": threads}
+    if not probing:
+        elsewhere = "; name RUN by its folder" if runs else ""
+        _refuse({"set": settings, "data": data, "runs": runs}, "belongs to --probing", elsewhere)
     code = _sweep(names, every, values, {**further, **cased, **places}, jobs, list_, json, probing)
     if code is not None:
         raise typer.Exit(code)
@@ -89,7 +92,6 @@ def evaluate(
         _refuse({**asked, "split": None if split == "test" else split}, "has no part in --probing")
         score = partial(probe, run, **common, data=data, runs=runs, settings=settings or ())
     else:
-        _refuse({"set": settings, "data": data, "runs": runs}, "belongs to --probing")
         score = partial(verbs.evaluate, run, split, **common, quiet=False, **asked)
     _show(run, score, against, json)
 
@@ -143,7 +145,7 @@ def _sweep(
     return carry_out(asked, evaluate_all, jobs, listed=listed, json=json)
 
 
-def _refuse(options: dict[str, Any], why: str) -> None:
+def _refuse(options: dict[str, Any], why: str, instead: str = "") -> None:
     wrong = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if wrong:
-        raise UserError(f"{', '.join(wrong)} {why}: leave it out")
+        raise UserError(f"{', '.join(wrong)} {why}: leave it out{instead}")

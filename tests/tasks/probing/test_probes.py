@@ -124,6 +124,8 @@ def test_what_cannot_be_probed_is_refused(tiny_run: Run, probe_run: Run, probing
     for options, message in {
         ("--probing", "--beam", "4"): "--beam has no part in --probing",
         ("--data", "d", "--set", "a=1"): "--set, --data belongs to --probing",
+        ("--runs", "r"): "--runs belongs to --probing: leave it out; name RUN by its folder",
+        ("--runs", "r", "--beam", "1,2"): "--runs belongs to --probing",
     }.items():
         result = CliRunner().invoke(app, ["eval", str(tiny_run.folder), *options])
         assert isinstance(result.exception, UserError)
