@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import silence
-from phmctl.errors import UserError
+from phmctl.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from phmctl.recipe.loading import RecipeLike
@@ -252,11 +252,15 @@ def evaluate(
 
     with _quiet(quiet):
         opened = with_engine(open_model(run), engine, checkpoint, quantize)
+        rival = None if against is None else open_model(against)
+        task = opened.recipe.task
+        if rival is not None and rival.recipe.task != task:
+            raise RunError(f"{rival.folder} is of task {rival.recipe.task!r}, not {task!r}: scores do not compare")
         return kind_of(opened.recipe).evaluate(
             opened,
             split,
             checkpoint,
-            against=None if against is None else open_model(against),
+            against=rival,
             device=device,
             options={name: value for name, value in options.items() if value is not None},
         )
