@@ -251,7 +251,7 @@ def evaluate(
     from phmctl.tasks.registry import kind_of
 
     with _quiet(quiet):
-        opened = with_engine(open_model(run), engine, checkpoint, quantize)
+        opened = with_engine(open_model(run), engine, checkpoint, quantize, options.get("precision"))
         rival = None if against is None else open_model(against)
         task = opened.recipe.task
         if rival is not None and rival.recipe.task != task:

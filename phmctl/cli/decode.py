@@ -79,7 +79,7 @@ def decode(
     if workers > 1:
         threads = _share(workers, threads)
     set_threads(threads)
-    opened = with_engine(open_model(run), engine, checkpoint, quantize)
+    opened = with_engine(open_model(run), engine, checkpoint, quantize, precision)
     kind = kind_of(opened.recipe)
     own = None if split is None else kind.split_lines(opened, split)
     given: dict[str, object] = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "execution": execution}

@@ -59,7 +59,7 @@ def serve(
 
     with listen(host, port) as sock:
         set_threads(threads)
-        opened = with_engine(open_model(run), engine, checkpoint, quantize)
+        opened = with_engine(open_model(run), engine, checkpoint, quantize, precision)
         model = load(opened.folder, checkpoint=checkpoint, device=device or "auto", precision=precision)
         batching = BatchLimits(max_batch, max_batch_tokens, max_queue, max_wait / 1000)
         limits = Limits(max_body, max_texts, max_characters, max_beam, connections=max_connections)

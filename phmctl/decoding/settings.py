@@ -12,4 +12,6 @@ def change_decoding(section: DecodingSection, **changes: float | str | None) -> 
         RecipeError: a value is out of range.
     """
     given = {key: value for key, value in changes.items() if value is not None}
-    return change(section, given, RecipeError)
+    changed = change(section, given, RecipeError)
+    # One setting has one name: what was computed in float32 is found again, whether it was asked for or not.
+    return changed.model_copy(update={"precision": None}) if changed.precision == "float32" else changed

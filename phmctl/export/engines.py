@@ -14,7 +14,9 @@ from phmctl.runs import Run, Weights
 PASSING = 64  # texts that an export made in passing is verified on
 
 
-def with_engine(run: Run, engine: str | None, checkpoint: str = "best", quantize: str | None = None) -> Run:
+def with_engine(
+    run: Run, engine: str | None, checkpoint: str = "best", quantize: str | None = None, precision: str | None = None
+) -> Run:
     """Return what answers for a run by an engine: itself for torch, else an export that is made once and kept in it.
 
     It lies in the run's folder, under ``exports/``, and is made anew when the checkpoint is another by now.
@@ -33,6 +35,8 @@ def with_engine(run: Run, engine: str | None, checkpoint: str = "best", quantize
     check_options(engine, quantize, None)
     if engine == TORCH:
         return run
+    if precision is not None:
+        raise UserError(f"--precision is torch's; --engine {engine} has --quantize {precision} where it can do that")
     weights = run.weights(checkpoint)
     name = "-".join([engine, *([quantize or EXACT] if engine == CTRANSLATE2 else []), weights.name])
     folder = run.folder / "exports" / name

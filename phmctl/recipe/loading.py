@@ -187,7 +187,7 @@ def validate_recipe(document: Document) -> Recipe:
         )
     model = document.content.get("model")
     if isinstance(model, dict) and model.get("pointer") is False:
-        del model["pointer"]  # runs of before the first release name it; none has one
+        del model["pointer"]  # runs written before 0.1.0 have the key, and no model has a pointer any more
     return document.validate(_schema(document), RecipeError)
 
 

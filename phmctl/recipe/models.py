@@ -58,8 +58,9 @@ class LinearSection(Section):
             raise ValueError(f"algebra {self.algebra!r} is for Transformers")
         if self.algebra == LOW_RANK and self.rank is None:
             raise ValueError("algebra 'low-rank' wants a rank: set model.rank")
-        if self.execution != "auto":
-            raise ValueError(f"algebra {self.algebra!r} has one execution; leave execution: {self.execution} out")
+        for key in ("execution", "rules", "keep_products"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is about hypercomplex maps; leave it out with algebra {self.algebra!r}")
         return self
 
     @property

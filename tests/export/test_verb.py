@@ -12,6 +12,7 @@ import phmctl
 from phmctl import exports
 from phmctl.backends import products
 from phmctl.decoding.loading import load_translator
+from phmctl.decoding.settings import change_decoding
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import engines, verb
 from phmctl.export.engines import with_engine
@@ -21,7 +22,7 @@ from phmctl.exports import Export, open_model
 from phmctl.files import damaged_files, write_json
 from phmctl.models.plain import load
 from phmctl.recipe.loading import load_recipe
-from phmctl.recipe.schema import DecodingSection
+from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.training.train import train
@@ -151,7 +152,21 @@ def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
     assert theirs.against == run.name
     assert {one.against for one in read_results(made)} == {None, run.name}
+    both = evaluate(
+        run,
+        against=made,
+        device="cpu",
+        decoding=change_decoding(run.recipe_of(TranslationRecipe).decoding, execution="dense"),
+    )
+    assert both.against == made.name  # what only the run can do is not asked of its baseline
     assert not list(run.results_folder.glob("against*"))
+
+
+def test_precision_is_torch_s(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with pytest.raises(UserError, match="--engine ctranslate2 has --quantize bfloat16"):
+        with_engine(run, CT2, precision="bfloat16")
+    assert not (run.folder / "exports").exists()
 
 
 def test_an_engine_for_a_run_is_made_once_and_made_anew_when_it_is_stale(tmp_path: Path) -> None:

@@ -113,7 +113,12 @@ def test_a_translator_of_them_equals_its_dense_form(projections: str, choice: di
         ("miniature", ["model.algebra=monarch", "model.n=5"], "n = 5 does not divide width"),
         ("miniature", ["model.algebra=low-rank", "model.rank=4", "model.n=2"], "has n = 1, not 2"),
         ("miniature", ["model.algebra=monarch", "model.n=2", "model.rank=4"], "rank wants parametrization: factors"),
-        ("miniature", ["model.algebra=monarch", "model.n=2", "model.execution=rank"], "has one execution"),
+        (
+            "miniature",
+            ["model.algebra=monarch", "model.n=2", "model.execution=rank"],
+            "execution is about hypercomplex maps",
+        ),
+        ("miniature", ["model.algebra=monarch", "model.n=2", "model.rules=model"], "rules is about hypercomplex maps"),
         ("miniature", ["model.algebra=monarch", "model.n=2", "model.embeddings=phm"], "embeddings and generator are"),
         ("table1-mnli", ["model.algebra=monarch", "model.n=2"], "'monarch' is for Transformers"),
         (

@@ -12,6 +12,7 @@ from phmctl.checkpoints import checkpoint_digest
 from phmctl.data.copies import read_text
 from phmctl.data.special import EOS, PAD, UNK
 from phmctl.decoding.loading import load_translator
+from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import plan
 from phmctl.errors import RunError
@@ -98,7 +99,8 @@ class Reader:
 
     def __init__(self, encoder: Encoder, device: str = "auto") -> None:
         self._encoder = encoder
-        self._translator = load_translator(encoder.run, encoder.checkpoint, device)
+        exact = change_decoding(encoder.run.recipe_of(TranslationRecipe).decoding, precision="float32")
+        self._translator = load_translator(encoder.run, encoder.checkpoint, device, exact)
         self._translator.max_source_tokens = None  # nothing of a sentence is cut off
 
     @torch.inference_mode()

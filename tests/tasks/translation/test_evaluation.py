@@ -13,6 +13,7 @@ from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation import evaluation as module
@@ -183,6 +184,13 @@ def test_the_batch_size_is_no_reason_to_decode_anew(run: Run, decodings: list[st
     translations(run)
     translations(run, decoding=change_decoding(run.recipe.decoding, batch_tokens=9))
     assert len(decodings) == 1
+
+
+def test_float32_by_name_is_float32(run: Run) -> None:
+    section = run.recipe_of(TranslationRecipe).decoding
+    assert change_decoding(section, precision="float32") == section
+    half = change_decoding(section, precision="bfloat16")
+    assert half != section == change_decoding(half, precision="float32")
 
 
 def test_checkpoints_have_results_of_their_own(run: Run) -> None:
