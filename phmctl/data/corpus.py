@@ -228,9 +228,12 @@ def reversed_corpus(corpus: Corpus) -> Corpus:
     Splits are divided, where the card says so, before: both directions have the same pairs in each.
     """
     sides = {"source": "target", "target": "source"}
+    languages = corpus.languages
+    if languages and languages != tuple(sides):  # own files have no languages, and sides stay sides
+        languages = languages[::-1]
     return replace(
         corpus,
-        languages=corpus.languages and corpus.languages[::-1],
+        languages=languages,
         splits={name: turned_round(pairs) for name, pairs in corpus.splits.items()},
         files=[replace(file, side=sides.get(file.side, file.side)) for file in corpus.files],
         origin=f"{corpus.origin}, turned round",

@@ -113,6 +113,7 @@ def test_a_table_of_both_sides(
         ("t.tsv", "a\tb", ("--columns", "0"), "--columns 0: wants two, SOURCE,TARGET"),
         ("t.tsv", "a\tb", ("--columns", "1,1"), "--columns 1,1: wants two"),
         ("t.tsv", "a\tb", ("--columns", "1,2"), r"line 1: 2 columns, but column 3 is wanted \(2, counted from 0\)"),
+        ("t.tsv", "a\tb\n\nc\td", ("--columns", "0,1", "--no-header"), "line 2 is empty; a table has a row a line"),
         ("t.tsv", "de\tfr\na\tb", ("--columns", "de,en"), "has no column 'en' .*; it has de, fr"),
         ("t.tsv", "a\tb", ("--columns", "a,b", "--no-header"), "with --no-header, --columns are numbers"),
         ("t.jsonl", '{"de": "a", "en": "b"}', (), "the keys of JSON lines have names: --columns SOURCE,TARGET"),
@@ -295,6 +296,8 @@ def test_scores_of_translations_are_broken_down_by_extra_columns(
     files = ("--train", tables[0], "--valid", tables[1], "--test", tests)
     options = ("--columns", "de,en", "--tokenizer", "bpe", "--vocabulary", "300", "--max-tokens", "64")
     turned = call(tmp_path, *files, *options, "--extra", "depth", "--reverse")
+    languages = [turned.manifest[f"{side}_language"] for side in ("source", "target")]
+    assert languages == ["source", "target"]  # and not the other way round: they are headings
     assert turned.split("test").extras["depth"].tolist() == [2, -1, 2]
     assert turned.split("test").texts[0] == ["dog 3", "dog 4", "dog 5"]
     prepared = call(tmp_path, *files, *options, "--extra", "depth")

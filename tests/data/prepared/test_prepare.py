@@ -556,7 +556,7 @@ def test_the_other_direction_has_the_same_pairs_turned_round(tmp_path):
     assert (list(back.texts[0]), list(back.texts[1])) == (list(there.texts[1]), list(there.texts[0]))
     assert len(reverse.split("train")) == len(forward.split("train"))
     manifest = reverse.manifest
-    assert (manifest["source_language"], manifest["target_language"]) == ("target", "source")
+    assert (manifest["source_language"], manifest["target_language"]) == ("source", "target")  # no languages: sides
     assert manifest["settings"]["direction"] == "reverse"
     assert "direction" not in forward.manifest["settings"]  # as folders of earlier versions are
     assert {(file["name"][-2:], file["side"]) for file in manifest["sources"]} == {("de", "target"), ("en", "source")}
