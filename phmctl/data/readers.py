@@ -339,9 +339,9 @@ def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Pick | None]]:
 def _by_place(path: Path, number: int, row: Sequence[str], places: Mapping[str, int]) -> Pick:
     def pick(column: Column) -> str:
         place = column if isinstance(column, int) else places[column]
-        if not any(row):
-            raise DataError(f"{path}, line {number} is empty; a table has a row a line: take the empty lines out")
         if place >= len(row):
+            if not any(row):
+                raise DataError(f"{path}, line {number} is empty; a table has a row a line: take the empty lines out")
             raise DataError(
                 f"{path}, line {number}: {len(row)} columns, but column {place + 1} is wanted ({place}, counted from 0)"
             )

@@ -107,6 +107,13 @@ def test_a_table_of_both_sides(
     assert prepared.split("valid").texts == (["ein Haus"], ["a house"])
 
 
+def test_a_row_of_empty_cells_is_a_pair_that_is_dropped(tmp_path: Path) -> None:
+    train = put(tmp_path / "t.tsv", *(f"{source}\t{target}" for source, target in PAIRS), "\t")
+    table = put(tmp_path / "v.tsv", "ein Haus\ta house")
+    counts = call(tmp_path, "--train", train, "--valid", table, *SMALL).manifest["splits"]["train"]
+    assert (counts["read"], counts["kept"], sum(counts["dropped"].values())) == (41, 40, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
