@@ -1,10 +1,10 @@
-"""A weight that is computed from other parameters, and says so when somebody writes into it."""
+"""A weight that is computed from other parameters: what says so when it is written into, and a layer made of it."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phmctl.backends.operators import is_recorded
 from phmctl.errors import UserError
@@ -59,3 +59,14 @@ class Derived(Tensor):
 def as_derived(weight: Tensor) -> Tensor:
     """Return a weight as what must not be written into. A compiler sees it as it is."""
     return weight if is_recorded() else weight.as_subclass(Derived)
+
+
+@torch.no_grad()
+def as_linear(weight: Tensor, bias: Tensor | None, *, training: bool) -> nn.Linear:
+    """Return an ``nn.Linear`` with copies of a weight (k, d) and a bias (k,). No random numbers are drawn."""
+    k, d = weight.shape
+    dense = nn.Linear(d, k, bias is not None, "meta", weight.dtype).to_empty(device=weight.device).train(training)
+    dense.weight.copy_(weight)
+    if bias is not None:
+        dense.bias.copy_(bias)
+    return dense

@@ -27,6 +27,7 @@ from phmctl.backends.products import MKL, faster_library, kept_choice, kept_prod
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, check_known
 from phmctl.nn.caching import Call, call_at_hand, keep_call
+from phmctl.nn.derived import as_linear
 from phmctl.nn.kronecker_weight import KroneckerWeight
 
 RULE, FACTORS = "rule", "factors"
@@ -313,12 +314,7 @@ class PHMLinear(KroneckerWeight):
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:
         """Return an ``nn.Linear`` with H as its weight: the same map, to rounding, with parameters of its own."""
-        dense = nn.Linear(self.in_features, self.out_features, self.bias is not None, "meta", self.weight.dtype)
-        dense = dense.to_empty(device=self.weight.device).train(self.training)  # no random numbers are drawn
-        dense.weight.copy_(self.weight)
-        if self.bias is not None:
-            dense.bias.copy_(self.bias)
-        return dense
+        return as_linear(self.weight, self.bias, training=self.training)
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""

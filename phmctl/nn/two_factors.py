@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from phmctl.algebra.initialisation import dense_variance
 from phmctl.backends.products import linear
 from phmctl.dimension import check_divides
+from phmctl.nn.derived import as_linear
 
 
 class TwoFactorLinear(nn.Module):
@@ -84,12 +85,7 @@ class TwoFactorLinear(nn.Module):
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:
         """Return an ``nn.Linear`` of the same function, to rounding, with parameters of its own."""
-        dense = nn.Linear(self.in_features, self.out_features, self.bias is not None, "meta", self.R.dtype)
-        dense = dense.to_empty(device=self.R.device).train(self.training)
-        dense.weight.copy_(self.weight)
-        if self.bias is not None:
-            dense.bias.copy_(self.bias)
-        return dense
+        return as_linear(self.weight, self.bias, training=self.training)
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
