@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Self
 
 from phmctl.errors import RunError, UserError
 from phmctl.files import are_file_entries, damage, damaged_files, read_json_object, sha256_text
-from phmctl.recipe.schema import Recipe, TranslationRecipe
+from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Loaded, Run, Weights, read_recipe
 
 FORMAT = 1  # of the folder; a higher one is a later version's
@@ -117,12 +117,15 @@ class Export(Run):
         self.verify()
 
 
+def decoding_of_export(section: DecodingSection) -> DecodingSection:
+    """Return a run's decoding without what its export has no choice of: how H is applied, and in which precision."""
+    return section.model_copy(update={"execution": None, "precision": None})
+
+
 def _as_exported(recipe: Recipe) -> Recipe:
-    """Return a run's recipe without what its export has no choice of: how H is applied, and in which precision."""
     if not isinstance(recipe, TranslationRecipe):
         return recipe
-    decoding = recipe.decoding.model_copy(update={"execution": None, "precision": None})
-    return recipe.model_copy(update={"decoding": decoding})
+    return recipe.model_copy(update={"decoding": decoding_of_export(recipe.decoding)})
 
 
 def open_model(path: Path | str) -> Run:

@@ -20,7 +20,7 @@ from phmctl.data.clean import clean_line
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.readers import guess_format, read_sentences
 from phmctl.errors import DataError, RunError
-from phmctl.exports import Export
+from phmctl.exports import Export, decoding_of_export
 from phmctl.files import sha256_text, write_atomic, write_json
 from phmctl.metrics.degenerate import remarks
 from phmctl.metrics.text import (
@@ -256,8 +256,8 @@ def evaluate(
     write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)
     if against is None:
         return evaluation
-    if isinstance(against, Export):  # whose maps are plain matrices, of its own precision
-        chosen = chosen.model_copy(update={"execution": None, "precision": None})
+    if isinstance(against, Export):
+        chosen = decoding_of_export(chosen)
     baseline = _decode(against, text, checkpoint, chosen, device, system=run)
     comparisons = paired_bootstrap(baseline.lines, hypotheses, references, **how)
     evaluation = replace(evaluation, against=against.name, comparisons=comparisons)
