@@ -99,3 +99,13 @@ def has_bfloat16(device: "torch.device") -> bool:
     if probes and platform.machine() in _X86:
         return any(probe() for probe in probes)
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def takes_bfloat16(device: "torch.device", setting: str) -> bool:
+    """Return whether a setting of bfloat16 can be followed on a device; warns where it cannot."""
+    if has_bfloat16(device):
+        return True
+    from phmctl.console import warn
+
+    warn(f"{setting} = bfloat16: {device.type} has no bfloat16 arithmetic here; float32 is used")
+    return False

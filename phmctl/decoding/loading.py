@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phmctl import exports
-from phmctl.console import warn
 from phmctl.data.card import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.engine import Engine
 from phmctl.decoding.translator import Translator
-from phmctl.devices import has_bfloat16
+from phmctl.devices import takes_bfloat16
 from phmctl.errors import UserError
 from phmctl.exports import Export
 from phmctl.recipe.schema import DecodingSection, TransformerSection, TranslationRecipe
@@ -90,12 +89,8 @@ def _kept_in(settings: DecodingSection, device: "torch.device") -> "torch.dtype 
     """Return the dtype that weights are kept in, None for their own; warns where the device has it not."""
     import torch
 
-    if settings.precision != "bfloat16":
-        return None
-    if has_bfloat16(device):
-        return torch.bfloat16
-    warn(f"decoding.precision = bfloat16: {device.type} has no bfloat16 arithmetic here; float32 is used")
-    return None
+    asked = settings.precision == "bfloat16"
+    return torch.bfloat16 if asked and takes_bfloat16(device, "decoding.precision") else None
 
 
 def _engine_of_export(

@@ -4,8 +4,7 @@ from contextlib import nullcontext
 
 import torch
 
-from phmctl.console import warn
-from phmctl.devices import has_bfloat16
+from phmctl.devices import takes_bfloat16
 from phmctl.tasks.base import Autocast
 
 
@@ -17,7 +16,6 @@ def build_autocast(device: torch.device, precision: str) -> Autocast:
     """
     if precision == "float32":
         return nullcontext
-    if not has_bfloat16(device):
-        warn(f"training.precision = bfloat16: {device.type} has no bfloat16 arithmetic here; float32 is used")
+    if not takes_bfloat16(device, "training.precision"):
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

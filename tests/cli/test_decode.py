@@ -302,7 +302,7 @@ def test_precision_reaches_the_products(run: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         products, "_lower_product", lambda *a, made=products._lower_product: taken.append(1) or made(*a)
     )
-    monkeypatch.setattr("phmctl.decoding.loading.has_bfloat16", lambda device: not warns)
+    monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: not warns)
     warns = False
     exact = scores()
     assert not taken

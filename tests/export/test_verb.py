@@ -135,7 +135,7 @@ def test_how_a_recipe_has_its_run_decoded_is_not_asked_of_an_export(
 ) -> None:
     """Nor is the export compared with what the run answers in a lower precision."""
     monkeypatch.setattr(products, "SMALL", 0)
-    monkeypatch.setattr("phmctl.decoding.loading.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: True)
     run = make_run(tmp_path, decoding={"precision": "bfloat16", "execution": "dense"})
     made = export(run, exports.SAFETENSORS, tmp_path / "export")
     assert made.verification.largest < 1e-4

@@ -47,7 +47,7 @@ def test_weights_in_bfloat16(run: Run, translator: Model, monkeypatch: pytest.Mo
     from phmctl.backends import products
 
     monkeypatch.setattr(products, "SMALL", 0)
-    monkeypatch.setattr("phmctl.decoding.loading.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: True)
     half = phmctl.load(run.folder, device="cpu", precision="bfloat16")
     assert half.about()["decoding"]["precision"] == "bfloat16"
     (exact,), (near,) = (model.translate(TEXT[:1], beam=1)[0] for model in (translator, half))

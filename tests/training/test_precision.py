@@ -21,12 +21,12 @@ def test_float32_is_float32() -> None:
 
 
 def test_bfloat16_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phmctl.training.precision.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: True)
     assert _product_type("bfloat16") is torch.bfloat16
 
 
 def test_float32_and_a_warning_where_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("phmctl.training.precision.has_bfloat16", lambda device: False)
+    monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: False)
     assert _product_type("bfloat16") is torch.float32
     assert "cpu has no bfloat16 arithmetic here; float32 is used" in capsys.readouterr().err
 
