@@ -75,14 +75,15 @@ def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
 
     At the generic rank, where that is found in seconds, the rule that they make has fibres ``A[:, a, b]`` of unit
     length, as :func:`initialise_rule_` gives it: one such rule is decomposed for each n, and moved by what keeps
-    lengths and rank: a rotation of i, permutations and signs of a and b. At other ranks the factors are normal, and
-    the fibres are of unit length in the mean.
+    lengths and rank: a rotation of i, permutations and signs of a and b. At other ranks U and V are random tight frames
+    (their rows orthogonal and of one length), so that mixing stretches no direction: at R = n the singular values of H
+    are those of its blocks. The fibres are of unit length in the mean.
     """
     n, rank = W.shape
     if rank == natural_rank(n) and n <= QUICK:
         parts = _moved(canonical_factors(n))
     else:
-        parts = Factors(*(torch.randn(part.shape, dtype=torch.float64) for part in (W, U, V)))
+        parts = Factors(*(nn.init.orthogonal_(torch.empty(part.shape, dtype=torch.float64)) for part in (W, U, V)))
         gain = recompose(parts).square().sum(dim=0).mean() ** (1 / 6)
         parts = Factors(*(part / gain for part in parts))
     for part, drawn in zip((W, U, V), parts, strict=True):

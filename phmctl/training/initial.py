@@ -1,7 +1,8 @@
 """``training.initialise_from``: begin with the tensors of another run, as in fine-tuning.
 
 Every tensor of the same name and shape is taken; with ``model.composition_start: base`` also attention's output maps,
-by the compositions of heads that begin as these. What a person must know is said, and kept in the new run's
+by the compositions of heads that begin as these; and of rules held as factors, where the model has a lower rank, the
+terms of the largest norm. What a person must know is said, and kept in the new run's
 environment: the source run, its checkpoint and SHA-256, and which tensors were taken, are new, or were left.
 """
 
@@ -137,12 +138,13 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     theirs = found.tensors["model"]
     own = {name: tensor.shape for name, tensor in model_tensors(task.build_model(torch.device("meta"))).items()}
     heads = _outputs(theirs) if getattr(recipe.model, "composition_start", None) == "base" else {}
-    taken = {name: tensor for name, tensor in {**heads, **theirs}.items() if own.get(name) == tensor.shape}
+    offered = {**heads, **theirs, **_strongest_terms(theirs, own)}
+    taken = {name: tensor for name, tensor in offered.items() if own.get(name) == tensor.shape}
     if not taken:
         raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
     used = {id(tensor) for tensor in taken.values()}
     new = tuple(name for name in own if name not in taken)
-    left = tuple(name for name, tensor in theirs.items() if id(tensor) not in used)
+    left = tuple(name for name, tensor in theirs.items() if id(tensor) not in used and name not in taken)
     digest = checkpoint_digest(folder, "model")
     return Start(run.folder, folder.name, int(found.state["step"]), digest, taken, new, left)
 
@@ -151,6 +153,21 @@ def _outputs(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return attention's output maps by the names that they have in a bilinear composition of the heads."""
     found = ((_OUTPUT.sub("attention.output.V.maps.0.", name), tensor) for name, tensor in tensors.items())
     return {name: tensor for name, tensor in found if name not in tensors}
+
+
+def _strongest_terms(theirs: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Return the factors of rules that have more terms than the model's, cut to the terms of the largest norm."""
+    found: dict[str, Tensor] = {}
+    for name, W in theirs.items():
+        layer, _, last = name.rpartition(".")
+        shape = own.get(name, W.shape)
+        if last != "W" or len(shape) != 2 or len(W) != shape[0] or W.shape[1] <= shape[1]:
+            continue
+        U, V = theirs[f"{layer}.U"], theirs[f"{layer}.V"]  # (n, R), (R, n)
+        strength = W.norm(dim=0) * U.norm(dim=0) * V.norm(dim=1)  # (R,)
+        terms = strength.topk(shape[1]).indices.sort().values
+        found |= {name: W[:, terms], f"{layer}.U": U[:, terms], f"{layer}.V": V[terms]}
+    return found
 
 
 def _folded(names: Iterable[str]) -> str:

@@ -28,10 +28,12 @@ def build_optimiser(model: nn.Module, settings: TrainingSection) -> Adam | AdamW
     kind = AdamW if settings.optimizer == "adamw" else Adam
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    rules = _rules(model) if settings.weight_decay else set()
+    own = settings.rule_rate != 1.0
+    rules = _rules(model) if settings.weight_decay or own else set()
     groups: list[dict[str, Any]] = [{"params": [parameter for parameter in parameters if parameter not in rules]}]
     if rules:
-        groups.append({"params": [parameter for parameter in parameters if parameter in rules], "weight_decay": 0.0})
+        kept = [parameter for parameter in parameters if parameter in rules]
+        groups.append({"params": kept, "weight_decay": 0.0, "relative": settings.rule_rate})
     return kind(
         groups,
         lr=settings.learning_rate,
@@ -50,9 +52,9 @@ def _rules(model: nn.Module) -> set[Tensor]:
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
-    """Set the learning rate of every group."""
+    """Set the learning rate of every group: that of rules is `training.rule_rate` times the others'."""
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("relative", 1.0)
 
 
 def skip_updates_when(optimiser: Optimizer, flag: Tensor) -> None:
