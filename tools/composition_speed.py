@@ -9,7 +9,7 @@ The models of Li et al. 2020, Table 1 (d = 512, 6+6 layers, a vocabulary of 32,0
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,8 @@ def main() -> None:
         timing.clock_of = lambda device: time.process_time
     set_threads(1 if given.cpu_time else given.threads)
     names = ["base", *(name for name in given.rows.split(",") if name != "base")]
-    rows = measure(names, given.sentences, given.length, given.rounds)
+    recipes = {name: recipe_of("ni-wmt14-en-de", MODELS[name][1]) for name in names}
+    rows = measure(recipes, VOCABULARY, given.sentences, given.length, given.rounds)
     if given.output:
         write_json(given.output, [asdict(row) for row in rows])
     clock = "processor time" if given.cpu_time else "wall time"
@@ -92,26 +93,27 @@ def main() -> None:
     sys.stdout.write(f"{processor()}, {torch.get_num_threads()} threads, {clock}; {shape}\n\n{as_markdown(rows)}")
 
 
-def measure(names: Sequence[str], sentences: int, length: int, rounds: int) -> list[Row]:
-    """Return the rows of some models, base first."""
-    recipes = {name: recipe_of(name) for name in names}
+def measure(
+    recipes: Mapping[str, TranslationRecipe], vocabulary: int, sentences: int, length: int, rounds: int
+) -> list[Row]:
+    """Return the rows of some models, the first of which is `base`."""
     torch.manual_seed(1)
-    models = {name: build_transformer(each.model, VOCABULARY, VOCABULARY) for name, each in recipes.items()}
-    ids = torch.randint(4, VOCABULARY, (sentences, length))  # (B, T)
+    models = {name: build_transformer(each.model, vocabulary, vocabulary) for name, each in recipes.items()}
+    ids = torch.randint(4, vocabulary, (sentences, length))  # (B, T)
     work = Workload(ids.tolist(), [length] * sentences)
-    training = {name: trainer(models[name], recipes[name], ids) for name in names}
+    training = {name: trainer(models[name], recipes[name], ids) for name in recipes}
     trained = _compared("training steps", training, rounds)
-    decoding = {name: searcher(models[name].eval(), work, recipes[name], VOCABULARY) for name in names}
+    decoding = {name: searcher(models[name].eval(), work, recipes[name], vocabulary) for name in recipes}
     decoded = _compared("searches", decoding, rounds)
     return [
         Row(name, sum(each.numel() for each in models[name].parameters()), *trained[name], *decoded[name])
-        for name in names
+        for name in recipes
     ]
 
 
-def recipe_of(name: str) -> TranslationRecipe:
-    """Return the recipe of a model."""
-    recipe = load_recipe("ni-wmt14-en-de", MODELS[name][1])
+def recipe_of(name: str, settings: Sequence[str]) -> TranslationRecipe:
+    """Return a translation recipe with some settings."""
+    recipe = load_recipe(name, settings)
     if not isinstance(recipe, TranslationRecipe):
         raise TypeError(recipe)
     return recipe

@@ -202,12 +202,14 @@ class PHMLinear(KroneckerWeight):
         It is measured now, if it was not before.
         """
         if self.n == 1:
-            weight = self.weight
+            weight, values = self.weight, self._values()
+            lower = None if values is None else lower_choice(tokens * weight.numel(), values)
+            if lower is not None:
+                return lower
             trains = torch.is_grad_enabled() and weight.requires_grad
             plain = libraries(weight.device.type, autocast_dtype(weight.device.type) or weight.dtype) == libraries()
             shape = tokens, self.in_features, self.out_features
-            kept = self._values() is not None
-            return Choice(DENSE, faster_library(*shape, trains=trains, kept=kept) if plain else MKL)
+            return Choice(DENSE, faster_library(*shape, trains=trains, kept=values is not None) if plain else MKL)
         return self._chosen(tokens, self._values())
 
     def _chosen(self, tokens: int, values: dict[Any, Any] | None) -> Choice:

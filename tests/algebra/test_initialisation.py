@@ -4,11 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from phmctl import PHMLinear
+from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.algebra.initialisation import (
     SCHEMES,
     dense_variance,
     initialise_components_,
     initialise_dense_,
+    initialise_factors_,
     initialise_rule_,
     learned_rule,
 )
@@ -96,3 +99,23 @@ def test_a_rule_of_any_scale_is_allowed_for() -> None:
 def test_unknown_scheme_names_the_nearest() -> None:
     with pytest.raises(UserError, match="no initialization 'xavier' \\(did you mean 'xavier_normal'"):
         dense_variance("xavier", D, K)
+
+
+@pytest.mark.parametrize(("n", "rank"), [(4, 4), (8, 8), (4, 6), (8, 12), (8, 5)])
+def test_a_chosen_rank_begins_with_tight_frames(n: int, rank: int) -> None:
+    """Mixing by U and V stretches no direction, and the fibres are of unit length in the mean."""
+    W, U, V = torch.empty(n, rank), torch.empty(n, rank), torch.empty(rank, n)
+    initialise_factors_(W, U, V)
+    for part in (U, V.T):
+        values = torch.linalg.svdvals(part)
+        torch.testing.assert_close(values, values[0].expand_as(values))
+    fibres = recompose(Factors(W, U, V)).square().sum(dim=0).mean()
+    assert fibres.item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_at_rank_n_the_singular_values_are_those_of_the_blocks() -> None:
+    layer = PHMLinear(24, 16, n=4, parametrization="factors", rank=4)
+    assert layer.factors is not None
+    blocks = torch.linalg.svdvals(layer.built("T")).flatten()  # (4 · 4,)
+    scale = torch.linalg.svdvals(layer.U)[0] * torch.linalg.svdvals(layer.V)[0]
+    torch.testing.assert_close(torch.linalg.svdvals(layer.weight), (scale * blocks).sort(descending=True).values)

@@ -1,0 +1,66 @@
+"""Ranks of PHM, and what people take in place of it, against the dense twin: training and decoding, in markdown.
+
+The Transformer of multi30k-de-en with d = 512 and a feed-forward of 2048 (2+2 layers, a vocabulary of 8,000)::
+
+    python tools/rank_frontier.py --threads 2
+    python tools/rank_frontier.py --rows n4-r4,low-rank-64 --rounds 3
+"""
+
+import argparse
+import sys
+
+import torch
+from composition_speed import measure, recipe_of
+
+from phmctl.backends.machine import processor
+from phmctl.devices import set_threads
+
+WIDE = ("model.width=512", "model.feed_forward=2048", "model.heads=8")
+
+
+def _phm(n: int, rank: int | None = None) -> tuple[str, ...]:
+    dial = () if rank is None else (f"model.rank={rank}",)
+    return ("model.algebra=phm", f"model.n={n}", "model.parametrization=factors", *dial)
+
+
+MODELS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "n4": _phm(4),
+    "n4-r6": _phm(4, 6),
+    "n4-r5": _phm(4, 5),
+    "n4-r4": _phm(4, 4),
+    "n8": _phm(8),
+    "n8-r12": _phm(8, 12),
+    "n8-r8": _phm(8, 8),
+    "low-rank-128": ("model.algebra=low-rank", "model.rank=128"),
+    "low-rank-64": ("model.algebra=low-rank", "model.rank=64"),
+    "monarch-4": ("model.algebra=monarch", "model.n=4"),
+    "monarch-8": ("model.algebra=monarch", "model.n=8"),
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}; base is always there")
+    parser.add_argument("--sentences", type=int, default=128, help="of a training batch, and of those that are decoded")
+    parser.add_argument("--length", type=int, default=16, help="tokens of each, on either side")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=0)
+    given = parser.parse_args()
+    set_threads(given.threads)
+    names = ["base", *(name for name in given.rows.split(",") if name != "base")]
+    recipes = {name: recipe_of("multi30k-de-en", (*WIDE, *MODELS[name])) for name in names}
+    rows = measure(recipes, 8000, given.sentences, given.length, given.rounds)
+    shape = f"{given.sentences} sentences of {given.length} tokens, {given.rounds} rounds"
+    sys.stdout.write(f"{processor()}, {torch.get_num_threads()} threads; {shape}\n\n")
+    sys.stdout.write(
+        "| model | parameters | training / dense | allowed | decoding / dense | allowed |\n|---|---|---|---|---|---|\n"
+    )
+    for row in rows:
+        speeds = f"{row.training} | {row.training_allowed:.2f} | {row.decoding} | {row.decoding_allowed:.2f}"
+        sys.stdout.write(f"| {row.model} | {row.parameters:,} | {speeds} |\n")
+
+
+if __name__ == "__main__":
+    main()
