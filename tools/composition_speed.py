@@ -9,26 +9,17 @@ The models of Li et al. 2020, Table 1 (d = 512, 6+6 layers, a vocabulary of 32,0
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from phmctl.accounting.multiplications import multiplications
-from phmctl.assembly import build_transformer
 from phmctl.backends.machine import processor
 from phmctl.benchmarks import timing
-from phmctl.benchmarks.decoding import Workload, searcher
-from phmctl.benchmarks.timing import Spread, compare, watched
+from phmctl.benchmarks.models import ModelRow, measure, translation
 from phmctl.devices import set_threads
 from phmctl.files import write_json
-from phmctl.models.transformer import Transformer
-from phmctl.recipe.loading import load_recipe
-from phmctl.recipe.schema import TranslationRecipe
-from phmctl.training.optimiser import build_optimiser
 
 VOCABULARY = 32_000
 PHM = ("model.algebra=phm", "model.n=4", "model.parametrization=factors")
@@ -48,25 +39,6 @@ MODELS: dict[str, tuple[str, tuple[str, ...], str]] = {  # what it is, settings 
 TARGETS = {"linear": 0.93, "phm-both": 0.88}  # of base's speed; others: within 5 % of what products allow
 
 
-@dataclass(frozen=True)
-class Row:
-    """A model's speed relative to base's.
-
-    Attributes:
-        model: its name here.
-        parameters: how many.
-        training, decoding: measured.
-        training_allowed, decoding_allowed: by multiplications alone.
-    """
-
-    model: str
-    parameters: int
-    training: Spread
-    training_allowed: float
-    decoding: Spread
-    decoding_allowed: float
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,7 +56,7 @@ def main() -> None:
         timing.clock_of = lambda device: time.process_time
     set_threads(1 if given.cpu_time else given.threads)
     names = ["base", *(name for name in given.rows.split(",") if name != "base")]
-    recipes = {name: recipe_of("ni-wmt14-en-de", MODELS[name][1]) for name in names}
+    recipes = {name: translation("ni-wmt14-en-de", MODELS[name][1]) for name in names}
     rows = measure(recipes, VOCABULARY, given.sentences, given.length, given.rounds)
     if given.output:
         write_json(given.output, [asdict(row) for row in rows])
@@ -93,61 +65,13 @@ def main() -> None:
     sys.stdout.write(f"{processor()}, {torch.get_num_threads()} threads, {clock}; {shape}\n\n{as_markdown(rows)}")
 
 
-def measure(
-    recipes: Mapping[str, TranslationRecipe], vocabulary: int, sentences: int, length: int, rounds: int
-) -> list[Row]:
-    """Return the rows of some models, the first of which is `base`."""
-    torch.manual_seed(1)
-    models = {name: build_transformer(each.model, vocabulary, vocabulary) for name, each in recipes.items()}
-    ids = torch.randint(4, vocabulary, (sentences, length))  # (B, T)
-    work = Workload(ids.tolist(), [length] * sentences)
-    training = {name: trainer(models[name], recipes[name], ids) for name in recipes}
-    trained = _compared("training steps", training, rounds)
-    decoding = {name: searcher(models[name].eval(), work, recipes[name], vocabulary) for name in recipes}
-    decoded = _compared("searches", decoding, rounds)
-    return [
-        Row(name, sum(each.numel() for each in models[name].parameters()), *trained[name], *decoded[name])
-        for name in recipes
-    ]
-
-
-def recipe_of(name: str, settings: Sequence[str]) -> TranslationRecipe:
-    """Return a translation recipe with some settings."""
-    recipe = load_recipe(name, settings)
-    if not isinstance(recipe, TranslationRecipe):
-        raise TypeError(recipe)
-    return recipe
-
-
-def trainer(model: Transformer, recipe: TranslationRecipe, ids: Tensor) -> Callable[[], None]:
-    """Return a training step on one batch."""
-    optimiser = build_optimiser(model, recipe.training)
-
-    def step() -> None:
-        model.train()
-        loss, _ = model(ids, ids, ids, recipe.training.label_smoothing)
-        (loss / ids.numel()).backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-    return step
-
-
-def _compared(what: str, calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[Spread, float]]:
-    """Return the measured speeds relative to base's, and those that multiplications allow."""
-    with watched(what, len(calls), rounds) as advance:
-        timings = compare(calls, rounds=rounds, baseline="base", warmup=1, advance=advance)
-    products = {name: multiplications(call) for name, call in calls.items()}
-    return {name: (timings[name].ratio.inverse, products["base"] / products[name]) for name in calls}
-
-
-def as_markdown(rows: Sequence[Row]) -> str:
+def as_markdown(rows: Sequence[ModelRow]) -> str:
     """Return the table; what misses its target is bold."""
     head = "| model | parameters | training / base | products allow | decoding / base | products allow | published |\n"
     return head + "|---|---|---|---|---|---|---|\n" + "".join(map(_line, rows))
 
 
-def _line(row: Row) -> str:
+def _line(row: ModelRow) -> str:
     words, _, published = MODELS[row.model]
     cells = [words, f"{row.parameters:,}"]
     for speed, allowed in ((row.training, row.training_allowed), (row.decoding, row.decoding_allowed)):

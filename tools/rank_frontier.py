@@ -10,9 +10,9 @@ import argparse
 import sys
 
 import torch
-from composition_speed import measure, recipe_of
 
 from phmctl.backends.machine import processor
+from phmctl.benchmarks.models import measure, translation
 from phmctl.devices import set_threads
 
 WIDE = ("model.width=512", "model.feed_forward=2048", "model.heads=8")
@@ -50,7 +50,7 @@ def main() -> None:
     given = parser.parse_args()
     set_threads(given.threads)
     names = ["base", *(name for name in given.rows.split(",") if name != "base")]
-    recipes = {name: recipe_of("multi30k-de-en", (*WIDE, *MODELS[name])) for name in names}
+    recipes = {name: translation("multi30k-de-en", (*WIDE, *MODELS[name])) for name in names}
     rows = measure(recipes, 8000, given.sentences, given.length, given.rounds)
     shape = f"{given.sentences} sentences of {given.length} tokens, {given.rounds} rounds"
     sys.stdout.write(f"{processor()}, {torch.get_num_threads()} threads; {shape}\n\n")

@@ -1,18 +1,14 @@
 """The table of compositions: its rows are the paper's, and what misses its target is bold."""
 
-import pytest
-
+from phmctl.benchmarks.models import ModelRow, measure, translation
 from phmctl.benchmarks.timing import Spread
-from phmctl.recipe.loading import load_recipe
-from phmctl.recipe.schema import TranslationRecipe
-from tools import composition_speed
-from tools.composition_speed import MODELS, Row, as_markdown, measure, recipe_of
+from tools.composition_speed import MODELS, as_markdown
 
 SMALL = ("width=32", "feed_forward=64", "encoder_layers=2", "decoder_layers=2", "heads=4")
 
 
 def test_the_models_are_the_rows_of_the_table() -> None:
-    found = {name: recipe_of(name).model for name in MODELS}
+    found = {name: translation("ni-wmt14-en-de", settings).model for name, (_, settings, _) in MODELS.items()}
     shape = {(each.width, each.encoder_layers, each.decoder_layers) for each in found.values()}
     assert shape == {(512, 6, 6)}
     variants = {name: (each.compose_layers, each.compose_heads, each.n) for name, each in found.items()}
@@ -23,15 +19,10 @@ def test_the_models_are_the_rows_of_the_table() -> None:
     assert variants["phm-both"] == ("bilinear", "bilinear", 4)
 
 
-def test_measured_and_allowed_stand_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    def small(name: str) -> TranslationRecipe:
-        recipe = load_recipe("ni-wmt14-en-de", [*MODELS[name][1], *(f"model.{each}" for each in SMALL)])
-        assert isinstance(recipe, TranslationRecipe)
-        return recipe
-
-    monkeypatch.setattr(composition_speed, "VOCABULARY", 40)
-    monkeypatch.setattr(composition_speed, "recipe_of", small)
-    base, both = measure(["base", "both"], 2, 4, 1)
+def test_measured_and_allowed_stand_side_by_side() -> None:
+    small = [f"model.{each}" for each in SMALL]
+    recipes = {name: translation("ni-wmt14-en-de", [*MODELS[name][1], *small]) for name in ("base", "both")}
+    base, both = measure(recipes, 40, 2, 4, 1)
     assert (base.training_allowed, base.decoding_allowed, base.training.median) == (1, 1, 1)
     # Maps alone: 8 and 12 d² in two layers; 2 d² more in each of six attention modules, 5 d² a stack.
     maps, more = 2 * (8 + 12) * 32**2, (2 * 3 * 2 + 2 * 5) * 32**2
@@ -40,9 +31,9 @@ def test_measured_and_allowed_stand_side_by_side(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_misses_its_target_is_bold() -> None:
-    def row(name: str, speed: float) -> Row:
+    def row(name: str, speed: float) -> ModelRow:
         spread = Spread(speed, speed, speed)
-        return Row(name, 1000, spread, 0.8, spread, 0.8)
+        return ModelRow(name, 1000, spread, 0.8, spread, 0.8)
 
     lines = as_markdown([row("both", 0.77), row("both", 0.75), row("linear", 0.92)]).splitlines()[2:]
     assert ["**" in line for line in lines] == [False, True, True]
