@@ -16,7 +16,7 @@ from phmctl.algebra.execution import DENSE, FACTORED, RANK, choose
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.backends.choices import KEPT, TRAINED, taken_from
 from phmctl.backends.machine import processor
-from phmctl.backends.products import libraries, preferred_library
+from phmctl.backends.products import PACKED, libraries, preferred_library
 from phmctl.benchmarks.layer import LayerRow, bench_layer
 from phmctl.console import Table, note
 from phmctl.devices import set_threads
@@ -73,10 +73,12 @@ def measure(
     cells = []
     for (d, k), n in itertools.product(shapes, orders):
         rank, rows = natural_rank(n), []
-        for name in libraries():
+        for name in libraries(kept=True):
+            packed = name == PACKED  # of kept H alone
+            names, places = ((DENSE,), [mode for mode in modes if mode == "eval"]) if packed else (NAMES, modes)
             with preferred_library(name):
                 rows += bench_layer(
-                    d, k, n, tokens, rounds=rounds, modes=modes, executions=NAMES, parametrization=FACTORS
+                    d, k, n, tokens, rounds=rounds, modes=places, executions=names, parametrization=FACTORS
                 )
         for count, mode in itertools.product(tokens, modes):
             with taken_from({}):  # in its own time
@@ -113,14 +115,14 @@ def main() -> None:
     if options.output:
         found = {"processor": processor(), "within_a_tenth": share_within(cells)}
         write_json(options.output, found | {"cells": [cell.as_json() for cell in cells]})
-    names = list(cells[0].ratios)
+    names = list(dict.fromkeys(name for cell in cells for name in cell.ratios))
     rows = [
         (
             f"{c.in_features} → {c.out_features}",
             c.n,
             c.tokens,
             c.mode,
-            *(f"{c.ratios[name]:.2f}" for name in names),
+            *(f"{c.ratios[name]:.2f}" if name in c.ratios else "" for name in names),
             c.auto,
             f"{c.excess:+.0%}",
         )

@@ -49,6 +49,8 @@ def libraries(device: str = "cpu", dtype: torch.dtype = torch.float32, *, kept: 
     if device != "cpu" or dtype != torch.float32:
         return (MKL,)
     asked = _preferred.get() or _asked()
+    if asked == PACKED and not kept:
+        return (ONEDNN,)
     if asked or not _has_onednn():
         return (asked or MKL,)
     return (*LIBRARIES, PACKED) if kept else LIBRARIES
@@ -60,10 +62,13 @@ def preferred_library(name: str) -> Iterator[None]:
 
     A layer that has chosen its execution for so many tokens stays by it inside ``phmctl.cached()``.
 
+    Args:
+        name: one of :data:`LIBRARIES`; or :data:`PACKED`, which is oneDNN where no weight is kept.
+
     Raises:
         UserError: there is no such library.
     """
-    token = _preferred.set(check_library(name))
+    token = _preferred.set(name if name == PACKED and _has_onednn() else check_library(name))
     try:
         yield
     finally:

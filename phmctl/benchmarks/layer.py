@@ -105,7 +105,8 @@ def bench_layer(
     factory: dict[str, Any] = {"device": device, "dtype": _DTYPES[dtype]}
     shape: dict[str, Any] = {"n": n, "algebra": algebra, "parametrization": parametrization}
     layers = {name: PHMLinear(d, k, **shape, execution=name, rank=rank, **factory) for name in executions}
-    dense, twin = nn.Linear(d, k, **factory), PHMLinear(d, k, n=1, **factory)
+    dense = nn.Linear(d, k, **factory)
+    twins = {name: PHMLinear(d, k, n=1, **factory) for name in executions}  # each stays by its library while it is kept
     shape |= {"in_features": d, "out_features": k, "dtype": dtype, "device": device, "processor": processor()}
     shape |= {"threads": torch.get_num_threads(), "dense_parameters": parameters_of(dense)}
     candidates = 1 + 2 * len(layers)
@@ -120,7 +121,7 @@ def bench_layer(
                 calls[name] = _call(phm, x, mode)
                 with torch.set_grad_enabled(mode != "eval"):
                     choices[name] = phm.choice_for(count)
-                calls[_twin(name)] = _by(choices[name].library, _call(twin, x, mode))
+                calls[_twin(name)] = _by(choices[name].library, _call(twins[name], x, mode))
             timings = compare(calls, rounds=rounds, device=device, advance=advance)
             for name, phm in layers.items():
                 shape |= {"execution": name, "choice": str(choices[name]), "phm_parameters": parameters_of(phm)}

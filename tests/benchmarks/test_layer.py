@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from phmctl.backends import products
 from phmctl.backends.machine import processor
-from phmctl.backends.products import libraries, preferred_library
+from phmctl.backends.products import PACKED, libraries, preferred_library
 from phmctl.benchmarks import layer
 from phmctl.benchmarks.layer import MODES, bench_layer, table
 from phmctl.errors import DimensionError, UserError
@@ -30,6 +31,18 @@ def test_the_dense_layer_stands_beside_by_the_same_library(library: str, monkeyp
     columns = table([row])
     assert f"dense {library}" in columns.rows[0]
     assert processor() in columns.title
+
+
+@pytest.mark.skipif(PACKED not in libraries(kept=True), reason="a torch without oneDNN")
+def test_the_dense_layer_is_laid_out_too_where_h_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[tuple[int, ...]] = []
+    lay_out = products._packed
+    monkeypatch.setattr(products, "_packed", lambda weight: packed.append(tuple(weight.shape)) or lay_out(weight))
+    with preferred_library(PACKED):
+        rows = bench_layer(1024, 1040, 4, [2], rounds=1, executions=["dense", "auto"])
+    assert [row.choice for row in rows if row.mode == "eval"] == ["dense packed"] * 2
+    assert {row.choice for row in rows if row.mode != "eval"} == {"dense onednn"}
+    assert packed == [(1040, 1024)] * 4  # H twice, and its dense twin's weight beside each
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
