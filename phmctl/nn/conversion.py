@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from phmctl.algebra.rules import LEARNED
+from phmctl.algebra.rules import ALGEBRAS, LEARNED
 from phmctl.dimension import FIXED_DIMENSION
-from phmctl.errors import PhmctlError, UserError
+from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import RULE, PHMLinear
 from phmctl.nn.lstm import GATES, PHMLSTM, LSTMLayer
 from phmctl.nn.multihead import PHMMultiheadAttention
 
+DENSE = (nn.Linear, nn.Embedding, nn.LSTM, nn.MultiheadAttention)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
 
 
@@ -109,29 +112,41 @@ def convert(
         the converted model, and the report.
 
     Raises:
-        UserError: there is neither n nor a fixed algebra; or no module is selected.
+        UserError: there is neither n nor a fixed algebra; an argument is none that a layer can have; or no module is
+            selected. Nothing is changed then.
     """
-    order = FIXED_DIMENSION.get(algebra, n)
-    if order is None:
-        raise UserError("convert wants n, or a fixed algebra that implies it")
-    work = _Work(order, algebra, parametrization, rank)
+    work = _Work(_order(n, algebra, parametrization, rank), algebra, parametrization, rank)
     report = Conversion(before=_count(model))
     model = model if inplace else copy.deepcopy(model)
     chosen = {id(module): (name, module) for name, module in _candidates(model) if _selected(name, module, select)}
     if not chosen:
         raise UserError("no module is selected to convert; select takes names as model.named_modules() gives them")
+    made = {key: work.attempt(module) for key, (_, module) in chosen.items()}
+    shares = {key for key, (new, *_) in made.items() if isinstance(new, (PHMLinear, PHMEmbedding))}
     tied = _tied(model)
     replaced: dict[int, nn.Module] = {}
-    for name, module in chosen.values():
-        outside = [other for other, key in tied.get(id(getattr(module, "weight", None)), []) if key not in chosen]
-        reason = f"its weight is also that of {outside[0]}, which is not converted" if outside else None
-        new, error = (None, None) if reason else work.attempt(module)
+    for key, (name, module) in chosen.items():
+        new, error, reason = made[key]
+        other = None if new is None else _outside(module, tied, shares)
+        if other is not None:
+            new, error, reason = None, None, f"its weight is also that of {other}, which is not converted with it"
         if new is not None:
-            replaced[id(module)] = new
-        report.rows.append(_row(name, module, new, error, reason or work.reason))
+            replaced[key] = new
+        report.rows.append(_row(name, module, new, error, reason))
     root = _replace(model, replaced)
     report.after = _count(root)
     return root, report
+
+
+def _order(n: int | None, algebra: str, parametrization: str, rank: int | None) -> int:
+    """Return n; a layer without numbers refuses (UserError) what no layer can be."""
+    check_known("algebra", algebra, ALGEBRAS)
+    order = FIXED_DIMENSION.get(algebra) if n is None else n
+    if order is None:
+        raise UserError("convert wants n, or a fixed algebra that implies it")
+    size = max(order, 1)
+    PHMLinear(size, size, n=order, algebra=algebra, parametrization=parametrization, rank=rank, device="meta")
+    return order
 
 
 class _Work:
@@ -141,17 +156,15 @@ class _Work:
         self.n, self.algebra = n, algebra
         self.options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}
         self.done: dict[int, tuple[PHMLinear | PHMEmbedding, float]] = {}  # by the weight's id
-        self.reason: str | None = None
 
-    def attempt(self, module: nn.Module) -> tuple[nn.Module | None, float | None]:
-        """Return the PHM layer and its error; nothing where it cannot be, and then :attr:`reason` says why."""
-        self.reason = None
+    def attempt(self, module: nn.Module) -> tuple[nn.Module | None, float | None, str | None]:
+        """Return the PHM layer and its error; where it cannot be, the reason alone."""
         try:
+            _check_plain(module)
             new, error = self._made(module)
         except PhmctlError as problem:
-            self.reason = str(problem)
-            return None, None
-        return new.train(module.training), error
+            return None, None, str(problem)
+        return new.train(module.training), error, None
 
     def _made(self, module: nn.Module) -> tuple[nn.Module, float]:
         if isinstance(module, nn.MultiheadAttention):
@@ -177,10 +190,27 @@ class _Work:
             for part in (first, layer):
                 if isinstance(part, PHMEmbedding):
                     part.padding_idx = None  # a row of H that another layer reads as it is
-            for name, _ in list(layer.named_parameters(recurse=False)):
-                if name != "bias":
-                    setattr(layer, name, getattr(first, name))
+            _share(layer, first)
         return layer, error
+
+
+def _share(layer: PHMLinear | PHMEmbedding, first: PHMLinear | PHMEmbedding) -> None:
+    """Let a layer have another's A and S, or the factors that it holds."""
+    own = {name: part for name, part in layer._parameters.items() if name == "bias"}
+    layer._parameters = {name: part for name, part in first._parameters.items() if name != "bias"} | own
+    layer._holds_factors = first._holds_factors
+
+
+def _check_plain(module: nn.Module) -> None:
+    """Refuse (UserError) a module that does, or holds, more than the base class whose place a PHM layer takes."""
+    base = next((kind for kind in DENSE if isinstance(module, kind)), type(module))
+    if type(module).forward is not base.forward or "forward" in vars(module):
+        raise UserError(f"its forward is not that of {base.__name__}")
+    parts = list(module.modules())
+    if any(getattr(part, hooks) for part in parts for hooks in HOOKS):
+        raise UserError("it has hooks, which would be lost; remove them before, and register them on the new layer")
+    if any(map(is_parametrized, parts)):
+        raise UserError("it has parametrizations, which would be lost; remove_parametrizations makes it plain")
 
 
 def _of_conv1d(module: nn.Module) -> nn.Linear:
@@ -235,7 +265,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         elif isinstance(module, nn.MultiheadAttention):
             inside.update(map(id, module.modules()))
             yield name, module
-        elif isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM)) or _is_conv1d(module):
+        elif isinstance(module, DENSE) or _is_conv1d(module):
             yield name, module
 
 
@@ -267,6 +297,14 @@ def _tied(model: nn.Module) -> dict[int, list[tuple[str, int]]]:
     return {key: each for key, each in users.items() if len(each) > 1}
 
 
+def _outside(module: nn.Module, tied: dict[int, list[tuple[str, int]]], shares: set[int]) -> str | None:
+    """Return the name of a module that has one of this one's weights and will not share the new one, if any."""
+    own = shares if id(module) in shares else set(map(id, module.modules()))
+    weights = [part for key, part in module.named_parameters() if "bias" not in key]
+    users = [user for part in weights for user in tied.get(id(part), [])]
+    return next((name for name, key in users if key not in own), None)
+
+
 def _replace(model: nn.Module, replaced: dict[int, nn.Module]) -> nn.Module:
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
@@ -279,7 +317,8 @@ def _row(name: str, module: nn.Module, new: nn.Module | None, error: float | Non
     weights = [part for key, part in module.named_parameters() if "bias" not in key]
     before = sum(part.numel() for part in weights)
     after = before if new is None else sum(part.numel() for key, part in new.named_parameters() if "bias" not in key)
-    return Converted(name, type(module).__name__, tuple(weights[0].shape), before, after, error, reason)
+    shape = getattr(module, "weight", weights[0]).shape  # parametrised: not that of a parameter
+    return Converted(name, type(module).__name__, tuple(shape), before, after, error, reason)
 
 
 def _count(model: nn.Module) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import phmctl
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
@@ -142,6 +143,110 @@ def test_mistakes() -> None:
     assert report.rows[0].skipped == "PHMLSTM has no bidirectional and no batch_first=False"
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 4, "algebra": "quaternoin"}, r"no algebra 'quaternoin' \(did you mean 'quaternion'"),
+        ({"algebra": "quaternoin"}, "no algebra 'quaternoin'"),
+        ({"n": 8, "algebra": "quaternion"}, "'quaternion' has n = 4, not 8"),
+        ({"n": 4, "parametrization": "factor"}, r"no parametrization 'factor' \(did you mean 'factors'"),
+        ({"n": 0}, "n = 0 must be at least 1"),
+        ({"n": 4, "rank": 0, "parametrization": "factors"}, "rank = 0 must be at least 1"),
+        ({"algebra": "quaternion", "parametrization": "factors"}, "no learned rule to hold as factors"),
+    ],
+)
+def test_what_no_layer_can_be_is_refused(options: dict[str, Any], message: str) -> None:
+    net = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(UserError, match=message):
+        phmctl.convert(net, **options, inplace=True)
+    assert type(net[0]) is nn.Linear
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Shifted(nn.Embedding):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids + 2)
+
+
+class Named(nn.Linear):
+    """Another name, and nothing else."""
+
+
+def patched() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    layer.forward = layer.forward  # as accelerate does
+    return layer
+
+
+def hooked(register: str) -> nn.Module:
+    layer = nn.Linear(8, 8)
+    getattr(layer, register)(lambda *_: None)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Scaled(8, 8), "its forward is not that of Linear"),
+        (Shifted(8, 8), "its forward is not that of Embedding"),
+        (patched(), "its forward is not that of Linear"),
+        (hooked("register_forward_hook"), "it has hooks"),
+        (hooked("register_forward_pre_hook"), "it has hooks"),
+        (hooked("register_full_backward_hook"), "it has hooks"),
+        (parametrizations.weight_norm(nn.Linear(8, 8)), "it has parametrizations"),
+        (parametrizations.weight_norm(nn.LSTM(8, 8, batch_first=True), "weight_hh_l0"), "it has parametrizations"),
+        (nn.Linear(8, 8), None),
+        (Named(8, 8), None),
+    ],
+)
+def test_what_does_more_than_torchs_own_is_left(module: nn.Module, reason: str | None) -> None:
+    converted, report = phmctl.convert(nn.Sequential(module), 4)
+    assert (report.rows[0].skipped or "").startswith(reason or "")
+    assert type(converted[0]) is (PHMLinear if reason is None else type(module))
+
+
+def test_two_parametrized_layers_are_not_taken_for_one() -> None:
+    net = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(3)), nn.Linear(8, 8)).eval()
+    x = torch.randn(2, 8)
+    converted, _ = phmctl.convert(net, 4, select=["0", "1", "2"])
+    torch.testing.assert_close(converted(x), net(x))
+
+
+@pytest.mark.parametrize("table", [nn.Embedding(8, 8, max_norm=1.0), Shifted(8, 8)])
+def test_what_is_tied_to_a_module_that_is_left_is_left(table: nn.Module) -> None:
+    net = nn.ModuleDict({"head": nn.Linear(8, 8), "table": table})
+    net["head"].weight = table.weight
+    converted, report = phmctl.convert(net, 4)
+    assert report.rows[0].skipped == "its weight is also that of table, which is not converted with it"
+    assert converted["head"].weight is converted["table"].weight
+    assert report.after == report.before
+
+
+def test_attentions_of_one_weight_are_left() -> None:
+    net = nn.ModuleList(nn.MultiheadAttention(8, 2) for _ in range(2))
+    net[1].in_proj_weight = net[0].in_proj_weight
+    converted, report = phmctl.convert(net, 4)
+    assert all("its weight is also that of" in row.skipped for row in report.rows)
+    assert converted[1].in_proj_weight is converted[0].in_proj_weight
+
+
+@pytest.mark.parametrize("first", ["words", "out"])
+def test_tied_words_as_factors(first: str) -> None:
+    parts = {"words": nn.Embedding(12, 8), "out": nn.Linear(8, 12)}
+    net = nn.ModuleDict(sorted(parts.items(), key=lambda item: item[0] != first))
+    net["out"].weight = net["words"].weight
+    converted, _ = phmctl.convert(net.double(), 4, parametrization="factors")
+    torch.testing.assert_close(converted["words"].weight + 0, converted["out"].weight + 0)
+    assert converted["out"].S is converted["words"].S
+    dense = phmctl.to_dense(converted)
+    assert dense["out"].weight is dense["words"].weight
+    torch.testing.assert_close(dense["words"](torch.arange(12)), converted["words"](torch.arange(12)), **CLOSE)
+
+
 def test_frozen_weights_stay_frozen_and_others_learn() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     net[0].weight.requires_grad_(False)
@@ -157,20 +262,29 @@ def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
     if kind == "bert":
         sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
         model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=40, **sizes))
+    elif kind == "bart":
+        layers = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+        sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 16, **layers}
+        model = transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=40, **sizes))
     else:
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2))
     return model.eval(), torch.tensor([[4, 5, 6, 7]])
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers' own
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "bart"])
 @torch.no_grad()
 def test_models_of_transformers(kind: str, tmp_path: Path) -> None:
     model, ids = tiny(kind)
     converted, report = phmctl.convert(model, 4)
     assert report.saved > 0
-    assert all(row.skipped is None or "does not divide" in row.skipped for row in report.rows)
-    assert any(row.kind == ("Linear" if kind == "bert" else "Conv1D") and row.error for row in report.rows)
+    reasons = {row.kind: row.skipped for row in report.rows if row.skipped and "does not divide" not in row.skipped}
+    if kind == "bart":
+        assert reasons.pop("BartLearnedPositionalEmbedding") == "its forward is not that of Embedding"
+        assert reasons.pop("BartScaledWordEmbedding") == "its forward is not that of Embedding"
+        assert "its weight is also that of" in reasons.pop("Linear")
+    assert not reasons
+    assert any(row.kind == ("Conv1D" if kind == "gpt2" else "Linear") and row.error for row in report.rows)
     wanted = converted(ids).logits
     again, _ = phmctl.convert(tiny(kind)[0], 4)
     again.load_state_dict(converted.state_dict())
