@@ -24,6 +24,7 @@ from phmctl.algebra.rank_product import blocks_of, rank_product
 from phmctl.backends import choices, products
 from phmctl.backends.choices import AUTO, DENSE, FACTORED, FIXED, KEPT, LEARNED, RANK, SMALL, TRAINED, Choice, Use
 from phmctl.backends.measuring import Call
+from phmctl.backends.operators import autocast_dtype
 from phmctl.backends.products import MKL, PACKED, kept_product, libraries, linear
 
 __all__ = ["AUTO", "DENSE", "EXECUTIONS", "FACTORED", "RANK", "apply_blocks", "apply_built", "apply_factored"]
@@ -50,8 +51,8 @@ def apply_blocks(
 ) -> Tensor:
     """Apply R block products whose blocks T (R, k/n, d/n) are made. (T, d) -> (T, k)."""
     U, V = factors.U, factors.V
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = autocast_dtype(x.device.type)
+    if dtype is not None:
         x, T, U, V = (part.to(dtype) for part in (x, T, U, V))
         bias = None if bias is None else bias.to(dtype)
     return rank_product(x, T, U, V, bias, keep=keep, library=library)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from phmctl.backends.operators import is_recorded, is_transformed
+from phmctl.backends.operators import autocast_dtype, is_recorded, is_transformed, without_autocast
 from phmctl.backends.products import library_for, linear
 
 # Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
@@ -92,11 +92,10 @@ class _VocabularyLoss(torch.autograd.Function):
         trains: bool,  # without it torch says that gradients are wanted, also where it takes none
     ) -> tuple[Tensor, Tensor]:
         device = hidden.device.type
-        autocast = torch.is_autocast_enabled(device)
-        compute = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+        compute = autocast_dtype(device) or hidden.dtype
         inputs = (hidden, weight, bias)
         wanted = [trains and want for want in ctx.needs_input_grad[:3]]
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, wanted)
         loss, likelihood, *found = sums
         gradients = (None if g is None or x is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from phmctl.algebra.execution import RANK
 from phmctl.algebra.rules import LEARNED
-from phmctl.backends.operators import is_recorded, is_transformed
+from phmctl.backends.operators import autocast_dtype, is_recorded, is_transformed
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.kronecker_weight import weight_of
@@ -292,10 +292,8 @@ def _bias(maps: nn.ModuleDict) -> Tensor | None:
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
     """Return autocast's dtype where it is on and would take x, else x's own."""
-    device = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
-        return x.dtype
-    return torch.get_autocast_dtype(device)
+    lower = autocast_dtype(x.device.type)
+    return x.dtype if lower is None or x.dtype == torch.float64 else lower
 
 
 def _pack(x: Tensor, lengths: Tensor | None) -> PackedSequence:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from phmctl.backends.operators import without_autocast
 from phmctl.backends.products import library_for, linear
 
 Cell = Literal["standard", "as_printed"]
@@ -85,7 +86,7 @@ class Recurrence(torch.autograd.Function):
             inputs = data, input_weight, bias, weight, h, c
             return _plain_gradients(inputs, (grad_h, grad_c, grad_output), ctx)
         needs_data, needs_input_weight, needs_bias, needs_weight, *_ = ctx.needs_input_grad
-        with torch.autocast(data.device.type, enabled=False):
+        with without_autocast(data.device.type):
             grads = torch.empty_like(gates)  # (N, 4h), of the gates before they are squashed
             dh = grad_h.clone()  # (B, h); of a sequence that is not reached yet, its last state's
             dc = grad_c.to(cells.dtype, copy=True)  # (B, h)

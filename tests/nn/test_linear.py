@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import phmctl
 from phmctl import PHMLinear
 from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import learned_rule
@@ -178,12 +179,19 @@ def test_from_meta_to_a_device(name: str, n: int) -> None:
     torch.testing.assert_close(layer(x), source(x))
 
 
-def test_meta_forward_gives_the_shape() -> None:
-    layer = PHMLinear(16, 32, n=4, device="meta")
-    x = torch.empty(2, 5, 16, device="meta")
-    assert layer(x).shape == (2, 5, 32)
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("options", [{"algebra": "quaternion"}, {"parametrization": "factors"}])
+def test_meta_forward_gives_the_shape(options: dict[str, str], execution: str) -> None:
+    layer = PHMLinear(16, 32, n=4, execution=execution, device="meta", **options)
+    x = torch.empty(2, 5, 16, device="meta", requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
     with torch.no_grad():
-        assert layer.eval()(x).shape == (2, 5, 32)
+        assert layer.eval()(x).shape == y.shape == (2, 5, 32)
+        with phmctl.cached():
+            assert layer(x).shape == y.shape
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
 
 
 def test_fixed_rule_follows_dtype() -> None:

@@ -123,3 +123,11 @@ def test_shapes_without_numbers_are_traced() -> None:
         hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
         loss, _ = vocabulary_loss(hidden, weight, None, torch.ones(4, dtype=torch.int64))
         assert loss.shape == ()
+
+
+def test_the_meta_device_gives_the_shapes() -> None:
+    hidden, weight = (torch.empty(size, 5, device="meta", requires_grad=True) for size in (3, 7))
+    loss, _ = vocabulary_loss(hidden, weight, None, torch.ones(3, dtype=torch.long, device="meta"))
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.shape == (7, 5)

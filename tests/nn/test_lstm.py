@@ -498,3 +498,12 @@ def test_shows_its_arguments() -> None:
     assert repr(PHMLSTM(4, 2, n=2, cell="as_printed")).startswith(
         "PHMLSTM(\n  4, 2, gates='separate', cell='as_printed'\n  (layers): ModuleList("
     )
+
+
+def test_the_meta_device_gives_the_shapes() -> None:
+    model = PHMLSTM(8, 12, n=4, num_layers=2, device="meta")
+    x = torch.empty(2, 5, 8, device="meta", requires_grad=True)
+    output, (h, c) = model(x)
+    output.sum().backward()
+    assert (output.shape, h.shape, c.shape) == ((2, 5, 12), (2, 2, 12), (2, 2, 12))
+    assert x.grad is not None
