@@ -263,10 +263,16 @@ class KroneckerWeight(nn.Module):
                 rule, *parts = map(fn, found)
                 self._found = rule, Factors(*parts)
         elif "A" in self._buffers:
-            # No checkpoint holds a fixed rule, and to_empty() leaves it undefined.
-            self.A = fixed_rule(self.algebra, device=self.A.device, dtype=self.A.dtype)
-            self._found = None
+            self._renew_rule(self.A)
         return self
+
+    def _renew_rule(self, like: Tensor) -> None:
+        """Make a fixed rule anew where a tensor is: no checkpoint holds it, and to_empty() leaves it undefined."""
+        had_factors = self._found is not None
+        self.A = fixed_rule(self.algebra, device=like.device, dtype=like.dtype)
+        self._found = None
+        if had_factors:
+            _ = self.factors  # found now: what is compiled cannot look for them
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a rule that was saved in the other form, as A or as factors, in the form that this layer holds."""
@@ -282,6 +288,9 @@ class KroneckerWeight(nn.Module):
         ):
             state[A] = recompose(Factors(*(state.pop(part) for part in parts)))
         super()._load_from_state_dict(state, prefix, *rest)
+        S = self._parameters.get("S")
+        if S is not None and "A" in self._buffers and (S.device, S.dtype) != (self.A.device, self.A.dtype):
+            self._renew_rule(S)  # assign=True has put other parameters in the place of ours
 
 
 def weight_of(module: nn.Module) -> Tensor:

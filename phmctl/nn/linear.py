@@ -273,7 +273,7 @@ class PHMLinear(KroneckerWeight):
         if self._holds_factors:
             return len(self.V)
         if self.algebra in KNOWN_RANKS:
-            return KNOWN_RANKS[self.algebra]
+            return None if self._found is None and is_recorded() else KNOWN_RANKS[self.algebra]
         factors = None if trains else self.factors
         return None if factors is None else factors.rank
 

@@ -213,6 +213,21 @@ def test_gradients_of_an_lstm_s_gradients(gates: Any) -> None:
 
 
 @pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("execution", ["auto", "rank"])
+def test_a_graph_of_a_fixed_algebra_has_its_factors_or_goes_without(
+    execution: str, trains: bool, measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = {"rank": 1, "factored": 2, "dense": 3}
+    monkeypatch.setattr(choices, "lowest_seconds", lambda calls, _: {c: order[c.execution] for c in calls})
+    first, second = (PHMLinear(8, 8, n=4, algebra="quaternion", execution=execution).double() for _ in range(2))
+    x = torch.randn(3, 8, dtype=torch.float64)
+    with torch.set_grad_enabled(trains):
+        first(x)  # measured: by rank
+        y = torch.compile(second, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(y, second(x))
+
+
+@pytest.mark.parametrize("trains", [True, False])
 def test_a_graph_takes_the_choice_as_it_stands(trains: bool, measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured while it is made: rank, if that is what was measured before, else dense."""
     order, made = {"rank": 1, "factored": 2, "dense": 3}, []

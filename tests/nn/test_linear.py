@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import phmctl
-from phmctl import PHMLinear
+from phmctl import PHMEmbedding, PHMLinear
 from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import materialise, materialise_reference
@@ -177,6 +177,19 @@ def test_from_meta_to_a_device(name: str, n: int) -> None:
     layer.load_state_dict(source.state_dict())
     x = torch.randn(3, 48)
     torch.testing.assert_close(layer(x), source(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("layer_type", [PHMLinear, PHMEmbedding])
+def test_a_fixed_rule_goes_where_the_assigned_parameters_are(layer_type: type[nn.Module], dtype: torch.dtype) -> None:
+    source = layer_type(16, 8, n=4, algebra="quaternion").to(dtype)
+    layer = layer_type(16, 8, n=4, algebra="quaternion", device="meta")
+    _ = layer.factors  # without numbers
+    layer.load_state_dict(source.state_dict(), assign=True)
+    assert torch.equal(layer.A, source.A)
+    assert torch.equal(layer.to("cpu").weight, source.weight)
+    for mine, theirs in zip(layer.factors, source.factors, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
