@@ -6,7 +6,9 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -382,6 +384,15 @@ def test_a_rule_that_other_layers_share(x: torch.Tensor) -> None:
         lambda layer: torch.add(layer.weight, 1, out=layer.weight),
         lambda layer: layer.weight.requires_grad_(False),
         lambda layer: setattr(layer.weight, "data", torch.zeros(8, 12)),
+        lambda layer: [nn.init.zeros_(part) for part in layer.weight.chunk(2)],
+        lambda layer: torch.split(layer.weight, 4)[1].zero_(),
+        lambda layer: torch.tensor_split(input=layer.weight, sections=2)[0].zero_(),
+        lambda layer: layer.weight.unbind()[0].zero_(),
+        lambda layer: [number.zero_() for row in layer.weight for number in row],
+        lambda layer: torch.atleast_3d([layer.weight])[0].zero_(),
+        lambda layer: torch._foreach_mul_([torch.zeros(2), layer.weight], 2),
+        lambda layer: torch.max(torch.zeros(8, 12), 0, out=(layer.weight[0], torch.zeros(12, dtype=torch.long))),
+        lambda layer: F.relu(layer.weight, inplace=True),
     ],
 )
 @torch.no_grad()
@@ -407,8 +418,34 @@ def test_a_derived_weight_can_be_read_as_any_tensor(x: torch.Tensor) -> None:
     copied = layer.weight.detach().clone().zero_()  # a copy is its owner's
     assert not copied.any()
     torch.zeros(8, 12).add_(layer.weight.detach())
+    torch._foreach_copy_([torch.zeros(8, 12)], [layer.weight.detach()])
+    assert [type(part) for part in torch.max(layer.weight, 0)] == [torch.Tensor] * 2
     with pytest.raises(KeyError, match="already exists"):
         layer.weight = nn.Parameter(torch.zeros(8, 12))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        lambda weight: weight.numpy(),
+        np.asarray,
+        lambda weight: np.asarray(weight[0]),
+        lambda weight: next(iter(weight)).numpy(),
+        torch.from_dlpack,
+        np.from_dlpack,
+    ],
+)
+@torch.no_grad()
+def test_an_array_of_a_derived_weight_is_a_copy(array: Callable[[torch.Tensor], Any]) -> None:
+    layer = eval_layer()
+    with phmctl.cached():
+        kept = layer.weight.detach().clone()
+        found = array(layer.weight.detach())
+        assert (found == array(kept)).all()
+        found[...] = 0
+        assert torch.equal(layer.weight, kept)
+    with pytest.raises(RuntimeError, match="requires grad"), torch.enable_grad():
+        layer.weight.numpy()
 
 
 def test_n_1_is_written_as_any_parameter() -> None:
