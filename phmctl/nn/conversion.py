@@ -15,6 +15,7 @@ from phmctl.algebra.rules import ALGEBRAS, LEARNED
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.kronecker_weight import learn_as
 from phmctl.nn.linear import RULE, PHMLinear
 from phmctl.nn.lstm import GATES, PHMLSTM, LSTMLayer
 from phmctl.nn.multihead import PHMMultiheadAttention
@@ -182,9 +183,7 @@ class _Work:
 
     def _tied(self, weight: Tensor, layer: Any, error: float) -> tuple[nn.Module, float]:
         """Let a layer share what another layer of the same weight has."""
-        for parameter in layer.parameters():
-            if parameter is not getattr(layer, "bias", None):
-                parameter.requires_grad_(weight.requires_grad)
+        learn_as(layer, weight)
         first, error = self.done.setdefault(id(weight), (layer, error))
         if first is not layer:
             for part in (first, layer):
@@ -236,24 +235,28 @@ def _lstm(module: nn.LSTM, n: int, algebra: str) -> tuple[PHMLSTM, float]:
     if lacks:
         raise UserError(f"PHMLSTM has no {' and no '.join(lacks)}")
     sizes = module.input_size, module.hidden_size
-    lstm = PHMLSTM(*sizes, n=n, algebra=algebra, num_layers=module.num_layers, bias=module.bias)
-    lstm = lstm.to(module.weight_ih_l0)  # type: ignore[arg-type]
+    lstm = PHMLSTM(*sizes, n=n, algebra=algebra, num_layers=module.num_layers, bias=module.bias, device="meta")
+    lstm = lstm.to(module.weight_ih_l0.dtype).to_empty(device=module.weight_ih_l0.device)  # type: ignore[arg-type]
+    lstm.dense_type = nn.LSTM
     left = whole = 0.0
     for index, layer in enumerate(lstm.layers):
         for maps, letters in ((layer.from_input, "ih"), (layer.from_hidden, "hh")):
-            i, f, candidate, o = getattr(module, f"weight_{letters}_l{index}").chunk(4)
+            stacked = getattr(module, f"weight_{letters}_l{index}")
+            learn_as(maps, stacked)  # type: ignore[arg-type]
+            i, f, candidate, o = stacked.chunk(4)
             for gate, weight in zip(GATES, (f, i, o, candidate), strict=True):
                 error = maps[gate].set_nearest(weight)  # type: ignore[index, union-attr]
                 left, whole = left + (error * weight.norm().item()) ** 2, whole + weight.norm().item() ** 2
         if module.bias:
-            _copy_biases(layer, getattr(module, f"bias_ih_l{index}") + getattr(module, f"bias_hh_l{index}"))  # type: ignore[arg-type]
+            _copy_biases(layer, getattr(module, f"bias_ih_l{index}"), getattr(module, f"bias_hh_l{index}"))  # type: ignore[arg-type]
     return lstm, (left / whole) ** 0.5 if whole else 0.0
 
 
-def _copy_biases(layer: LSTMLayer, bias: Tensor) -> None:
-    i, f, candidate, o = bias.chunk(4)
+def _copy_biases(layer: LSTMLayer, one: Tensor, other: Tensor) -> None:
+    i, f, candidate, o = (one + other).chunk(4)
     for gate, part in zip(GATES, (f, i, o, candidate), strict=True):
-        layer.from_input[gate].bias.copy_(part)  # type: ignore[operator]
+        bias: Tensor = layer.from_input[gate].bias  # type: ignore[assignment]
+        bias.copy_(part).requires_grad_(one.requires_grad or other.requires_grad)
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -3,11 +3,13 @@
 import copy
 from typing import cast
 
+import torch
 from torch import nn
 
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.nn.kronecker_weight import learns, sources_of
 from phmctl.nn.linear import PHMLinear
+from phmctl.nn.lstm import PHMLSTM
 from phmctl.nn.multihead import PHMMultiheadAttention
 from phmctl.nn.two_factors import TwoFactorLinear
 
@@ -16,9 +18,9 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Replace every PHM map of a model by the dense layer of the same function, to rounding.
 
     ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``; what :func:`phmctl.convert` made of
-    another layer becomes that again. A ``PHMLSTM`` stays what its model calls, with dense maps; ``PHMLSTM.to_dense``
-    makes an ``nn.LSTM`` of it. What was one thing stays one: a module that stands in two places, a table that is the
-    generator's weight too, a shared bias.
+    another layer becomes that again. Any other ``PHMLSTM`` stays what its model calls, with dense maps;
+    ``PHMLSTM.to_dense`` makes an ``nn.LSTM`` of it. What was one thing stays one: a module that stands in two places,
+    a table that is the generator's weight too, a shared bias. What was frozen stays frozen.
 
     Args:
         model: any module; it may be such a layer itself.
@@ -32,9 +34,9 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}
     for module in list(model.modules()):
-        if isinstance(module, (PHMMultiheadAttention, TwoFactorLinear)):
+        if isinstance(module, PHMMultiheadAttention) or (isinstance(module, PHMLSTM) and module.dense_type):
             replaced[id(module)] = module.to_dense()
-        elif isinstance(module, (PHMLinear, PHMEmbedding)):
+        elif isinstance(module, (PHMLinear, PHMEmbedding, TwoFactorLinear)):
             replaced[id(module)] = _as_found(_dense(module, weights), getattr(module, "dense_type", None))
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # not named_children(), which leaves out repetitions
@@ -43,17 +45,23 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     return replaced.get(id(model), model)
 
 
-def _dense(module: PHMLinear | PHMEmbedding, weights: dict[tuple[int, ...], nn.Parameter]) -> nn.Module:
+def _dense(
+    module: PHMLinear | PHMEmbedding | TwoFactorLinear, weights: dict[tuple[int, ...], nn.Parameter]
+) -> nn.Module:
     """Return a module's dense layer; maps made of the same tensors get the same weight."""
     dense = module.to_dense()
-    sources = _sources(module)
-    if module.n == 1:
-        dense.weight = sources[0]
+    plain, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    weight = cast("nn.Parameter", dense.weight)
+    if plain is not None:  # n = 1
+        plain.data.copy_(weight)  # a table's row of padding is zero there
+        dense.weight = plain
     else:
-        dense.weight.requires_grad_(any(part.requires_grad for part in sources))
-        dense.weight = weights.setdefault(tuple(map(id, sources)), cast("nn.Parameter", dense.weight))
-    if isinstance(module, PHMLinear) and module.bias is not None:
-        dense.bias = module.bias
+        weight.requires_grad_(learns(module))
+        same = weights.setdefault(tuple(map(id, sources_of(module) or [weight])), weight)
+        if same.is_meta or torch.equal(same, weight):  # not the same tensors by another parametrization
+            dense.weight = same
+    if bias is not None:
+        dense.bias = bias
     return dense
 
 
@@ -61,11 +69,8 @@ def _as_found(dense: nn.Module, kind: type[nn.Module] | None) -> nn.Module:
     """Return a linear map as the kind of layer that ``phmctl.convert`` replaced: Conv1D's weight is (d, k)."""
     if kind is None or not isinstance(dense, nn.Linear):
         return dense
-    found = kind(dense.out_features, dense.in_features).train(dense.training)
-    found.weight, found.bias = nn.Parameter(dense.weight.t().contiguous()), dense.bias
+    with torch.device("meta"):  # no random numbers are drawn
+        found = kind(dense.out_features, dense.in_features).train(dense.training)
+    weight = dense.weight.detach().t().contiguous()
+    found.weight, found.bias = nn.Parameter(weight, dense.weight.requires_grad), dense.bias
     return found
-
-
-def _sources(module: KroneckerWeight) -> list[nn.Parameter]:
-    """Return the parameters that a weight is made of."""
-    return [part for name, part in module.named_parameters(recurse=False) if name != "bias"]

@@ -300,6 +300,22 @@ def weight_of(module: nn.Module) -> Tensor:
     return module.weight  # type: ignore[return-value]
 
 
+def sources_of(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that a map's or a table's weight is made of, those of its parametrizations too."""
+    return [part for name, part in module.named_parameters() if "bias" not in name.split(".")]
+
+
+def learns(module: nn.Module) -> bool:
+    """Whether any parameter does that a map's or a table's weight is made of."""
+    return any(part.requires_grad for part in sources_of(module))
+
+
+def learn_as(module: nn.Module, weight: Tensor) -> None:
+    """Freeze, or thaw, what a map's or a table's weight is made of, as another weight is."""
+    for part in sources_of(module):
+        part.requires_grad_(weight.requires_grad)
+
+
 def apply_weight(module: nn.Module, x: Tensor) -> Tensor:
     """Return ``x Wᵀ``, (..., columns) -> (..., rows), by a table's weight: of a generator that is tied to it."""
     weight, values = weight_of(module), module._values() if isinstance(module, KroneckerWeight) else None

@@ -53,6 +53,8 @@ class PHMLSTM(nn.Module):
     in plain operations: a graph is for one T, and for any batch.
     """
 
+    dense_type: type[nn.Module] | None = None  # what phmctl.convert found here; None where it made nothing
+
     def __init__(
         self,
         input_size: int,
@@ -185,12 +187,13 @@ class PHMLSTM(nn.Module):
         dense = nn.LSTM(*sizes, bias=bias, batch_first=True, device="meta", dtype=weight.dtype)
         dense = dense.to_empty(device=weight.device).train(self.training)  # no random numbers are drawn
         for index, layer in enumerate(layers):
-            parts = {"weight_ih": _weight(layer.from_input), "weight_hh": _weight(layer.from_hidden)}
-            b = _bias(layer.from_input)
+            with torch.enable_grad():  # so that each says whether it learns
+                parts = {"weight_ih": _weight(layer.from_input), "weight_hh": _weight(layer.from_hidden)}
+                b = _bias(layer.from_input)
             if b is not None:
-                parts |= {"bias_ih": b, "bias_hh": torch.zeros_like(b)}
+                parts |= {"bias_ih": b, "bias_hh": torch.zeros_like(b, requires_grad=b.requires_grad)}
             for name, part in parts.items():
-                getattr(dense, f"{name}_l{index}").copy_(_in_torchs_order(part))
+                getattr(dense, f"{name}_l{index}").copy_(_in_torchs_order(part)).requires_grad_(part.requires_grad)
         return dense
 
     def extra_repr(self) -> str:

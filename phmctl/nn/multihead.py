@@ -7,6 +7,7 @@ from torch import nn
 
 from phmctl.algebra.rules import LEARNED
 from phmctl.errors import UserError
+from phmctl.nn.kronecker_weight import learn_as, learns
 from phmctl.nn.linear import PHMLinear
 
 
@@ -61,6 +62,8 @@ class PHMMultiheadAttention(nn.MultiheadAttention):
             add_zero_attn=attention.add_zero_attn, device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
         pairs = ((new.in_projection, weight), (new.out_proj, attention.out_proj.weight))
+        for layer, part in pairs:
+            learn_as(layer, part)
         left = sum((layer.set_nearest(part) * part.norm().item()) ** 2 for layer, part in pairs)  # type: ignore[operator]
         whole = sum(part.norm().item() ** 2 for _, part in pairs)
         if attention.in_proj_bias is not None:
@@ -74,13 +77,15 @@ class PHMMultiheadAttention(nn.MultiheadAttention):
         weight = self.in_projection.weight
         new = nn.MultiheadAttention(
             self.embed_dim, self.num_heads, dropout=self.dropout, bias=self.in_projection.bias is not None,
-            batch_first=self.batch_first, add_zero_attn=self.add_zero_attn, device=weight.device, dtype=weight.dtype,
-        )  # fmt: skip
-        new.in_proj_weight.copy_(weight)
-        new.out_proj.weight.copy_(self.out_proj.weight)
-        if self.in_projection.bias is not None:
-            new.in_proj_bias.copy_(self.in_projection.bias)
-            new.out_proj.bias.copy_(self.out_proj.bias)
+            batch_first=self.batch_first, add_zero_attn=self.add_zero_attn, device="meta", dtype=weight.dtype,
+        ).to_empty(device=weight.device)  # fmt: skip
+        for layer, mine, bias in (
+            (self.in_projection, new.in_proj_weight, new.in_proj_bias),
+            (self.out_proj, new.out_proj.weight, new.out_proj.bias),
+        ):
+            mine.copy_(layer.weight).requires_grad_(learns(layer))
+            if layer.bias is not None:
+                bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
         return new.train(self.training)
 
     def _reset_parameters(self) -> None:

@@ -257,6 +257,39 @@ def test_frozen_weights_stay_frozen_and_others_learn() -> None:
     assert converted[1].S.grad.any()
 
 
+@pytest.mark.parametrize(
+    ("layer", "frozen"),
+    [
+        (nn.MultiheadAttention(8, 2), ["in_proj_weight", "out_proj.bias"]),
+        (nn.MultiheadAttention(8, 2), ["in_proj_bias", "out_proj.weight"]),
+        (nn.LSTM(8, 8, 2, batch_first=True), ["weight_ih_l0", "weight_hh_l1"]),
+        (nn.LSTM(8, 8, batch_first=True), ["bias_ih_l0", "bias_hh_l0"]),
+        (nn.Linear(8, 8), ["weight"]),
+        (nn.Embedding(8, 8), ["weight"]),
+    ],
+)
+def test_what_is_frozen_is_so_there_and_back(layer: nn.Module, frozen: list[str]) -> None:
+    for name in frozen:
+        layer.get_parameter(name).requires_grad_(False)
+    converted, _ = phmctl.convert(layer, 4)
+    assert not all(part.requires_grad for part in converted.parameters())
+    dense = phmctl.to_dense(converted)
+    assert type(dense) is type(layer)
+    assert [name for name, part in dense.named_parameters() if not part.requires_grad] == frozen
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own: this quantisation is to be replaced
+def test_an_lstm_becomes_torchs_own_again_and_can_be_quantised() -> None:
+    net = nn.ModuleDict({"reader": nn.LSTM(8, 8, 2, batch_first=True), "head": nn.Linear(8, 8)}).eval()
+    converted, _ = phmctl.convert(net, 4)
+    dense, x = phmctl.to_dense(converted), torch.randn(2, 5, 8)
+    assert type(dense["reader"]) is nn.LSTM
+    wanted = converted["reader"](x)[0]
+    torch.testing.assert_close(dense["reader"](x)[0], wanted)
+    small = torch.ao.quantization.quantize_dynamic(dense, {nn.LSTM, nn.Linear})
+    torch.testing.assert_close(small["reader"](x)[0], wanted, rtol=0.1, atol=0.05)
+
+
 def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
     transformers = pytest.importorskip("transformers")
     if kind == "bert":

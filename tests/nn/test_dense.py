@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import phmctl
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
@@ -10,6 +11,7 @@ from phmctl.algebra.initialisation import learned_rule
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.nn.two_factors import TwoFactorLinear
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
@@ -163,6 +165,56 @@ def test_frozen_parts_stay_frozen() -> None:
     assert phmctl.to_dense(layer).weight.requires_grad  # A learns
     layer.A.requires_grad_(False)
     assert not phmctl.to_dense(layer).weight.requires_grad
+
+
+def test_frozen_maps_of_two_factors_and_lstms_stay_frozen() -> None:
+    lstm = PHMLSTM(4, 4, n=2)
+    lstm.layers[0].from_hidden.requires_grad_(False)
+    dense = lstm.to_dense()
+    assert [name for name, part in dense.named_parameters() if not part.requires_grad] == ["weight_hh_l0"]
+    thin = TwoFactorLinear(8, 8, inner=2, blocks=1).requires_grad_(False)
+    assert not any(part.requires_grad for part in phmctl.to_dense(nn.Sequential(thin)).parameters())
+
+
+def quaternions(parametrized: str = "S") -> nn.ModuleList:
+    layers = nn.ModuleList(PHMLinear(8, 8, n=4, algebra="quaternion", dtype=torch.float64) for _ in range(2))
+    for layer in layers:
+        parametrizations.weight_norm(layer, parametrized)
+    return layers
+
+
+def test_parametrized_layers_stay_what_they_are() -> None:
+    layers, x = quaternions(), torch.randn(3, 8).double()
+    alike = nn.ModuleList([*layers, *quaternions()])
+    alike[2].parametrizations.S.original0 = alike[0].parametrizations.S.original0
+    alike[2].parametrizations.S.original1 = alike[0].parametrizations.S.original1
+    dense = phmctl.to_dense(alike)
+    for layer, other in zip(alike, dense, strict=True):
+        torch.testing.assert_close(other(x), layer(x), **EXACT)
+    assert [other.weight is dense[0].weight for other in dense] == [True, False, True, False]
+    assert all(other.weight.requires_grad for other in dense)
+
+
+def test_what_shares_tensors_by_another_parametrization_is_not_shared() -> None:
+    layers, x = nn.ModuleList(PHMLinear(8, 8, n=4) for _ in range(2)), torch.randn(3, 8)
+    layers[1].A, layers[1].S = layers[0].A, layers[0].S
+    for layer, function in zip(layers, (nn.Tanh(), nn.Sigmoid()), strict=True):
+        parametrize.register_parametrization(layer, "S", function)
+    layers[1].parametrizations.S.original = layers[0].parametrizations.S.original
+    for layer, other in zip(layers, phmctl.to_dense(layers), strict=True):
+        torch.testing.assert_close(other(x), layer(x))
+
+
+@pytest.mark.parametrize(("name", "n"), [("bias", 4), ("weight", 1)])
+def test_other_parametrized_parts(name: str, n: int) -> None:
+    layer, x = PHMLinear(8, 8, n=n), torch.randn(3, 8)
+    parametrize.register_parametrization(layer, name, nn.Tanh())
+    torch.testing.assert_close(phmctl.to_dense(layer)(x), layer(x))
+
+
+def test_the_padding_of_a_table_without_a_rule() -> None:
+    table, ids = PHMEmbedding(8, 4, n=1, padding_idx=0), torch.arange(8)
+    torch.testing.assert_close(phmctl.to_dense(table)(ids), table(ids))
 
 
 def test_in_place() -> None:
