@@ -52,7 +52,7 @@ def apply_blocks(
     """Apply R block products whose blocks T (R, k/n, d/n) are made. (T, d) -> (T, k)."""
     U, V = factors.U, factors.V
     dtype = autocast_dtype(x.device.type)
-    if dtype is not None:
+    if dtype is not None and x.dtype != torch.float64:
         x, T, U, V = (part.to(dtype) for part in (x, T, U, V))
         bias = None if bias is None else bias.to(dtype)
     return rank_product(x, T, U, V, bias, keep=keep, library=library)

@@ -19,8 +19,10 @@ from phmctl.backends.products import MKL, block_products
 
 # Tokens of a tile, at most. Measured forward and backward with 128 to 2048, d and k of 512 to 4096, n = 4 and 8, two
 # threads, either library: 1024 is the best or within 3 % of it (but for 512 → 512, where it was the best of one run and
-# an eighth behind in another); 512 costs up to a sixth more, 128 up to a third.
-TILE = {"cpu": 1024, "cuda": 1 << 16}
+# an eighth behind in another); 512 costs up to a sixth more, 128 up to a third. Mixing is a batch of as many products
+# as a tile has tokens, and a CUDA grid has at most 65,535 places along the axis that some kernels count these on. What
+# is best on a GPU, and that 65,536 would fail there, was not tried.
+TILE = {"cpu": 1024, "cuda": 1 << 15}
 
 
 def blocks_of(W: Tensor, S: Tensor) -> Tensor:

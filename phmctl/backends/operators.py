@@ -65,6 +65,12 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type)
 
 
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that products with x are computed in: autocast's where it is on and would take x, else x's."""
+    lower = autocast_dtype(x.device.type)
+    return x.dtype if lower is None or x.dtype == torch.float64 else lower
+
+
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a scope in which autocast is off; the meta device has none, and torch says so by an error."""
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)

@@ -18,7 +18,7 @@ from phmctl.algebra.kronecker import materialise
 from phmctl.algebra.nearest import nearest_components, nearest_kronecker_sum
 from phmctl.algebra.rank_product import blocks_of
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
-from phmctl.backends.operators import autocast_dtype, is_recorded, is_transformed, without_autocast
+from phmctl.backends.operators import autocast_dtype, compute_dtype, is_recorded, is_transformed, without_autocast
 from phmctl.backends.products import LOWER, kept_choice, kept_product, linear
 from phmctl.errors import DimensionError, RankError, UserError
 from phmctl.nn.caching import values_of
@@ -212,9 +212,9 @@ class KroneckerWeight(nn.Module):
             return self._make(name)
         kept: Tensor | None = values.get(name)
         if kept is None:
-            S = self.S
-            with torch.inference_mode(False), torch.no_grad(), without_autocast(S.device.type):
-                kept = self._make(name).to(autocast_dtype(S.device.type) or S.dtype)
+            dtype = compute_dtype(self.S)
+            with torch.inference_mode(False), torch.no_grad(), without_autocast(self.S.device.type):
+                kept = self._make(name).to(dtype)
             if type(kept) is Tensor:  # not one without numbers, of a FakeTensorMode that will end
                 values[name] = kept
         return kept

@@ -22,7 +22,7 @@ from phmctl.algebra.execution import (
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.algebra.rules import LEARNED
 from phmctl.backends.choices import BUILT, KEPT, TRAINED, Choice, Provisional
-from phmctl.backends.operators import autocast_dtype, is_recorded
+from phmctl.backends.operators import compute_dtype, is_recorded
 from phmctl.backends.products import MKL, faster_library, kept_choice, kept_product, libraries, linear, lower_choice
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, RankError, check_known
@@ -207,7 +207,7 @@ class PHMLinear(KroneckerWeight):
             if lower is not None:
                 return lower
             trains = torch.is_grad_enabled() and weight.requires_grad
-            plain = libraries(weight.device.type, autocast_dtype(weight.device.type) or weight.dtype) == libraries()
+            plain = libraries(weight.device.type, compute_dtype(weight)) == libraries()
             shape = tokens, self.in_features, self.out_features
             return Choice(DENSE, faster_library(*shape, trains=trains, kept=values is not None) if plain else MKL)
         return self._chosen(tokens, self._values())
@@ -249,7 +249,7 @@ class PHMLinear(KroneckerWeight):
             learned=self.algebra == LEARNED,
             execution=execution,
             device=device,
-            dtype=autocast_dtype(device.type) or S.dtype,
+            dtype=compute_dtype(S),
         )
         if finds and choice.execution == RANK:
             self.decompose()

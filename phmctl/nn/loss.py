@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from phmctl.backends.operators import autocast_dtype, is_recorded, is_transformed, without_autocast
+from phmctl.backends.operators import compute_dtype, is_recorded, is_transformed, without_autocast
 from phmctl.backends.products import library_for, linear
 
 # Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
@@ -92,7 +92,7 @@ class _VocabularyLoss(torch.autograd.Function):
         trains: bool,  # without it torch says that gradients are wanted, also where it takes none
     ) -> tuple[Tensor, Tensor]:
         device = hidden.device.type
-        compute = autocast_dtype(device) or hidden.dtype
+        compute = compute_dtype(hidden)
         inputs = (hidden, weight, bias)
         wanted = [trains and want for want in ctx.needs_input_grad[:3]]
         with without_autocast(device):

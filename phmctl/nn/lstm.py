@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from phmctl.algebra.execution import RANK
 from phmctl.algebra.rules import LEARNED
-from phmctl.backends.operators import autocast_dtype, is_recorded, is_transformed
+from phmctl.backends.operators import compute_dtype, is_recorded, is_transformed
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.kronecker_weight import weight_of
@@ -239,7 +239,7 @@ class LSTMLayer(nn.Module):
             the rows (N, d) with H of the input's maps (4h, d) and b (4h,); or, where these go by rank, the
             input half of the gates (N, 4h) and None twice. Then H of the state's maps (4h, h), and h and c (B, h).
         """
-        dtype = _compute_dtype(data)
+        dtype = compute_dtype(data)
         if state is None:
             zeros = data.new_zeros(batch, self.hidden_size, dtype=dtype)  # (B, h)
             state = zeros, zeros
@@ -291,12 +291,6 @@ def _bias(maps: nn.ModuleDict) -> Tensor | None:
     """Return the bias of all gates, (4h,)."""
     biases = [layer.bias for layer in maps.values() if isinstance(layer.bias, Tensor)]
     return torch.cat(biases) if biases else None
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    """Return autocast's dtype where it is on and would take x, else x's own."""
-    lower = autocast_dtype(x.device.type)
-    return x.dtype if lower is None or x.dtype == torch.float64 else lower
 
 
 def _pack(x: Tensor, lengths: Tensor | None) -> PackedSequence:

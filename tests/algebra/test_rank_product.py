@@ -75,6 +75,10 @@ def test_fixed_algebras_take_fewer_products(algebra: str) -> None:
     torch.testing.assert_close(apply(x, S, factors), x @ materialise_reference(rule, S).t())
 
 
+def test_a_tile_fits_into_a_cuda_grid() -> None:
+    assert max(module.TILE.values()) <= 65_535  # one small product a token, all in one batch
+
+
 def test_used_twice_in_one_graph() -> None:
     x, S, factors = draw(2, 3, 2, 2, tokens=4)
     x.requires_grad_()

@@ -205,6 +205,18 @@ def test_another_tensor_dtype_or_autocast_is_seen_inside(x: torch.Tensor) -> Non
 
 @pytest.mark.parametrize("execution", ["dense", "factored", "rank"])
 @torch.no_grad()
+def test_what_is_kept_has_the_dtype_of_autocast(execution: str, x: torch.Tensor) -> None:
+    layer = eval_layer(execution=execution, parametrization="factors")
+    with torch.autocast("cpu", torch.bfloat16), phmctl.cached():
+        for name in ("H", "T", "A"):
+            assert layer.built(name).dtype == torch.bfloat16
+        layer.double()
+        assert layer.built("H").dtype == layer(x.double()).dtype == torch.float64  # autocast leaves it alone
+    torch.testing.assert_close(layer(x.double()), layer.to_dense()(x.double()))
+
+
+@pytest.mark.parametrize("execution", ["dense", "factored", "rank"])
+@torch.no_grad()
 def test_what_is_at_hand_is_applied_as_it_stands(execution: str, x: torch.Tensor) -> None:
     layer = eval_layer(execution=execution, parametrization="factors")
     with phmctl.cached() as scope:
