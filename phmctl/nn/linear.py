@@ -238,7 +238,7 @@ class PHMLinear(KroneckerWeight):
             if mode != TRAINED:
                 return Choice(RANK, MKL)  # an error when it is applied
             execution = AUTO
-        finds = rank is None and self.finds_factors and mode == KEPT and tokens >= MANY
+        finds = rank is None and self.finds_factors and mode == KEPT and tokens >= MANY and not self._is_coarse
         choice = choose(
             tokens,
             self.in_features,
@@ -262,20 +262,28 @@ class PHMLinear(KroneckerWeight):
         if self._execution != AUTO:
             return Choice(DENSE if self._execution == RANK and rank is None else self._execution, MKL)
         mode, learned = TRAINED if trains else BUILT, self.algebra == LEARNED
-        shape, place = (self.in_features, self.out_features, self.n, rank or 0), (self.S.device.type, str(self.S.dtype))
+        shape = self.in_features, self.out_features, self.n, rank or 0
+        place = self.S.device.type, str(compute_dtype(self.S))
         return Choice(*standing(*shape, mode, learned, *place).split(" "))
 
     def _rank(self, trains: bool) -> int | None:
         """Return the rank that this layer could be applied with, None where its factors are not known.
 
-        In training the factors must be parameters or constants: those that `decompose` found are neither.
+        In training the factors must be parameters or constants: those that `decompose` found are neither. In 16 bits
+        `auto` takes only those that are parameters: by others bfloat16 errs ten times as much as by H.
         """
         if self._holds_factors:
             return len(self.V)
+        if self._is_coarse and self._execution == AUTO:
+            return None
         if self.algebra in KNOWN_RANKS:
             return None if self._found is None and is_recorded() else KNOWN_RANKS[self.algebra]
         factors = None if trains else self.factors
         return None if factors is None else factors.rank
+
+    @property
+    def _is_coarse(self) -> bool:
+        return compute_dtype(self.S).itemsize < 4
 
     @classmethod
     def from_dense(

@@ -224,6 +224,39 @@ def test_larger_rules_are_not_decomposed_unasked(measuring: Path, monkeypatch: p
     assert layer.factors is None
 
 
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
+def test_in_16_bits_auto_goes_by_rank_with_learned_factors_only(
+    lower: torch.dtype, trains: bool, measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank_is_fastest(monkeypatch)
+    fixed, decomposed, loaded = PHMLinear(64, 64, n=4, algebra="quaternion"), *(PHMLinear(64, 64, n=4) for _ in "12")
+    decomposed.decompose()
+    set_execution(loaded, "auto")
+    learned = PHMLinear(64, 64, n=4, parametrization="factors")
+    with torch.set_grad_enabled(trains), nullcontext() if trains else phmctl.cached():
+        assert fixed.choice_for(MANY).execution == "rank"
+        for layer in (fixed, decomposed, loaded):
+            with torch.autocast("cpu", lower):
+                assert layer.choice_for(MANY).execution != "rank"
+            assert layer.to(lower).choice_for(MANY).execution != "rank"
+        assert learned.to(lower).choice_for(MANY).execution == "rank"
+        fixed.execution = "rank"
+        assert fixed.choice_for(MANY).execution == "rank"  # who asks for it has it
+
+
+def test_a_graph_under_autocast_takes_the_choice_for_its_dtype(
+    measuring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank_is_fastest(monkeypatch)
+    layer, x = PHMLinear(32, 32, n=4, algebra="quaternion"), torch.randn(MANY, 32)
+    layer(x)
+    assert layer.choice_for(MANY).execution == "rank"
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("mode", ["train", "eval", "kept"])
 def test_what_is_measured_is_computed_as_it_was_before(execution: str, mode: str, measuring: Path) -> None:
