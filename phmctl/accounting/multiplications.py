@@ -2,6 +2,9 @@
 
 Products of matrices are counted where torch runs them, forward and backward, whichever module they are of: maps by
 any execution, attention, the vocabulary. Norms, softmax, sums and the optimiser are no products and not counted.
+
+Whoever imports this module has torch's own ``FlopCounterMode`` count phmctl's operators too. The layers alone do not
+see to that: the counter imports triton where there is one.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from phmctl.algebra import kronecker, rank_product  # they register the operators that are counted here
 
@@ -27,12 +30,9 @@ def multiplications(call: Callable[[], object]) -> int:
 
 
 def _counts() -> dict[Any, Callable[..., int]]:
-    """Return what torch has no count for: operators, each with a function of the shapes of its arguments."""
-    own, aten = torch.ops.phmctl, torch.ops.aten
+    """Return torch's own operators that it has no count for, each with a function of the shapes of its arguments."""
+    aten = torch.ops.aten
     return {
-        own.rank_product: _rank_product,
-        own.rank_product_backward: _rank_product_backward,
-        own.kronecker_sum: _kronecker_sum,
         torch.ops.mkldnn._linear_pointwise: lambda x, weight, *_, **__: 2 * prod(x) * weight[0],
         aten.addmm_: lambda total, left, right, **_: 2 * prod(left) * right[1],
         aten.baddbmm_: lambda total, left, right, **_: 2 * prod(left) * right[2],
@@ -41,16 +41,19 @@ def _counts() -> dict[Any, Callable[..., int]]:
     }
 
 
+@register_flop_formula(torch.ops.phmctl.rank_product)
 def _rank_product(x: Shape, T: Shape, U: Shape, V: Shape, *_: Any, **__: Any) -> int:
     (tokens, d), (rank, rows, columns) = x, T
     return 2 * tokens * rank * (rows * columns + d + U[0] * rows)  # block products; mixing by V and by U
 
 
+@register_flop_formula(torch.ops.phmctl.rank_product_backward)
 def _rank_product_backward(gradient: Shape, x: Shape, T: Shape, U: Shape, V: Shape, *_: Any, **__: Any) -> int:
     (tokens, d), (rank, rows, columns), k = x, T, gradient[1]
     return 2 * tokens * rank * (2 * rows * columns + 3 * d + 2 * k)  # gradients of x, T, U and V; the mixing of x
 
 
+@register_flop_formula(torch.ops.phmctl.kronecker_sum)
 def _kronecker_sum(A: Shape, S: Shape, **_: Any) -> int:
     return 2 * A[0] ** 2 * prod(S)
 

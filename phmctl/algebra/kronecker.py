@@ -54,10 +54,26 @@ def _plain(A: Tensor, S: Tensor) -> Tensor:
     return grid.reshape(n * rows, n * columns).contiguous()  # (k, d); n = 1 is a view otherwise
 
 
+def _build(A: Tensor, S: Tensor) -> Tensor:
+    """Return H without the operator: to call it took 6 to 8 % more of a step of 640 tokens, 128 → 128, n = 8.
+
+    A profiler is told its name; a ``TorchDispatchMode`` sees the operations that it is made of.
+    """
+    if not _profiler_enabled():
+        return _plain(A, S)
+    with torch.profiler.record_function("phmctl::kronecker_sum"):
+        return _plain(A, S)
+
+
+_profiler_enabled = getattr(torch.autograd, "_profiler_enabled", bool)
+
+
 class _BuiltMap(torch.autograd.Function):
+    """H built and applied, as one step of autograd."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None, library: str | None) -> Tensor:
-        H = _plain(A, S)
+        H = _build(A, S)
         ctx.save_for_backward(x, A, S, H)
         ctx.library = library
         return linear(x, H, bias, library)

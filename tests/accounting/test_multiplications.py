@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from phmctl.accounting.multiplications import multiplications
 from phmctl.backends.products import preferred_library
@@ -47,3 +48,16 @@ def test_attention_takes_its_maps_and_two_products_of_all_pairs() -> None:
     x = torch.ones(2, T, D)
     with torch.inference_mode():
         assert multiplications(lambda: attention(x)) == 2 * T * 4 * D * D + 2 * (2 * T * T * D)
+
+
+def test_torch_s_own_counter_counts_the_operators() -> None:
+    x, layer = torch.randn(T, D, requires_grad=True), PHMLinear(D, K, n=4, parametrization="factors", execution="rank")
+    with FlopCounterMode(display=False) as counter:
+        layer(x).sum().backward()
+    found = counter.get_flop_counts()["Global"]
+    R, mixing = len(layer.V), D + K
+    assert found[torch.ops.phmctl.rank_product] == 2 * T * R * (D * K // 16 + mixing)
+    assert found[torch.ops.phmctl.rank_product_backward] == 2 * T * R * (2 * D * K // 16 + 3 * D + 2 * K)
+    with FlopCounterMode(display=False) as counter:
+        _ = layer.weight
+    assert counter.get_flop_counts()["Global"][torch.ops.phmctl.kronecker_sum] == 2 * 4 * D * K

@@ -91,6 +91,13 @@ def test_to_build_and_apply_is_one_step_of_autograd() -> None:
     }
 
 
+def test_a_profiler_sees_h_built() -> None:
+    x, A, S, bias = (part.requires_grad_() for part in draw(2, 2, 3, 4))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        apply_built(x, A, S, bias)
+    assert "phmctl::kronecker_sum" in {event.key for event in profiler.key_averages()}
+
+
 @names
 @pytest.mark.parametrize("shape", [(2, 3, 2, 4), (2, 2, 3, 6)])
 def test_gradients_of_an_input_that_is_not_contiguous(name: str, shape: tuple[int, int, int, int]) -> None:
