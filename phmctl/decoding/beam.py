@@ -122,9 +122,13 @@ class _Search:
         # One empty prefix lives at first; K below is 1 until the first step makes it `beam`.
         self.last = torch.full((count, 1), BOS, device=device)  # (B, K) newest token of each live prefix
         self.live = torch.zeros((count, 1), device=device)  # (B, K) log-probability
-        self.prefixes = torch.full((count, 1, longest + 1), PAD, device=device)  # (B, K, T)
+        # What each step added, for all sentences of the batch: a prefix is read backwards from where it ended, once.
+        self.tokens = torch.zeros((longest + 1, count, beam), dtype=torch.long, device=device)
+        self.parents = torch.zeros_like(self.tokens)
         self.scores = torch.full((count, beam), _DEAD, device=device)  # (B, K) finished, best first
-        self.finished = torch.full((count, beam), EOS, device=device)[:, :, None].repeat(1, 1, longest + 1)
+        self.finished = torch.zeros(
+            (count, beam), dtype=torch.long, device=device
+        )  # (B, K) length · beam + live prefix
         self.finished_count = torch.zeros(count, dtype=torch.long, device=device)  # (B,)
         self.ended = torch.zeros(count, dtype=torch.bool, device=device)  # (B,)
 
@@ -138,8 +142,8 @@ class _Search:
         self.live, best = alive.topk(self.beam)  # (B, K)
         parents = parents.gather(1, best)
         self.last = tokens.gather(1, best)
-        self.prefixes = _take(self.prefixes, parents)
-        self.prefixes[:, :, self.length] = self.last
+        self.tokens[self.length][self.rows] = self.last
+        self.parents[self.length][self.rows] = parents
         self.length += 1
         if self.begun:
             self._end()
@@ -172,9 +176,8 @@ class _Search:
         self.finished_count += (totals > _DEAD).sum(1)
         scores = totals / length_penalty(self.length + 1, self.alpha)
         self.scores, best = torch.cat([self.scores, scores], 1).topk(self.beam)  # (B, beam) of 2·beam
-        ending = _take(self.prefixes, parents)  # (B, beam, T)
-        ending[:, :, self.length :] = EOS
-        self.finished = _take(torch.cat([self.finished, ending], 1), best)
+        ending = self.length * self.beam + parents  # (B, beam)
+        self.finished = torch.cat([self.finished, ending], 1).gather(1, best)
 
     def _end(self) -> None:
         """Mark the sentences whose results are final."""
@@ -194,33 +197,36 @@ class _Search:
         if len(keep) == len(self.rows):
             return None
         self._write(self.ended.nonzero()[:, 0])
-        for name in ("limits", "rows", "last", "live", "prefixes", "scores", "finished", "finished_count", "ended"):
+        for name in ("limits", "rows", "last", "live", "scores", "finished", "finished_count", "ended"):
             setattr(self, name, getattr(self, name)[keep])
         return keep
 
     def _write(self, places: Tensor) -> None:
         """Turn the finished hypotheses of the sentences at `places` into Python values."""
+        rows = self.rows[places]
         scores = self.scores[places, : self.n_best].double().tolist()
-        tokens = self.finished[places, : self.n_best, : self.length].tolist()
-        for row, row_scores, row_tokens in zip(self.rows[places].tolist(), scores, tokens, strict=True):
+        ends = self.finished[places, : self.n_best].tolist()
+        tokens, parents = (each[: self.length, rows].transpose(0, 1).tolist() for each in (self.tokens, self.parents))
+        for place, row in enumerate(rows.tolist()):
             self.results[row] = [
-                self._hypothesis(ids, score) for ids, score in zip(row_tokens, row_scores, strict=True) if score > _DEAD
+                self._hypothesis(end, score, tokens[place], parents[place])
+                for end, score in zip(ends[place], scores[place], strict=True)
+                if score > _DEAD
             ]
             if not self.results[row]:
                 raise NonFiniteError("the model gives NaN or infinite scores; was its training stable?")
 
-    def _hypothesis(self, tokens: list[int], score: float) -> Hypothesis:
-        """Cut the tokens at the first EOS and undo the length penalty."""
-        tokens = tokens[: tokens.index(EOS)] if EOS in tokens else tokens
-        penalty: float = length_penalty(len(tokens) + 1, self.alpha)
-        return Hypothesis(tokens, score, score * penalty)
+    def _hypothesis(self, end: int, score: float, tokens: list[list[int]], parents: list[list[int]]) -> Hypothesis:
+        """Read a finished prefix backwards from where it ended, and undo the length penalty. Lists are (T, beam)."""
+        length, beam = divmod(end, self.beam)
+        found: list[int] = []
+        for step in reversed(range(length)):
+            found.append(tokens[step][beam])
+            beam = parents[step][beam]
+        penalty: float = length_penalty(length + 1, self.alpha)
+        return Hypothesis(found[::-1], score, score * penalty)
 
 
 def _at_least(values: Tensor, width: int) -> Tensor:
     """Pad (B, C) with impossible candidates to at least `width` columns."""
     return torch.nn.functional.pad(values, (0, max(0, width - values.shape[1])), value=_DEAD)
-
-
-def _take(values: Tensor, beams: Tensor) -> Tensor:
-    """Gather beams: values (B, J, T), beams (B, K) -> (B, K, T)."""
-    return values.gather(1, beams[:, :, None].expand(-1, -1, values.shape[2]))
