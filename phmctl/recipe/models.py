@@ -1,5 +1,6 @@
 """The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -137,6 +138,8 @@ class StackSection(LinearSection):
     def _fit_composition(self) -> Self:
         if self.composes and self.composition_maps == "algebra" and self.algebra in TWO_FACTORS:
             raise ValueError(f"compositions of algebra {self.algebra!r} want composition_maps: dense")
+        if not self.composes and self.composition_maps == "dense":
+            raise ValueError("composition_maps: dense wants compose_layers or compose_heads")
         if "bilinear" not in (self.compose_layers, self.compose_heads):
             if self.composition_rank is not None:
                 raise ValueError("composition_rank wants compose_layers or compose_heads: bilinear")
@@ -144,9 +147,11 @@ class StackSection(LinearSection):
                 raise ValueError("first_order: false wants compose_layers or compose_heads: bilinear")
         if self.compose_layers != "none":
             for key, layers in self.composed_stacks.items():
-                self._check_parts("compose_layers", self.compose_layers, key, layers)
+                self._check_parts("compose_layers", self.compose_layers, key, layers, [layers - 1, layers + 1])
         if self.compose_heads != "none":
-            self._check_parts("compose_heads", self.compose_heads, "heads", self.heads)
+            even = [heads for heads in range(2, self.width + 1, 2) if self.width % heads == 0]
+            near = sorted(sorted(even, key=lambda heads: abs(heads - self.heads))[:2])
+            self._check_parts("compose_heads", self.compose_heads, "heads", self.heads, near)
         if self.composition_start == "base":
             self._check_start()
         return self
@@ -159,11 +164,16 @@ class StackSection(LinearSection):
             raise ValueError("composition_start: base wants compositions that can be it: linear or bilinear")
         if "bilinear" in kinds and (self.pooling_rank != self.width or not self.first_order):
             raise ValueError(f"composition_start: base wants first_order, and composition_rank = width = {self.width}")
+        if self.compose_heads == "bilinear" and self.composition_maps == "dense" and self.algebra != "real":
+            raise ValueError(
+                f"composition_start: base wants composition_maps: algebra over the heads of a {self.algebra} model, "
+                "whose output maps are not dense"
+            )
         if learned and (self.rules, self.parametrization) != ("separate", "rule"):
             raise ValueError("composition_start: base wants rules: separate and parametrization: rule")
 
     @staticmethod
-    def _check_parts(key: str, kind: str, counted: str, parts: int) -> None:
+    def _check_parts(key: str, kind: str, counted: str, parts: int, near: Sequence[int]) -> None:
         """Refuse a composition of what is one thing, and a tree of parts that do not pair up."""
         if parts < 2:
             raise ValueError(
@@ -172,7 +182,7 @@ class StackSection(LinearSection):
         if kind == "hierarchical" and parts % 2:
             raise ValueError(
                 f"{key} = 'hierarchical' joins two at each node of its tree and takes an even number: "
-                f"{counted} = {parts} will not do, {parts - 1} or {parts + 1} will"
+                f"{counted} = {parts} will not do, {' or '.join(map(str, near))} will"
             )
 
     @property

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phmctl.checkpoints import load_model, write_order
 from phmctl.errors import RecipeError
+from phmctl.models.stack import Stack
 from phmctl.training.processes import Processes
 
 _NEEDED = (2, 6)  # torch.distributed.fsdp.fully_shard
@@ -149,7 +150,15 @@ def _shard(model: nn.Module, device: torch.device) -> nn.Module:
 
 def _own_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of the model's stacks that share no parameter, such as a rule, with another module."""
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    layers = [layer for stack in stacks for layer in stack if any(True for _ in layer.parameters())]
+    layers = [layer for layer in _stacked(model) if any(True for _ in layer.parameters())]
     owners = Counter(parameter for layer in layers for parameter in set(layer.parameters()))
     return [layer for layer in layers if all(owners[parameter] == 1 for parameter in layer.parameters())]
+
+
+def _stacked(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of all stacks below a module; a stack's composition is no layer, and belongs to the module."""
+    for child in module.children():
+        if isinstance(child, Stack | nn.ModuleList):
+            yield from child
+        else:
+            yield from _stacked(child)

@@ -98,6 +98,7 @@ def test_a_composed_model_can_begin_as_its_base(tiny_run: Run, miniature_data: P
         (["model.compose_heads=bilinear", "model.first_order=false"], "first_order"),
         (["model.compose_heads=bilinear", "model.composition_rank=8"], "composition_rank = width"),
         (["model.compose_heads=bilinear", "model.rules=model"], "rules: separate"),
+        (["model.compose_heads=bilinear", "model.composition_maps=dense"], "composition_maps: algebra over the heads"),
     ],
 )
 def test_what_cannot_begin_as_the_base_is_refused(tiny_run: Run, settings: list[str], words: str) -> None:

@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from phmctl.assembly import build_transformer
+from phmctl.recipe.models import TransformerSection
 from phmctl.training.processes import Processes
-from phmctl.training.wrapping import exchanging, wrap
+from phmctl.training.wrapping import _own_layers, exchanging, wrap
 
 
 class Two(Processes):
@@ -48,3 +50,12 @@ def test_gradients_are_exchanged_in_a_steps_last_micro_batch_only_and_while_it_g
     assert steps[4:7] == [["first layer"]] * 3
     assert steps[7][0] == steps[7][-1] == "sent"
     assert "first layer" in steps[7]
+
+
+@pytest.mark.parametrize("compositions", [{}, {"compose_layers": "bilinear", "compose_heads": "hierarchical"}])
+def test_the_shards_of_a_transformer_go_by_its_layers(compositions: dict[str, str]) -> None:
+    settings = TransformerSection(
+        width=16, feed_forward=32, heads=4, encoder_layers=2, decoder_layers=2, **compositions
+    )
+    model = build_transformer(settings, 20, 20, device="meta")
+    assert _own_layers(model) == [*model.encoder, *model.decoder]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.checkpoints import checkpoint_digest
+from phmctl.checkpoints import checkpoint_digest, verify_checkpoint
 from phmctl.data.copies import read_text
 from phmctl.data.special import EOS, PAD, UNK
 from phmctl.decoding.loading import load_translator
@@ -58,7 +58,9 @@ class Encoder:
         width = run.recipe.model.width
 
         def found(name: str) -> Encoder:
-            return cls(run, name, checkpoint_digest(run.checkpoint(name), "model"), settings.pooling, width)
+            folder = run.checkpoint(name)
+            verify_checkpoint(folder, ("model",))  # its vectors may be kept, and then nobody reads it again
+            return cls(run, name, checkpoint_digest(folder, "model"), settings.pooling, width)
 
         return run.use(settings.checkpoint, found)
 

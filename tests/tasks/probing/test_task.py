@@ -12,10 +12,11 @@ from phmctl.checkpoints import read_checkpoint
 from phmctl.cli.main import app
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError, RunError, UserError
-from phmctl.recipe.schema import ProbingRecipe
+from phmctl.recipe.schema import ProbeSection, ProbingRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.probing import encoder as reading
+from phmctl.tasks.probing.encoder import Encoder
 from phmctl.tasks.probing.evaluation import evaluate, majority_class
 from phmctl.tasks.probing.kind import KIND
 from phmctl.tasks.probing.task import ProbingTask
@@ -122,6 +123,16 @@ def test_a_moved_probe_is_scored_without_its_encoder_and_answers_lines_with_it_a
     (moved.text_folder / "test.safetensors").write_bytes(b"")
     with pytest.raises(RunError, match=r"test\.safetensors is damaged"):
         evaluate(moved)
+
+
+def test_a_damaged_encoder_is_refused_though_its_vectors_are_kept(probe_run: Run, copied_run: Run) -> None:
+    settings = ProbeSection(encoder=str(copied_run.folder))
+    found = Encoder.of(settings)
+    weights = copied_run.checkpoint(found.checkpoint) / "model.safetensors"
+    assert found.sha256 == json.loads((probe_run.folder / "data.json").read_text())["encoder"]["sha256"]
+    weights.write_bytes(weights.read_bytes() + b"x")
+    with pytest.raises(RunError, match=r"model\.safetensors"):
+        Encoder.of(settings)
 
 
 def test_another_encoder_is_another_probe(
