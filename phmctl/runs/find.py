@@ -64,7 +64,8 @@ def find_run(path: Path) -> Path:
             return tagged[0]
         raise RunError(f"{len(tagged)} runs have the tag {path}; name one: {', '.join(map(str, tagged))}")
     if folder is None:
-        raise RunError(f"no run at {path}{_nearest_run(path)}; list them with: phmctl runs")
+        hint = f"list them with: phmctl runs; PHMCTL_RUNS names their folder, {runs_root()} now"
+        raise RunError(f"no run at {path}{_nearest_run(path)}; {hint}")
     if (folder / RECIPE).exists() or _VERSION.fullmatch(folder.name):
         return folder
     if versions := versions_in(folder):
