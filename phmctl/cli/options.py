@@ -1,6 +1,9 @@
 """The options that several subcommands share, each declared once."""
 
+import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,8 +101,33 @@ Copies = Annotated[
 DataRoot = Annotated[
     Path | None, typer.Option("--data", help="Data folder (default: $PHMCTL_DATA or ./data).", show_default=False)
 ]
+
+
+@contextmanager
+def _runs_in(folder: Path) -> Iterator[None]:
+    before = os.environ.get("PHMCTL_RUNS", "")
+    os.environ["PHMCTL_RUNS"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ["PHMCTL_RUNS"] = before  # empty is none
+
+
+def _look_there(context: typer.Context, runs: Path | None) -> Path | None:
+    """Let the names of runs that a command is given, `--init` too, mean runs below `--runs`."""
+    if runs is not None:
+        context.with_resource(_runs_in(runs))
+    return runs
+
+
 RunsRoot = Annotated[
-    Path | None, typer.Option("--runs", help="Folder of runs (default: $PHMCTL_RUNS or ./runs).", show_default=False)
+    Path | None,
+    typer.Option(
+        "--runs",
+        help="Folder of runs (default: $PHMCTL_RUNS or ./runs).",
+        show_default=False,
+        callback=_look_there,
+    ),
 ]
 Checkpoint = Annotated[
     str, typer.Option(help="best, last, average or step-N; auto: the average if the recipe asks for one, else best.")

@@ -200,6 +200,10 @@ def test_the_option(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     (run,) = tmp_path.glob("miniature/*/v001")
     assert Run.open(run).environment()["initialised_from"]["new"] == []
+    name = str(run.relative_to(tmp_path))  # a name means a run below --runs too
+    again = CliRunner().invoke(app, ["train", "miniature", *settings, *places, "--init", name])
+    assert again.exit_code == 0, again.output
+    assert Run.open(run.parent / "v002").environment()["initialised_from"]["run"] == str(run.resolve())
 
 
 def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
