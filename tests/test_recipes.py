@@ -8,6 +8,7 @@ import pytest
 from phmctl.accounting.ledger import ledger_for_recipe, ledger_for_settings
 from phmctl.accounting.published import published_tables
 from phmctl.accounting.published_ni import ROWS, ni_model
+from phmctl.algebra.initialisation import natural_rank
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.data.prepared.prepare import choose_section
 from phmctl.recipe.loading import common_overrides, load_recipe
@@ -26,6 +27,7 @@ def test_the_experiments_that_have_cards_are_shipped():
     assert set(ALL) >= {
         "miniature",
         "multi30k-de-en",
+        "multi30k-de-en-fast",
         "table2-iwslt14-de-en",
         "table2-iwslt14-ro-en",
         "table2-iwslt15-en-vi",
@@ -158,6 +160,13 @@ def test_the_reproduction_s_recipes_have_its_setup(name, width, vocabulary, step
     assert (recipe.data.tokenizer, recipe.data.vocabulary, recipe.data.joint) == ("word", vocabulary, False)
     assert (training.optimizer, training.learning_rate, training.weight_decay) == ("adamw", 1e-4, 0.05)
     assert (training.schedule, training.steps) == ("constant", steps)
+
+
+def test_the_fast_recipe_multiplies_less_than_a_random_rule_would():
+    model = load_recipe("multi30k-de-en-fast").model
+    assert (model.algebra, model.n, model.rank, model.execution) == ("phm", 4, 4, "auto")
+    assert model.rank < natural_rank(model.n)
+    assert load_recipe("multi30k-de-en-fast").data == load_recipe("multi30k-de-en").data
 
 
 @pytest.mark.parametrize("name", ["miniature", "multi30k-de-en"])
