@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from phmctl.dimension import WITH_N
+from phmctl.dimension import LOW_RANK, WITH_N
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe.documents import Document, parse_document, parse_value, read_document
 from phmctl.recipe.problems import wrong_choice
@@ -44,7 +44,7 @@ def common_overrides(**options: object) -> list[Override]:
     ``--init``.
 
     Options that are None are left out. A learned n names the learned algebra (``--n 4`` is ``phm``; ``--n 1`` is
-    ``real``), unless ``algebra`` is given too.
+    ``real``), unless ``algebra`` is given too. What has no learned rule has no factors of one either.
     """
     given = {name: value for name, value in options.items() if value is not None}
     overrides = [Override(_COMMON[name], value, f"--{name} {value}") for name, value in given.items()]
@@ -53,6 +53,11 @@ def common_overrides(**options: object) -> list[Override]:
         overrides.append(Override(_COMMON["algebra"], "real" if n == 1 else "phm", f"--n {n}", implied=True))
     if n is None and algebra is not None and algebra not in WITH_N:
         overrides.append(Override(_COMMON["n"], 1, f"--algebra {algebra}", implied=True))
+    if algebra not in (None, "phm") or (algebra is None and n == 1):
+        source = f"--n {n}" if algebra is None else f"--algebra {algebra}"
+        overrides.append(Override("model.parametrization", "rule", source, implied=True))
+        if algebra != LOW_RANK:
+            overrides.append(Override("model.rank", None, source, implied=True))
     return overrides
 
 

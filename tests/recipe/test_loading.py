@@ -144,9 +144,11 @@ def test_common_overrides() -> None:
         return [(override.key, override.value) for override in common_overrides(**options)]
 
     assert resolved(n=4, algebra=None, steps=7) == [("model.n", 4), ("training.steps", 7), ("model.algebra", "phm")]
-    assert ("model.algebra", "real") in resolved(n=1)
-    assert resolved(algebra="quaternion") == [("model.algebra", "quaternion"), ("model.n", 1)]
-    assert resolved(algebra="quaternion", n=4) == [("model.algebra", "quaternion"), ("model.n", 4)]
+    no_factors = [("model.parametrization", "rule"), ("model.rank", None)]  # what has no learned rule has none of one
+    assert resolved(n=1) == [("model.n", 1), ("model.algebra", "real"), *no_factors]
+    assert resolved(algebra="quaternion") == [("model.algebra", "quaternion"), ("model.n", 1), *no_factors]
+    assert resolved(algebra="quaternion", n=4) == [("model.algebra", "quaternion"), ("model.n", 4), *no_factors]
+    assert ("model.rank", None) not in resolved(algebra="low-rank")
 
 
 def test_differences_name_key_and_both_values() -> None:
