@@ -35,7 +35,7 @@ GATES = ("forget", "input", "output", "candidate")  # the order of the paper's s
 class PHMLSTM(nn.Module):
     """A unidirectional LSTM, or a stack of them, for batches (B, T, d).
 
-    It stands in for ``nn.LSTM(batch_first=True)``, and takes lengths where that takes a ``PackedSequence``.
+    It stands in for ``nn.LSTM(batch_first=True)``, and takes lengths too where that wants a ``PackedSequence``.
 
     ::
 
@@ -104,12 +104,13 @@ class PHMLSTM(nn.Module):
         self.layers = nn.ModuleList(LSTMLayer(maker.sublayer(), width, hidden_size, gates, cell) for width in widths)
 
     def forward(
-        self, x: Tensor, lengths: Tensor | State | None = None, state: State | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: Tensor | PackedSequence, lengths: Tensor | State | None = None, state: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
         """Run over a batch of sequences.
 
         Args:
-            x: (B, T, d). What stands at padding is never read.
+            x: (B, T, d). What stands at padding is never read. As of ``nn.LSTM`` it may also be one sequence (T, d),
+                and then nothing has the axis B, or a ``PackedSequence``, and then the output is one.
             lengths: (B,) integers of 1 to T, in any order, on any device; all T where None. The state may stand here
                 instead, where ``nn.LSTM`` has it.
             state: h and c before the first step, (num_layers, B, h) each; zeros where None.
@@ -120,24 +121,50 @@ class PHMLSTM(nn.Module):
 
         Raises:
             DimensionError: a shape is wrong, the batch is empty, or a length is not of 1 to T.
+            UserError: a ``PackedSequence`` comes with lengths, or to a compiler, an exporter or ``torch.func``.
         """
         if isinstance(lengths, tuple):
             lengths, state = None, lengths
-        self._check(x, state)
+        if isinstance(x, PackedSequence):
+            return self._packed(x, lengths, state)
+        if x.dim() != 2:
+            return self._batch(x, lengths, state)
+        start = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
+        output, (h, c) = self._batch(x.unsqueeze(0), lengths, start)
+        return output.squeeze(0), (h.squeeze(1), c.squeeze(1))
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: ``nn.LSTM`` has it, for the sake of cuDNN, and models call it."""
+
+    def _packed(self, x: PackedSequence, lengths: Tensor | None, state: State | None) -> tuple[PackedSequence, State]:
+        if lengths is not None:
+            raise UserError("a PackedSequence has its lengths; leave lengths out")
+        if is_recorded() or is_transformed():
+            raise UserError("a PackedSequence cannot be compiled, exported or transformed; give (B, T, d) and lengths")
+        sizes = x.batch_sizes.tolist()
+        self._check((sizes[0], len(sizes), *x.data.shape[1:]), state)
+        data, final = self._run(x, steps_of(sizes), state)
+        return x._replace(data=data), final
+
+    def _batch(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+        self._check(x.shape, state)
         if is_recorded() or is_transformed():
             return self._plainly(x, lengths, state)
         packed = _pack(x, lengths)
         # Without lengths no value of a tensor is asked for, so that a step can be traced.
         steps = steps_of([len(x)] * x.shape[1] if lengths is None else packed.batch_sizes.tolist())
-        order = packed.sorted_indices
-        data = packed.data  # (N, d)
+        data, final = self._run(packed, steps, state)
+        return _unpack(packed, data, x.shape[1]), final  # (B, T, h)
+
+    def _run(self, packed: PackedSequence, steps: Sequence[Step], state: State | None) -> tuple[Tensor, State]:
+        """Return the last layer's packed rows (N, h), and h and c of every layer in the batch's own order."""
+        order, data = packed.sorted_indices, packed.data  # (N, d)
         finals = []
         for index, layer in enumerate(self.layers):
             start = None if state is None else (_rows(state[0][index], order), _rows(state[1][index], order))
             data, h, c = layer(data, steps, start)  # (N, h), (B, h), (B, h)
             finals.append((_rows(h, packed.unsorted_indices), _rows(c, packed.unsorted_indices)))
-        output = _unpack(packed, data, x.shape[1])  # (B, T, h)
-        return output, (torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals]))
+        return data, (torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals]))
 
     def _plainly(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run by operations that torch has every rule for, over padding too, and ask for no value of a tensor."""
@@ -153,14 +180,12 @@ class PHMLSTM(nn.Module):
         output = data.view(longest, batch, self.hidden_size).transpose(0, 1)  # (B, T, h)
         return output, (torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals]))
 
-    def _check(self, x: Tensor, state: State | None) -> None:
-        if x.dim() != 3 or x.shape[2] != self.input_size:
-            raise DimensionError(
-                f"input of shape {tuple(x.shape)} is not (batch, steps, input_size = {self.input_size})"
-            )
-        if 0 in x.shape:
-            raise DimensionError(f"input of shape {tuple(x.shape)} is empty; give at least one sequence and one step")
-        wanted = (self.num_layers, x.shape[0], self.hidden_size)
+    def _check(self, shape: Sequence[int], state: State | None) -> None:
+        if len(shape) != 3 or shape[2] != self.input_size:
+            raise DimensionError(f"input of shape {tuple(shape)} is not (batch, steps, input_size = {self.input_size})")
+        if 0 in shape:
+            raise DimensionError(f"input of shape {tuple(shape)} is empty; give at least one sequence and one step")
+        wanted = (self.num_layers, shape[0], self.hidden_size)
         for name, value in zip("hc", state or (), strict=False):
             if value.shape != wanted:
                 raise DimensionError(
@@ -171,8 +196,8 @@ class PHMLSTM(nn.Module):
     def to_dense(self) -> nn.LSTM:
         """Return the ``nn.LSTM(batch_first=True)`` of the same function, to rounding, with parameters of its own.
 
-        Its gates stand in torch's order; b is its first bias, and the second is zero. It takes a ``PackedSequence``
-        where this layer takes lengths.
+        Its gates stand in torch's order; b is its first bias, and the second is zero. It takes no lengths, but a
+        ``PackedSequence``.
 
         Raises:
             UserError: the cell is ``as_printed``, which ``nn.LSTM`` does not have.

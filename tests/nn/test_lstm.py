@@ -458,7 +458,7 @@ def test_wrong_lengths(lengths, message) -> None:
     ("shape", "message"),
     [
         ((3, 5, 6), r"\(3, 5, 6\) is not \(batch, steps, input_size = 4\)"),
-        ((5, 4), r"\(5, 4\) is not \(batch, steps"),
+        ((4,), r"\(4,\) is not \(batch, steps"),
         ((0, 5, 4), r"\(0, 5, 4\) is empty"),
         ((3, 0, 4), r"\(3, 0, 4\) is empty"),
     ],
