@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from phmctl.dimension import check_divides
+from phmctl.errors import UserError
 
 
 class NearestSum(NamedTuple):
@@ -15,6 +16,21 @@ class NearestSum(NamedTuple):
     A: Tensor  # (n, n, n)
     S: Tensor  # (n, k/n, d/n)
     relative_error: float  # ‖W − H‖ / ‖W‖, Frobenius norms
+
+
+def check_numbers(weight: Tensor) -> None:
+    """Refuse (UserError) a weight that nothing can be near to."""
+    if weight.is_meta:
+        raise UserError("the weight is on the meta device and has no numbers; load them first")
+    if not weight.isfinite().all():
+        raise UserError("the weight has NaN or infinite numbers, which nothing is near to")
+
+
+def _blocks(weight: Tensor, n: int) -> Tensor:
+    """Return the blocks of a matrix (k, d) as rows, (n², kd/n²), in float64."""
+    check_numbers(weight)
+    k, d = weight.shape
+    return weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)
 
 
 @torch.no_grad()
@@ -31,11 +47,12 @@ def nearest_kronecker_sum(weight: Tensor, n: int) -> NearestSum:
 
     Raises:
         DimensionError: n does not divide k and d.
+        UserError: the weight has no numbers, or some that are not finite.
     """
     k, d = weight.shape
     check_divides(n, in_features=d, out_features=k)
     rows, columns = k // n, d // n
-    blocks = weight.double().reshape(n, rows, n, columns).transpose(1, 2).reshape(n * n, rows * columns)  # (a b, s t)
+    blocks = _blocks(weight, n)  # (a b, s t)
     left, singular, right = torch.linalg.svd(blocks, full_matrices=False)  # (a b, r), (r,), (r, s t)
     terms = min(n, len(singular))
     # Where a layer is so small that there are fewer terms than n, the idle ones keep a rule: with A = S = 0 neither
@@ -59,9 +76,12 @@ def nearest_components(weight: Tensor, A: Tensor) -> tuple[Tensor, float]:
 
     Returns:
         S (n, k/n, d/n) and the relative error ‖W − H‖ / ‖W‖ (Frobenius).
+
+    Raises:
+        UserError: the weight has no numbers, or some that are not finite.
     """
     n, (k, d) = len(A), weight.shape
-    blocks = weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)  # (a b, s t)
+    blocks = _blocks(weight, n)  # (a b, s t)
     rule = A.double().reshape(n, n * n).t()  # (a b, i)
     S = torch.linalg.pinv(rule) @ blocks  # (i, s t)
     norm = blocks.norm().item()

@@ -1,6 +1,6 @@
 """The PHM embedding: a table that is a sum of Kronecker products (the PHM+ of the CENG501 reproduction)."""
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -101,14 +101,18 @@ class PHMEmbedding(KroneckerWeight):
 
         Raises:
             DimensionError: n does not divide a dimension, or is not the algebra's own.
-            UserError: the table has ``max_norm`` or counts frequencies, which a PHM table cannot.
+            UserError: the table has ``max_norm`` or counts frequencies, which a PHM table cannot; or it has no numbers,
+                or some that are not finite.
         """
         if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
             raise UserError("a PHM table has no max_norm, scale_grad_by_freq and sparse")
         weight = embedding.weight.detach()
-        options: dict[str, Any] = {"algebra": algebra, "device": weight.device, "dtype": weight.dtype}
-        table = cls(*weight.shape, n=n, padding_idx=embedding.padding_idx, **options).train(embedding.training)
-        return table, table.set_nearest(weight)
+        table = cls(*weight.shape, n=n, algebra=algebra, device="meta", dtype=weight.dtype).train(embedding.training)
+        error = table.to_empty(device=weight.device).set_nearest(weight)  # no random numbers are drawn
+        padding = embedding.padding_idx
+        if padding is not None and not weight[padding].any():  # nn.Embedding looks up what stands there
+            table.padding_idx = padding
+        return table, error
 
     @torch.no_grad()
     def to_dense(self, num_embeddings: int | None = None) -> nn.Embedding:

@@ -15,7 +15,7 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
 )
 from phmctl.algebra.kronecker import materialise
-from phmctl.algebra.nearest import nearest_components, nearest_kronecker_sum
+from phmctl.algebra.nearest import check_numbers, nearest_components, nearest_kronecker_sum
 from phmctl.algebra.rank_product import blocks_of
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.backends.operators import autocast_dtype, compute_dtype, is_recorded, is_transformed, without_autocast
@@ -170,8 +170,10 @@ class KroneckerWeight(nn.Module):
 
         Raises:
             RankError: the layer's factors are of too low a rank for the rule that was found.
+            UserError: the weight has no numbers, or some that are not finite.
         """
         if self.n == 1:
+            check_numbers(weight)
             self.weight.copy_(weight)
             return 0.0
         if self.algebra != LEARNED or not self._owns_rule:

@@ -311,11 +311,13 @@ class PHMLinear(KroneckerWeight):
         Raises:
             DimensionError: n does not divide a dimension, or is not the algebra's own.
             RankError: the rule that was found wants a higher rank.
+            UserError: the weight has no numbers, or some that are not finite.
         """
         weight, bias = linear.weight.detach(), linear.bias is not None
         options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}
-        made: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+        made: dict[str, Any] = {"device": "meta", "dtype": weight.dtype}  # no random numbers are drawn
         layer = cls(linear.in_features, linear.out_features, bias, n=n, **options, **made).train(linear.training)
+        layer = layer.to_empty(device=weight.device)
         with torch.no_grad():
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)

@@ -59,8 +59,8 @@ class PHMMultiheadAttention(nn.MultiheadAttention):
         new = cls(
             attention.embed_dim, attention.num_heads, n=n, algebra=algebra, dropout=attention.dropout,
             bias=attention.in_proj_bias is not None, batch_first=attention.batch_first,
-            add_zero_attn=attention.add_zero_attn, device=weight.device, dtype=weight.dtype,
-        )  # fmt: skip
+            add_zero_attn=attention.add_zero_attn, device="meta", dtype=weight.dtype,
+        ).to_empty(device=weight.device)  # fmt: skip
         pairs = ((new.in_projection, weight), (new.out_proj, attention.out_proj.weight))
         for layer, part in pairs:
             learn_as(layer, part)

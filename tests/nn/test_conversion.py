@@ -290,6 +290,41 @@ def test_an_lstm_becomes_torchs_own_again_and_can_be_quantised() -> None:
     torch.testing.assert_close(small["reader"](x)[0], wanted, rtol=0.1, atol=0.05)
 
 
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("algebra", ["phm", "quaternion"])
+def test_weights_without_numbers_and_with_nan_are_refused(algebra: str, n: int) -> None:
+    options = {"algebra": algebra} if n == 4 else {}
+    broken = nn.Linear(8, 8)
+    nn.init.constant_(broken.weight[3], float("nan"))
+    with pytest.raises(UserError, match="the weight has NaN or infinite numbers"):
+        PHMLinear.from_dense(broken, n, **options)
+    with pytest.raises(UserError, match="on the meta device and has no numbers"):
+        PHMEmbedding.from_dense(nn.Embedding(8, 8, padding_idx=0, device="meta"), n, **options)
+    parts = (nn.MultiheadAttention(8, 2), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 8))
+    _, report = phmctl.convert(nn.Sequential(*parts).to("meta"), n, **options)
+    assert all("on the meta device" in row.skipped for row in report.rows)
+
+
+@pytest.mark.parametrize("algebra", ["phm", "quaternion"])
+def test_no_random_number_is_drawn(algebra: str) -> None:
+    parts = (nn.MultiheadAttention(8, 2), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 8), nn.Embedding(8, 8))
+    net, state = nn.Sequential(*parts), torch.get_rng_state()
+    converted, report = phmctl.convert(net, 4, algebra=algebra)
+    phmctl.to_dense(converted)
+    assert not any(row.skipped for row in report.rows)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_row_of_padding_that_is_not_zero_is_looked_up() -> None:
+    table, ids = nn.Embedding(8, 4, padding_idx=0), torch.arange(8)
+    for row in (torch.zeros(4), torch.ones(4)):
+        with torch.no_grad():
+            table.weight[0] = row
+        held, _ = PHMEmbedding.from_dense(table, 1)
+        assert held.padding_idx == (None if row.any() else 0)
+        torch.testing.assert_close(held(ids), table(ids))
+
+
 def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
     transformers = pytest.importorskip("transformers")
     if kind == "bert":
