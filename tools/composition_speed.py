@@ -6,7 +6,6 @@ The models of Li et al. 2020, Table 1 (d = 512, 6+6 layers, a vocabulary of 32,0
     python tools/composition_speed.py --rows base,both --cpu-time   # on a machine where others are at work: one thread
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import torch
 
 from phmctl.backends.machine import processor
 from phmctl.benchmarks import timing
-from phmctl.benchmarks.models import ModelRow, measure, translation
+from phmctl.benchmarks.models import ModelRow, measure, named, options, translation
 from phmctl.devices import set_threads
 from phmctl.files import write_json
 
@@ -41,12 +40,7 @@ TARGETS = {"linear": 0.93, "phm-both": 0.88}  # of base's speed; others: within 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}; base is always there")
-    parser.add_argument("--sentences", type=int, default=32, help="of a training batch, and of those that are decoded")
-    parser.add_argument("--length", type=int, default=32, help="tokens of each, on either side")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=0)
+    parser = options(__doc__, MODELS, sentences=32, length=32)
     parser.add_argument(
         "--cpu-time", action="store_true", help="measure processor time: for a busy machine, one thread"
     )
@@ -55,8 +49,7 @@ def main() -> None:
     if given.cpu_time:
         timing.clock_of = lambda device: time.process_time
     set_threads(1 if given.cpu_time else given.threads)
-    names = ["base", *(name for name in given.rows.split(",") if name != "base")]
-    recipes = {name: translation("ni-wmt14-en-de", MODELS[name][1]) for name in names}
+    recipes = {name: translation("ni-wmt14-en-de", MODELS[name][1]) for name in named(given.rows, MODELS)}
     rows = measure(recipes, VOCABULARY, given.sentences, given.length, given.rounds)
     if given.output:
         write_json(given.output, [asdict(row) for row in rows])

@@ -6,13 +6,12 @@ The Transformer of multi30k-de-en with d = 512 and a feed-forward of 2048 (2+2 l
     python tools/rank_frontier.py --rows n4-r4,low-rank-64 --rounds 3
 """
 
-import argparse
 import sys
 
 import torch
 
 from phmctl.backends.machine import processor
-from phmctl.benchmarks.models import measure, translation
+from phmctl.benchmarks.models import measure, named, options, translation
 from phmctl.devices import set_threads
 
 WIDE = ("model.width=512", "model.feed_forward=2048", "model.heads=8")
@@ -41,16 +40,9 @@ MODELS: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}; base is always there")
-    parser.add_argument("--sentences", type=int, default=128, help="of a training batch, and of those that are decoded")
-    parser.add_argument("--length", type=int, default=16, help="tokens of each, on either side")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=0)
-    given = parser.parse_args()
+    given = options(__doc__, MODELS, sentences=128, length=16).parse_args()
     set_threads(given.threads)
-    names = ["base", *(name for name in given.rows.split(",") if name != "base")]
-    recipes = {name: translation("multi30k-de-en", (*WIDE, *MODELS[name])) for name in names}
+    recipes = {name: translation("multi30k-de-en", (*WIDE, *MODELS[name])) for name in named(given.rows, MODELS)}
     rows = measure(recipes, 8000, given.sentences, given.length, given.rounds)
     shape = f"{given.sentences} sentences of {given.length} tokens, {given.rounds} rounds"
     sys.stdout.write(f"{processor()}, {torch.get_num_threads()} threads; {shape}\n\n")

@@ -1,6 +1,7 @@
 """Whole translation models in turns, on made-up sentences: a training step and beam search, relative to one of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from phmctl.assembly import build_transformer
 from phmctl.backends.choices import taken_from
 from phmctl.benchmarks.decoding import Workload, searcher
 from phmctl.benchmarks.timing import Spread, compare, watched
+from phmctl.errors import check_known
 from phmctl.models.transformer import Transformer
 from phmctl.nn.caching import cached
 from phmctl.recipe.loading import load_recipe
@@ -38,6 +40,31 @@ class ModelRow:
     training_allowed: float
     decoding: Spread
     decoding_allowed: float
+
+
+def options(
+    description: str | None, models: Collection[str], *, sentences: int, length: int
+) -> argparse.ArgumentParser:
+    """Return the options of a tool that measures some of its models; the numbers are defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join(models), help=f"some of {', '.join(models)}; base is always there")
+    parser.add_argument("--sentences", type=int, default=sentences, help="of a training batch, and that are decoded")
+    parser.add_argument("--length", type=int, default=length, help="tokens of each, on either side")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=0)
+    return parser
+
+
+def named(rows: str, models: Collection[str]) -> list[str]:
+    """Return the names in an option's text, base first.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    names = [BASE, *(name for name in rows.split(",") if name != BASE)]
+    for name in names:
+        check_known("row", name, models)
+    return names
 
 
 def translation(name: str, settings: Sequence[str]) -> TranslationRecipe:

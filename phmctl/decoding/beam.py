@@ -126,9 +126,7 @@ class _Search:
         self.tokens = torch.zeros((longest + 1, count, beam), dtype=torch.long, device=device)
         self.parents = torch.zeros_like(self.tokens)
         self.scores = torch.full((count, beam), _DEAD, device=device)  # (B, K) finished, best first
-        self.finished = torch.zeros(
-            (count, beam), dtype=torch.long, device=device
-        )  # (B, K) length · beam + live prefix
+        self.finished = torch.zeros_like(self.tokens[0])  # (B, K) where each ended: length · beam + its live prefix
         self.finished_count = torch.zeros(count, dtype=torch.long, device=device)  # (B,)
         self.ended = torch.zeros(count, dtype=torch.bool, device=device)  # (B,)
 

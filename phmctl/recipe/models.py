@@ -1,6 +1,5 @@
 """The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -147,11 +146,9 @@ class StackSection(LinearSection):
                 raise ValueError("first_order: false wants compose_layers or compose_heads: bilinear")
         if self.compose_layers != "none":
             for key, layers in self.composed_stacks.items():
-                self._check_parts("compose_layers", self.compose_layers, key, layers, [layers - 1, layers + 1])
+                self._check_parts("compose_layers", self.compose_layers, key, layers)
         if self.compose_heads != "none":
-            even = [heads for heads in range(2, self.width + 1, 2) if self.width % heads == 0]
-            near = sorted(sorted(even, key=lambda heads: abs(heads - self.heads))[:2])
-            self._check_parts("compose_heads", self.compose_heads, "heads", self.heads, near)
+            self._check_parts("compose_heads", self.compose_heads, "heads", self.heads)
         if self.composition_start == "base":
             self._check_start()
         return self
@@ -172,18 +169,23 @@ class StackSection(LinearSection):
         if learned and (self.rules, self.parametrization) != ("separate", "rule"):
             raise ValueError("composition_start: base wants rules: separate and parametrization: rule")
 
-    @staticmethod
-    def _check_parts(key: str, kind: str, counted: str, parts: int, near: Sequence[int]) -> None:
+    def _check_parts(self, key: str, kind: str, counted: str, parts: int) -> None:
         """Refuse a composition of what is one thing, and a tree of parts that do not pair up."""
         if parts < 2:
             raise ValueError(
                 f"{key} = {kind!r} composes two or more, and {counted} = {parts}; raise it, or set {key} = 'none'"
             )
         if kind == "hierarchical" and parts % 2:
+            near = self._even_heads() if counted == "heads" else [parts - 1, parts + 1]
             raise ValueError(
                 f"{key} = 'hierarchical' joins two at each node of its tree and takes an even number: "
                 f"{counted} = {parts} will not do, {' or '.join(map(str, near))} will"
             )
+
+    def _even_heads(self) -> list[int]:
+        """Return the two even numbers of heads nearest to ours that divide the width."""
+        even = [heads for heads in range(2, self.width + 1, 2) if self.width % heads == 0]
+        return sorted(sorted(even, key=lambda heads: abs(heads - self.heads))[:2])
 
     @property
     def composed_stacks(self) -> dict[str, int]:

@@ -28,8 +28,7 @@ def build_optimiser(model: nn.Module, settings: TrainingSection) -> Adam | AdamW
     kind = AdamW if settings.optimizer == "adamw" else Adam
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    own = settings.rule_rate != 1.0
-    rules = _rules(model) if settings.weight_decay or own else set()
+    rules = _rules(model) if settings.weight_decay or settings.rule_rate != 1.0 else set()
     groups: list[dict[str, Any]] = [{"params": [parameter for parameter in parameters if parameter not in rules]}]
     if rules:
         kept = [parameter for parameter in parameters if parameter in rules]
