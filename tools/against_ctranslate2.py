@@ -95,10 +95,12 @@ class OnThreads:
         self.own, self.threads = own, threads
         self.verb, self.about, self.origin, self.lines, self.as_json = "", own.about, own.origin, own.lines, own.as_json
 
-    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]) -> list[Any]:
+    def predict(
+        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
+    ) -> list[Any]:
         """Answer."""
         torch.set_num_threads(self.threads)
-        return self.own.predict(lines, first_line=first_line, advance=advance)
+        return self.own.predict(lines, numbers=numbers, advance=advance)
 
 
 def theirs(library: Any, own: Any, beam: int) -> Translate:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import count
 from typing import Self
 
 from phmctl.console import warn
@@ -66,7 +67,7 @@ class Translator:
         *,
         n_best: int = 1,
         strict: bool = False,
-        first_line: int = 1,
+        numbers: Sequence[int] | None = None,
         advance: Callable[[int], None] = lambda count: None,
     ) -> list[list[Translation]]:
         """Translate lines; the i-th result belongs to the i-th line.
@@ -75,13 +76,13 @@ class Translator:
             lines: raw text. A line without tokens gives one empty translation.
             n_best: translations wanted a line, best first; at most the beam.
             strict: refuse a line of more than `max_source_tokens` tokens, which is cut with a warning otherwise.
-            first_line: the number of the first line, for messages.
+            numbers: of the lines, for messages; 1, 2, … where None.
             advance: told how many lines are done, for a progress bar.
 
         Raises:
             DataError: a line is too long and `strict` is set.
         """
-        sources, cut = self.encode(lines, strict=strict, first_line=first_line)
+        sources, cut = self.encode(lines, strict=strict, numbers=numbers)
         results: list[list[Translation]] = [[EMPTY] for _ in lines]
         advance(sources.count([]))
         with self.engine.ready():
@@ -103,7 +104,9 @@ class Translator:
         other.settings = settings
         return other
 
-    def encode(self, lines: Sequence[str], *, strict: bool, first_line: int = 1) -> tuple[list[list[int]], set[int]]:
+    def encode(
+        self, lines: Sequence[str], *, strict: bool, numbers: Sequence[int] | None = None
+    ) -> tuple[list[list[int]], set[int]]:
         """Return the ids of each line, closed by EOS, and the places of those that were cut; see :meth:`translate`.
 
         A line without tokens gives an empty list.
@@ -113,14 +116,14 @@ class Translator:
         """
         encoded = self.tokenizers.source.encode(self._clean(lines))
         limit, cut = self.max_source_tokens, set()
-        for number, ids in enumerate(encoded, start=first_line):
+        for place, (ids, number) in enumerate(zip(encoded, numbers or count(1), strict=False)):
             if limit is not None and len(ids) > limit:
                 message = f"line {number} has {len(ids)} tokens, more than the {limit} of the training data"
                 if strict:
                     raise DataError(f"{message}; split it, or leave strict out to translate its beginning")
                 warn(f"{message}; translating its beginning")
                 del ids[limit:]
-                cut.add(number - first_line)
+                cut.add(place)
         return [[*ids, EOS] if ids else [] for ids in encoded], cut
 
     def lengths(self, lines: Sequence[str]) -> list[int]:

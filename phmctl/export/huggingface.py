@@ -218,7 +218,7 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
     if architecture(subject)[0] is None or not isinstance(ours, Translator) or not texts:
         return Verification(None)
     with silence():
-        sources, _ = ours.encode(texts, strict=False, first_line=1)
+        sources, _ = ours.encode(texts, strict=False)
     targets = [
         [BOS, *ids][: subject.longest - 1] for ids in subject.tokenizers.target.encode(subject.references(count))
     ]

@@ -62,7 +62,7 @@ def verify_translator(subject: Subject, ours: Translator, engine: Engine, count:
     if not lines:
         return Verification(None)
     with silence():  # that a line is cut is no news of the export
-        ids, _ = ours.encode(lines, strict=False, first_line=1)
+        ids, _ = ours.encode(lines, strict=False)
     greedy = ours.settings.model_copy(update={"beam": 1, "alpha": 0.0, "execution": None})
     found = {}
     with progress(f"comparing {len(lines):,} lines with torch", 2 * len(lines)) as advance:

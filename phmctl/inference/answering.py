@@ -41,7 +41,7 @@ def answer(
     counted = Degenerate()
     advance(number - 1)
     for group in groups if output is None else output.unanswered(groups):
-        found = predictor.predict(group, first_line=number, advance=advance)
+        found = predictor.predict(group, numbers=range(number, number + len(group)), advance=advance)
         answers = list(predictor.lines(found, first_line=number))
         text = "".join(f"{line}\n" for line in answers)
         if len(answers) == len(group):

@@ -239,8 +239,10 @@ class Predictor(Protocol):
         """Return what of its settings decides the answers, as JSON values: not what only changes the speed."""
         ...
 
-    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]) -> list[Any]:
-        """Return the answer to each line; `first_line` is the number of the first, for messages.
+    def predict(
+        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
+    ) -> list[Any]:
+        """Return the answer to each line; `numbers` are those of the lines, for messages: 1, 2, … where None.
 
         `advance` is told how many are done, as the work goes on.
         """

@@ -270,7 +270,7 @@ def test_lines_that_are_there_are_answered_together(
     whole = Translator.translate
 
     def note_lines(self, lines, **settings):
-        together.append((len(lines), settings["first_line"]))
+        together.append((len(lines), settings["numbers"][0]))
         return whole(self, lines, **settings)
 
     monkeypatch.setattr(Translator, "translate", note_lines)

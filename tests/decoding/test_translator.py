@@ -64,7 +64,7 @@ def test_a_long_line_is_cut_with_a_warning(kit: Kit, capsys: pytest.CaptureFixtu
     (ids,) = kit.tokenizers.source.encode([TEXT[2]])
     beginning = kit.tokenizers.source.decode(ids[:8])
     translator = kit.translator(max_source_tokens=8)
-    found = translator.translate([beginning, TEXT[2]], first_line=4)
+    found = translator.translate([beginning, TEXT[2]], numbers=[4, 5])
     assert texts(found)[0] == texts(found)[1]
     assert f"line 5 has {len(ids)} tokens, more than the 8" in capsys.readouterr().err
 
@@ -84,7 +84,7 @@ def test_strict_refuses_a_long_line(kit: Kit) -> None:
 
 def test_line_numbers_count_on(kit: Kit) -> None:
     with pytest.raises(DataError, match="line 8 has"):
-        kit.translator(max_source_tokens=8).translate(["Ein", TEXT[2]], strict=True, first_line=7)
+        kit.translator(max_source_tokens=8).translate(["Ein", TEXT[2]], strict=True, numbers=[7, 8])
 
 
 def test_a_spelt_line_break_stays_on_its_line(kit: Kit) -> None:

@@ -22,7 +22,7 @@ class Mute:
     def origin(self) -> dict[str, Any]:
         return {}
 
-    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]) -> list[str]:
+    def predict(self, lines: Sequence[str], *, numbers: Any = None, advance: Callable[[int], None]) -> list[str]:
         return [self.said for _ in lines]
 
     def lines(self, found: Sequence[str], *, first_line: int = 1) -> Iterator[str]:

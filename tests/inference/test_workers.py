@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.errors import WorkerError
-from phmctl.inference.workers import Loading, parts, with_workers
+from phmctl.inference.workers import Loading, dealt, with_workers
 from phmctl.runs import Run
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -26,14 +26,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @given(st.lists(st.text(max_size=20)), st.integers(1, 6))
-def test_parts_follow_one_another_and_are_even(lines: list[str], count: int) -> None:
-    found = parts(lines, count)
-    assert list(chain(*found)) == lines
-    assert len(found) <= count
-    assert all(found) or found == [[]]
-    characters = [len("\n".join(part)) + 1 for part in found]
-    share, longest = sum(characters) / count, max((len(line) + 1 for line in lines), default=1)
-    assert max(characters) <= share + longest
+def test_lines_are_dealt_evenly(lines: list[str], count: int) -> None:
+    found = dealt(lines, count)
+    assert sorted(chain(*found)) == list(range(len(lines)))
+    assert len(found) == max(1, min(count, len(lines)))
+    assert all(part == sorted(part) for part in found)
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    if len(lines) >= count:
+        characters = [sum(len(lines[place]) for place in part) for part in found]
+        assert max(characters) - min(characters) <= max(map(len, lines))
 
 
 def test_the_answers_are_those_of_one_process(run: Run) -> None:
@@ -60,11 +61,11 @@ class _Mortal:
 
     origin = about
 
-    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Any) -> list[Any]:
+    def predict(self, lines: Sequence[str], *, numbers: Any = None, advance: Any) -> list[Any]:
         if "die" in lines:
             os.kill(os.getpid(), signal.SIGKILL)
         advance(len(lines))
-        return [(first_line, line) for line in lines]
+        return list(zip(numbers, lines, strict=True))
 
     def lines(self, found: Sequence[Any], *, first_line: int = 1) -> Iterator[str]:
         yield from map(str, found)
@@ -84,12 +85,13 @@ LOADING = _Loading(Path(), "best", "cpu", (), False, 1)
 def test_a_worker_that_dies_is_an_error() -> None:
     told: list[int] = []
     with with_workers(_Mortal(), LOADING, 2) as both:
-        assert both.predict(["a", "b", "c", "d"], first_line=5, advance=told.append) == [
-            (5, "a"), (5, "b"), (7, "c"), (7, "d")
+        lines = ["a", "bb", "cc", "ddd"]
+        assert both.predict(lines, numbers=[5, 6, 7, 9], advance=told.append) == [
+            (5, "a"), (6, "bb"), (7, "cc"), (9, "ddd")
         ]  # fmt: skip
         assert sum(told) == 4
         with pytest.raises(WorkerError, match="take fewer --workers"):
-            both.predict(["a", "die"], advance=told.append)
+            both.predict(["long", "die"], advance=told.append)
 
 
 def test_workers_end_with_a_process_that_is_killed() -> None:

@@ -57,7 +57,7 @@ class DigitPredictor:
     def origin(self) -> dict[str, Any]:
         return {}
 
-    def predict(self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]) -> list[int]:
+    def predict(self, lines: Sequence[str], *, numbers: Any = None, advance: Callable[[int], None]) -> list[int]:
         advance(len(lines))
         return [int(self.model(torch.eye(6)[int(line)][None]).argmax()) for line in lines]
 

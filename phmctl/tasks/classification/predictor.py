@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,14 @@ class TextClassifier(LabelPredictor):
         return result.masked_fill_(torch.from_numpy(encoded.sides[0].lengths == 0)[:, None], 0.0)
 
     def predict(
-        self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]
+        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
     ) -> list[Prediction | None]:
         """Return the answer to each line, None to an empty one; a pair's texts stand in one line with a tab between.
 
         Raises:
             DataError: a line has another number of texts.
         """
-        texts = [self._texts(line, number) for number, line in enumerate(lines, start=first_line)]
+        texts = [self._texts(*each) for each in zip(lines, numbers or count(1), strict=False)]
         answers = iter(self.label([each for each in texts if each]))
         advance(len(lines))
         return [next(answers) if each else None for each in texts]

@@ -66,7 +66,7 @@ class LinePredictor(LabelPredictor):
         self._reader = Reader(_encoder(run), device)
 
     def predict(
-        self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]
+        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
     ) -> list[Prediction | None]:
         """Return the answer to each line, None to an empty one."""
         answers = self._probe.answer(self._reader.read(lines, advance).vectors[self._kind]) if lines else []

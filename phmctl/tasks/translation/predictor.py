@@ -32,13 +32,11 @@ class TranslationPredictor:
         return {**self.translator.settings.model_dump(exclude=_IRRELEVANT), "n_best": self.n_best}
 
     def predict(
-        self, lines: Sequence[str], *, first_line: int = 1, advance: Callable[[int], None]
+        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
     ) -> list[list[Translation]]:
         """Return each line's translations, best first."""
         wanted = self.n_best or 1
-        return self.translator.translate(
-            lines, n_best=wanted, strict=self.strict, first_line=first_line, advance=advance
-        )
+        return self.translator.translate(lines, n_best=wanted, strict=self.strict, numbers=numbers, advance=advance)
 
     def lines(self, found: Sequence[Sequence[Translation]], *, first_line: int = 1) -> Iterator[str]:
         """Yield the best translation of each line, or its n best with number, rank and score."""

@@ -134,7 +134,7 @@ class TranslationTask:
         )
         (lines, references), found = split.texts, {}
         for start in share.mine(range(0, len(lines), _LINES)):
-            some = translator.translate(lines[start : start + _LINES], first_line=start + 1)
+            some = translator.translate(lines[start : start + _LINES], numbers=range(start + 1, len(lines) + 1))
             found[start] = [best[0].text for best in some]
         hypotheses = [text for _, texts in sorted(share.merge(found).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
