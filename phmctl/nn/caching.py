@@ -13,6 +13,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from phmctl.backends.operators import is_undisturbed
 from phmctl.errors import UserError
@@ -50,8 +51,9 @@ class cached(ContextDecorator):  # noqa: N801  # a context manager, named as tor
             for batch in batches:
                 model(batch)
 
-    Nothing is kept where a gradient is wanted. A new parameter in an old one's place, another dtype or device, and
-    autocast's dtype are seen; what is written into a parameter while the scope is open is not, until it is left.
+    Nothing is kept where a gradient is wanted, nor by a scope inside a function that is compiled. A new parameter in an
+    old one's place, another dtype or device, and autocast's dtype are seen; what is written into a parameter while the
+    scope is open is not, until it is left.
 
     ``@phmctl.cached()`` gives each call of a function a scope of its own. A scope belongs to the thread (the
     ``contextvars`` context) that enters it. One object may be entered by many threads at once, and then serves all of
@@ -72,17 +74,22 @@ class cached(ContextDecorator):  # noqa: N801  # a context manager, named as tor
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise UserError(f"cached({dtype!r}): want a dtype of floating point numbers, for example torch.bfloat16")
         self.dtype = dtype
-        self._lock = Lock()
         self._inside = 0
         self.held: dict[int, Held] = {}  # by the module's id
+        if not is_compiling():  # inside what is compiled a scope does nothing
+            self._lock = Lock()
 
     def __enter__(self) -> Self:
+        if is_compiling():
+            return self
         with self._lock:
             self._inside += 1
         _entered.set((*_entered.get(), self))
         return self
 
     def __exit__(self, *_: object) -> None:
+        if is_compiling():
+            return
         entered = list(_entered.get())
         if self in entered:
             entered.remove(self)

@@ -104,7 +104,7 @@ class PHMLSTM(nn.Module):
         self.layers = nn.ModuleList(LSTMLayer(maker.sublayer(), width, hidden_size, gates, cell) for width in widths)
 
     def forward(
-        self, x: Tensor | PackedSequence, lengths: Tensor | State | None = None, state: State | None = None
+        self, x: Tensor | PackedSequence, lengths: Tensor | State | None = None, hx: State | None = None
     ) -> tuple[Tensor | PackedSequence, State]:
         """Run over a batch of sequences.
 
@@ -113,7 +113,7 @@ class PHMLSTM(nn.Module):
                 and then nothing has the axis B, or a ``PackedSequence``, and then the output is one.
             lengths: (B,) integers of 1 to T, in any order, on any device; all T where None. The state may stand here
                 instead, where ``nn.LSTM`` has it.
-            state: h and c before the first step, (num_layers, B, h) each; zeros where None.
+            hx: h and c before the first step, (num_layers, B, h) each; zeros where None.
 
         Returns:
             the last layer's output (B, T, h), zero at padding; and h and c of every layer after each sequence's own
@@ -124,12 +124,12 @@ class PHMLSTM(nn.Module):
             UserError: a ``PackedSequence`` comes with lengths, or to a compiler, an exporter or ``torch.func``.
         """
         if isinstance(lengths, tuple):
-            lengths, state = None, lengths
+            lengths, hx = None, lengths
         if isinstance(x, PackedSequence):
-            return self._packed(x, lengths, state)
+            return self._packed(x, lengths, hx)
         if x.dim() != 2:
-            return self._batch(x, lengths, state)
-        start = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
+            return self._batch(x, lengths, hx)
+        start = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
         output, (h, c) = self._batch(x.unsqueeze(0), lengths, start)
         return output.squeeze(0), (h.squeeze(1), c.squeeze(1))
 

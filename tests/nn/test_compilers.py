@@ -34,6 +34,18 @@ def fresh() -> None:
     torch._dynamo.reset()
 
 
+def test_a_scope_inside_what_is_compiled_does_nothing() -> None:
+    layer = PHMLinear(12, 8, n=4)
+
+    def twice(x: Tensor) -> Tensor:
+        with phmctl.cached():
+            return layer(x) + layer(x)
+
+    x = torch.randn(3, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(twice, fullgraph=True, backend="aot_eager")(x), twice(x), **CLOSE)
+
+
 @pytest.mark.parametrize("options", EXECUTIONS)
 def test_one_graph_for_a_layer_in_training_and_evaluation(options: dict[str, Any]) -> None:
     layer = PHMLinear(12, 8, n=4, **options)

@@ -243,6 +243,12 @@ def test_nothing_is_computed_on_padding() -> None:
     assert sizes == [[4, 3, 2, 2, 2]] * 2
 
 
+def test_the_state_has_the_name_and_the_place_that_torch_gives_it() -> None:
+    model, x, hx = double(6, 4, 2), normal(2, 3, 6), (normal(1, 2, 4), normal(1, 2, 4))
+    assert torch.equal(model(x, hx=hx)[0], model(x, hx)[0])
+    assert not torch.equal(model(x, hx=hx)[0], model(x)[0])
+
+
 def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
     model = double(6, 4, 2, num_layers=2)
     lengths = torch.tensor([3, 1, 4, 4, 2])
