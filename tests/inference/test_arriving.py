@@ -15,7 +15,8 @@ from phmctl.data.readers import read_lines
 from phmctl.errors import DataError
 from phmctl.inference.arriving import arriving_lines, in_groups
 
-LINES = st.lists(st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), max_size=8), max_size=12)
+LETTERS = st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"])  # a NUL means UTF-16 in the first line
+LINES = st.lists(st.text(LETTERS, max_size=8), max_size=12)
 
 
 class Pipe:
