@@ -118,6 +118,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, library: str |
     return y.view(*x.shape[:-1], k)
 
 
+def weight_gradient(gradient: Tensor, x: Tensor, library: str) -> Tensor:
+    """Return the gradient of W in ``y = x Wᵀ``. (T, k), (T, d) -> (k, d), not always contiguous.
+
+    Args:
+        gradient: of y.
+        x: the input.
+        library: one of :data:`LIBRARIES`.
+    """
+    (tokens, k), d = gradient.shape, x.shape[1]
+    # Of two operands that are transposed oneDNN's operator copies the first; a result that is transposed is copied too.
+    if library == ONEDNN and k * tokens > d * (tokens + k):
+        return linear(x.t(), gradient.t(), library=library).t()
+    return linear(gradient.t(), x.t(), library=library)
+
+
 def library_for(x: Tensor, weight: Tensor, *, trains: bool = False) -> str:
     """Return the library for ``x Wᵀ``, and for its gradients: the faster one, and torch's own for a small product.
 
@@ -267,7 +282,7 @@ class _Linear(torch.autograd.Function):
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         return (
             linear(gradient, weight.t(), library=ONEDNN) if wants_x else None,  # (T, d)
-            linear(gradient.t(), x.t(), library=ONEDNN) if wants_weight else None,  # (k, d)
+            weight_gradient(gradient, x, ONEDNN) if wants_weight else None,  # (k, d)
             gradient.sum(0) if wants_bias else None,  # (k,)
         )
 

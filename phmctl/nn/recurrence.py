@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from phmctl.backends.operators import without_autocast
-from phmctl.backends.products import library_for, linear
+from phmctl.backends.products import library_for, linear, weight_gradient
 
 Cell = Literal["standard", "as_printed"]
 State = tuple[Tensor, Tensor]  # (h, c)
@@ -98,9 +98,9 @@ class Recurrence(torch.autograd.Function):
                 torch.mm(grads[step.rows], weight, out=dh_now)
             return (
                 _of_data(grads, input_weight, ctx.library) if needs_data else None,
-                linear(grads.t(), data.t(), library=ctx.library) if needs_input_weight else None,
+                weight_gradient(grads, data, ctx.library) if needs_input_weight else None,
                 grads.sum(0) if needs_bias else None,
-                linear(grads.t(), _earlier(hidden, ctx.steps).t(), library=ctx.library) if needs_weight else None,
+                weight_gradient(grads, _earlier(hidden, ctx.steps), ctx.library) if needs_weight else None,
                 dh,
                 dc.to(grad_c.dtype),
                 None,

@@ -64,6 +64,20 @@ def test_only_the_gradients_that_are_wanted(wanted: tuple[int, ...]) -> None:
 
 
 @pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize(("tokens", "k", "copied"), [(40, 20, (4, 40)), (40, 3, (3, 40)), (2, 20, (20, 2))])
+def test_the_cheaper_copy_is_made_for_a_weight_s_gradient(
+    tokens: int, k: int, copied: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: list[tuple[int, ...]] = []
+    product = module._onednn_linear
+    monkeypatch.setattr(module, "_onednn_linear", lambda x, *rest: first.append(tuple(x.shape)) or product(x, *rest))
+    gradient, x = (part.detach() for part in drawn((tokens, k), (tokens, 4)))
+    torch.testing.assert_close(module.weight_gradient(gradient, x, ONEDNN), gradient.T @ x, **CLOSE)
+    torch.testing.assert_close(module.weight_gradient(gradient, x, MKL), gradient.T @ x, **CLOSE)
+    assert first == [copied]
+
+
+@pytest.mark.usefixtures("onednn")
 def test_gradients_of_gradients() -> None:
     x, weight = drawn((6, 5), (4, 5))
 
