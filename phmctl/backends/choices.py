@@ -28,7 +28,7 @@ AUTO, DENSE, FACTORED, RANK = "auto", "dense", "factored", "rank"
 LEARNED, FIXED = "learned", "fixed"  # rules: what wants gradients
 TRAINED, BUILT, KEPT = MODES = ("train", "eval", "kept")  # with gradients; H built for each use; H at hand
 GAIN = 0.05  # what must be won over dense, and over torch's own library, for another to be taken
-MOST, LEAST, WORK = 4096, 512, 1 << 30  # tokens that are measured at most; multiplications, if these are more
+MOST, LEAST, WORK = 4096, 512, 1 << 32  # tokens that are measured at most; multiplications, if these are more
 SMALL = 1 << 20  # multiplications, in microseconds: kept weights are applied as they are
 ALLOWED, SHARE = 1.0, 0.05  # seconds, and share of a process's life, for measuring where it answers
 

@@ -61,6 +61,10 @@ def test_tokens_are_rounded_to_the_nearest_power_of_two(tokens: int, d: int) -> 
         assert found == most
 
 
+def test_a_batch_as_people_train_with_is_measured_as_it_is() -> None:
+    assert [rounded(4096, d, k) for d, k in ((512, 512), (512, 2048), (2048, 2048))] == [4096, 4096, 1024]
+
+
 def test_at_first_use_it_is_measured_and_kept(measuring: Path, seconds: dict[Choice, float]) -> None:
     assert [choose(USE, candidates) for _ in range(3)] == [OTHER] * 3
     assert seconds[None] == 1
