@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.backends.operators import ORDINARY, autocast_dtype, define, is_recorded, is_transformed, is_undisturbed
+from phmctl.backends.operators import ORDINARY, autocast_dtype, define, is_recorded, is_transformed, is_watched
 from phmctl.backends.products import linear
 
 
@@ -28,7 +28,7 @@ def materialise(A: Tensor, S: Tensor) -> Tensor:
         A, S = A.to(lower), S.to(lower)
     if is_transformed():
         return _plain(A, S)
-    if is_recorded() or not is_undisturbed() or _is_watched() or not {type(A), type(S)} <= ORDINARY:
+    if is_recorded() or is_watched() or not {type(A), type(S)} <= ORDINARY:
         return _kronecker_sum(A, S)  # type: ignore[no-any-return]
     if not _profiler_enabled():
         return _plain(A, S)
@@ -52,11 +52,6 @@ def _plain(A: Tensor, S: Tensor) -> Tensor:
     blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns)  # (a b, s t)
     grid = blocks.view(n, n, rows, columns).transpose(1, 2)  # (a, s, b, t)
     return grid.reshape(n * rows, n * columns).contiguous()  # (k, d); n = 1 is a view otherwise
-
-
-def _is_watched() -> bool:
-    """Whether a ``TorchDispatchMode`` is entered, for example a ``FlopCounterMode``."""
-    return bool(torch._C._len_torch_dispatch_stack())
 
 
 _profiler_enabled = getattr(torch.autograd, "_profiler_enabled", bool)

@@ -20,7 +20,7 @@ import torch
 
 from phmctl.backends import machine
 from phmctl.backends.measuring import Call, lowest_seconds, own_clock
-from phmctl.backends.operators import is_recorded, is_transformed
+from phmctl.backends.operators import is_recorded, is_transformed, is_watched
 from phmctl.backends.pristine import undisturbed
 
 VARIABLE = "PHMCTL_MEASURE"
@@ -209,7 +209,7 @@ def _decide(use: Use, candidates: Candidates) -> Choice | None:
 def _may_measure(use: Use) -> bool:
     """Whether seconds would mean something: nobody records, transforms or replaces what is computed."""
     known = use.device.startswith(("cpu", "cuda"))  # for these there is a clock that waits until work is done
-    if not known or is_recorded() or is_transformed() or torch._C._len_torch_dispatch_stack():
+    if not known or is_recorded() or is_transformed() or is_watched():
         return False
     return not (use.device.startswith("cuda") and torch.cuda.is_current_stream_capturing())
 

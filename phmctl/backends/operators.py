@@ -97,6 +97,11 @@ def is_transformed() -> bool:
         return True
 
 
+def is_watched() -> bool:
+    """Whether a ``TorchDispatchMode`` is entered, as a ``FlopCounterMode`` is."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 def _always() -> bool:
     return True  # torch calls it something else by now: take no chances
 

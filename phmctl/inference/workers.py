@@ -112,14 +112,12 @@ def with_workers(own: "Predictor", loading: Loading, count: int) -> Iterator["Pr
 def dealt(lines: Sequence[str], count: int) -> list[list[int]]:
     """Return the places of the lines for each of at most `count` processes: to each as many of any length.
 
-    Long outputs take more steps, each with fewer sentences: halves of the text took a quarter longer than these.
+    Long outputs take more steps, each with fewer sentences, so parts with as many characters may take unlike times.
     """
     order = sorted(range(len(lines)), key=lambda place: -len(lines[place]))
-    turns = [*range(count), *reversed(range(count))]  # the first to choose is the last of the next round
-    found: list[list[int]] = [[] for _ in range(count)]
-    for turn, place in enumerate(order):
-        found[turns[turn % len(turns)]].append(place)
-    return [sorted(part) for part in found if part] or [[]]
+    turns = 2 * count  # who chooses first in a round chooses last in the next
+    found = [sorted(order[each::turns] + order[turns - 1 - each :: turns]) for each in range(count)]
+    return [part for part in found if part] or [[]]
 
 
 def _begin() -> None:
