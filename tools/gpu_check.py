@@ -33,7 +33,8 @@ from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/nn/test_cuda.py", "tests/training/test_cuda.py", "tests/decoding/test_cuda.py")
+PLACES = ("algebra/test_triton.py", "nn/test_cuda.py", "training/test_cuda.py", "decoding/test_cuda.py")
+TESTS = tuple(f"tests/{place}" for place in PLACES)
 SHAPES, ORDERS, TOKENS = ((512, 512), (512, 2048), (1024, 4096), (4096, 4096)), (4, 8), (64, 4096)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 MODES: dict[str, Callable[..., Callable[[], object]]] = {"forward+backward": training_call, "eval": eval_call}

@@ -25,7 +25,7 @@ from phmctl.backends import choices, products
 from phmctl.backends.choices import AUTO, DENSE, FACTORED, FIXED, KEPT, LEARNED, RANK, SMALL, TRAINED, Choice, Use
 from phmctl.backends.measuring import Call
 from phmctl.backends.operators import autocast_dtype
-from phmctl.backends.products import MKL, PACKED, kept_product, libraries, linear
+from phmctl.backends.products import MKL, PACKED, TRITON, kept_product, libraries, linear
 
 __all__ = ["AUTO", "DENSE", "EXECUTIONS", "FACTORED", "RANK", "apply_blocks", "apply_built", "apply_factored"]
 __all__ += ["apply_rank", "candidates", "choose", "decide", "standing"]
@@ -171,7 +171,7 @@ def candidates(use: Use) -> Mapping[Choice, Call]:
 
     names = (use.execution,) if use.execution != AUTO else (DENSE, FACTORED, RANK) if use.rank else (DENSE, FACTORED)
     pairs = [(name, library) for name in names for library in use.libraries.split("+")]
-    return {Choice(*pair): call(*pair) for pair in pairs if pair[0] == DENSE or pair[1] != PACKED}
+    return {Choice(*pair): call(*pair) for pair in pairs if pair[0] == DENSE or pair[1] not in (PACKED, TRITON)}
 
 
 def _random_map(use: Use) -> tuple[dict[str, Callable[[str], Tensor]], list[Tensor]]:

@@ -1,15 +1,17 @@
 """The sum of Kronecker products ``H = Σᵢ kron(A[i], S[i])``: fast, and as its definition."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from phmctl.backends.operators import ORDINARY, autocast_dtype, define, is_recorded, is_transformed, is_watched
-from phmctl.backends.products import linear
+from phmctl.backends.products import TRITON, linear
 
 
-def materialise(A: Tensor, S: Tensor) -> Tensor:
+def materialise(A: Tensor, S: Tensor, library: str | None = None) -> Tensor:
     """Return H by one matrix product and one permutation, without an n×k×d temporary.
 
     ``H[a·k/n + s, b·d/n + t] = Σᵢ A[i, a, b] · S[i, s, t]`` (Zhang et al. 2021, eq. 3.3). It is the operator
@@ -19,26 +21,28 @@ def materialise(A: Tensor, S: Tensor) -> Tensor:
     Args:
         A: (n, n, n), the rule.
         S: (n, k/n, d/n), the components.
+        library: ``triton`` builds H of what runs as it stands on CUDA; any other name means torch's own operations.
 
     Returns:
         H of shape (k, d), differentiable in both as often as one likes; under autocast in its dtype.
     """
-    lower = autocast_dtype(S.device.type)
-    if lower is not None and S.dtype != torch.float64:
+    lower = None if S.dtype == torch.float64 else autocast_dtype(S.device.type)
+    transformed = is_transformed()
+    seen = not transformed and (is_recorded() or is_watched() or not {type(A), type(S)} <= ORDINARY)
+    build: Callable[..., Tensor] = _kronecker_sum if seen else _plain
+    if library == TRITON and not (transformed or seen):
+        build = partial(_ByTriton.apply, lower or S.dtype)
+    elif lower is not None:
         A, S = A.to(lower), S.to(lower)
-    if is_transformed():
-        return _plain(A, S)
-    if is_recorded() or is_watched() or not {type(A), type(S)} <= ORDINARY:
-        return _kronecker_sum(A, S)  # type: ignore[no-any-return]
-    if not _profiler_enabled():
-        return _plain(A, S)
+    if transformed or seen or not _profiler_enabled():
+        return build(A, S)
     with torch.profiler.record_function("phmctl::kronecker_sum"):
-        return _plain(A, S)
+        return build(A, S)
 
 
 def apply_built(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None, library: str | None = None) -> Tensor:
     """Return ``x Hᵀ + b`` with H built for it. (..., d) -> (..., k); differentiable as often as one likes."""
-    return linear(x, materialise(A, S), bias, library)
+    return linear(x, materialise(A, S, library), bias, library)
 
 
 def materialise_reference(A: Tensor, S: Tensor) -> Tensor:
@@ -80,6 +84,28 @@ def _gradients(
     dA = (blocks @ S.reshape(n, -1).t()).t().reshape(n, n, n) if wants_A else None  # (i, a, b)
     dS = (A.reshape(n, n * n) @ blocks).view(n, rows, columns) if wants_S else None  # (i, s, t)
     return dA, dS
+
+
+class _ByTriton(torch.autograd.Function):
+    """H of a dtype by Triton's kernels; the gradients of its gradients by torch's operations."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, A: Tensor, S: Tensor) -> Tensor:
+        from phmctl.backends.triton_kronecker import build
+
+        ctx.save_for_backward(A, S)
+        return build(A, S, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from phmctl.backends.triton_kronecker import gradient_of_components, gradient_of_rule
+
+        (A, S), (_, wants_A, wants_S) = ctx.saved_tensors, ctx.needs_input_grad
+        if torch.is_grad_enabled():  # of a graph that is to be differentiated again
+            return None, *_gradients(A, S, gradient.to(S.dtype), wants_A, wants_S)
+        dA = gradient_of_rule(gradient, S) if wants_A else None  # (i, a, b)
+        dS = gradient_of_components(A, gradient, S) if wants_S else None  # (i, s, t)
+        return None, dA, dS
 
 
 _kronecker_sum = define(

@@ -6,8 +6,10 @@ takes less time for a float32 product is another thing on another processor: it 
 products of one batch as a convolution of width one in R groups. A weight that is kept may be laid out for oneDNN
 beforehand ("packed"): for few rows that saves most of the time. The function is the same to rounding.
 
-The environment variable ``PHMCTL_PRODUCTS`` decides instead of a measurement: ``mkl`` (torch's own choice) or
-``onednn``.
+On CUDA products are torch's own; there a library may build the H that is to be multiplied with (Triton).
+
+The environment variable ``PHMCTL_PRODUCTS`` decides instead of a measurement: ``mkl`` (torch's own choice, which goes
+without Triton too) or ``onednn`` (on CPUs).
 """
 
 import os
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -30,6 +33,7 @@ from phmctl.errors import UserError, check_known
 VARIABLE = "PHMCTL_PRODUCTS"
 MKL, ONEDNN = LIBRARIES = ("mkl", "onednn")  # torch's own choice, and the other
 PACKED = "packed"  # oneDNN, with a weight that was laid out for it; for kept weights only
+TRITON = "triton"  # torch's own product with an H that one kernel of Triton's builds; on CUDA
 LOWER = "lower"  # by a weight that is kept in a lower precision, where a scope asks for one
 
 _preferred: ContextVar[str | None] = ContextVar("preferred", default=None)
@@ -46,6 +50,8 @@ def libraries(device: str = "cpu", dtype: torch.dtype = torch.float32, *, kept: 
     Raises:
         UserError: the environment variable names none.
     """
+    if device == "cuda" and not kept and _asked() != MKL and has_triton():
+        return (MKL, TRITON)
     if device != "cpu" or dtype != torch.float32:
         return (MKL,)
     asked = _preferred.get() or _asked()
@@ -103,7 +109,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, library: str |
         bias: b.
         library: one of :data:`LIBRARIES`; the faster one where None, and torch's own for a small product.
     """
-    if library == MKL or is_recorded() or (library is None and _is_small(x, weight)):
+    if library in (MKL, TRITON) or is_recorded() or (library is None and _is_small(x, weight)):
         return F.linear(x, weight, bias)
     parts = (x, weight) if bias is None else (x, weight, bias)
     trains = torch.is_grad_enabled() and any(part.requires_grad for part in parts)
@@ -326,6 +332,22 @@ def _is_plain(x: Tensor) -> bool:
 
 def _lays_out_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@computed_once
+def has_triton() -> bool:
+    """Whether Triton is at hand, and its kernels give the right H on this machine's GPU."""
+    if not (torch.cuda.is_available() and find_spec("triton")):
+        return False
+    try:
+        from phmctl.backends import triton_kronecker
+
+        A = torch.eye(4, device="cuda").view(4, 2, 2)[:2]  # H has the first component above, the second in its corner
+        S = torch.arange(12.0, device="cuda").view(2, 2, 3)
+        upper = torch.cat([S[0], S[1]], 1)  # (2, 6)
+        return torch.equal(triton_kronecker.build(A, S, S.dtype), torch.cat([upper, torch.zeros_like(upper)]))
+    except Exception:  # whatever keeps a compiler from its work: torch's own operations do it then
+        return False
 
 
 @computed_once
