@@ -21,16 +21,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from phmctl.assembly import build_transformer
 from phmctl.backends.choices import as_text, taken_from
 from phmctl.benchmarks.calls import eval_call, training_call
 from phmctl.benchmarks.decoding import bench_decoding
 from phmctl.benchmarks.timing import compare
 from phmctl.benchmarks.training import bench_training
+from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.files import write_json
 from phmctl.nn.caching import cached
 from phmctl.nn.linear import PARAMETRIZATIONS, PHMLinear
 from phmctl.recipe.loading import expect, load_recipe
-from phmctl.recipe.schema import TranslationRecipe
+from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = ("algebra/test_triton.py", "nn/test_cuda.py", "training/test_cuda.py", "decoding/test_cuda.py")
@@ -38,6 +40,7 @@ TESTS = tuple(f"tests/{place}" for place in PLACES)
 SHAPES, ORDERS, TOKENS = ((512, 512), (512, 2048), (1024, 4096), (4096, 4096)), (4, 8), (64, 4096)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 MODES: dict[str, Callable[..., Callable[[], object]]] = {"forward+backward": training_call, "eval": eval_call}
+VOCABULARY = 8000
 RECIPE = "miniature"  # what there is data for on any machine
 
 
@@ -85,6 +88,28 @@ def bench_models(device: str) -> dict[str, Any]:
     return found
 
 
+def bench_steps(device: str, *, sentences: Sequence[int] = (1, 32), rounds: int = 10) -> list[dict[str, Any]]:
+    """Measure the search of batches with steps that are recorded and replayed, against steps as they stand."""
+    section = expect(
+        load_recipe(RECIPE, ["model.algebra=phm", "model.n=4", "model.width=512"]), TranslationRecipe
+    ).model
+    model = build_transformer(section, VOCABULARY, VOCABULARY, device).eval()
+    engines = {name: TorchEngine(model, torch.device(device)) for name in ("eager", "graphs")}
+    engines["graphs"].graphed = True
+    settings, rows = DecodingSection(beam=4, max_extra=20, max_ratio=1.0), []
+    for count in sentences:
+        sources = torch.randint(4, VOCABULARY, (count, 24), generator=torch.Generator().manual_seed(count)).tolist()
+
+        def searching(engine: TorchEngine, batch: list[list[int]] = sources) -> Callable[[], object]:
+            return lambda: engine.search(batch, settings, allowed=VOCABULARY)
+
+        with cached():
+            calls = {name: searching(engine) for name, engine in engines.items()}
+            timings = compare(calls, rounds=rounds, warmup=2, device=device)
+        rows.append({"sentences": count, "timings": {name: timing.as_json() for name, timing in timings.items()}})
+    return rows
+
+
 def run_tests() -> dict[str, Any]:
     """Run CUDA's tests; return pytest's exit status and its last line."""
     command = [sys.executable, "-m", "pytest", "-q", *TESTS]
@@ -105,7 +130,7 @@ def main() -> int:
     asked = subprocess.run(["git", "rev-parse", "HEAD"], check=False, cwd=ROOT, capture_output=True, text=True)
     commit = asked.stdout.strip()
     document: dict[str, Any] = {"device": device, "torch": torch.__version__, "commit": commit, "tests": run_tests()}
-    for name, measured in {"layers": bench_layers, "models": bench_models}.items():
+    for name, measured in {"layers": bench_layers, "models": bench_models, "steps": bench_steps}.items():
         document[name] = measured("cuda")
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, document)  # what is measured is kept, whatever comes after it

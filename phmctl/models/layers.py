@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
         sentences, beams, _ = h.shape
         query, key, value = self.attention.project(h.flatten(0, 1).unsqueeze(1))  # (B·K, heads, 1, head width)
         keys, values = cache.append(key, value)  # (B·K, heads, t + 1, head width)
-        return self.attention.attend(query, keys, values).view(sentences, beams, -1)
+        return self.attention.attend(query, keys, values, cache.past_mask).view(sentences, beams, -1)
 
 
 def embed(embedding: PHMEmbedding, positions: SinusoidalPositions, ids: Tensor, dropout: float = 0.0) -> Tensor:

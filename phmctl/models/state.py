@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from phmctl.nn.positions import SinusoidalPositions
+
 _ROOM = 32  # positions that there is room for at first
 
 
@@ -34,7 +36,10 @@ class LayerCache:
     Attributes:
         memory_keys: (B, heads, S, head width).
         memory_values: the same shape.
+        past_mask: (1, 1, 1, t), true where a position of the past may be seen; None if all may.
     """
+
+    past_mask: Tensor | None = None
 
     def __init__(self, state: "DecoderState", layer: int, memory_keys: Tensor, memory_values: Tensor) -> None:
         self._state = state
@@ -49,10 +54,14 @@ class LayerCache:
         past = self._state.room()
         past[position, self._layer, 0] = key.flatten(1)  # (B·K, inner)
         past[position, self._layer, 1] = value.flatten(1)
-        written = past[: position + 1, self._layer]  # (t, 2, B·K, inner)
-        both = written.view(*written.shape[:-1], heads, -1)  # (t, 2, B·K, heads, head width)
-        keys, values = both.permute(1, 2, 3, 0, 4)
-        return keys, values
+        return by_heads(past[: position + 1, self._layer], heads)
+
+
+def by_heads(past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """View a layer's past (t, 2, B·K, inner) as keys and values, (B·K, heads, t, head width) each."""
+    both = past.view(*past.shape[:-1], heads, -1)  # (t, 2, B·K, heads, head width)
+    keys, values = both.permute(1, 2, 3, 0, 4)
+    return keys, values
 
 
 class DecoderState:
@@ -85,6 +94,19 @@ class DecoderState:
         self._current, self._spare = keys.new_empty(0), keys.new_empty(0)
         self.past, self._current = self._view(self._current, sentences * beams)
         self.layers = [LayerCache(self, i, k.contiguous(), v.contiguous()) for i, (k, v) in enumerate(memories)]
+
+    @property
+    def count(self) -> int:
+        """How many sentences there are."""
+        return len(self.layers[0].memory_keys)
+
+    def row(self, positions: SinusoidalPositions) -> Tensor:
+        """Return what is added to the embeddings of this step, (1, d)."""
+        return positions(1, self.position)  # type: ignore[no-any-return]
+
+    def advance(self) -> None:
+        """A step is done."""
+        self.position += 1
 
     def room(self) -> Tensor:
         """Return the past, with room for the position at hand."""

@@ -8,6 +8,7 @@ from phmctl.data.special import PAD
 from phmctl.models.layers import embed
 from phmctl.models.stack import Stack
 from phmctl.models.state import DecoderState, Memory
+from phmctl.models.static_state import StaticState
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.kronecker_weight import apply_weight, weight_of
 from phmctl.nn.linear import PHMLinear
@@ -96,12 +97,12 @@ class Transformer(nn.Module):
         memories = [layer.cross_attention.project_memory(memory.states) for layer in self.decoder]
         return DecoderState(memories, memory.mask, beams, max_length)
 
-    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
+    def step(self, tokens: Tensor, state: DecoderState | StaticState) -> Tensor:
         """Take one step: the last tokens (B, K) to the next token's logits (B, K, V); the state advances."""
         scale = math.sqrt(self.target_embedding.embedding_dim)
-        x = self.target_embedding(tokens) * scale + self.positions(1, state.position)  # (B, K, d)
+        x = self.target_embedding(tokens) * scale + state.row(self.positions)  # (B, K, d)
         x = self.decoder.step(x, state.layers, state.mask)
-        state.position += 1
+        state.advance()
         return self.logits(self.decoder_norm(x))
 
     def _embed(self, embedding: PHMEmbedding, ids: Tensor) -> Tensor:

@@ -32,3 +32,14 @@ def test_a_row_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert set(row["timings"]) == {"nn.Linear", "rule", "factors"}
         assert row["timings"]["nn.Linear"]["ratio"]["median"] == 1
         assert row["timings"]["rule"]["ratio"]["median"] > 0
+
+
+def test_a_row_for_each_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import gpu_check
+
+    monkeypatch.setattr(gpu_check, "VOCABULARY", 64)
+    (row,) = json.loads(json.dumps(gpu_check.bench_steps("cpu", sentences=[2], rounds=1)))
+    assert row["sentences"] == 2
+    assert row["timings"]["eager"]["ratio"]["median"] == 1
+    assert row["timings"]["graphs"]["ratio"]["median"] > 0

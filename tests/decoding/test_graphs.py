@@ -1,0 +1,117 @@
+"""Steps of a fixed shape find what others find. On a CPU they run unrecorded; test_cuda.py records them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import phmctl
+from phmctl.decoding.beam import beam_search
+from phmctl.decoding.graphs import Graphed
+from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.torch_engine import TorchEngine
+from phmctl.models.static_state import Shape
+from phmctl.models.transformer import Transformer
+from phmctl.nn.caching import values_of
+from phmctl.recipe.schema import DecodingSection
+from tests.decoding.conftest import TEXT, Kit, sharp_model
+
+PHM: dict[str, Any] = {"algebra": "phm", "n": 4}
+VARIANTS = [
+    {},
+    PHM,
+    PHM | {"projections": "packed"},
+    {"compose_layers": "bilinear", "compose_heads": "bilinear", "encoder_layers": 2},
+]
+
+
+def drawn(rows: int, length: int, seed: int = 1) -> torch.Tensor:
+    source = torch.randint(4, 40, (rows, length), generator=torch.Generator().manual_seed(seed))
+    source[: rows // 2, length // 2 :] = 0
+    return source
+
+
+def searched(model: Any, source: torch.Tensor, beam: int, lengths: list[int]) -> list[list[Hypothesis]]:
+    return beam_search(model, source, beam=beam, alpha=0.6, max_lengths=lengths, allowed=38, n_best=beam)
+
+
+def check(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    assert [[h.tokens for h in each] for each in found] == [[h.tokens for h in each] for each in expected]
+    scores = [h.score for each in expected for h in each]
+    assert [h.score for each in found for h in each] == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_hypotheses_are_the_same(variant: int, beam: int) -> None:
+    model = sharp_model(40, **VARIANTS[variant])
+    source, lengths = drawn(5, 18), [9, 3, 70, 0, 40]  # more than 32 and 64 positions
+    graphed = Graphed(model)
+    check(searched(graphed, source, beam, lengths), searched(model, source, beam, lengths))
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return sharp_model(40, **PHM)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    width=st.integers(2, 20),
+    beam=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=15, deadline=None)
+def test_of_any_shape(model: Transformer, lengths: list[int], width: int, beam: int, seed: int) -> None:
+    source = drawn(len(lengths), width, seed)
+    with phmctl.cached():
+        for _ in range(2):  # the second search takes the steps of the first
+            graphed = Graphed(model)
+            found = searched(graphed, source, beam, lengths)
+            graphed.release()
+            check(found, searched(model, source, beam, lengths))
+
+
+def test_a_step_is_made_once_a_shape_and_ends_with_the_scope(model: Transformer) -> None:
+    engine = TorchEngine(model, torch.device("cpu"))
+    assert not engine.graphed  # on a CPU there is nothing to gain
+    engine.graphed = True
+    settings = DecodingSection(beam=2, max_extra=40, max_ratio=1.0)
+    sources = [[5, 6, 7, 2], [8, 9, 2]]
+    with engine.ready():
+        held = values_of(model)
+        assert held is not None
+        for _ in range(3):
+            engine.search(sources, settings, allowed=38)
+        shapes = held["steps"]
+        assert set(shapes) <= {Shape(2, 2, 16, 32), Shape(1, 2, 16, 32), Shape(2, 2, 16, 64), Shape(1, 2, 16, 64)}
+        assert all(len(steps) == 1 for steps in shapes.values())
+        assert shapes
+    with engine.ready():
+        assert "steps" not in (values_of(model) or {})
+
+
+def test_what_is_not_finite_does_not_stay(model: Transformer) -> None:
+    source, lengths = drawn(3, 9), [6, 6, 6]
+    with phmctl.cached():
+        graphed = Graphed(model)
+        first = searched(graphed, source, 3, lengths)
+        graphed.release()
+        for steps in (values_of(model) or {})["steps"].values():
+            steps[0].state.past.fill_(float("nan"))
+            for layer in steps[0].state.layers:
+                layer.memory_keys.fill_(float("nan"))
+        check(searched(Graphed(model), source, 3, lengths), first)
+
+
+def test_threads_do_not_share_a_step(kit: Kit) -> None:
+    translator = kit.translator(beam=3)
+    expected = [translator.translate([line])[0][0].text for line in TEXT]
+    engine: Any = translator.engine
+    engine.graphed = True
+    with engine.ready(), ThreadPoolExecutor(4) as pool:
+        found = [each[0][0].text for each in pool.map(lambda line: translator.translate([line]), TEXT * 3)]
+    assert found == expected * 3
