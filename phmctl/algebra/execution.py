@@ -171,7 +171,11 @@ def candidates(use: Use) -> Mapping[Choice, Call]:
 
     names = (use.execution,) if use.execution != AUTO else (DENSE, FACTORED, RANK) if use.rank else (DENSE, FACTORED)
     pairs = [(name, library) for name in names for library in use.libraries.split("+")]
-    return {Choice(*pair): call(*pair) for pair in pairs if pair[0] == DENSE or pair[1] not in (PACKED, TRITON)}
+    calls = {Choice(*pair): call(*pair) for pair in pairs if pair[0] == DENSE or pair[1] not in (PACKED, TRITON)}
+    for choice, each in calls.items():
+        if choice.library == TRITON:
+            each()  # its kernels are compiled, in seconds: who takes so long at first is measured no more
+    return calls
 
 
 def _random_map(use: Use) -> tuple[dict[str, Callable[[str], Tensor]], list[Tensor]]:

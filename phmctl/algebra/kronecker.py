@@ -30,7 +30,7 @@ def materialise(A: Tensor, S: Tensor, library: str | None = None) -> Tensor:
     transformed = is_transformed()
     seen = not transformed and (is_recorded() or is_watched() or not {type(A), type(S)} <= ORDINARY)
     build: Callable[..., Tensor] = _kronecker_sum if seen else _plain
-    if library == TRITON and not (transformed or seen):
+    if library == TRITON and not (transformed or seen) and S.numel() < _PLACES:
         build = partial(_ByTriton.apply, lower or S.dtype)
     elif lower is not None:
         A, S = A.to(lower), S.to(lower)
@@ -59,6 +59,7 @@ def _plain(A: Tensor, S: Tensor) -> Tensor:
 
 
 _profiler_enabled = getattr(torch.autograd, "_profiler_enabled", bool)
+_PLACES = 1 << 31  # numbers of S that Triton's kernels can count, in 32 bits
 
 
 def _fake(A: Tensor, S: Tensor) -> Tensor:
@@ -101,7 +102,8 @@ class _ByTriton(torch.autograd.Function):
         from phmctl.backends.triton_kronecker import gradient_of_components, gradient_of_rule
 
         (A, S), (_, wants_A, wants_S) = ctx.saved_tensors, ctx.needs_input_grad
-        if torch.is_grad_enabled():  # of a graph that is to be differentiated again
+        # A graph that is to be differentiated again, one that is recorded, many gradients at once (is_grads_batched).
+        if torch.is_grad_enabled() or is_recorded() or not torch._C._has_storage(gradient):
             return None, *_gradients(A, S, gradient.to(S.dtype), wants_A, wants_S)
         dA = gradient_of_rule(gradient, S) if wants_A else None  # (i, a, b)
         dS = gradient_of_components(A, gradient, S) if wants_S else None  # (i, s, t)

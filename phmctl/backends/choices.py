@@ -90,7 +90,7 @@ class _Scope(NamedTuple):
 
 _scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 _known: Table = {}
-_measuring = Lock()
+alone = Lock()  # held by who measures or records a graph, which another's wait for the GPU would end
 _began, _spent = time.perf_counter(), [0.0]  # seconds in which a process that answers did not
 
 
@@ -193,7 +193,7 @@ def _decide(use: Use, candidates: Candidates) -> Choice | None:
     if not _may_measure(use):
         return None
     answers = use.mode == KEPT and _scope.get() is None  # a training, and a table, want it done
-    with _measuring:
+    with alone:
         began = time.perf_counter()
         if use not in _known and answers and _spent[0] > ALLOWED + SHARE * (began - _began):
             return None

@@ -27,7 +27,7 @@ from torch import Tensor
 from phmctl.backends.choices import AUTO, DENSE, KEPT, LEARNED, SMALL, TRAINED, Choice, Use, choose, rounded
 from phmctl.backends.measuring import Call
 from phmctl.backends.operators import ORDINARY, is_recorded, is_transformed
-from phmctl.backends.pristine import computed_once
+from phmctl.backends.pristine import computed_once, undisturbed
 from phmctl.errors import UserError, check_known
 
 VARIABLE = "PHMCTL_PRODUCTS"
@@ -69,11 +69,13 @@ def preferred_library(name: str) -> Iterator[None]:
     A layer that has chosen its execution for so many tokens stays by it inside ``phmctl.cached()``.
 
     Args:
-        name: one of :data:`LIBRARIES`; or :data:`PACKED`, which is oneDNN where no weight is kept.
+        name: one of :data:`LIBRARIES`; or :data:`PACKED`, which is oneDNN where no weight is kept; or :data:`TRITON`,
+            whose products are torch's own.
 
     Raises:
         UserError: there is no such library.
     """
+    name = MKL if name == TRITON else name
     token = _preferred.set(name if name == PACKED and _has_onednn() else check_library(name))
     try:
         yield
@@ -334,16 +336,33 @@ def _lays_out_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-@computed_once
 def has_triton() -> bool:
-    """Whether Triton is at hand, and its kernels give the right H on this machine's GPU."""
-    if not (torch.cuda.is_available() and find_spec("triton")):
+    """Whether Triton is at hand, and its kernels give the right H on this thread's GPU; no while a graph is recorded.
+
+    Of several processes each tries its own GPU: on the first one all would take memory for a context.
+    """
+    if not torch.cuda.is_available():
+        return False
+    device = torch.cuda.current_device()
+    if device not in _triton_runs:
+        if torch.cuda.is_current_stream_capturing():  # a graph that another thread's try would end
+            return False
+        _triton_runs[device] = _tries_triton(torch.device("cuda", device))
+    return _triton_runs[device]
+
+
+_triton_runs: dict[int, bool] = {}  # by a GPU's number
+
+
+@undisturbed
+def _tries_triton(device: torch.device) -> bool:
+    if not find_spec("triton"):
         return False
     try:
         from phmctl.backends import triton_kronecker
 
-        A = torch.eye(4, device="cuda").view(4, 2, 2)[:2]  # H has the first component above, the second in its corner
-        S = torch.arange(12.0, device="cuda").view(2, 2, 3)
+        A = torch.eye(4, device=device).view(4, 2, 2)[:2]  # H has the first component above, the second in its corner
+        S = torch.arange(12.0, device=device).view(2, 2, 3)
         upper = torch.cat([S[0], S[1]], 1)  # (2, 6)
         return torch.equal(triton_kronecker.build(A, S, S.dtype), torch.cat([upper, torch.zeros_like(upper)]))
     except Exception:  # whatever keeps a compiler from its work: torch's own operations do it then

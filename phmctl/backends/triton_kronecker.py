@@ -102,4 +102,4 @@ def _rule(gradient, S, parts, rows, columns, n: tl.constexpr, BESIDE: tl.constex
     for i in range(n):
         s = tl.load(S + i * size + e, e < size, 0.0).to(kind)
         part = tl.sum(g * s[None, :], axis=1)
-        tl.store(parts + ((tl.program_id(0) * n + i) * n + a) * n + b, part, b < n)
+        tl.store(parts + ((tl.program_id(0).to(tl.int64) * n + i) * n + a) * n + b, part, b < n)

@@ -6,10 +6,13 @@ the same steps run unrecorded, which is good for tests alone.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from phmctl.backends import choices
 from phmctl.models.state import DecoderState, Memory
 from phmctl.models.static_state import Shape, StaticState
 from phmctl.models.transformer import Transformer
@@ -43,13 +46,18 @@ class _Step:
         return self._model.step(self._tokens, self.state)
 
     def _recorded(self) -> Callable[[], Tensor]:
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        (warm, recorder), graph = _streams(self._tokens.device), torch.cuda.CUDAGraph()
+        warm.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm):
             for _ in range(_WARM):
                 self._compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may search meanwhile
+        torch.cuda.current_stream().wait_stream(warm)
+        # Other threads may search meanwhile, but neither record nor measure. The stream is left if recording fails too.
+        with (
+            choices.alone,
+            torch.cuda.stream(recorder),
+            torch.cuda.graph(graph, stream=recorder, capture_error_mode="thread_local"),
+        ):
             logits = self._compute()
 
         def replay() -> Tensor:
@@ -57,6 +65,12 @@ class _Step:
             return logits
 
         return replay
+
+
+@lru_cache
+def _streams(device: torch.device) -> "tuple[torch.cuda.Stream, torch.cuda.Stream]":
+    """Return where steps on a GPU are tried, and where they are recorded: torch's own choice is one GPU's, for all."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _State:
@@ -79,14 +93,20 @@ class _State:
     def _move(self, now: DecoderState | StaticState) -> "_Step":
         """Take, or make, a step with room for the next position, and put the state there."""
         shape = Shape.around(now)
-        free = self._steps.get(shape)
-        taken = free.pop() if free else _Step(self._model, now, shape)
+        taken = self._step_for(now, shape)
         if isinstance(now, StaticState):
             now.settle()
         taken.state.load(now)
         self.release()
         self._taken = taken
         return taken
+
+    def _step_for(self, now: DecoderState | StaticState, shape: Shape) -> _Step:
+        """Return a step that nobody takes, or a new one."""
+        with suppress(IndexError):  # another thread may have taken the last
+            return self._steps.get(shape, []).pop()
+        with torch.inference_mode(False), torch.no_grad():  # later searches may be in it or not
+            return _Step(self._model, now, shape)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
         """Let each beam continue from another of its sentence; see :class:`phmctl.decoding.beam.State`."""

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from phmctl.algebra.execution import apply_built, candidates  # noqa: E402
 from phmctl.algebra.kronecker import materialise, materialise_reference  # noqa: E402
 from phmctl.backends import products, triton_kronecker  # noqa: E402
 from phmctl.backends.choices import Choice, Use  # noqa: E402
+from phmctl.backends.measuring import clock_of, lowest_seconds  # noqa: E402
 from phmctl.backends.products import TRITON  # noqa: E402
 
 NEAR = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
@@ -78,6 +80,21 @@ def test_gradients_of_any_order() -> None:
     torch.testing.assert_close(torch.func.jacrev(build)(A, S), torch.func.jacrev(materialise)(A, S))
 
 
+def test_many_gradients_at_once() -> None:
+    A, S = drawn(2, 2, 2), drawn(2, 2, 3, seed=1)
+    gradients = torch.eye(24, dtype=A.dtype, device=DEVICE).view(24, 4, 6)
+    found, exact = (
+        torch.autograd.grad(H, (A, S), gradients, is_grads_batched=True)
+        for H in (materialise(A, S, TRITON), materialise(A, S))
+    )
+    torch.testing.assert_close(found, exact)
+
+
+def test_numbers_that_32_bits_do_not_count_are_torch_s_own() -> None:
+    A, S = torch.empty(2, 2, 2, device="meta"), torch.empty(2, 1 << 15, 1 << 15, device="meta")
+    assert materialise(A, S, TRITON).shape == (1 << 16, 1 << 16)
+
+
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_a_gradient_that_is_not_wanted_is_not_made(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [drawn(4, 4, 4), drawn(4, 2, 3, seed=1)]
@@ -120,6 +137,21 @@ def test_it_is_a_candidate_of_the_dense_execution_alone(monkeypatch: pytest.Monk
     kinds = "cuda", torch.bfloat16
     assert products.libraries(*kinds) == ("mkl", TRITON)
     assert products.libraries(*kinds, kept=True) == ("mkl",)  # H is at hand
+
+
+def test_its_kernels_are_compiled_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, built = triton_kronecker.build, []
+
+    def compiled_at_first(*arguments: object) -> Tensor:
+        if not built:
+            time.sleep(0.3)
+        built.append(True)
+        return build(*arguments)
+
+    monkeypatch.setattr(triton_kronecker, "build", compiled_at_first)
+    use = Use(16, 24, 4, 0, 4, "eval", "learned", "dense", "float32", DEVICE, 1, f"mkl+{TRITON}")
+    seconds = lowest_seconds(candidates(use), clock_of(DEVICE))
+    assert seconds[Choice("dense", TRITON)] < 0.3
 
 
 def test_what_is_watched_or_compiled_goes_without_it() -> None:

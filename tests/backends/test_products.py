@@ -178,8 +178,26 @@ def test_a_variable_decides_and_nothing_is_measured(measuring: Path, monkeypatch
         assert faster_library(4096, 512, 512, trains=True) == name
 
 
-def test_other_types_have_torch_s_own_library() -> None:
+def test_other_types_have_torch_s_own_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_triton", lambda: False)
     assert libraries("cuda") == libraries("cpu", torch.float64) == libraries("cpu", torch.bfloat16) == (MKL,)
+
+
+def test_triton_is_tried_once_on_the_thread_s_own_gpu_and_not_while_a_graph_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded, tried = [True], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recorded[0])
+    monkeypatch.setattr(module, "_triton_runs", {})
+    monkeypatch.setattr(module, "_tries_triton", lambda device: tried.append(device) or True)
+    assert not module.has_triton()
+    recorded[0] = False
+    assert module.has_triton()
+    recorded[0] = True
+    assert module.has_triton()
+    assert tried == [torch.device("cuda", 3)]
 
 
 def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +213,8 @@ def test_a_library_for_a_while() -> None:
         with module.preferred_library(ONEDNN):
             assert libraries() == (ONEDNN,)
         assert libraries() == (MKL,)
+        with module.preferred_library(module.TRITON):  # whose products are torch's own
+            assert libraries() == (MKL,)
     assert libraries() == (ONEDNN,)
     with pytest.raises(UserError, match="did you mean 'mkl'"), module.preferred_library("mlk"):
         pass

@@ -1,6 +1,8 @@
 """Steps of a fixed shape find what others find. On a CPU they run unrecorded; test_cuda.py records them."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import phmctl
+from phmctl.backends import choices
+from phmctl.decoding import graphs
 from phmctl.decoding.beam import beam_search
 from phmctl.decoding.graphs import Graphed
 from phmctl.decoding.hypothesis import Hypothesis
@@ -105,6 +109,65 @@ def test_what_is_not_finite_does_not_stay(model: Transformer) -> None:
             for layer in steps[0].state.layers:
                 layer.memory_keys.fill_(float("nan"))
         check(searched(Graphed(model), source, 3, lengths), first)
+
+
+@pytest.mark.parametrize("modes", [(True, False), (False, True)])
+def test_a_step_is_taken_in_inference_mode_and_outside(model: Transformer, modes: tuple[bool, bool]) -> None:
+    source, lengths = drawn(3, 9), [6, 6, 6]
+    expected = searched(model, source, 3, lengths)
+    with phmctl.cached():
+        for mode in modes:
+            graphed = Graphed(model)
+            with torch.inference_mode(mode):
+                check(searched(graphed, source, 3, lengths), expected)
+            graphed.release()
+
+
+def test_the_last_step_may_be_taken_between_two_looks(model: Transformer) -> None:
+    class Taken(list[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+    source, lengths = drawn(3, 9), [6, 6, 6]
+    with phmctl.cached():
+        held = values_of(model)
+        assert held is not None
+        held["steps"] = {Shape(4, 3, 16, 32): Taken()}
+        check(searched(Graphed(model), source, 3, lengths), searched(model, source, 3, lengths))
+
+
+def test_a_step_is_recorded_on_a_stream_of_its_gpu_and_by_one_thread_at_a_time(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream:
+        def __init__(self, device: object = None) -> None:
+            self.device = device
+
+        def wait_stream(self, other: object) -> None:
+            assert not choices.alone.locked()  # steps before may measure
+
+    current, graph, recorded = [Stream()], object(), []
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    @contextmanager
+    def recording(found: object, stream: Stream | None = None, capture_error_mode: str = "global") -> Iterator[None]:
+        recorded.append((found, stream and stream.device, choices.alone.locked(), capture_error_mode))
+        yield
+
+    for name, fake in {"Stream": Stream, "stream": on, "graph": recording, "CUDAGraph": lambda: graph}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
+    graphs._streams.cache_clear()
+    with torch.no_grad(), phmctl.cached():
+        state = model.start(model.encode(drawn(2, 9)), 2, 8)
+        graphs._Step(model, state, Shape.around(state))._recorded()
+    graphs._streams.cache_clear()
+    assert recorded == [(graph, torch.device("cpu"), True, "thread_local")]
 
 
 def test_threads_do_not_share_a_step(kit: Kit) -> None:
