@@ -19,7 +19,8 @@ SAMPLE = 5e-4  # seconds that a sample takes at least
 ROUNDS, FEWEST = 8, 3  # samples of each candidate; and if these take long; twice as many of those that are close
 LONG = 0.1  # seconds after which the fewest will do
 HOPELESS, CLOSE = 1.5, 1.15  # of the best: such a candidate is measured no more; and after so many samples
-COLD, HOPELESS_COLD = 5e-2, 2.5  # and after its very first call, if that takes so many seconds
+EARLY, UNSURE = 2, 2.5  # after so few samples only what is this much slower is: memory may not be at hand yet
+COLD = 5e-2  # seconds that the very first call may take in any case
 
 
 def clock_of(device: torch.device | str) -> Clock:
@@ -53,14 +54,15 @@ def lowest_seconds(candidates: Mapping[K, Call], clock: Clock = time.perf_counte
     """Return the shortest sample of each candidate."""
     began, names = clock(), list(candidates)
     best = {name: sample(call, clock, 1) for name, call in candidates.items()}  # memory is touched, kernels are made
-    limit = max(COLD, HOPELESS_COLD * min(best.values()))
+    limit = max(COLD, UNSURE * min(best.values()))
     warm = [name for name in names if best[name] <= limit or name == names[0]]  # the first one wakes torch up
     for name in warm:
         best[name] = min(best[name], sample(candidates[name], clock, 1))
     calls = {name: max(1, math.ceil(SAMPLE / max(best[name], 1e-9))) for name in warm}
     for number in range(2 * ROUNDS):
         many = FEWEST if clock() - began > LONG else ROUNDS
-        bound = (HOPELESS if number < many else CLOSE) * min(best.values())
+        share = UNSURE if number < EARLY else HOPELESS if number < many else CLOSE
+        bound = share * min(best.values())
         if number >= 2 * many or (number >= many and sum(best[name] <= bound for name in warm) == 1):
             break
         turn = number % len(warm)

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from phmctl.backends import choices
+from phmctl.backends.choices import taken_from
+from phmctl.console import warn
 from phmctl.models.state import DecoderState, Memory
 from phmctl.models.static_state import Shape, StaticState
 from phmctl.models.transformer import Transformer
 from phmctl.nn.caching import values_of
 
 _KEPT = "steps"  # what the scope holds of the model
+_MOST = 32  # shapes that are kept, each with a past of its own
 _WARM = 2  # steps before one is recorded: libraries allocate, choices are made, H is built
 
 
@@ -48,17 +51,23 @@ class _Step:
     def _recorded(self) -> Callable[[], Tensor]:
         (warm, recorder), graph = _streams(self._tokens.device), torch.cuda.CUDAGraph()
         warm.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm):
+        with torch.cuda.stream(warm), taken_from({}):  # no choice is put off: the graph keeps what it is recorded with
             for _ in range(_WARM):
                 self._compute()
         torch.cuda.current_stream().wait_stream(warm)
-        # Other threads may search meanwhile, but neither record nor measure. The stream is left if recording fails too.
-        with (
-            choices.alone,
-            torch.cuda.stream(recorder),
-            torch.cuda.graph(graph, stream=recorder, capture_error_mode="thread_local"),
-        ):
-            logits = self._compute()
+        try:
+            # Others may search meanwhile, but neither record nor measure. The stream is left if recording fails too.
+            with (
+                choices.alone,
+                torch.cuda.stream(recorder),
+                torch.cuda.graph(graph, stream=recorder, capture_error_mode="thread_local"),
+            ):
+                logits = self._compute()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            warn(f"a decoding step runs as it stands, for no CUDA graph can hold it: {error}")
+            return self._compute
 
         def replay() -> Tensor:
             graph.replay()
@@ -115,8 +124,12 @@ class _State:
     def release(self) -> None:
         """Leave the step to later searches."""
         if self._taken is not None:
-            self._steps.setdefault(self._taken.state.shape, []).append(self._taken)
+            shape = self._taken.state.shape
+            self._steps[shape] = [*self._steps.pop(shape, []), self._taken]  # the newest last
             self._taken = None
+            with suppress(KeyError, RuntimeError):  # of another thread, that drops one too
+                while len(self._steps) > _MOST:
+                    self._steps.pop(next(iter(self._steps)))
 
 
 class Graphed:

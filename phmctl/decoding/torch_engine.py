@@ -75,7 +75,7 @@ class TorchEngine(BeamEngine):
     @contextmanager
     def stepwise(self) -> Iterator[Any]:
         """Give the model, or what replays its steps for one batch."""
-        if not self.graphed:
+        if not self.graphed or torch.is_autocast_enabled(self.device.type):  # whose copies of weights do not stay
             yield self.model
             return
         graphed = Graphed(self.model)

@@ -8,7 +8,8 @@ resumed takes what is written there.
 import torch
 
 from phmctl.algebra.execution import decide
-from phmctl.backends.choices import KEPT, Table, as_text, from_text, measures, taken_from
+from phmctl.backends.choices import KEPT, Table, Use, as_text, from_text, measures, taken_from
+from phmctl.backends.products import libraries
 from phmctl.files import write_json
 from phmctl.runs import ENVIRONMENT
 from phmctl.training.processes import Processes
@@ -41,9 +42,14 @@ def settle_choices(trainer: Trainer, processes: Processes) -> Table:
 
 
 def _is_settled(table: Table, device: torch.device) -> bool:
-    """Whether a table was made on such a device with as many threads: then it is the whole one."""
+    """Whether a table was made on such a device with as many threads and these libraries: then it is the whole one."""
     threads = torch.get_num_threads()
-    return any(use.threads == threads and use.device.startswith(device.type) for use in table)
+    here = [use for use in table if use.threads == threads and use.device.startswith(device.type)]
+    return any(use.libraries == "+".join(_libraries(use, device)) for use in here)
+
+
+def _libraries(use: Use, device: torch.device) -> tuple[str, ...]:
+    return libraries(device.type, getattr(torch, use.dtype), kept=use.mode == KEPT)
 
 
 def _measure(trainer: Trainer, table: Table) -> None:

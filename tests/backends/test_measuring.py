@@ -35,10 +35,17 @@ def test_the_lowest_sample_counts() -> None:
 
 def test_what_is_hopeless_is_measured_no_more() -> None:
     clock = Clock()
-    seconds = {"a": 1.0e-3, "b": 1.6e-3, "c": 1.4e-3}
+    seconds = {"a": 1.0e-3, "b": 1.6e-3, "c": 1.4e-3, "d": 2.6e-3}
     lowest_seconds({name: clock.candidate(name, each) for name, each in seconds.items()}, clock)
-    assert clock.calls.count("b") == 2
+    assert clock.calls.count("d") == 2
+    assert clock.calls.count("b") == 2 + measuring.EARLY
     assert clock.calls.count("a") == clock.calls.count("c") == 2 + measuring.ROUNDS
+
+
+def test_what_starts_slowly_may_come_from_behind() -> None:
+    clock = Clock()
+    slowly = clock.candidate("b", 2.4e-3, 2.2e-3, 2e-3, 0.8e-3)
+    assert lowest_seconds({"a": clock.candidate("a", 1e-3), "b": slowly}, clock)["b"] == pytest.approx(0.8e-3)
 
 
 def test_where_two_are_close_more_samples_decide() -> None:

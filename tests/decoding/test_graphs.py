@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -168,6 +168,52 @@ def test_a_step_is_recorded_on_a_stream_of_its_gpu_and_by_one_thread_at_a_time(
         graphs._Step(model, state, Shape.around(state))._recorded()
     graphs._streams.cache_clear()
     assert recorded == [(graph, torch.device("cpu"), True, "thread_local")]
+
+
+def test_what_cannot_be_recorded_runs_as_it_stands(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            pass
+
+    @contextmanager
+    def refusing(*_: object, **__: object) -> Iterator[None]:
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "_streams", lambda _: (Stream(), Stream()))
+    for name, fake in {"stream": nullcontext, "graph": refusing, "CUDAGraph": object, "current_stream": Stream}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    with torch.no_grad(), phmctl.cached():
+        state = model.start(model.encode(drawn(2, 9)), 2, 8)
+        step = graphs._Step(model, state, Shape.around(state))
+        run = step._recorded()
+        step.state.load(state)
+        state.beams = 1
+        found, expected = run(), model.step(step._tokens[:, :1], model.start(model.encode(drawn(2, 9)), 1, 8))
+    torch.testing.assert_close(found[:, :1], expected)
+    assert "not permitted when stream is capturing" in capsys.readouterr().err
+
+
+def test_so_many_shapes_are_kept(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "_MOST", 2)
+    with phmctl.cached():
+        for beam in (1, 2, 3, 2, 4):
+            graphed = Graphed(model)
+            searched(graphed, drawn(2, 9), beam, [6, 6])
+            graphed.release()
+        kept = (values_of(model) or {})["steps"]
+    assert [shape.beams for shape in kept] == [2, 4]  # the latest
+
+
+def test_under_autocast_steps_are_not_replayed(model: Transformer) -> None:
+    engine = TorchEngine(model, torch.device("cpu"))
+    engine.graphed = True
+    with engine.stepwise() as found:
+        assert isinstance(found, Graphed)
+    with torch.autocast("cpu", torch.bfloat16), engine.stepwise() as found:
+        assert found is model
 
 
 def test_threads_do_not_share_a_step(kit: Kit) -> None:

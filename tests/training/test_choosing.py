@@ -14,6 +14,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
+from phmctl.training import choosing
 from phmctl.training.choosing import KEY, settle_choices
 from phmctl.training.processes import Processes
 from phmctl.training.train import train
@@ -99,6 +100,15 @@ def test_real_measurements(measuring: Path, miniature_data: Path, tmp_path: Path
     table = from_text(settled(run))
     assert {use.mode for use in table} >= {"train"}
     assert from_text(machine.read()) == table
+
+
+@pytest.mark.parametrize(("here", "settled"), [("mkl", True), ("mkl+onednn", False)])
+def test_with_other_libraries_at_hand_it_is_measured_anew(
+    here: str, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = f"512 512 4 7 256 train learned auto float32 cpu {torch.get_num_threads()} mkl"
+    monkeypatch.setattr(choosing, "libraries", lambda *_, **__: tuple(here.split("+")))
+    assert choosing._is_settled(from_text({entry: "rank mkl"}), torch.device("cpu")) == settled
 
 
 class Follower(Processes):
