@@ -21,6 +21,7 @@ LONG = 0.1  # seconds after which the fewest will do
 HOPELESS, CLOSE = 1.5, 1.15  # of the best: such a candidate is measured no more; and after so many samples
 EARLY, UNSURE = 2, 2.5  # after so few samples only what is this much slower is: memory may not be at hand yet
 COLD = 5e-2  # seconds that the very first call may take in any case
+WARM = 2e-2  # what takes less is called once more before each of its first samples, in memory of its own then
 
 
 def clock_of(device: torch.device | str) -> Clock:
@@ -68,5 +69,7 @@ def lowest_seconds(candidates: Mapping[K, Call], clock: Clock = time.perf_counte
         turn = number % len(warm)
         for name in warm[turn:] + warm[:turn]:
             if best[name] <= bound:
+                if number < FEWEST and calls[name] == 1 and best[name] < WARM:
+                    candidates[name]()
                 best[name] = min(best[name], sample(candidates[name], clock, calls[name]))
     return best
