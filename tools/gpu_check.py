@@ -90,10 +90,8 @@ def bench_models(device: str) -> dict[str, Any]:
 
 def bench_steps(device: str, *, sentences: Sequence[int] = (1, 32), rounds: int = 10) -> list[dict[str, Any]]:
     """Measure the search of batches with steps that are recorded and replayed, against steps as they stand."""
-    section = expect(
-        load_recipe(RECIPE, ["model.algebra=phm", "model.n=4", "model.width=512"]), TranslationRecipe
-    ).model
-    model = build_transformer(section, VOCABULARY, VOCABULARY, device).eval()
+    recipe = load_recipe(RECIPE, ["model.algebra=phm", "model.n=4", "model.width=512"])
+    model = build_transformer(expect(recipe, TranslationRecipe).model, VOCABULARY, VOCABULARY, device).eval()
     engines = {name: TorchEngine(model, torch.device(device)) for name in ("eager", "graphs")}
     engines["graphs"].graphed = True
     settings, rows = DecodingSection(beam=4, max_extra=20, max_ratio=1.0), []

@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 from phmctl.data.special import PAD
 from phmctl.decoding.beam import beam_search
 from phmctl.decoding.engine import TORCH, longest_outputs
-from phmctl.decoding.graphs import Graphed
 from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.nn.caching import cached
 from phmctl.recipe.schema import DecodingSection
@@ -78,6 +77,8 @@ class TorchEngine(BeamEngine):
         if not self.graphed or torch.is_autocast_enabled(self.device.type):  # whose copies of weights do not stay
             yield self.model
             return
+        from phmctl.decoding.graphs import Graphed  # it brings the model, which an export's engine does without
+
         graphed = Graphed(self.model)
         try:
             yield graphed

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phmctl.nn.positions import SinusoidalPositions
 
-_ROOM = 32  # positions that there is room for at first
+ROOM = 32  # positions that there is room for at first
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,12 @@ def by_heads(past: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
+def continued(parents: Tensor, sentences: Tensor | None, beams: int) -> Tensor:
+    """Return the rows (B'·K',) of B·K that live prefixes continue, see :meth:`DecoderState.reorder`."""
+    first = torch.arange(len(parents), device=parents.device) if sentences is None else sentences  # (B',)
+    return (first[:, None] * beams + parents).flatten()
+
+
 class DecoderState:
     """The decoder's state for B sentences of K beams each.
 
@@ -89,7 +95,7 @@ class DecoderState:
         self.beams = beams
         self.mask = mask
         self.position = 0
-        self._longest, self._room = max_length, min(max_length, _ROOM)
+        self._longest, self._room = max_length, min(max_length, ROOM)
         self._parts, self._inner = (len(memories), 2), heads * head_width
         self._current, self._spare = keys.new_empty(0), keys.new_empty(0)
         self.past, self._current = self._view(self._current, sentences * beams)
@@ -124,8 +130,7 @@ class DecoderState:
             parents: beam indices (B', K') in [0, K). K' is the number of beams from now on.
             sentences: indices (B',) of the sentences that stay, with `parents` for each of them; None keeps all.
         """
-        first = torch.arange(len(parents), device=parents.device) if sentences is None else sentences  # (B',)
-        rows = (first[:, None] * self.beams + parents).flatten()  # (B'·K',)
+        rows = continued(parents, sentences, self.beams)
         target, storage = self._view(self._spare, len(rows))
         torch.index_select(self.past[: self.position], 3, rows, out=target[: self.position])
         self.past, self._current, self._spare = target, storage, self._current

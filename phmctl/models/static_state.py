@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phmctl.models.state import DecoderState, LayerCache, by_heads
+from phmctl.models.state import ROOM, DecoderState, LayerCache, by_heads, continued
 from phmctl.nn.positions import SinusoidalPositions
 
 
@@ -27,7 +27,7 @@ class Shape:
     def around(cls, state: "DecoderState | StaticState") -> "Shape":
         """Return a shape, one of few, with room for a state and its next step."""
         source = state.layers[0].memory_keys.shape[2]
-        return cls(_power(state.count), state.beams, -(-source // 16) * 16, max(32, _power(state.position + 1)))
+        return cls(_power(state.count), state.beams, -(-source // 16) * 16, max(ROOM, _power(state.position + 1)))
 
 
 class StaticCache(LayerCache):
@@ -108,8 +108,7 @@ class StaticState:
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
         """Let each beam continue from another of its sentence; see :meth:`phmctl.models.state.DecoderState.reorder`."""
-        first = torch.arange(len(parents), device=parents.device) if sentences is None else sentences  # (B',)
-        rows = (first[:, None] * self.beams + parents).flatten()  # (B'·K,)
+        rows = continued(parents, sentences, self.beams)
         if self.beams > 1:
             self._parents[: len(rows)] = rows
         else:

@@ -83,7 +83,7 @@ def test_reordered_beams_continue_their_parents() -> None:
 
 @pytest.mark.parametrize("room", [1, 2, 3, 32])
 def test_the_past_grows_as_outputs_do(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_ROOM", room)
+    monkeypatch.setattr(state, "ROOM", room)
     model, source, target = build(), sentences(2, 5), sentences(2, 7)
     target[:, 0] = BOS
     with torch.no_grad():
