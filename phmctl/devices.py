@@ -1,8 +1,12 @@
-"""Where this process runs: its place among others, the processor, the device, the number of threads."""
+"""Where this process runs: its rank among others, the processor, the device, the threads, the compilers."""
 
+import importlib.util
 import os
 import platform
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,33 +17,30 @@ if TYPE_CHECKING:
     import torch
 
 
-_X86 = ("x86_64", "AMD64")
-
-
 @dataclass(frozen=True)
-class Place:
-    """Which of several processes this is, as ``torchrun`` has it in the environment.
+class World:
+    """Which of several processes this is, by the variables that ``torchrun`` sets.
 
     Attributes:
-        rank: 0 to `processes` − 1; the first one writes and speaks.
-        processes: on all machines.
+        rank: 0 to `size` − 1; rank 0 writes and prints.
+        size: processes on all machines.
         local_rank: the number on this machine.
-        here: processes on this machine.
+        local_size: processes on this machine.
     """
 
     rank: int = 0
-    processes: int = 1
+    size: int = 1
     local_rank: int = 0
-    here: int = 1
+    local_size: int = 1
 
 
-def place() -> Place:
-    """Return this process's place; without ``torchrun``, or with one process of it, the only one there is."""
+def world() -> World:
+    """Return this process's rank; without ``torchrun``, or with one process of it, there is no other."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    found = [os.environ.get(name, "") for name in names]
-    if not all(value.isdecimal() for value in found) or int(found[1]) < 2:
-        return Place()
-    return Place(*map(int, found))
+    values = [os.environ.get(name, "") for name in names]
+    if not all(value.isdecimal() for value in values) or int(values[1]) < 2:
+        return World()
+    return World(*map(int, values))
 
 
 def processor_name() -> str | None:
@@ -87,6 +88,38 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+def seed_generators(device: "torch.device", seed: int) -> None:
+    """Seed torch's generator of the CPU, and of the GPUs if `device` is one. Waits for no device."""
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def isolated(device: "torch.device", threads: int, seed: int) -> Iterator[None]:
+    """Seed torch's generators and set its CPU threads within the block; both are as before after it.
+
+    Args:
+        device: whose generators are seeded, and the CPU's; of several GPUs all.
+        threads: of torch on the CPU; 0 leaves them.
+        seed: the generators' seed.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if device.type == "cuda" else 0)):
+        seed_generators(device, seed)
+        if threads:
+            torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            if threads:
+                torch.set_num_threads(before)
+
+
 def has_bfloat16(device: "torch.device") -> bool:
     """Return whether the device computes bfloat16 itself."""
     import torch
@@ -96,7 +129,7 @@ def has_bfloat16(device: "torch.device") -> bool:
     # torch's own check calls any x86 CPU with AVX-512 able, though without these it computes in float32 and rounds.
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     probes = [getattr(torch.cpu, name) for name in names if hasattr(torch.cpu, name)]  # private: they may vanish
-    if probes and platform.machine() in _X86:
+    if probes and platform.machine() in ("x86_64", "AMD64"):
         return any(probe() for probe in probes)
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -109,3 +142,18 @@ def takes_bfloat16(device: "torch.device", setting: str) -> bool:
 
     warn(f"{setting} = bfloat16: {device.type} has no bfloat16 arithmetic here; float32 is used")
     return False
+
+
+def check_compiler(device: "torch.device") -> None:
+    """Refuse ``training.compile`` where torch.compile has no compiler for a device.
+
+    Raises:
+        RecipeError: there is no C++ compiler for a CPU, or no Triton for a GPU.
+    """
+    if device.type == "cuda":
+        missing = None if importlib.util.find_spec("triton") else "Triton"
+    else:
+        compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+        missing = None if shutil.which(compiler) else f"a C++ compiler ({compiler})"
+    if missing:
+        raise RecipeError(f"training.compile = true needs {missing}, which is not installed; install it or use false")

@@ -28,7 +28,7 @@ from phmctl.cli.runs import runs
 from phmctl.cli.serve import serve
 from phmctl.cli.train import TrainCommand, train
 from phmctl.console import note, stdout_refused
-from phmctl.devices import place
+from phmctl.devices import world
 from phmctl.errors import PhmctlError, StoppedError, UserError
 from phmctl.training.signals import follow_named
 
@@ -73,7 +73,7 @@ def main(
     """Train and evaluate sequence models whose linear layers are parameterized hypercomplex multiplications."""
     if debug:
         os.environ[_DEBUG] = "1"
-    if context.invoked_subcommand != "train" and place().processes > 1:
+    if context.invoked_subcommand != "train" and world().size > 1:
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
@@ -101,7 +101,7 @@ def run() -> None:
     try:
         app()
     except PhmctlError as error:
-        if isinstance(error, UserError) and place().rank > 0:
+        if isinstance(error, UserError) and world().rank > 0:
             sys.exit(error.exit_code)  # it is every process's, and the first one says it
         _fail(str(error), error.exit_code)
     except Exception as error:

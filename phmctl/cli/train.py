@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phmctl.cli import options
-from phmctl.console import emit, emit_json, note, print_table
-from phmctl.devices import place
+from phmctl.console import emit, emit_json, note
+from phmctl.devices import world
 from phmctl.errors import RecipeError, RunError, UserError
 
 if TYPE_CHECKING:
     from phmctl.recipe.loading import RecipeLike
     from phmctl.recipe.schema import Recipe
     from phmctl.training.train import TrainingResult
-
-_MEMORY = ("parameters", "gradients", "moments", "activations", "total")
-
 
 _NEWEST = "newest"  # what --resume means on its own
 
@@ -86,9 +83,7 @@ def train(
     list_: Annotated[
         bool, typer.Option("--list", help="Print one command a cell, for a scheduler's job array; train nothing.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show recipe, parameters, batch and memory; train nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show recipe and parameters; train nothing.")] = False,
     json: options.Json = False,
 ) -> None:
     """Train a recipe's model on its prepared data; the run directory is printed at the end.
@@ -101,7 +96,7 @@ def train(
     given: dict[str, Any] = {"n": n, "algebra": algebra, "seed": seed, "device": device, "steps": steps}
     given |= {"execution": execution, "init": init}
     single = {"--resume": resume not in (None, "auto"), "--checkpoint": checkpoint, "--dry-run": dry_run}
-    single |= {"--processes": processes > 1 or place().processes > 1}
+    single |= {"--processes": processes > 1 or world().size > 1}
     where: dict[str, Any] = {"data": data, "runs": runs, "tag": tag}
     code = _sweep(recipe, given, settings or (), where, single, jobs, list_, json)
     if code is not None:
@@ -111,7 +106,7 @@ def train(
     if dry_run:
         from phmctl.recipe.loading import common_overrides, resolve
 
-        if place().processes > 1:
+        if world().size > 1:
             raise UserError("--dry-run works in one process; start it without torchrun")
         _show(resolve(what, common_overrides(**given), settings or ()), data, json)
         return
@@ -124,7 +119,7 @@ def train(
     how = True if resume == _NEWEST else resume or False
     where |= {"resume": how, "checkpoint": checkpoint or "last"}
     result = verbs.train(what, **given, settings=settings or (), **where, quiet=False)
-    if place().rank == 0:
+    if world().rank == 0:
         _report(result, json)
     raise typer.Exit(result.exit_code)
 
@@ -193,7 +188,7 @@ def _what(recipe: str | None, resume: str | None) -> "tuple[RecipeLike, str | No
 
 
 def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
-    """Print what a training would be: its recipe, its parameters, its batches and the memory it expects.
+    """Print what a training would be: its recipe and its parameters.
 
     The sizes are those of the prepared data, if there is any, otherwise what the recipe asks for.
     """
@@ -203,13 +198,12 @@ def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
     from phmctl.recipe.loading import dump_recipe
     from phmctl.tasks.registry import kind_of
     from phmctl.training.initial import planned_start
-    from phmctl.training.memory import expect_memory
 
     start = planned_start(recipe, data or data_root())
     sizes = kind_of(recipe).sizes(recipe, data or data_root())
-    ledger, memory = ledger_for_recipe(recipe, sizes), expect_memory(recipe, sizes.values)
+    ledger = ledger_for_recipe(recipe, sizes)
     if json:
-        document = {"recipe": recipe.model_dump(), "parameters": ledger.as_json(), "memory": memory.as_json()}
+        document = {"recipe": recipe.model_dump(), "parameters": ledger.as_json()}
         emit_json({**document, "vocabularies_from": "prepared data" if sizes.trained else "recipe"})
         return
     emit(f"{dump_recipe(recipe)}\n")
@@ -218,9 +212,3 @@ def _show(recipe: "Recipe", data: Path | None, json: bool) -> None:
         note(sizes.note)
     if start is not None:
         note(start.words())
-    rows = [(name, f"{value / 1e6:,.1f}") for name, value in memory.as_json().items() if name in _MEMORY]
-    print_table("memory expected", ("tensors", "MB"), rows)
-    note(
-        f"batch: {memory.micro_batches} × {memory.sentences} {memory.words}; "
-        "the libraries and the allocator come on top"
-    )

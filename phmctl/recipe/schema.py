@@ -4,7 +4,7 @@ Each field's comment says its unit. Unknown keys are refused; the loader (:mod:`
 pydantic reports into messages with a YAML line and the nearest known key.
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -140,8 +140,17 @@ class TrainingSection(Section):
     initialise_from: str | None = None  # a run: the model begins with its tensors of the same name and shape
     threads: NonNegativeInt = 0  # CPU threads; 0 leaves torch's own choice
     tensorboard: bool = False
-    sharding: Literal["none", "full"] = "none"  # of many processes; full: each holds a part of weights and moments
+    compile: bool = False  # torch.compile of the model; on a CPU it wants a C++ compiler
     timeout: PositiveInt = 600  # seconds that one of many processes waits for another
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_sharding(cls, section: Any) -> Any:
+        if not isinstance(section, dict) or "sharding" not in section:
+            return section
+        if section["sharding"] != "none":
+            raise ValueError("training.sharding: each process holds the whole model; leave the key out")
+        return {key: value for key, value in section.items() if key != "sharding"}  # as runs have it
 
 
 class TranslationTraining(TrainingSection):

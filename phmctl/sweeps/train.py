@@ -24,7 +24,7 @@ _AXES = ("execution", "init", "steps", "algebra", "n", "seed")
 # Keys that make no other cell.
 _SAME = {
     "description",
-    *(f"training.{key}" for key in ("device", "threads", "log_every", "tensorboard", "timeout", "sharding")),
+    *(f"training.{key}" for key in ("device", "threads", "log_every", "tensorboard", "timeout")),
 }
 
 

@@ -179,23 +179,6 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class TypicalBatch:
-    """A full micro-batch of typical rows, to trace a training step with.
-
-    Attributes:
-        rows: how many.
-        length: tokens of each.
-        loss: runs the forward pass of a model, making its inputs on the way.
-        words: what the rows are, for people.
-    """
-
-    rows: int
-    length: int
-    loss: Callable[[nn.Module], Tensor]
-    words: str
-
-
-@dataclass(frozen=True)
 class Candidate:
     """Another model for the same batches, which ``bench train`` measures too.
 
@@ -386,10 +369,6 @@ class TaskKind(ABC, Generic[R]):
     @abstractmethod
     def build(self, settings: Any, sizes: Mapping[str, int], device: torch.device | str | None = None) -> nn.Module:
         """Build the untrained model of a recipe's ``model`` section; on ``meta`` nothing is allocated."""
-
-    def typical_batch(self, recipe: R) -> TypicalBatch:
-        """Return a full micro-batch to trace a training step with."""
-        raise self.lacks("train")
 
     def evaluate(
         self,

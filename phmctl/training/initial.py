@@ -1,13 +1,13 @@
 """``training.initialise_from``: begin with the tensors of another run, as in fine-tuning.
 
-Every tensor of the same name and shape is taken; with ``model.composition_start: base`` also attention's output maps,
+Every tensor of the same name and shape is used; with ``model.composition_start: base`` also attention's output maps,
 by the compositions of heads that begin as these; and of rules held as factors, where the model has a lower rank, the
-terms of the largest norm. What a person must know is said, and kept in the new run's
-environment: the source run, its checkpoint and SHA-256, and which tensors were taken, are new, or were left.
+terms of the largest norm. The new run's environment keeps the source run, its checkpoint and SHA-256, and which tensors
+were used, are new, or were left.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from phmctl.runs import Run
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
-_WIDTHS = ("kind", "width", "embedding_width")  # keys of a model's section that all tensors depend on
 _OUTPUT = re.compile(r"attention\.output\.(?=[^.]+$)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -37,7 +36,7 @@ class Start:
         checkpoint: the checkpoint's name.
         step: its step.
         sha256: of the file with its model.
-        tensors: those that are taken, by name.
+        tensors: those that the model begins with, by name.
         new: names of the model's tensors that the source does not have, or has in another shape.
         left: names of the source's tensors that the model does not have, or has in another shape.
     """
@@ -50,9 +49,9 @@ class Start:
     new: tuple[str, ...]
     left: tuple[str, ...]
 
-    def noted(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return what the run's environment keeps."""
-        kept = {
+        return {
             "run": str(self.source.resolve()),
             "checkpoint": self.checkpoint,
             "step": self.step,
@@ -61,16 +60,16 @@ class Start:
             "new": list(self.new),
             "left": list(self.left),
         }
-        return {"initialised_from": kept}
 
     def words(self) -> str:
-        """Return what was taken, is new and was left, for people; equal layers in one name."""
+        """Return what was used, is new and was left, for people; equal layers in one name."""
         parts = [
             f"initialised: {len(self.tensors)} tensors taken from {self.source} ({self.checkpoint}, step {self.step})"
         ]
         for verb, names in (("new", self.new), ("left", self.left)):
-            if names:
-                parts.append(f"{len(names)} {verb}: {_folded(names)}")
+            if names:  # the modules of these tensors, each once, with the numbers of layers left out
+                modules = (_NUMBER.sub("*", name.rpartition(".")[0] or name) for name in names)
+                parts.append(f"{len(names)} {verb}: {', '.join(dict.fromkeys(modules))}")
         return "; ".join(parts)
 
 
@@ -86,7 +85,7 @@ def find_start(recipe: Recipe, task: "Task") -> Start | None:
         return None
     task.check_vocabulary(run)
     name = "best" if "best" in run.checkpoint_names() else "last"
-    return run.use(name, lambda found: _read(run, run.checkpoint(found), task, recipe))
+    return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
 
 
 def planned_start(recipe: Recipe, data: Path) -> Start | None:
@@ -102,75 +101,59 @@ def planned_start(recipe: Recipe, data: Path) -> Start | None:
     return find_start(recipe, task)
 
 
-def take(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def initialise(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors into those of a model that have their names."""
-    own = model_tensors(model)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+    theirs = model_tensors(model)
+    for name, tensor in tensors.items():
+        theirs[name].copy_(tensor)
 
 
 def _source(recipe: Recipe) -> Run | None:
-    """Return the run of ``training.initialise_from``, or None where none is named."""
+    """Return the run of ``training.initialise_from``; None where none is named, RunError where no tensor can fit."""
     if recipe.training.initialise_from is None:
         return None
     run = Run.open(Path(recipe.training.initialise_from))
-    _check_model(run, recipe)
-    return run
-
-
-def _check_model(run: Run, recipe: Recipe) -> None:
-    """Refuse a run of another task, or with a model that shares no shape with the recipe's."""
     where = f"training.initialise_from: {run.folder}"
     if run.recipe.task != recipe.task:
         raise RunError(f"{where} was trained for task {run.recipe.task!r}, and this recipe is for {recipe.task!r}")
-    for key in _WIDTHS:
+    for key in ("kind", "width", "embedding_width"):  # what the shapes of all tensors depend on
         theirs, ours = getattr(run.recipe.model, key, None), getattr(recipe.model, key, None)
         if theirs != ours:
             raise RunError(
                 f"{where} has model.{key} = {theirs}, and this recipe has {ours}: no tensor would fit; "
-                f"set model.{key}={theirs}, or take another run"
+                f"set model.{key}={theirs}, or name another run"
             )
+    return run
 
 
 def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
-    found = read_checkpoint(folder, ("model",))
-    theirs = found.tensors["model"]
-    own = {name: tensor.shape for name, tensor in model_tensors(task.build_model(torch.device("meta"))).items()}
-    heads = _outputs(theirs) if getattr(recipe.model, "composition_start", None) == "base" else {}
-    offered = {**heads, **theirs, **_strongest_terms(theirs, own)}
-    taken = {name: tensor for name, tensor in offered.items() if own.get(name) == tensor.shape}
-    if not taken:
+    checkpoint = read_checkpoint(folder, ("model",))
+    theirs = checkpoint.tensors["model"]
+    shapes = {name: tensor.shape for name, tensor in model_tensors(task.build_model(torch.device("meta"))).items()}
+    heads = {}
+    if getattr(recipe.model, "composition_start", None) == "base":  # the names that a bilinear composition gives them
+        heads = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in theirs.items()}
+    offered = {**heads, **theirs, **_strongest_terms(theirs, shapes)}
+    used = {name: tensor for name, tensor in offered.items() if shapes.get(name) == tensor.shape}
+    if not used:
         raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
-    used = {id(tensor) for tensor in taken.values()}
-    new = tuple(name for name in own if name not in taken)
-    left = tuple(name for name, tensor in theirs.items() if id(tensor) not in used and name not in taken)
-    digest = checkpoint_digest(folder, "model")
-    return Start(run.folder, folder.name, int(found.state["step"]), digest, taken, new, left)
+    new = tuple(name for name in shapes if name not in used)
+    ids = {id(tensor) for tensor in used.values()}
+    left = tuple(name for name, tensor in theirs.items() if id(tensor) not in ids and name not in used)
+    step, digest = int(checkpoint.state["step"]), checkpoint_digest(folder, "model")
+    return Start(run.folder, folder.name, step, digest, used, new, left)
 
 
-def _outputs(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return attention's output maps by the names that they have in a bilinear composition of the heads."""
-    found = ((_OUTPUT.sub("attention.output.V.maps.0.", name), tensor) for name, tensor in tensors.items())
-    return {name: tensor for name, tensor in found if name not in tensors}
-
-
-def _strongest_terms(theirs: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def _strongest_terms(theirs: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Return the factors of rules that have more terms than the model's, cut to the terms of the largest norm."""
-    found: dict[str, Tensor] = {}
+    factors: dict[str, Tensor] = {}
     for name, W in theirs.items():
         layer, _, last = name.rpartition(".")
-        shape = own.get(name, W.shape)
+        shape = shapes.get(name, W.shape)
         if last != "W" or len(shape) != 2 or len(W) != shape[0] or W.shape[1] <= shape[1]:
             continue
         U, V = theirs[f"{layer}.U"], theirs[f"{layer}.V"]  # (n, R), (R, n)
         strength = W.norm(dim=0) * U.norm(dim=0) * V.norm(dim=1)  # (R,)
         terms = strength.topk(shape[1]).indices.sort().values
-        found |= {name: W[:, terms], f"{layer}.U": U[:, terms], f"{layer}.V": V[terms]}
-    return found
-
-
-def _folded(names: Iterable[str]) -> str:
-    """Return the modules that tensors are of, each once, with the numbers of layers left out."""
-    modules = (_NUMBER.sub("*", name.rpartition(".")[0] or name) for name in names)
-    return ", ".join(dict.fromkeys(modules))
+        factors |= {name: W[:, terms], f"{layer}.U": U[:, terms], f"{layer}.V": V[terms]}
+    return factors

@@ -15,7 +15,6 @@ from torch.optim import Adam, AdamW, Optimizer
 from phmctl.errors import RunError
 from phmctl.nn.kronecker_weight import KroneckerWeight
 from phmctl.recipe.schema import TrainingSection
-from phmctl.training.wrapping import like
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -73,43 +72,34 @@ def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tenso
     return tensors
 
 
-def load_optimiser(optimiser: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what :func:`optimiser_tensors` gave.
+def prepare_moments(optimiser: Optimizer, model: nn.Module) -> list[Tensor]:
+    """Give every trainable parameter the state that it has after a step, empty, and return it, in a fixed order."""
+    tensors = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            device = parameter.device if optimiser.defaults.get("fused") else torch.device("cpu")
+            state = {"step": torch.zeros((), device=device)}
+            state |= {moment: torch.zeros_like(parameter, requires_grad=False) for moment in _MOMENTS[1:]}
+            optimiser.state[parameter] = state
+            tensors += state.values()
+    return tensors
+
+
+def load_moments(optimiser: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy what :func:`optimiser_tensors` gave into the state that :func:`prepare_moments` made.
 
     Raises:
         RunError: the tensors are not those of this model's parameters: one is missing, unknown or of another shape.
     """
-    known = {name for name, _ in model.named_parameters()}
-    unknown = sorted(key for key in tensors if key.partition(".")[2] not in known)
-    if unknown:
-        raise RunError(f"the checkpoint's optimiser state has {unknown[0]}, which the model has not")
-    _check_moments(model, tensors)
-    for name, parameter in model.named_parameters():
-        if f"exp_avg.{name}" in tensors:
-            optimiser.state[parameter] = {
-                moment: _placed(tensors[f"{moment}.{name}"], moment, parameter, optimiser) for moment in _MOMENTS
-            }
-
-
-def _check_moments(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse moments of another shape than their parameter's, and a parameter without: after a step each has all."""
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        for moment in _MOMENTS:
-            found = tensors.get(f"{moment}.{name}")
-            if found is None:
-                raise RunError(f"the checkpoint's optimiser state lacks {moment}.{name}; resume from another one")
-            wanted = torch.Size() if moment == "step" else parameter.shape
-            if found.shape != wanted:
-                raise RunError(
-                    f"the checkpoint's optimiser state does not fit the model: {moment}.{name} is "
-                    f"{tuple(found.shape)} there, {tuple(wanted)} here; resume from another one"
-                )
-
-
-def _placed(tensor: Tensor, moment: str, parameter: Tensor, optimiser: Optimizer) -> Tensor:
-    """Return a moment where the kernels want it: beside its parameter; the step count on the host unless fused."""
-    if moment != "step":
-        return torch.empty_like(parameter, requires_grad=False).copy_(like(tensor, parameter))
-    return tensor.to(parameter.device) if optimiser.defaults.get("fused") else tensor.clone()
+    wanted = optimiser_tensors(optimiser, model)
+    for name in sorted(tensors.keys() - wanted.keys()):
+        raise RunError(f"the checkpoint's optimiser state has {name}, which the model has not")
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise RunError(f"the checkpoint's optimiser state lacks {name}; resume from another one")
+        if tensors[name].shape != tensor.shape:
+            raise RunError(
+                f"the checkpoint's optimiser state does not fit the model: {name} is {tuple(tensors[name].shape)} "
+                f"there, {tuple(tensor.shape)} here; resume from another one"
+            )
+        tensor.copy_(tensors[name])

@@ -1,28 +1,29 @@
 """The processes that train one model together: started by ``torchrun``, joined by ``torch.distributed``.
 
-All of them take the same steps at the same time. What one of them must know of the others is asked for here: sums,
-whether one was asked to stop, whether one failed. The first process, rank 0, writes and speaks; the others do neither.
+All of them do the same steps at the same time. Rank 0 writes and prints; the others do neither. A process that died or
+hangs is known to the others by ``torch.distributed``'s own errors and time-outs, and ``torchrun`` ends them all.
 """
 
+import inspect
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from phmctl.console import silence
-from phmctl.devices import Place, pick_device, place
+from phmctl.devices import World, pick_device, world
 from phmctl.errors import PhmctlError, RecipeError
-from phmctl.training.company import GROUP, JOB, Company, meeting_place
+from phmctl.training.signals import follow
 
 T = TypeVar("T")
-P = TypeVar("P")
+RUN_ID = "TORCHELASTIC_RUN_ID"  # torchrun's name for a start and all its restarts, in the environment
 
 
 class PeerError(PhmctlError):
@@ -30,30 +31,19 @@ class PeerError(PhmctlError):
 
 
 class GivenUpError(PhmctlError):
-    """Work between two saves was given up: the training was asked to stop."""
+    """A validation was given up: the training was asked to stop."""
 
 
 class Processes:
     """This process and the others; on its own it is all there is.
 
     Args:
-        where: which of how many this is.
-        company: watches the others; None on its own.
+        where: this one's rank, and how many there are.
     """
 
-    def __init__(self, where: Place | None = None, company: Company | None = None) -> None:
-        self.where = where or Place()
-        self._company = company
-
-    @property
-    def count(self) -> int:
-        """How many processes there are: W."""
-        return self.where.processes
-
-    @property
-    def rank(self) -> int:
-        """This one's number, 0 to W − 1."""
-        return self.where.rank
+    def __init__(self, where: World | None = None) -> None:
+        self._world = where or World()
+        self.rank, self.count = self._world.rank, self._world.size
 
     @property
     def many(self) -> bool:
@@ -62,7 +52,7 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def device(self, name: str) -> torch.device:
@@ -71,25 +61,37 @@ class Processes:
         Raises:
             RecipeError: there is no such device here, or not one for each.
         """
-        device = pick_device(name)
+        device, here = pick_device(name), self._world.local_size
         if device.type == "cpu" or not self.many:
             return device
         if ":" in name:
             raise RecipeError(f"training.device = {name} is one device, and {self.count} processes want one each: cuda")
-        here = self.where
-        if here.here > torch.cuda.device_count():
+        if here > torch.cuda.device_count():
             raise RecipeError(
-                f"{here.here} processes on this machine want a device each, and it has {torch.cuda.device_count()}; "
+                f"{here} processes on this machine want a device each, and it has {torch.cuda.device_count()}; "
                 "start fewer, or set training.device=cpu"
             )
-        torch.cuda.set_device(here.local_rank)
-        return torch.device("cuda", here.local_rank)
+        torch.cuda.set_device(self._world.local_rank)
+        return torch.device("cuda", self._world.local_rank)
 
     def threads(self, wanted: int) -> int:
         """Return this process's CPU threads of those that the recipe wants for all on this machine; 0 is no wish."""
-        return max(wanted // self.where.here, 1) if wanted else 0
+        return max(wanted // self._world.local_size, 1) if wanted else 0
 
-    # ------------------------------------------------------------------------------------- all together
+    def data_parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Return what is called to train a model: it averages gradients over processes as the backward pass goes.
+
+        The model of every process becomes that of rank 0. Alone, it is the model itself.
+        """
+        if not self.many:
+            return model
+        # Nothing changes a buffer of ours, so none is sent. Newer versions of torch have another word for it.
+        words = inspect.signature(DistributedDataParallel).parameters
+        word = "forward_sync_buffers" if "forward_sync_buffers" in words else "broadcast_buffers"
+        rest: dict[str, Any] = {"device_ids": [device.index] if device.type == "cuda" else None, word: False}
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, **rest)
+
+    # ------------------------------------------------------------------------------------------------ exchanges
 
     def total(self, sums: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes; it is changed in place. On a GPU the host does not wait."""
@@ -97,74 +99,42 @@ class Processes:
             dist.all_reduce(sums)
         return sums
 
-    def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
-        """Return what all processes found together."""
-        merged: dict[int, Any] = {}
-        for some in self.gather(dict(found)):
-            merged.update(some)
-        return merged
+    def largest(self, number: int) -> int:
+        """Return the largest of the processes' numbers, by way of the hosts; no device is waited for."""
+        box = torch.tensor(number)
+        if self.many:
+            dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        return int(box)
 
     def gather(self, value: T) -> list[T]:
         """Return each process's value, in order of ranks."""
-        if not self.many:
-            return [value]
-        values: list[Any] = [None] * self.count
-        dist.all_gather_object(values, value)
+        values: list[Any] = [value] * self.count
+        if self.many:
+            dist.all_gather_object(values, value)
         return values
 
-    def tell(self, value: T) -> T:
-        """Return the first process's value in all of them."""
-        if not self.many:
-            return value
-        told = [value]
-        dist.broadcast_object_list(told, src=0)
-        return told[0]
+    def merge(self, values: Mapping[int, Any]) -> dict[int, Any]:
+        """Return the entries of all processes' mappings."""
+        return {key: value for some in self.gather(dict(values)) for key, value in some.items()}
 
-    def tell_tensors(
-        self,
-        groups: Mapping[str, Mapping[str, Tensor]] | None,
-        place: Callable[[str, str, Tensor], Tensor] = lambda group, name, tensor: tensor,
-    ) -> dict[str, dict[str, Tensor]]:
-        """Return the first process's host tensors, by group and name, in all of them; the others give None.
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value in all processes."""
+        box = [value]
+        if self.many:
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
 
-        They are sent one at a time, and what `place` makes of each, given its group and name, is kept: a shard.
-        """
-        if not self.many:
-            return {name: dict(group) for name, group in (groups or {}).items()}
-        kinds = {g: {name: (t.shape, t.dtype) for name, t in group.items()} for g, group in (groups or {}).items()}
-        told: dict[str, dict[str, Tensor]] = {}
-        for group, members in self.tell(kinds).items():
-            told[group] = {}
-            for name, (shape, dtype) in members.items():
-                own = groups[group][name].contiguous() if groups else torch.empty(shape, dtype=dtype)
-                dist.broadcast(own, src=0)
-                told[group][name] = place(group, name, own)
-        return told
-
-    def largest(self, number: int) -> int:
-        """Return the largest of the processes' numbers, by way of the hosts; no device is waited for."""
-        if not self.many:
-            return number
-        box = torch.tensor(number)
-        dist.all_reduce(box, op=dist.ReduceOp.MAX)
-        return int(box)
-
-    def note_step(self, step: int) -> None:
-        """Remember how far this one is, for the message when another is lost."""
-        if self._company is not None:
-            self._company.step = step
-
-    def note_run(self, command: str) -> None:
-        """Remember what continues the run, for the same message."""
-        if self._company is not None:
-            self._company.resume = command
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Write rank 0's tensors into those of the others, which have the same shapes and order."""
+        for tensor in tensors if self.many else ():
+            dist.broadcast(tensor.detach(), src=0)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Fail everywhere where the block fails anywhere: with the error in the first process, silently in the others.
+        """Fail everywhere where the block fails anywhere: with the error in rank 0, silently in the others.
 
         Raises:
-            PhmctlError: what the block raised here or elsewhere, with the rank if it was not the first's.
+            PhmctlError: what the block raised here or elsewhere, with the rank if it was not rank 0.
             SystemExit: in the other processes.
         """
         failure: PhmctlError | None = None
@@ -172,65 +142,29 @@ class Processes:
             yield
         except PhmctlError as error:
             failure = error
-        if not self.many:
-            if failure is not None:
-                raise failure
+        told = self.gather(None if failure is None else (type(failure), str(failure), failure.exit_code))
+        failures = [(rank, *what) for rank, what in enumerate(told) if what is not None]
+        if not failures:
             return
-        found = self.gather(None if failure is None else (type(failure), str(failure), failure.exit_code))
-        failed = [(rank, what) for rank, what in enumerate(found) if what is not None]
-        if not failed:
-            return
-        rank, (kind, message, code) = failed[0]
+        rank, kind, message, code = failures[0]
         if not self.leads:
             raise SystemExit(code)
-        if failure is not None and rank == 0:
-            raise failure
-        raise kind(f"rank {rank}: {message}")
-
-    @contextmanager
-    def company(self) -> Iterator[None]:
-        """Turn a loss of the others into an error that names who was lost.
-
-        Raises:
-            PeerError: another process died, or did not answer within ``training.timeout``.
-        """
-        if self._company is None:
-            yield
-            return
-        try:
-            yield
-        except (RuntimeError, dist.DistError) as error:
-            if not _is_loss(error):
-                self._company.leave(f"{type(error).__name__}: {error}")
-                raise
-            raise PeerError(self._company.describe_loss(str(error))) from error
-        except BaseException as error:
-            self._company.leave(str(error))
-            raise
+        raise failure if failure is not None else kind(f"rank {rank}: {message}")
 
 
-def _is_loss(error: BaseException) -> bool:
-    """Whether an error says that another process does not answer."""
-    signs = ("gloo", "nccl", "connection", "timed out", "timeout", "socket", "broken pipe", "store")
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(sign in text for sign in signs)
-
-
-class Listening:
-    """A process's share of a validation: every W-th part, with an ear for a wish to stop between two of them.
+class ValidationShare:
+    """A process's share of a validation: every W-th part. Between two parts it asks whether a stop was wished for.
 
     Args:
-        processes: who shares.
+        processes: which share it.
         asked: returns the number of the signal that this process got, 0 for none.
     """
 
     def __init__(self, processes: Processes, asked: Callable[[], int]) -> None:
-        self._processes = processes
-        self._asked = asked
-        self.total = processes.total
-        self.merge = processes.merge
+        self._processes, self._asked = processes, asked
+        self.total, self.merge = processes.total, processes.merge
 
-    def mine(self, parts: Sequence[P]) -> Iterator[P]:
+    def mine(self, parts: Sequence[T]) -> Iterator[T]:
         """Yield this process's parts.
 
         Raises:
@@ -252,44 +186,44 @@ def joined(timeout: float) -> Iterator[Processes]:
         timeout: seconds that a process waits for another.
 
     Raises:
-        PeerError: they do not come.
+        PeerError: another process does not come, died, or did not answer in time.
     """
-    where = place()
-    if where.processes == 1:
+    where = world()
+    if where.size == 1:
         yield Processes()
         return
+    if RUN_ID in os.environ:
+        follow(os.getppid())  # a torchrun that is killed ends nobody
     # Host tensors go by gloo, so that what hosts tell each other waits for no device.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
-        store = meeting_place(where, GROUP, timeout)
-        limit = timedelta(seconds=timeout)
-        dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.processes, timeout=limit)
-    except (RuntimeError, dist.DistError, ValueError) as error:
-        raise PeerError(f"rank {where.rank}: the {where.processes} processes did not come together: {error}") from error
-    company = Company(where)
-    processes = Processes(where, company)
-    with company, processes.company(), nullcontext() if processes.leads else silence():
-        yield processes
-        dist.barrier()  # the first may keep the others' meeting place
-    dist.destroy_process_group()
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        with nullcontext() if where.rank == 0 else silence():
+            yield Processes(where)
+            dist.barrier()  # rank 0 may keep the store where the others meet
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        if not is_loss(error):
+            raise
+        reason = " ".join(str(error).split()).rpartition("] ")[2].partition(". ")[0]
+        raise PeerError(
+            f"rank {where.rank}: another process of this training ended, or did not answer within {timeout:g} s "
+            f"({reason})\nwhat is saved is whole: the same command with --resume goes on from the last checkpoint"
+        ) from error
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error of torch says that another process does not answer. gloo's have no class of their own."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def job() -> str | None:
     """Return the id that ``torchrun`` gave this start and all its restarts; None without it.
 
-    Where nobody gave one (``--rdzv-id``), ``torchrun`` calls every job "none": then it is the ``torchrun`` of this
-    machine itself, which starts its processes again as long as it lives.
+    Where nobody gave one (``--rdzv-id``), ``torchrun`` calls every job "none": then its process is the id.
     """
-    given = os.environ.get(JOB)
-    return f"{socket.gethostname()}:{os.getppid()}:{_begun(os.getppid())}" if given == "none" else given
-
-
-def _begun(process: int) -> str:
-    """Return when a process began, in the kernel's own count, which tells it from a later one of the same id."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+    given = os.environ.get(RUN_ID)
+    return f"{socket.gethostname()}:{os.getppid()}" if given == "none" else given
 
 
 def is_restart() -> bool:

@@ -1,5 +1,8 @@
-"""What a person sees of a training: one live line on a terminal, plain lines elsewhere. All of it on stderr."""
+"""How fast a training is, and what a person sees of it, on stderr: a live line on a terminal, plain lines elsewhere."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -33,6 +36,54 @@ def clock(seconds: float) -> str:
     hours, rest = divmod(round(max(seconds, 0.0)), 3600)
     minutes, rest = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Throughput:
+    """Counts tokens between log lines against the clock, without the time of validation and saving.
+
+    Args:
+        seconds: trained before this process began.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._origin = time.perf_counter() - seconds
+        self._restart()
+
+    def _restart(self) -> None:
+        self._began = time.perf_counter()
+        self._steps = self._targets = self._tokens = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the training began, all its processes together."""
+        return time.perf_counter() - self._origin
+
+    def count(self, targets: int, tokens: int) -> None:
+        """Count one step's target tokens and tokens of both sides."""
+        self._steps += 1
+        self._targets += targets
+        self._tokens += tokens
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time inside out of the interval."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._began += time.perf_counter() - before
+
+    def rates(self) -> dict[str, float]:
+        """Return the interval's rates and the seconds in all, and begin the next interval."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        rates = {
+            "target_tokens_per_second": self._targets / seconds,
+            "tokens_per_second": self._tokens / seconds,
+            "seconds_per_step": seconds / max(self._steps, 1),
+            "seconds": self.elapsed,
+        }
+        self._restart()
+        return rates
 
 
 class ProgressLine:

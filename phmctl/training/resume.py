@@ -22,8 +22,7 @@ from phmctl.files import write_atomic, write_json
 from phmctl.recipe.loading import differences, dump_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment
-from phmctl.training.averaging import discard_average
-from phmctl.training.saving import clear_leftovers, newest_state
+from phmctl.training.saving import clear_leftovers, derive, discard_average, newest_state
 from phmctl.training.state import TrainingState
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 # These may differ from the run's recipe: they change where and how long it trains, what is measured and kept meanwhile,
 # and what is done with the model afterwards; not what a step computes.
 _MAY_DIFFER = {
-    *(f"training.{key}" for key in ("device", "threads", "tensorboard", "sharding", "timeout")),
+    *(f"training.{key}" for key in ("device", "threads", "tensorboard", "timeout")),
     *(f"training.{key}" for key in ("log_every", "validate_every", "save_every", "keep", "average", "patience")),
     "description",
 }
@@ -46,9 +45,9 @@ def run_to_resume(root: Path, recipe: Recipe) -> Run:
         RunError: there is none of this variant and seed, or it is not complete.
         RecipeError: there is, and it differs in what a step computes; the message lists each key with both values.
     """
-    found = newest_like(root, recipe)
-    if found is not None:
-        return found
+    newest = newest_like(root, recipe)
+    if newest is not None:
+        return newest
     seeds: dict[int, Run] = {}
     for run in Run.versions(root, recipe):
         seeds.setdefault(run.recipe.training.seed, run)
@@ -68,6 +67,14 @@ def run_of_job(root: Path, recipe: Recipe, job: str | None) -> Run | None:
     """Return the newest run of a recipe that a job of ``torchrun`` began, with a checkpoint or not; None if none."""
     runs = Run.versions(root, recipe) if job else ()
     return next((run for run in runs if run.environment().get("job") == job), None)
+
+
+def data_of(run: Run) -> Path | None:
+    """Return the data folder that a run was trained with last, if it is here."""
+    noted = run.environment()
+    starts = [noted, *(each for each in noted.get("resumed", []) if isinstance(each, dict))]
+    folders = [each["data"] for each in reversed(starts) if isinstance(each.get("data"), str)]
+    return next((Path(folder) for folder in folders if Path(folder).is_dir()), None)
 
 
 def forbidden(trained: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -97,38 +104,45 @@ def check_same(run: Run, recipe: Recipe) -> None:
         )
 
 
-def read_to_resume(run: Run, name: str = "last") -> Checkpoint | None:
+def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | None:
     """Return the checkpoint to continue from; None when the run was stopped before its first. No checkpoint is changed.
 
     ``last`` is the newest that is complete and ``best`` the one which that calls so, whatever the pointers say: a kill
     may have come before they were moved.
 
     Raises:
-        RunError: the checkpoint is damaged, or has no state to continue from (``average``).
+        RunError: the run is of other data; or the checkpoint is damaged, has no state to continue from (``average``),
+            or one whose position in the epoch no epoch of the task has.
     """
+    task.check_run(run)
     with suppress(OSError):
         tidy(run.checkpoints_folder)
-    folder = _find(run, name)
+    folder = _folder_of(run, name)
     if folder is None:
         return None
     if step_of(folder.name) is None:
         raise RunError(f"{folder} has weights only; resume from last, best or a step")
     if not has_group(folder, MOMENTS):
-        names = [
-            name for name in map(step_name, whole_steps(folder.parent)) if has_group(folder.parent / name, MOMENTS)
-        ]
+        whole = [folder.parent / step_name(step) for step in whole_steps(folder.parent)]
+        names = [other.name for other in whole if has_group(other, MOMENTS)]
         raise RunError(
             f"{folder} is kept for the average, without the optimiser's moments (training.keep); "
             f"resume from {' or '.join(names)}"
         )
-    checkpoint = read_checkpoint(folder, ["model", MOMENTS])  # earlier versions wrote `random` too
+    checkpoint = read_checkpoint(folder, ["model", MOMENTS])
     state = TrainingState.from_json(checkpoint.state, folder)
     if step_name(state.step) != folder.name:
         raise RunError(f"{folder} cannot be continued from: its step is {state.step} in state.json")
+    batches = len(task.plan(state.epoch)) if state.position else 0
+    if state.position > batches:
+        raise RunError(
+            f"{folder} cannot be continued from: its position is {state.position:,} in state.json, and epoch "
+            f"{state.epoch:,} has {batches:,} batches; resume from another one"
+        )
     return checkpoint
 
 
-def _find(run: Run, name: str) -> Path | None:
+def _folder_of(run: Run, name: str) -> Path | None:
     folder = run.checkpoints_folder
     complete = [step for step in saved_steps(folder) if (folder / step_name(step) / MANIFEST).is_file()]
     if name == "last" and complete:
@@ -141,23 +155,13 @@ def _find(run: Run, name: str) -> Path | None:
     return run.checkpoint(name)
 
 
-def check_position(task: "Task", checkpoint: Checkpoint | None) -> None:
-    """Refuse a state whose place in the epoch no epoch of the task has.
-
-    Raises:
-        RunError: there are fewer batches.
-    """
-    state = TrainingState() if checkpoint is None else TrainingState.from_json(checkpoint.state)
-    batches = len(task.plan(state.epoch)) if state.position else 0
-    if state.position > batches:
-        raise RunError(
-            f"the checkpoint cannot be continued from: its position is {state.position:,} in state.json, and epoch "
-            f"{state.epoch:,} has {batches:,} batches; resume from another one"
-        )
+def is_at_end(run: Run, recipe: Recipe, step: int) -> bool:
+    """Return whether a step is the run's newest and the recipe's steps are the run's: there it may finish."""
+    return saved_steps(run.checkpoints_folder)[-1:] == [step] and recipe.training.steps == run.recipe.training.steps
 
 
-def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:
-    """Make the run one that stands at the checkpoint and is trained with this recipe.
+def continue_at(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+    """Make the run one that ends at the checkpoint and is trained with this recipe.
 
     Later checkpoints are removed, since training writes them anew, and so is an average, which was made of another end.
     The run's environment notes that it was resumed, where and when. Call it when nothing can be refused any more.
@@ -168,50 +172,36 @@ def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint:
     """
     noted = run.environment()
     noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
-    _note_changes(noted, run.recipe, recipe)
+    folder = run.checkpoints_folder
     clear_leftovers(run)
-    discard_average(run.checkpoints_folder)
-    if checkpoint is not None:
-        _discard_later(run, checkpoint)
-    write_json(run.folder / ENVIRONMENT, noted)
-    write_atomic(run.folder / RECIPE, dump_recipe(recipe))
+    discard_average(folder)
+    if checkpoint is not None:  # the folder becomes what it was when the checkpoint was written
+        step, best = checkpoint.state["step"], checkpoint.state.get("best_step")
+        prune(folder, {other for other in saved_steps(folder) if other <= step})
+        run.point("last", step)
+        run.point("best", best if best in whole_steps(folder) else None)
+    _change_recipe(run, recipe, noted)
 
 
-def amend_recipe(run: Run, recipe: Recipe) -> Run:
-    """Give a run that is at its end what a recipe asks for otherwise: how many are kept, averaged, how it decodes.
+def finish(run: Run, recipe: Recipe, step: int) -> None:
+    """Finish what a kill may have left undone in a run that has no step to go, and keep what the recipe asks for now.
 
     Raises:
         OutputError: the run's folder cannot be written.
+        RunError: its environment is damaged.
     """
-    if run.recipe != recipe:
-        noted = run.environment()
-        _note_changes(noted, run.recipe, recipe)
-        write_json(run.folder / ENVIRONMENT, noted)
-        write_atomic(run.folder / RECIPE, dump_recipe(recipe))
-    return Run(run.folder, recipe)
+    clear_leftovers(run)
+    amended = is_at_end(run, recipe, step) and run.recipe != recipe
+    if amended:
+        _change_recipe(run, recipe, run.environment())
+    derive(run, (recipe if amended else run.recipe).training)
 
 
-def _note_changes(noted: dict[str, Any], trained: Recipe, recipe: Recipe) -> None:
-    """Note what the run was begun with, where a resumption changes it; what an option changed before keeps its note."""
+def _change_recipe(run: Run, recipe: Recipe, noted: dict[str, Any]) -> None:
+    """Write the environment and the recipe; what the run was begun with is noted where an option changes it."""
     unmodified = noted.get("unmodified")
     if isinstance(unmodified, dict):
-        for key, (before, _) in differences(trained, recipe).items():
+        for key, (before, _) in differences(run.recipe, recipe).items():
             unmodified.setdefault(key, before)
-
-
-def stands_at_its_end(run: Run, recipe: Recipe, checkpoint: Checkpoint | None) -> bool:
-    """Return whether the checkpoint is the run's newest and the recipe's steps are the run's: there it may finish."""
-    newest = saved_steps(run.checkpoints_folder)[-1:]
-    same = recipe.training.steps == run.recipe.training.steps
-    return checkpoint is not None and newest == [checkpoint.state["step"]] and same
-
-
-def _discard_later(run: Run, checkpoint: Checkpoint) -> None:
-    """Make the folder look as it did when the checkpoint was written. The newest goes first: a kill leaves no gap."""
-    folder, step = run.checkpoints_folder, checkpoint.state["step"]
-    for later in reversed(saved_steps(folder)):
-        if later > step:
-            prune(folder, {other for other in saved_steps(folder) if other < later})
-    best = checkpoint.state.get("best_step")
-    run.point("last", step)
-    run.point("best", best if best in whole_steps(folder) else None)
+    write_json(run.folder / ENVIRONMENT, noted)
+    write_atomic(run.folder / RECIPE, dump_recipe(recipe))

@@ -7,6 +7,7 @@ comes when the terminal is gone (and is ignored under ``nohup``).
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -25,7 +26,7 @@ class StopRequest:
 
     Args:
         insist: without it, further signals change nothing: of many processes each gets a scheduler's signal and once
-            more that of their starter, which kills those that take too long.
+            more that of their starter, which kills those that need too long.
     """
 
     def __init__(self, *, insist: bool = True) -> None:
@@ -62,19 +63,22 @@ class StopRequest:
         note(f"{self.received.name}: finishing the step, then saving{more}")
 
 
-def follow(starter: int, done: threading.Event) -> None:
-    """Ask this process to stop, as by SIGTERM, once the one that started it is gone: nobody would any more.
+def follow(starter: int) -> None:
+    """Ask this process to stop, as by SIGTERM, once its parent `starter` is gone: nobody would any more.
 
-    What was killed cannot tell those that it started, but they get another parent.
+    What was killed cannot tell the processes that it started, but they get another parent.
     """
-    while not done.wait(_TICK):
-        if os.getppid() != starter:
-            return os.kill(os.getpid(), signal.SIGTERM)
-    return None
+
+    def watch() -> None:
+        while os.getppid() == starter:
+            time.sleep(_TICK)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="phmctl-starter").start()
 
 
 def follow_named() -> None:
     """Follow the process that the environment names, if it names one; what this process starts does not."""
     starter = os.environ.pop(STARTER, "")
     if starter.isdecimal():
-        threading.Thread(target=follow, args=(int(starter), threading.Event()), daemon=True).start()
+        follow(int(starter))

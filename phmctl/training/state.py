@@ -12,7 +12,7 @@ from phmctl.runs.summary import is_done
 
 @dataclass
 class TrainingState:
-    """Counters of a training. No clock time stands here: equal trainings have equal checkpoints."""
+    """Counters of a training. No clock time is among them: equal trainings have equal checkpoints."""
 
     step: int = 0  # optimiser steps done
     epoch: int = 0  # of the next batch
@@ -27,7 +27,6 @@ class TrainingState:
     window_loss: float = 0.0  # summed
     window_target_tokens: int = 0
     order: int = ORDER  # which way to order batches `position` counts in
-    logged: int | None = None  # lines of the metrics when the checkpoint was written; None: not known
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; floats keep every bit."""
@@ -35,21 +34,26 @@ class TrainingState:
 
     @classmethod
     def from_json(cls, values: dict[str, Any], where: Path | None = None) -> Self:
-        """Return the state that :meth:`as_json` described; keys of later versions are ignored.
+        """Return the state that :meth:`as_json` described; other keys are ignored.
 
         Args:
             values: the JSON object.
             where: the checkpoint's folder, for the message.
 
         Raises:
-            RunError: the step is missing, or a value is of another kind or below zero.
+            RunError: the step is missing, a value is of another kind or below zero, or batches came in another order.
         """
-        known = {field.name: field.type for field in fields(cls)}
-        wrong = [name for name, kind in known.items() if name in values and not _fits(values[name], str(kind))]
+        where = where or Path("the checkpoint")
+        known = {field.name: str(field.type) for field in fields(cls)}
+        wrong = [name for name, kind in known.items() if name in values and not _fits(values[name], kind)]
         if "step" not in values or wrong:
             what = f"its {wrong[0]} is {values[wrong[0]]!r}" if wrong else "it has no step"
-            raise RunError(f"{where or 'the checkpoint'} cannot be continued from: {what} in state.json")
-        return cls(**{"order": 0} | {key: value for key, value in values.items() if key in known})
+            raise RunError(f"{where} cannot be continued from: {what} in state.json")
+        if values.get("order") != ORDER:
+            raise RunError(
+                f"{where} cannot be continued from: it is of a version before 0.1.0; decode it, or train anew"
+            )
+        return cls(**{key: value for key, value in values.items() if key in known})
 
     def finished(self, steps: int, patience: int) -> bool:
         """Return whether all `steps` are done, or so many validations in a row as `patience` says were no better."""

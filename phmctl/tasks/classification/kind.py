@@ -10,11 +10,10 @@ from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Asked, Preparation, Sizes, TaskKind, TypicalBatch
+from phmctl.tasks.base import Asked, Preparation, Sizes, TaskKind
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
 
     from phmctl.assembly import Classifier, ClassifierSection
     from phmctl.data.prepared.folder import PreparedData
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from phmctl.tasks.classification.predictor import TextClassifier
     from phmctl.tasks.classification.task import ClassificationTask
 
-TYPICAL_LENGTH = 32  # tokens of a text
 _CLASSES = 2  # counted where the data is not there to tell
 
 
@@ -67,24 +65,6 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         from phmctl.assembly import build_classifier
 
         return build_classifier(settings, sizes["vocabulary"], sizes["classes"], device=device)
-
-    def typical_batch(self, recipe: ClassificationRecipe) -> TypicalBatch:
-        """Return a batch of texts of one typical length."""
-        import torch
-        from torch.nn import functional as F
-
-        from phmctl.assembly import texts_of
-
-        rows, length = recipe.training.batch_size, min(TYPICAL_LENGTH, recipe.data.max_tokens)
-        texts = texts_of(recipe.model)
-
-        def loss(model: nn.Module) -> Tensor:
-            ids = torch.ones(rows, length, dtype=torch.int64)  # (B, S)
-            labels = torch.zeros(rows, dtype=torch.int64)
-            logits = model(ids) if texts == 1 else model(ids, ids, full=True)  # a trace has no lengths to ask for
-            return F.cross_entropy(logits.float(), labels)
-
-        return TypicalBatch(rows, length, loss, f"{'pairs of ' * (texts == 2)}texts of {length} tokens")
 
     def scored(self, asked: Asked) -> ClassifierReport:
         """Score labels by accuracy; compare two runs by McNemar's exact test."""

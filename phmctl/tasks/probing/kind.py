@@ -11,11 +11,10 @@ from phmctl.recipe.schema import ProbeSection, ProbingRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Asked, Sizes, TaskKind, TypicalBatch
+from phmctl.tasks.base import Asked, Sizes, TaskKind
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
 
     from phmctl.models.probe import Probe
     from phmctl.tasks.probing.evaluation import ProbeReport
@@ -72,18 +71,6 @@ class ProbingKind(TaskKind[ProbingRecipe]):
         from phmctl.assembly import build_probe
 
         return build_probe(settings, sizes["width"], sizes["classes"], device)
-
-    def typical_batch(self, recipe: ProbingRecipe) -> TypicalBatch:
-        """Return a batch of vectors."""
-        import torch
-
-        rows, width = recipe.training.batch_size, self.sizes(recipe).values["width"]
-
-        def loss(model: nn.Module) -> Tensor:
-            total: Tensor = model(torch.ones(rows, width), labels=torch.zeros(rows, dtype=torch.int64))
-            return total
-
-        return TypicalBatch(rows, 1, loss, f"vectors of {width} numbers")
 
     def scored(self, asked: Asked) -> ProbeReport:
         """Score classes by accuracy, beside the majority class; compare two probes by McNemar's exact test."""

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from phmctl.assembly import build_rule_model
 from phmctl.errors import UserError
@@ -14,7 +12,7 @@ from phmctl.models.rule import RuleModel
 from phmctl.recipe.schema import RuleModelSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.tasks.answers import Metric
-from phmctl.tasks.base import Asked, Sizes, TaskKind, TypicalBatch
+from phmctl.tasks.base import Asked, Sizes, TaskKind
 from phmctl.tasks.rule_learning.curve import CURVE, draw_curve
 from phmctl.tasks.rule_learning.evaluation import RuleEvaluation, evaluate_rule
 from phmctl.tasks.rule_learning.task import RuleTask
@@ -42,16 +40,6 @@ class RuleKind(TaskKind[RuleRecipe]):
     ) -> RuleModel:
         """Build the one layer."""
         return build_rule_model(settings, sizes["features"], device)
-
-    def typical_batch(self, recipe: RuleRecipe) -> TypicalBatch:
-        """Return a batch of examples."""
-        rows, features = recipe.training.batch_size, recipe.data.dims * recipe.data.components
-
-        def loss(model: nn.Module) -> Tensor:
-            x = torch.ones(rows, features)  # (B, d)
-            return F.mse_loss(model(x), x, reduction="sum")
-
-        return TypicalBatch(rows, 1, loss, f"examples of {features} numbers in and out")
 
     def scored(self, asked: Asked) -> RuleEvaluation:
         """Compare the learned map and rule with the true ones."""

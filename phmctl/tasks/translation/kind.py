@@ -12,7 +12,7 @@ from phmctl.recipe.schema import TransformerSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Metric, TextComparer
-from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind, TypicalBatch
+from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind
 from phmctl.tasks.translation.predictor import TranslationPredictor
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from phmctl.tasks.translation.evaluation import Evaluation, Text
     from phmctl.tasks.translation.task import TranslationTask
 
-TYPICAL_LENGTH = 32  # tokens of a sentence; activations depend on it only through the attention's maps
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
 
 
@@ -72,22 +71,6 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         from phmctl.assembly import build_transformer
 
         return build_transformer(settings, sizes["source"], sizes["target"], device)
-
-    def typical_batch(self, recipe: TranslationRecipe) -> TypicalBatch:
-        """Return a batch of sentences of one typical length."""
-        import torch
-
-        budget = recipe.training.batch_tokens
-        length = min(TYPICAL_LENGTH, recipe.data.max_tokens)
-        rows = max(budget // length, 1)
-
-        def loss(model: nn.Module) -> Tensor:
-            ids = torch.ones(rows, length, dtype=torch.int64)  # (B, T)
-            summed: Tensor = model(ids, ids, ids)[0]
-            return summed
-
-        words = f"sentences of {length} tokens a side, or fewer longer ones ({budget:,} positions)"
-        return TypicalBatch(rows, length, loss, words)
 
     def scored(self, asked: Asked) -> Evaluation:
         """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
