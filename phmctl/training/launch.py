@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
 from phmctl.console import note
-from phmctl.devices import place
+from phmctl.devices import world
 from phmctl.errors import UserError
 
 _A_CORE = 8  # processes: more only wait for one another, and 1,000 bring a machine down
@@ -31,7 +31,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     Raises:
         UserError: ``torchrun`` started this process already, or the machine is far too small for so many.
     """
-    if place().processes > 1:
+    if world().size > 1:
         raise UserError("--processes: torchrun has started several processes already; leave the option out")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if processes > _A_CORE * cores:

@@ -95,15 +95,13 @@ def test_dry_run_trains_nothing(copying_file: Path, tmp_path: Path) -> None:
     result = _invoke(copying_file, "--runs", tmp_path / "runs", "--dry-run")
     assert result.exit_code == 0
     assert not (tmp_path / "runs").exists()
-    for expected in ("name: copying", "encoder.0.attention.query_key_value", "activations", "total"):
+    for expected in ("name: copying", "encoder.0.attention.query_key_value", "total"):
         assert expected in result.stdout
-    assert "batch: 1 × 32 sentences of 16 tokens a side" in result.stderr
 
 
 def test_dry_run_as_json(copying_file: Path) -> None:
     plan = json.loads(_invoke(copying_file, "--dry-run", "--json").stdout)
     assert plan["recipe"]["name"] == "copying"
-    assert plan["memory"]["parameters"] == 4 * plan["parameters"]["totals"]["parameters"]
 
 
 def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
@@ -114,7 +112,6 @@ def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_fil
     )
     assert (asked["vocabularies_from"], asked["parameters"]["vocabularies"]) == ("recipe", [80, 80])
     assert (known["vocabularies_from"], known["parameters"]["vocabularies"]) == ("prepared data", [34, 34])
-    assert known["memory"]["parameters"] < asked["memory"]["parameters"]
     assert (
         "34 source and 34 target token types, as in the"
         in _invoke(copying_file, "--dry-run", "--data", copying_data).stderr

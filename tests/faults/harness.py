@@ -63,6 +63,7 @@ def import_all() -> None:
     """Import what every command does, so that no child must; what one of them needs besides, :func:`run` finds out."""
     import datasets  # noqa: F401
     import numpy.random  # noqa: F401
+    import phmctl.training.company
     import pyarrow.ipc  # noqa: F401
     import rich.progress
     import rich.table  # noqa: F401
@@ -73,7 +74,6 @@ def import_all() -> None:
 
     import phmctl.cli.main
     import phmctl.tasks.registry
-    import phmctl.training.company
     import phmctl.training.train
     from phmctl.tasks.registry import TASKS
 

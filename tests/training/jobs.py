@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from phmctl.checkpoints import _bytes, read_checkpoint
+from phmctl.checkpoints import read_checkpoint, save_tensors
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.models.rule import RuleModel
@@ -133,7 +133,7 @@ def fake(
     Args:
         asked: this rank is sent SIGTERM in its third micro-batch.
         refusing: this rank finds its data wanting.
-        full: the disk is full when the third tensor of a checkpoint is written.
+        full: the disk is full when the moments of a checkpoint are written.
     """
     rank = processes.rank if processes else 0
 
@@ -150,16 +150,15 @@ def fake(
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().loss(model, batch)
 
-    with patch("phmctl.checkpoints._bytes", _full_at_third) if full else nullcontext():
+    with patch("phmctl.checkpoints.save_tensors", _full_at_moments) if full else nullcontext():
         result = train_task(Task(poison=poison), make_recipe(**training), root, quiet=True, processes=processes)
     return result.run.folder, result.steps, result.exit_code
 
 
-def _full_at_third(tensor: torch.Tensor, seen: list[int] = []) -> bytes:  # noqa: B006
-    seen.append(1)
-    if len(seen) == 3:
+def _full_at_moments(path: Path, named: dict[str, torch.Tensor]) -> None:
+    if path.stem == "optimizer":
         raise OSError(errno.ENOSPC, "No space left on device")
-    return _bytes(tensor)
+    save_tensors(path, named)
 
 
 def slow(root: Path, processes: Processes, old: Path | None = None, **training: Any) -> tuple[Path, int, int]:

@@ -34,7 +34,7 @@ def trainer(request: pytest.FixtureRequest, tiny_recipe: Recipe, miniature_data:
     task = DoubleTask(recipe, PreparedData.find(recipe.data, miniature_data))
     run = Run.create(tmp_path, recipe)
     log = MetricsLog(run.metrics_path)
-    return Trainer(task, recipe.training, run, torch.device("cpu"), log, ProgressLine(1, 0, quiet=True))
+    return Trainer(task, run, torch.device("cpu"), log, ProgressLine(1, 0, quiet=True))
 
 
 def gradient(trainer: Trainer, batches: list[Batch]) -> torch.Tensor:
@@ -42,7 +42,7 @@ def gradient(trainer: Trainer, batches: list[Batch]) -> torch.Tensor:
     trainer.optimiser.zero_grad()
     tokens = sum(batch.target_tokens for batch in batches)
     for batch in batches:
-        trainer._backward(batch, tokens)
+        trainer._backward(trainer.model, batch, tokens)
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
 

@@ -8,7 +8,7 @@ import torch
 from phmctl.checkpoints import read_checkpoint, step_name, write_checkpoint
 from phmctl.errors import RunError
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.averaging import average_checkpoints, averaged_steps
+from phmctl.training.saving import average_checkpoints, averaged_steps
 from tests.training.conftest import Fit
 
 

@@ -42,7 +42,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     recipe = make_recipe(clip=1.0, accumulate=2, precision="bfloat16")
     run = Run.create(tmp_path, recipe)
     with MetricsLog(run.metrics_path) as log:
-        yield Trainer(CudaTask(), recipe.training, run, torch.device("cuda"), log, ProgressLine(1, 0, quiet=True))
+        yield Trainer(CudaTask(), run, torch.device("cuda"), log, ProgressLine(1, 0, quiet=True))
 
 
 def test_a_step_never_waits_for_the_device(trainer: Trainer) -> None:
@@ -84,7 +84,7 @@ def translation(data: Path, runs: Path, device: str, **training: object) -> Iter
     weights = task.build_model("cpu").state_dict()
     run = Run.create(runs, recipe)
     with MetricsLog(run.metrics_path) as log:
-        trainer = Trainer(task, recipe.training, run, torch.device(device), log, ProgressLine(1, 0, quiet=True))
+        trainer = Trainer(task, run, torch.device(device), log, ProgressLine(1, 0, quiet=True))
         trainer.model.load_state_dict(weights)
         yield trainer
 

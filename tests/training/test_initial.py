@@ -17,7 +17,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.registry import kind_of
-from phmctl.training.initial import Start, find_start, take
+from phmctl.training.initial import Start, find_start, initialise
 from phmctl.training.train import train
 from tests.conftest import TINY
 from tests.tasks.rule_learning.recipes import rule_recipe
@@ -54,7 +54,7 @@ def test_the_same_model_takes_everything(tiny_run: Run, miniature_data: Path) ->
     assert (start.new, start.left) == ((), ())
     torch.manual_seed(5)
     model = kind_of(recipe).open(recipe, miniature_data).build_model(torch.device("cpu"))
-    take(model, start.tensors)
+    initialise(model, start.tensors)
     own, theirs = model_tensors(model), tensors_of(tiny_run)
     assert own.keys() == theirs.keys()
     assert all(torch.equal(own[name], theirs[name]) for name in own)
@@ -84,7 +84,7 @@ def test_a_composed_model_can_begin_as_its_base(tiny_run: Run, miniature_data: P
         task = kind_of(recipe).open(recipe, miniature_data)
         start, model = start_of(recipe, miniature_data), task.build_model(torch.device("cpu"))
         assert start.left == ()
-        take(model, start.tensors)
+        initialise(model, start.tensors)
         tokens = torch.arange(4, 10).view(2, 3)
         logits.append(model.eval()(tokens, tokens))
     torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)

@@ -1,18 +1,14 @@
 """Several processes train what one process trains."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from phmctl.export.verb import export
-from phmctl.exports import TORCH
-from phmctl.inference.loading import load
 from phmctl.runs import Run
 from phmctl.training.processes import Processes
-from tests.training import held, jobs, together
+from tests.training import jobs, together
 from tests.training.jobs import curve, weights
 
 HALF: dict[str, Any] = {"accumulate": 1, "dropout": 0.0}  # of a micro-batch for each of two processes
@@ -43,27 +39,22 @@ def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.Tem
 
     wanted = {
         "whole": translation("whole"),
-        "sharded": translation("sharded", sharding="full"),
         "divided": translation("divided", **HALF),
         "begun": translation("begun", steps=10),
         "resumed": translation("resumed", old=alone["begun"]),
-        "sharded on": translation("sharded on", old=root / "begun/copying/phm-n4/v001", sharding="full", steps=15),
+        "begun on": translation("begun on", old=root / "begun/copying/phm-n4/v001", steps=15),
         "asked": fake("asked", asked=1, accumulate=2),
         "poisoned": fake("poisoned", poison=(0, 3), accumulate=2),
         "refused": fake("refused", refusing=1),
-        "full": fake("full", sharding="full", full=True),
-        "after": fake("after", sharding="full"),
-        "single": translation("single", task=jobs.SingleTask, sharding="full", steps=2, average=0),
-        "held": (held.hold, {"root": root / "held"}),
-        "held on": (held.hold, {"root": root / "held", "old": root / "held/fake/phm-n4/v001", "steps": 6}),
+        "full": fake("full", full=True),
+        "after": fake("after"),
         "unwritable": fake("whole/copying/phm-n4/v001/recipe.yaml"),
     }
     return dict(zip(wanted, together.run(root, list(wanted.values()), 2), strict=True))
 
 
-@pytest.mark.parametrize("how", ["whole", "sharded"])
-def test_weights_and_figures_are_those_of_one_process(alone: dict[str, Path], two: dict[str, Any], how: str) -> None:
-    run = two[how][0][0]
+def test_weights_and_figures_are_those_of_one_process(alone: dict[str, Path], two: dict[str, Any]) -> None:
+    run = two["whole"][0][0]
     for name in ("last", "average"):
         torch.testing.assert_close(weights(run, name), weights(alone["whole"], name), rtol=0, atol=1e-10)
     for event, *keys in (
@@ -98,7 +89,7 @@ def test_another_number_of_processes_goes_on_with_the_same_batches(
     assert two["resumed"][0][0] == two["resumed"][1][0] == alone["begun"]
     torch.testing.assert_close(weights(alone["begun"]), weights(alone["whole"]), rtol=0, atol=1e-10)
     begun = two["begun"][0][0]
-    assert two["sharded on"][0][0] == begun
+    assert two["begun on"][0][0] == begun
     assert Run.open(begun).checkpoint("last").name == "step-000015"
     with torch.random.fork_rng():
         jobs.translate(copying_data, tmp_path, old=begun)
@@ -129,54 +120,29 @@ def test_what_the_first_process_cannot_write_stops_all(two: dict[str, Any]) -> N
     assert second == "SystemExit: 2"
 
 
-def test_a_sharded_run_is_decoded_and_exported_like_any(two: dict[str, Any], tmp_path: Path) -> None:
-    run = Run.open(two["single"][0][0])
-    assert run.recipe.training.sharding == "full"
-    model = load(run.folder)
-    lines = ["ba be bi", "bo"]
-    answers = [each[0].text for each in model.translate(lines)]
-    assert len(answers) == len(lines)
-    made = export(run, TORCH, tmp_path / "export").export
-    assert [each[0].text for each in load(made.folder).translate(lines)] == answers
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")
-def test_no_process_holds_a_sharded_model_whole(two: dict[str, Any]) -> None:
-    """Of weights of 1 MiB each it holds a few while it writes and averages, and its shards when it has read."""
-    model, few = held.LAYERS, 4
-    for rank in (0, 1):
-        assert two["held"][rank]["saving"] < few < 3 * model
-        assert two["held on"][rank]["telling"] < 3 * model / 2 + few < 3 * model
-    assert two["held"][0]["averaging"] < few < model
-
-
 def test_a_process_alone_has_all_to_itself() -> None:
     processes = Processes()
     assert (processes.many, processes.leads, processes.threads(2), processes.threads(0)) == (False, True, 2, 0)
     assert processes.merge({1: "a"}) == {1: "a"}
     assert processes.gather(3) == [3]
-    assert processes.tell("x") == "x"
+    assert processes.broadcast("x") == "x"
     assert processes.largest(7) == 7
 
 
 @pytest.mark.slow
-def test_four_processes_and_shards_of_three_micro_batches(
-    alone: dict[str, Path], copying_data: Path, tmp_path: Path
-) -> None:
-    """Four micro-batches for four; and five for four, where shards must keep step with each other."""
+def test_four_processes(alone: dict[str, Path], copying_data: Path, tmp_path: Path) -> None:
+    """Four micro-batches for four; five for four; and one that is divided."""
     five = {"accumulate": 5}
     with torch.random.fork_rng():
         uneven = jobs.translate(copying_data, tmp_path / "uneven alone", **five)[0]
     common = {"data": copying_data}
     wanted: list[together.Job] = [
         (jobs.translate, common | {"root": tmp_path / "whole"}),
-        (jobs.translate, common | {"root": tmp_path / "sharded", "sharding": "full"}),
         (jobs.translate, common | {"root": tmp_path / "uneven"} | five),
-        (jobs.translate, common | {"root": tmp_path / "uneven sharded", "sharding": "full"} | five),
         (jobs.translate, common | {"root": tmp_path / "divided"} | HALF),
     ]
     found = [each[0][0] for each in together.run(tmp_path, wanted, 4)]
-    expected = [alone["whole"], alone["whole"], uneven, uneven, alone["divided"]]
+    expected = [alone["whole"], uneven, alone["divided"]]
     for run, other in zip(found, expected, strict=True):
         torch.testing.assert_close(weights(run), weights(other), rtol=0, atol=1e-10)
         assert curve(run, "validation", "bleu") == curve(other, "validation", "bleu")
@@ -198,8 +164,8 @@ def test_in_float32_the_loss_curve_is_the_same_for_200_steps(copying_data: Path,
         assert one == pytest.approx(other, rel=1e-5)
 
 
-def test_a_disk_that_is_full_amid_the_shards_ends_all_in_step(two: dict[str, Any]) -> None:
-    """The others have put together what is left by then; what they train next is sound."""
+def test_a_disk_that_is_full_ends_all_in_step(two: dict[str, Any]) -> None:
+    """What the same processes train next is sound."""
     first, second = two["full"]
     assert first.startswith("WriteFailedError: cannot write ")
     assert "No space left on device" in first

@@ -5,8 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from phmctl.training.progress import LogLine, ProgressLine, clock
-from phmctl.training.throughput import Throughput
+from phmctl.training.progress import LogLine, ProgressLine, Throughput, clock
 
 LINE = LogLine(50, 2.5, 1e-3, 12_345.6, 3725.0)
 
@@ -72,14 +71,13 @@ def test_clock(seconds: float, text: str) -> None:
 
 
 def test_rates_leave_out_what_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([100.0, 100.0, 101.0, 104.0, 106.0, 106.0])  # origin, restart, pause, its end, measure, elapsed
-    monkeypatch.setattr("phmctl.training.throughput.time.perf_counter", lambda: next(now))
+    now = iter([100.0, 100.0, 101.0, 104.0, 106.0, 106.0, 107.0])  # origin, start, pause, its end, now, elapsed, start
+    monkeypatch.setattr("phmctl.training.progress.time.perf_counter", lambda: next(now))
     throughput = Throughput(seconds=10.0)
     throughput.count(targets=30, tokens=60)
     throughput.count(targets=30, tokens=60)
     with throughput.paused():
         pass
-    throughput.measure()
     assert throughput.rates() == {
         "target_tokens_per_second": 20.0,
         "tokens_per_second": 40.0,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import MANIFEST, amend_state, read_checkpoint, saved_steps, step_name, write_checkpoint
+from phmctl.checkpoints import MANIFEST, read_checkpoint, saved_steps, step_name, write_checkpoint
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.averaging import averaged_steps
 from phmctl.training.resume import check_same, newest_like, run_to_resume
+from phmctl.training.saving import averaged_steps
 from phmctl.training.signals import StopRequest
 from phmctl.training.train import train_task
 from tests.training.conftest import Fit
@@ -281,18 +281,25 @@ def test_an_average_whose_line_was_lost_gets_it(fit: Fit) -> None:
         assert _figures(run) == figures
 
 
+def _rewrite(folder: Path, change: dict[str, Any]) -> None:
+    """Change the state of a checkpoint."""
+    found = read_checkpoint(folder, ["model", "optimizer"])
+    write_checkpoint(folder, found.tensors, found.state | change)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"position": 10**12}, "its position is 1,000,000,000,000 in state.json, and epoch 1 has 7 batches"),
         ({"step": None}, "its step is None in state.json"),
         ({"step": 17}, "its step is 17 in state.json"),
+        ({"order": 0}, "it is of a version before 0.1.0"),
     ],
 )
 def test_a_state_that_cannot_be_continued_is_refused(fit: Fit, change: dict[str, Any], said: str) -> None:
     run = fit(steps=10).run
     folder = run.checkpoint("last")
-    amend_state(folder, json.loads((folder / "state.json").read_text()) | change)
+    _rewrite(folder, change)
     before = _everything(run)
     with pytest.raises(RunError, match=said):
         fit(old=run, steps=20)
@@ -476,20 +483,6 @@ def test_stop_request_outside_training_is_untouched() -> None:
     assert StopRequest().exit_code is None
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    """It holds generators' states, which nobody needs any more, and counts its position in NumPy's order."""
-    run = fit(steps=20).run
-    folder = run.checkpoint("last")
-    found = read_checkpoint(folder, ["model", "optimizer"])
-    older = {key: value for key, value in found.state.items() if key != "order"}
-    write_checkpoint(folder, found.tensors | {"random": {"cpu": torch.get_rng_state()}}, older)
-    assert fit(old=run, steps=25).steps == 25
-    assert "whose batches came in another order; the rest of epoch 2 may repeat" in capsys.readouterr().err
-    assert read_checkpoint(run.checkpoint("last"), []).state["order"] == 1
-    fit(old=run, steps=30)
-    assert "order" not in capsys.readouterr().err
-
-
 class InterruptedInValidation(FakeTask):
     """Gets a signal between two batches of a validation, of which it has ten; it never comes to the ninth."""
 
@@ -510,7 +503,7 @@ class InterruptedInValidation(FakeTask):
 def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
     fit: Fit, tmp_path: Path, validation: int, step: int
 ) -> None:
-    """At step 40 a checkpoint is due as well: it is saved before the validation."""
+    """At step 40 a checkpoint is due as well."""
     whole = fit(root=tmp_path / "whole", **SETTINGS)
     task = InterruptedInValidation(validation)
     stopped = fit(task, root=tmp_path / "cut", **SETTINGS)
@@ -520,22 +513,3 @@ def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
     resumed = fit(old=stopped.run, **SETTINGS)
     assert _contents(resumed.run) == _contents(whole.run)
     assert _figures(resumed.run) == _figures(whole.run)
-
-
-def test_what_is_due_is_saved_before_the_validation(fit: Fit) -> None:
-    found: list[int] = []
-
-    class Watching(FakeTask):
-        def validate(self, *rest: Any) -> dict[str, float]:
-            folder = task.run.checkpoints_folder
-            found.append(saved_steps(folder)[-1] if saved_steps(folder) else 0)
-            return super().validate(*rest)
-
-        def furnish(self, run: Run) -> None:
-            super().furnish(run)
-            self.run = Run(run.folder.parent / "v001", run.recipe)
-
-    task = Watching()
-    run = fit(task, steps=20, validate_every=5, save_every=10).run
-    assert found == [0, 10, 10, 20]
-    assert read_checkpoint(run.checkpoint("last"), []).state["validated"] == 20

@@ -49,8 +49,8 @@ def test_scores_below_the_floor_count_as_equal_and_are_kept_as_they_are() -> Non
     assert found == [(True, 0.9), (True, 0.02), (False, 0.02), (True, 1.2)]
 
 
-def test_a_state_of_an_earlier_version_knows_no_loss() -> None:
-    state = TrainingState.from_json({"step": 4, "best_score": 2.0, "best_step": 3})
+def test_a_state_may_know_no_loss() -> None:
+    state = TrainingState.from_json({"step": 4, "order": 1, "best_score": 2.0, "best_step": 3})
     assert state.note_score(2.0, 7.0)
     assert not state.note_score(2.0, 7.0)
 
@@ -71,6 +71,7 @@ def test_a_nan_at_first_is_not_the_best() -> None:
         ({"step": -1}, "its step is -1"),
         ({"step": 3, "position": -2}, "its position is -2"),
         ({"step": 3, "best_score": "x"}, "its best_score is 'x'"),
+        ({"step": 3}, "it is of a version before 0.1.0"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused(wrong: dict[str, object], said: str) -> None:

@@ -28,7 +28,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     recipe = make_recipe(clip=0.01)
     run = Run.create(tmp_path, recipe)
     with MetricsLog(run.metrics_path) as log:
-        yield Trainer(FakeTask(), recipe.training, run, torch.device("cpu"), log, ProgressLine(1, 0, quiet=True))
+        yield Trainer(FakeTask(), run, torch.device("cpu"), log, ProgressLine(1, 0, quiet=True))
 
 
 def _gradients(trainer: Trainer, batches: list[FakeBatch]) -> torch.Tensor:
@@ -36,7 +36,7 @@ def _gradients(trainer: Trainer, batches: list[FakeBatch]) -> torch.Tensor:
     trainer.optimiser.zero_grad()
     tokens = sum(batch.target_tokens for batch in batches)
     for batch in batches:
-        trainer._backward(batch, tokens)
+        trainer._backward(trainer.model, batch, tokens)
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
 
@@ -222,7 +222,6 @@ def test_the_run_holds_recipe_environment_and_metrics(fit: Fit) -> None:
     environment = json.loads((run.folder / "environment.json").read_text())
     assert environment["device"] == "cpu"
     assert environment["threads"] >= 1
-    assert environment["products"].split("+")[0] == "mkl"
     assert run.text_folder.is_dir()
     assert Run.open(run.folder).recipe == run.recipe
 

@@ -33,7 +33,6 @@ def start(folder: Path, jobs: Sequence[Job], count: int, *, timeout: float = 60)
     for rank in range(count):
         own = {key: str(value) for key, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
         environment = os.environ | own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back at once: `held` counts
         with (folder / f"stderr-{rank}").open("w") as errors:
             command = [sys.executable, "-m", "tests.training.together", str(folder)]
             started.append(subprocess.Popen(command, env=environment, cwd=ROOT, stderr=errors, text=True))

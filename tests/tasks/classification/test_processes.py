@@ -12,13 +12,12 @@ from tests.training import jobs, together
 def test_two_processes_train_what_one_trains(
     small: Callable[..., ClassificationRecipe], labelled_data: Path, tmp_path: Path
 ) -> None:
-    """Dropout on, whole micro-batches for each; the pair's model in shards."""
+    """Dropout on, whole micro-batches for each."""
     common = ["training.accumulate=2", "model.dropout=0.1", "training.log_every=1"]
     recipes = [small("encoder", *common), small("lstm-pair", *common)]
-    shards = [recipes[0], small("lstm-pair", *common, "training.sharding=full")]
     with torch.random.fork_rng():
         alone = [jobs.classify(labelled_data, tmp_path / "one", recipe) for recipe in recipes]
-    wanted = [(jobs.classify, {"data": labelled_data, "root": tmp_path / "two", "recipe": each}) for each in shards]
+    wanted = [(jobs.classify, {"data": labelled_data, "root": tmp_path / "two", "recipe": each}) for each in recipes]
     for one, (two, _) in zip(alone, together.run(tmp_path / "jobs", wanted, 2), strict=True):
         torch.testing.assert_close(jobs.weights(two), jobs.weights(one), rtol=0, atol=1e-10)
         for event, figure in (("train", "loss"), ("validation", "loss"), ("validation", "accuracy")):
