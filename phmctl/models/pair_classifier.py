@@ -13,7 +13,7 @@ from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.loss import label_loss
 from phmctl.nn.lstm import PHMLSTM, Gates
 from phmctl.nn.pooling import max_pool, mean_pool
-from phmctl.nn.recurrence import Cell
+from phmctl.nn.lstm import Cell
 
 # What the MLP reads, in vectors as wide as u.
 _PARTS = {"concat": 2, "full": 4}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
-from phmctl.algebra.nearest import nearest_kronecker_sum
+from phmctl.algebra.kronecker import nearest_sum
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.console import Table
 from phmctl.devices import pick_device
@@ -206,4 +206,4 @@ def _attainable(recipe: RuleRecipe, truth: Truth) -> float | None:
     model = recipe.model
     if model.algebra not in ("phm", "real") or model.parametrization != "rule":
         return None
-    return nearest_kronecker_sum(truth.H, model.dimension).relative_error
+    return nearest_sum(truth.H, model.dimension).relative_error
