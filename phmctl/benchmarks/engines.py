@@ -156,9 +156,7 @@ def _translator(run: Run, name: str, checkpoint: str) -> Translator:
     if quantize and engine != CTRANSLATE2:
         raise UserError(f"{name}: only ctranslate2 has types; write {engine}")
     chosen = with_engine(run, engine, checkpoint, quantize or None)
-    return load_translator(
-        chosen, checkpoint if chosen is run else "best", "cpu", cleaned=True, keep_factors=False, threads=_threads()
-    )
+    return load_translator(chosen, checkpoint if chosen is run else "best", "cpu", cleaned=True, threads=_threads())
 
 
 def _threads() -> int:

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 
 import phmctl
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
-from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.kronecker import kronecker_sum
 from phmctl.errors import UserError
 from phmctl.nn.kronecker_weight import KroneckerWeight
 from phmctl.nn.multihead import PHMMultiheadAttention
@@ -40,10 +40,10 @@ def test_from_dense_as_factors() -> None:
 def test_least_squares_is_the_nearest() -> None:
     dense = nn.Linear(8, 8, dtype=torch.float64)
     layer, error = PHMLinear.from_dense(dense, 4, algebra="quaternion")
-    left = dense.weight - materialise(layer.A, layer.S)
+    left = dense.weight - kronecker_sum(layer.A, layer.S)
     assert error == pytest.approx((left.norm() / dense.weight.norm()).item())
     for _ in range(5):
-        other = materialise(layer.A, layer.S + 0.01 * torch.randn_like(layer.S))
+        other = kronecker_sum(layer.A, layer.S + 0.01 * torch.randn_like(layer.S))
         assert (dense.weight - other).norm() > left.norm()
 
 

@@ -10,7 +10,7 @@ import phmctl
 from phmctl import PHMEmbedding, PHMLinear
 from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import learned_rule
-from phmctl.algebra.kronecker import materialise, materialise_reference
+from phmctl.algebra.kronecker import kronecker_sum, kronecker_sum_reference
 from phmctl.errors import DimensionError, UserError
 
 ALGEBRAS = [
@@ -21,7 +21,7 @@ ALGEBRAS = [
 
 def reference(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
     """What the layer must give, in float64, from the sum of ``torch.kron``."""
-    H = layer.weight.double() if layer.n == 1 else materialise_reference(layer.A, layer.S)
+    H = layer.weight.double() if layer.n == 1 else kronecker_sum_reference(layer.A, layer.S)
     return x.double() @ H.T + (0 if layer.bias is None else layer.bias.double())
 
 
@@ -285,7 +285,7 @@ def test_from_dense_is_exact_for_a_sum_of_n_products(n: int) -> None:
 def test_from_dense_of_any_weight_says_what_it_loses() -> None:
     dense = nn.Linear(12, 20, bias=False, dtype=torch.float64).eval()
     layer, error = PHMLinear.from_dense(dense, 2)
-    left = (dense.weight - materialise(layer.A, layer.S)).norm() / dense.weight.norm()
+    left = (dense.weight - kronecker_sum(layer.A, layer.S)).norm() / dense.weight.norm()
     assert error == pytest.approx(left.item())
     assert (layer.bias, layer.training, layer.S.dtype) == (None, False, torch.float64)
     with pytest.raises(DimensionError, match="n = 5 does not divide in_features = 12"):

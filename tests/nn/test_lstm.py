@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import phmctl
-from phmctl.algebra.kronecker import materialise_reference
+from phmctl.algebra.kronecker import kronecker_sum_reference
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn import kronecker_weight
 from phmctl.nn.build import LinearBuilder
@@ -44,7 +44,7 @@ def stacked(layer: LSTMLayer) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def H_of(linear: PHMLinear) -> Tensor:
-    return linear.weight if linear.n == 1 else materialise_reference(linear.A, linear.S)
+    return linear.weight if linear.n == 1 else kronecker_sum_reference(linear.A, linear.S)
 
 
 def in_torch_order(rows: Tensor) -> Tensor:
@@ -304,10 +304,10 @@ def test_H_is_built_once_a_forward(monkeypatch) -> None:
 
     def counted(A: Tensor, S: Tensor) -> Tensor:
         built.append(S.shape)
-        return materialise(A, S)
+        return kronecker_sum(A, S)
 
-    materialise = kronecker_weight.materialise
-    monkeypatch.setattr(kronecker_weight, "materialise", counted)
+    kronecker_sum = kronecker_weight.kronecker_sum
+    monkeypatch.setattr(kronecker_weight, "kronecker_sum", counted)
     model = PHMLSTM(8, 4, n=2)
     model(torch.randn(3, 6, 8))
     assert len(built) == 8  # one a map, whatever the steps

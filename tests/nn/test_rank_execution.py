@@ -14,7 +14,7 @@ from phmctl import PHMLinear
 from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.kronecker import materialise_reference
+from phmctl.algebra.kronecker import kronecker_sum_reference
 from phmctl.backends import choices, machine
 from phmctl.backends.choices import from_text
 from phmctl.errors import DimensionError, RankError, UserError
@@ -24,7 +24,7 @@ from phmctl.nn.linear import MANY
 
 def by_definition(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
     bias = 0 if layer.bias is None else layer.bias.double()
-    return x.double() @ materialise_reference(layer.A, layer.S).T + bias
+    return x.double() @ kronecker_sum_reference(layer.A, layer.S).T + bias
 
 
 def factored(n: int = 4, **options) -> PHMLinear:

@@ -16,7 +16,7 @@ from phmctl.tasks.base import Asked, Sizes, TaskKind
 if TYPE_CHECKING:
     import torch
 
-    from phmctl.models.probe import Probe
+    from phmctl.models.small import Probe
     from phmctl.tasks.probing.evaluation import ProbeReport
     from phmctl.tasks.probing.predictor import LinePredictor
     from phmctl.tasks.probing.task import ProbingTask
