@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from phmctl.errors import RunError
-from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.nn.linear import KroneckerWeight
 from phmctl.recipe.schema import TrainingSection
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
