@@ -78,12 +78,6 @@ def whole_steps(folder: Path) -> list[int]:
     return [step for step in saved_steps(folder) if _is_whole(folder / step_name(step))]
 
 
-def newest_whole(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint, looking at no more than it must; None where there is none."""
-    newest_first = (folder / step_name(step) for step in reversed(saved_steps(folder)))
-    return next((checkpoint for checkpoint in newest_first if _is_whole(checkpoint)), None)
-
-
 def _is_whole(folder: Path) -> bool:
     """Whether a checkpoint has its manifest and all files in their sizes; their bytes are not read."""
     try:
@@ -122,17 +116,9 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
 
 
 def save_tensors(path: Path, named: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as a safetensors file, readable as the user's other files are.
+    """Write tensors, of which no two share storage, as a safetensors file; raises OSError.
 
     ``safetensors.torch.save_file`` makes a file that its owner alone may read, and its errors name no errno.
-
-    Args:
-        path: the file.
-        named: name -> tensor; no two may share storage.
-        metadata: what its header says besides.
-
-    Raises:
-        OSError: it cannot be written.
     """
     from safetensors.torch import save
 
@@ -147,10 +133,7 @@ def tidy(folder: Path) -> None:
     """Clear what killed processes left among the checkpoints of `folder`; only for the process that writes there.
 
     A checkpoint that was being replaced is renamed back; what was half written or half removed goes, for nothing refers
-    to it, and so do moments that the manifest does not name.
-
-    Raises:
-        OSError: the folder cannot be written.
+    to it, and so do moments that the manifest does not name. Raises OSError.
     """
     put_back(folder)
     sweep(folder)
@@ -161,11 +144,7 @@ def tidy(folder: Path) -> None:
 
 
 def drop_group(folder: Path, group: str) -> None:
-    """Remove a group of tensors from a whole checkpoint, if both are there. A crash leaves it whole.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Remove a group of tensors from a whole checkpoint, if both are there. A crash leaves it whole. Raises OSError."""
     with suppress(RunError):  # pruned
         manifest = _read_manifest(folder)
         if manifest.pop(f"{group}.safetensors", None):
@@ -201,11 +180,7 @@ def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
 
 
 def checkpoint_digest(folder: Path, group: str) -> str:
-    """Return the SHA-256 of a group's file, as the checkpoint's manifest has it.
-
-    Raises:
-        RunError: the manifest is missing or damaged.
-    """
+    """Return the SHA-256 of a group's file, as the checkpoint's manifest has it. Raises RunError."""
     return str(_read_manifest(folder)[f"{group}.safetensors"]["sha256"])
 
 
@@ -279,20 +254,27 @@ def load_model(
         model: built from the same recipe.
         tensors: by name; a shared one once.
         where: the checkpoint's folder, for the message.
-        device: for a model that was built on ``meta``, so that nothing was drawn for its start: its device then. The
-            tensors become its parameters, if they lie there already.
+        device: of a model that was built on ``meta``, so that nothing was drawn for its start: where it goes. Tensors
+            that lie there already become its parameters.
 
     Raises:
         RunError: a name or a shape differs from the model's.
     """
+    if device is None:
+        copy_tensors(model_tensors(model), tensors, where)
+        return
     state = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
-    _compare({name: state[name] for name in first.values()}, tensors, where)
-    if device is None:
-        model.load_state_dict({name: tensors[source] for name, source in names.items()})
-    else:
-        _give(model, {name: tensors[source] for name, source in names.items()}, device)
+    _check_fit({name: state[name] for name in first.values()}, tensors, where)
+    _give(model, {name: tensors[source] for name, source in names.items()}, device)
+
+
+def copy_tensors(target: Mapping[str, "Tensor"], source: Mapping[str, "Tensor"], where: Path) -> None:
+    """Copy a checkpoint's tensors into those of the same names; RunError where a name or a shape differs."""
+    _check_fit(target, source, where)
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
 
 
 def _give(model: "nn.Module", tensors: Mapping[str, "Tensor"], device: "torch.device") -> None:
@@ -312,17 +294,13 @@ def _give(model: "nn.Module", tensors: Mapping[str, "Tensor"], device: "torch.de
     model._apply(emptied)  # type: ignore[no-untyped-call]
 
 
-def _compare(model: Mapping[str, "Tensor"], tensors: Mapping[str, "Tensor"], where: Path) -> None:
-    missing, unknown = sorted(model.keys() - tensors.keys()), sorted(tensors.keys() - model.keys())
-    if missing or unknown:
-        parts = [f"lacks {missing[0]}" if missing else "", f"has an unknown {unknown[0]}" if unknown else ""]
-        raise RunError(
-            f"{where} does not fit the model of its recipe: it {' and '.join(filter(None, parts))}; "
-            "was it written by another version of phmctl?"
-        )
-    for name, tensor in model.items():
-        if tensor.shape != tensors[name].shape:
-            raise RunError(
-                f"{where} does not fit the model of its recipe: {name} is {tuple(tensors[name].shape)} there, "
-                f"{tuple(tensor.shape)} in the model"
-            )
+def _check_fit(model: Mapping[str, "Tensor"], tensors: Mapping[str, "Tensor"], where: Path) -> None:
+    wrong = [f"it lacks {name}" for name in sorted(model.keys() - tensors.keys())]
+    wrong += [f"it has an unknown {name}" for name in sorted(tensors.keys() - model.keys())]
+    wrong = wrong or [
+        f"{name} is {tuple(tensors[name].shape)} there, {tuple(tensor.shape)} in the model"
+        for name, tensor in model.items()
+        if tensor.shape != tensors[name].shape
+    ]
+    if wrong:
+        raise RunError(f"{where} does not fit the model of its recipe: {wrong[0]}; was it written by another version?")

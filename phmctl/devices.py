@@ -19,18 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """Which of several processes this is, by the variables that ``torchrun`` sets.
+    """Which of several processes this is, by the variables that ``torchrun`` sets."""
 
-    Attributes:
-        rank: 0 to `size` − 1; rank 0 writes and prints.
-        size: processes on all machines.
-        local_rank: the number on this machine.
-        local_size: processes on this machine.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
+    rank: int = 0  # to `size` − 1; rank 0 writes and prints
+    size: int = 1  # processes on all machines
+    local_rank: int = 0  # on this machine
     local_size: int = 1
 
 
@@ -53,11 +46,7 @@ def processor_name() -> str | None:
 
 
 def pick_device(name: str) -> "torch.device":
-    """Return the device of that name; ``auto`` is the first CUDA device, if there is one.
-
-    Raises:
-        RecipeError: no such device here.
-    """
+    """Return the device of that name; ``auto`` is the first CUDA device, if there is one. RecipeError: none here."""
     import torch
 
     if name == "auto":
@@ -98,19 +87,12 @@ def seed_generators(device: "torch.device", seed: int) -> None:
 
 
 @contextmanager
-def isolated(device: "torch.device", threads: int, seed: int) -> Iterator[None]:
-    """Seed torch's generators and set its CPU threads within the block; both are as before after it.
-
-    Args:
-        device: whose generators are seeded, and the CPU's; of several GPUs all.
-        threads: of torch on the CPU; 0 leaves them.
-        seed: the generators' seed.
-    """
+def isolated(device: "torch.device", threads: int) -> Iterator[None]:
+    """Set torch's CPU threads (0: leave them) within the block; they and the generators are as before after it."""
     import torch
 
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count() if device.type == "cuda" else 0)):
-        seed_generators(device, seed)
         if threads:
             torch.set_num_threads(threads)
         try:
@@ -145,11 +127,7 @@ def takes_bfloat16(device: "torch.device", setting: str) -> bool:
 
 
 def check_compiler(device: "torch.device") -> None:
-    """Refuse ``training.compile`` where torch.compile has no compiler for a device.
-
-    Raises:
-        RecipeError: there is no C++ compiler for a CPU, or no Triton for a GPU.
-    """
+    """Refuse (RecipeError) ``training.compile`` where torch.compile finds no compiler for a device."""
     if device.type == "cuda":
         missing = None if importlib.util.find_spec("triton") else "Triton"
     else:

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from phmctl.checkpoints import AVERAGE, newest_whole, read_state
+from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
 from phmctl.errors import PhmctlError, RecipeError, RunError
 from phmctl.files import is_locked
 from phmctl.recipe.schema import Recipe
@@ -171,7 +171,8 @@ def summarise(folder: Path) -> Summary:
     run = Run(folder, read_recipe(folder / RECIPE, quick=True))
     environment = run.environment() if (folder / ENVIRONMENT).is_file() else {}
     changed = _changed(run.recipe, environment)
-    newest = newest_whole(run.checkpoints_folder)
+    whole = whole_steps(run.checkpoints_folder)
+    newest = run.checkpoints_folder / step_name(whole[-1]) if whole else None
     state = {} if newest is None else read_state(newest)
     last, validations = _read_log(run.metrics_path)
     how, reason = _state(run, state)

@@ -22,10 +22,7 @@ _DROPOUT = 0x64726F70  # keeps these numbers apart from those of the order of ba
 
 
 class BatchStream:
-    """Gives the rows of micro-batches from an (epoch, position) on. These attributes name the next one.
-
-    It is the same on every process, which builds only what it trains on.
-    """
+    """Gives the rows of micro-batches from an (epoch, position) on; these attributes name the next one."""
 
     def __init__(self, task: "Task", epoch: int = 0, position: int = 0) -> None:
         self._task = task
@@ -34,11 +31,7 @@ class BatchStream:
         self._plan = task.plan(epoch)
 
     def next(self, count: int) -> list["Rows"]:
-        """Return the rows of the next `count` micro-batches; they may span two epochs.
-
-        Raises:
-            DataError: a whole epoch has no micro-batch.
-        """
+        """Return the rows of the next `count` micro-batches; they may span two epochs. DataError: an epoch has none."""
         rows = []
         for _ in range(count):
             if self.position >= len(self._plan):
@@ -53,19 +46,12 @@ class BatchStream:
 
 @dataclass(frozen=True)
 class Part:
-    """What a process runs forward and backward in one go.
+    """What a process runs forward and backward in one go."""
 
-    Attributes:
-        micro_batch: of the step, counted from 0.
-        piece: of the micro-batch, counted from 0.
-        rows: of the split.
-        counts: whether its gradient counts; if not, the process has nothing to do and only takes part in the exchange.
-    """
-
-    micro_batch: int
-    piece: int
-    rows: "Rows"
-    counts: bool = True
+    micro_batch: int  # of the step, counted from 0
+    piece: int  # of the micro-batch, counted from 0
+    rows: "Rows"  # of the split
+    counts: bool = True  # if not, the process has nothing to do and only takes part in the exchange of gradients
 
 
 def pieces_of(micro_batches: int, processes: int) -> int:
@@ -77,14 +63,9 @@ def pieces_of(micro_batches: int, processes: int) -> int:
 
 
 def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
-    """Return a process's parts of a step, at least one: the r-th, the r + W-th, …
+    """Return the parts of a step, given as the rows of its micro-batches, of the process r of W: the r-th, r + W-th, …
 
     Rows of a micro-batch are sorted by length, so a piece is every so many-th of them: all cost the same.
-
-    Args:
-        plan: the rows of the step's micro-batches.
-        rank: r, the process's number.
-        processes: W, how many there are.
     """
     pieces = pieces_of(len(plan), processes)
     every = [Part(number, piece, rows[piece::pieces]) for number, rows in enumerate(plan) for piece in range(pieces)]

@@ -29,25 +29,15 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a model's first tensors come from.
+    """Where a model's first tensors come from."""
 
-    Attributes:
-        source: the run's folder.
-        checkpoint: the checkpoint's name.
-        step: its step.
-        sha256: of the file with its model.
-        tensors: those that the model begins with, by name.
-        new: names of the model's tensors that the source does not have, or has in another shape.
-        left: names of the source's tensors that the model does not have, or has in another shape.
-    """
-
-    source: Path
-    checkpoint: str
+    source: Path  # the run's folder
+    checkpoint: str  # its name
     step: int
-    sha256: str
-    tensors: Mapping[str, Tensor]
-    new: tuple[str, ...]
-    left: tuple[str, ...]
+    sha256: str  # of the file with the checkpoint's model
+    tensors: Mapping[str, Tensor]  # those that the model begins with, by name
+    new: tuple[str, ...]  # names of the model's tensors that the source does not have, or has in another shape
+    left: tuple[str, ...]  # names of the source's tensors that the model does not have, or has in another shape
 
     def as_json(self) -> dict[str, Any]:
         """Return what the run's environment keeps."""
@@ -63,9 +53,8 @@ class Start:
 
     def words(self) -> str:
         """Return what was used, is new and was left, for people; equal layers in one name."""
-        parts = [
-            f"initialised: {len(self.tensors)} tensors taken from {self.source} ({self.checkpoint}, step {self.step})"
-        ]
+        where = f"{self.source} ({self.checkpoint}, step {self.step})"
+        parts = [f"initialised: {len(self.tensors)} tensors taken from {where}"]
         for verb, names in (("new", self.new), ("left", self.left)):
             if names:  # the modules of these tensors, each once, with the numbers of layers left out
                 modules = (_NUMBER.sub("*", name.rpartition(".")[0] or name) for name in names)
@@ -76,9 +65,8 @@ class Start:
 def find_start(recipe: Recipe, task: "Task") -> Start | None:
     """Return what a recipe's model begins with, or None where it begins at random. Nothing is changed.
 
-    Raises:
-        RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
-            vocabulary; or has no tensor that fits.
+    RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
+    vocabulary; or has no tensor that fits.
     """
     run = _source(recipe)
     if run is None:

@@ -6,8 +6,8 @@ logged twice.
 
 import json
 import os
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from phmctl.errors import RecipeError
@@ -25,10 +25,6 @@ class MetricsLog:
         step: of the checkpoint: keep entries up to it.
         validated: its newest validation: of these, and early stops, keep entries up to it. By default `step`.
         tensorboard: a folder for TensorBoard's own log, or None.
-
-    Raises:
-        RecipeError: TensorBoard is asked for but not installed.
-        RunError: the file cannot be read.
     """
 
     def __init__(
@@ -36,7 +32,7 @@ class MetricsLog:
     ) -> None:
         self._path = path
         self._board: Any = None
-        self._new_board = (summary_writer(), tensorboard, step + 1) if tensorboard else None
+        self._new_board = partial(summary_writer(), tensorboard, purge_step=step + 1) if tensorboard else None
         last = {VALIDATION: step if validated is None else validated}
         last[EARLY_STOP] = last[VALIDATION]
         lines, end = read_lines(path) if path else ([], b"")
@@ -58,16 +54,11 @@ class MetricsLog:
             with writing(self._path):
                 self._file = self._path.open("ab", buffering=0)  # a line is with the system when add() returns
         if self._new_board is not None:
-            kind, folder, purge = self._new_board
-            self._board = kind(folder, purge_step=purge)
+            self._board = self._new_board()
         return self
 
     def add(self, event: str, step: int, values: dict[str, Any]) -> None:
-        """Append one entry. What a full disk leaves of a line is dropped when the training goes on.
-
-        Raises:
-            OutputError: the disk is full.
-        """
+        """Append one entry (OutputError: the disk is full); a torn line is dropped when the training goes on."""
         if self._path is None:
             return
         line = (json.dumps({"event": event, "step": step, **values}) + "\n").encode()
@@ -80,7 +71,7 @@ class MetricsLog:
                 self._board.add_scalar(f"{event}/{name}", value, step)
 
     def has(self, event: str, step: int) -> bool:
-        """Return whether there is such an entry."""
+        """Whether there is such an entry."""
         return (event, step) in self._events
 
     def flush(self) -> None:
@@ -89,9 +80,7 @@ class MetricsLog:
             with writing(self._path):
                 os.fsync(self._file.fileno())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._path is not None:
             self._file.close()
         if self._board is not None:
@@ -99,11 +88,7 @@ class MetricsLog:
 
 
 def summary_writer() -> Any:
-    """Return TensorBoard's class for writing its log.
-
-    Raises:
-        RecipeError: it is not installed.
-    """
+    """Return TensorBoard's class for writing its log; RecipeError where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -4,8 +4,7 @@ Each step's loss and gradient norm are folded into flags that stay on the device
 also tells the fused optimiser to skip its update, so the weights stay those from before it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,58 +29,33 @@ class Guard:
         return int(self._first.item()) if self.found.item() else None
 
 
-def trace(model: nn.Module, replay: Callable[[], Any]) -> str:
-    """Return, in words, where the first value that is not finite arises while `replay` runs the step again.
-
-    Args:
-        model: its modules are watched in the order in which they run.
-        replay: runs forward and backward of the step.
-    """
-    with _watched(model) as order:
-        loss = replay()
-    for name, finite in order:
-        if not finite:
-            return f"the output of {name}"
-    if isinstance(loss, Tensor) and not bool(torch.isfinite(loss).all()):
-        return "the loss; every module's output is finite"
-    return _bad_gradient(model, [name for name, _ in order])
-
-
-@contextmanager
-def _watched(model: nn.Module) -> Iterator[list[tuple[str, bool]]]:
-    """Yield a list that fills with (module name, output is finite) as the modules return; inner before outer."""
-    order: list[tuple[str, bool]] = []
+def trace(model: nn.Module, replay: Callable[[], Tensor]) -> str:
+    """Return, in words, where the first value that is not finite arises while `replay` runs a step again."""
+    order: list[tuple[str, bool]] = []  # of modules as they return, inner before outer: name, output is finite
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         return lambda module, inputs, output: order.append((name, _is_finite(output)))
 
-    handles = [
-        module.register_forward_hook(watch(name or type(module).__name__)) for name, module in model.named_modules()
-    ]
+    handles = [m.register_forward_hook(watch(name or type(m).__name__)) for name, m in model.named_modules()]
     try:
-        yield order
+        loss = replay()
     finally:
         for handle in handles:
             handle.remove()
+    for name, finite in order:
+        if not finite:
+            return f"the output of {name}"
+    if not bool(torch.isfinite(loss).all()):
+        return "the loss; every module's output is finite"
+    last_run = {name: position for position, (name, _) in enumerate(order)}
+    bad = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.grad)]
+    if not bad:
+        return "a value that was finite when the step was run again"
+    # The backward pass goes upwards: the gradient of the module that runs last went bad first.
+    return f"the gradient of {max(bad, key=lambda name: last_run.get(name.rpartition('.')[0], -1))}"
 
 
 def _is_finite(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool(torch.isfinite(value).all())
     if isinstance(value, (tuple, list)):
-        return all(_is_finite(each) for each in value)
-    return True
-
-
-def _bad_gradient(model: nn.Module, order: list[str]) -> str:
-    """Return which gradient went bad first: that of the module which runs last, as the backward pass goes upwards."""
-    last_run = {name: position for position, name in enumerate(order)}
-    bad = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
-    ]
-    if not bad:
-        return "a value that was finite when the step was run again"
-    first = max(bad, key=lambda name: last_run.get(name.rpartition(".")[0], -1))
-    return f"the gradient of {first}"
+        return all(map(_is_finite, value))
+    return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())

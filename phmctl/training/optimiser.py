@@ -1,18 +1,18 @@
-"""The optimiser: Adam or AdamW, and its state as named tensors.
+"""The optimiser: Adam or AdamW, its state as named tensors, and its learning rate at each step.
 
 Weight decay falls on every parameter, as in the AdamW paper and by torch's default, but not on rules: H is a product of
 A and S, and would decay twice as fast as the dense weight that it stands for if both did. With S alone it decays as
 that does.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from phmctl.errors import RunError
 from phmctl.nn.linear import KroneckerWeight
 from phmctl.recipe.schema import TrainingSection
 
@@ -58,7 +58,7 @@ def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
 def skip_updates_when(optimiser: Optimizer, flag: Tensor) -> None:
     """Let the fused kernels leave parameters and moments alone while `flag`, a scalar on their device, is 1.
 
-    This is the hook by which torch's gradient scaler skips bad steps; the host waits for nothing.
+    torch's gradient scaler skips bad steps by this hook; the host waits for nothing.
     """
     optimiser.found_inf = flag  # type: ignore[attr-defined]
 
@@ -72,34 +72,45 @@ def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tenso
     return tensors
 
 
-def prepare_moments(optimiser: Optimizer, model: nn.Module) -> list[Tensor]:
-    """Give every trainable parameter the state that it has after a step, empty, and return it, in a fixed order."""
-    tensors = []
+def prepare_moments(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Give every trainable parameter the state that it has after a step, empty, and return all of it."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             device = parameter.device if optimiser.defaults.get("fused") else torch.device("cpu")
             state = {"step": torch.zeros((), device=device)}
             state |= {moment: torch.zeros_like(parameter, requires_grad=False) for moment in _MOMENTS[1:]}
             optimiser.state[parameter] = state
-            tensors += state.values()
-    return tensors
+    return optimiser_tensors(optimiser, model)
 
 
-def load_moments(optimiser: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy what :func:`optimiser_tensors` gave into the state that :func:`prepare_moments` made.
+# ----------------------------------------------- learning rates, by steps from 1: the first update is that of step 1
 
-    Raises:
-        RunError: the tensors are not those of this model's parameters: one is missing, unknown or of another shape.
+
+def inverse_sqrt(step: int, peak: float, warmup: int) -> float:
+    """Return the rate of "Attention Is All You Need" (§5.3): up to `peak` at step `warmup`, then with ``step^-0.5``.
+
+    The paper's own form, ``d^-0.5 · min(step^-0.5, step · warmup^-1.5)``, has the peak ``(d · warmup)^-0.5``.
     """
-    wanted = optimiser_tensors(optimiser, model)
-    for name in sorted(tensors.keys() - wanted.keys()):
-        raise RunError(f"the checkpoint's optimiser state has {name}, which the model has not")
-    for name, tensor in wanted.items():
-        if name not in tensors:
-            raise RunError(f"the checkpoint's optimiser state lacks {name}; resume from another one")
-        if tensors[name].shape != tensor.shape:
-            raise RunError(
-                f"the checkpoint's optimiser state does not fit the model: {name} is {tuple(tensors[name].shape)} "
-                f"there, {tuple(tensor.shape)} here; resume from another one"
-            )
-        tensor.copy_(tensors[name])
+    warmup = max(warmup, 1)
+    return peak * min(step / warmup, math.sqrt(warmup / step))
+
+
+def constant(step: int, peak: float, warmup: int) -> float:
+    """Return `peak`, after a straight rise over the first `warmup` steps."""
+    return peak * min(1.0, step / max(warmup, 1))
+
+
+def linear(step: int, peak: float, warmup: int, steps: int) -> float:
+    """Return a straight rise to `peak` at step `warmup`, then a straight fall to 0 one step after `steps`."""
+    if step <= warmup:
+        return peak * step / warmup
+    return peak * max(0.0, (steps + 1 - step) / (steps + 1 - max(warmup, 1)))
+
+
+def build_schedule(settings: TrainingSection) -> Callable[[int], float]:
+    """Return the recipe's schedule: step (from 1) -> learning rate."""
+    peak, warmup = settings.learning_rate, settings.warmup
+    if settings.schedule == "linear":
+        return lambda step: linear(step, peak, warmup, settings.steps)
+    schedule = inverse_sqrt if settings.schedule == "inverse_sqrt" else constant
+    return lambda step: schedule(step, peak, warmup)

@@ -35,32 +35,15 @@ class GivenUpError(PhmctlError):
 
 
 class Processes:
-    """This process and the others; on its own it is all there is.
-
-    Args:
-        where: this one's rank, and how many there are.
-    """
+    """This process and the others; on its own it is all there is."""
 
     def __init__(self, where: World | None = None) -> None:
         self._world = where or World()
         self.rank, self.count = self._world.rank, self._world.size
-
-    @property
-    def many(self) -> bool:
-        """Whether there are others."""
-        return self.count > 1
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
+        self.leads, self.many = self.rank == 0, self.count > 1
 
     def device(self, name: str) -> torch.device:
-        """Return the device for this process: of several on a machine each has its own.
-
-        Raises:
-            RecipeError: there is no such device here, or not one for each.
-        """
+        """Return the device for this process, of several on a machine each its own; RecipeError where there is none."""
         device, here = pick_device(name), self._world.local_size
         if device.type == "cpu" or not self.many:
             return device
@@ -79,7 +62,7 @@ class Processes:
         return max(wanted // self._world.local_size, 1) if wanted else 0
 
     def data_parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Return what is called to train a model: it averages gradients over processes as the backward pass goes.
+        """Return what is called to train a model: it averages gradients over processes while the backward pass runs.
 
         The model of every process becomes that of rank 0. Alone, it is the model itself.
         """
@@ -131,12 +114,7 @@ class Processes:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Fail everywhere where the block fails anywhere: with the error in rank 0, silently in the others.
-
-        Raises:
-            PhmctlError: what the block raised here or elsewhere, with the rank if it was not rank 0.
-            SystemExit: in the other processes.
-        """
+        """Fail everywhere where the block fails anywhere: with the error in rank 0, by a silent exit in the others."""
         failure: PhmctlError | None = None
         try:
             yield
@@ -153,11 +131,9 @@ class Processes:
 
 
 class ValidationShare:
-    """A process's share of a validation: every W-th part. Between two parts it asks whether a stop was wished for.
+    """A process's share of a validation: every W-th part. Between two parts all ask whether a stop was wished for.
 
-    Args:
-        processes: which share it.
-        asked: returns the number of the signal that this process got, 0 for none.
+    `asked` returns the number of the signal that this process got, 0 for none.
     """
 
     def __init__(self, processes: Processes, asked: Callable[[], int]) -> None:
@@ -165,11 +141,7 @@ class ValidationShare:
         self.total, self.merge = processes.total, processes.merge
 
     def mine(self, parts: Sequence[T]) -> Iterator[T]:
-        """Yield this process's parts.
-
-        Raises:
-            GivenUpError: one of the processes was asked to stop.
-        """
+        """Yield this process's parts. GivenUpError: one of the processes was asked to stop."""
         rank, count = self._processes.rank, self._processes.count
         for start in range(0, len(parts), count):
             if self._processes.largest(self._asked()):
@@ -182,11 +154,7 @@ class ValidationShare:
 def joined(timeout: float) -> Iterator[Processes]:
     """Join the processes that ``torchrun`` started with this one, if it did; leave them at the end.
 
-    Args:
-        timeout: seconds that a process waits for another.
-
-    Raises:
-        PeerError: another process does not come, died, or did not answer in time.
+    PeerError: another process does not come, ended, or did not answer within `timeout` seconds.
     """
     where = world()
     if where.size == 1:

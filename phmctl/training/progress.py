@@ -3,32 +3,12 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from phmctl.console import note, people, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """The figures of one log interval."""
-
-    step: int
-    loss: float  # a mean over the items
-    learning_rate: float
-    items_per_second: float  # what the loss is divided by: of translation target tokens, padding not counted
-    seconds_left: float
-    unit: str = "tok"  # an item, shortly
-
-    def __str__(self) -> str:
-        return (
-            f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}  {self.items_per_second:,.0f} {self.unit}/s  "
-            f"{clock(self.seconds_left)} left"
-        )
 
 
 def clock(seconds: float) -> str:
@@ -39,11 +19,7 @@ def clock(seconds: float) -> str:
 
 
 class Throughput:
-    """Counts tokens between log lines against the clock, without the time of validation and saving.
-
-    Args:
-        seconds: trained before this process began.
-    """
+    """Counts tokens between log lines against the clock; `seconds` were trained before this process began."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._origin = time.perf_counter() - seconds
@@ -55,7 +31,7 @@ class Throughput:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the training began, all its processes together."""
+        """Seconds since the training began."""
         return time.perf_counter() - self._origin
 
     def count(self, targets: int, tokens: int) -> None:
@@ -90,11 +66,8 @@ class ProgressLine:
     """Shows a training of `steps` steps from step `start` on. A context manager."""
 
     def __init__(self, steps: int, start: int, *, quiet: bool = False) -> None:
-        self._steps = steps
-        self._quiet = quiet
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._start = start
+        self._steps, self._start, self._quiet = steps, start, quiet
+        self._bar: tuple[Progress, TaskID] | None = None
 
     def __enter__(self) -> Self:
         console = people()
@@ -102,35 +75,33 @@ class ProgressLine:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
             columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, console=console, transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self._steps, completed=self._start)
+            bar = Progress(*columns, console=console, transient=True)
+            bar.start()
+            self._bar = bar, bar.add_task("", total=self._steps, completed=self._start)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._bar[0].stop()
             self._bar = None
 
     def step(self, step: int) -> None:
         """Move the bar, on a terminal."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step)
+        if self._bar is not None:
+            self._bar[0].update(self._bar[1], completed=step)
 
-    def log(self, line: LogLine) -> None:
+    def log(self, step: int, figures: str) -> None:
         """Show a log interval's figures."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=str(line))
+        if self._bar is not None:
+            self._bar[0].update(self._bar[1], description=figures)
         else:
-            self.say(f"step {line.step}/{self._steps}  {line}")
+            self.say(f"step {step}/{self._steps}  {figures}")
 
     def say(self, message: str) -> None:
         """Print a line that stays, above the bar."""
         if self._quiet:
             return
         if self._bar is not None:
-            self._bar.console.print(printable(message), soft_wrap=True, markup=False, highlight=False)
+            self._bar[0].console.print(printable(message), soft_wrap=True, markup=False, highlight=False)
         else:
             note(message)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.checkpoints import (
+    AVERAGE,
     MANIFEST,
     MOMENTS,
     Checkpoint,
@@ -18,12 +19,11 @@ from phmctl.checkpoints import (
     whole_steps,
 )
 from phmctl.errors import RecipeError, RunError
-from phmctl.files import write_atomic, write_json
+from phmctl.files import discard, write_atomic, write_json, writing
 from phmctl.recipe.loading import differences, dump_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment
-from phmctl.training.saving import clear_leftovers, derive, discard_average, newest_state
-from phmctl.training.state import TrainingState
+from phmctl.training.saving import TrainingState, clear_leftovers, derive
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
@@ -41,19 +41,15 @@ _AFTERWARDS = "decoding."
 def run_to_resume(root: Path, recipe: Recipe) -> Run:
     """Return the run that ``--resume`` means: the newest one that the recipe would continue, with a checkpoint or not.
 
-    Raises:
-        RunError: there is none of this variant and seed, or it is not complete.
-        RecipeError: there is, and it differs in what a step computes; the message lists each key with both values.
+    RunError: there is none of this variant and seed. RecipeError: there is, and it differs in what a step computes.
     """
     newest = newest_like(root, recipe)
     if newest is not None:
         return newest
-    seeds: dict[int, Run] = {}
-    for run in Run.versions(root, recipe):
-        seeds.setdefault(run.recipe.training.seed, run)
-    if recipe.training.seed in seeds:
-        check_same(seeds[recipe.training.seed], recipe)
-    what = f"no run with seed {recipe.training.seed}, only with {', '.join(map(str, seeds))}," if seeds else "no run"
+    others = {run.recipe.training.seed: run for run in reversed([*Run.versions(root, recipe)])}
+    if recipe.training.seed in others:
+        check_same(others[recipe.training.seed], recipe)
+    what = f"only runs with seed {', '.join(map(str, sorted(others)))}" if others else "no run"
     where = root / recipe.name / recipe.variant
     raise RunError(f"nothing to resume: {what} in {where}; leave --resume out to start one")
 
@@ -88,11 +84,7 @@ def forbidden(trained: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def check_same(run: Run, recipe: Recipe) -> None:
-    """Refuse a recipe that would not continue the run's training.
-
-    Raises:
-        RecipeError: keys differ in what a step computes.
-    """
+    """Refuse (RecipeError) a recipe that would not continue the run's training."""
     wrong = forbidden(run.recipe, recipe)
     if wrong:
         lines = [f"  {key}: {old!r} in the run, {new!r} now" for key, (old, new) in wrong.items()]
@@ -107,19 +99,17 @@ def check_same(run: Run, recipe: Recipe) -> None:
 def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | None:
     """Return the checkpoint to continue from; None when the run was stopped before its first. No checkpoint is changed.
 
-    ``last`` is the newest that is complete and ``best`` the one which that calls so, whatever the pointers say: a kill
-    may have come before they were moved.
-
-    Raises:
-        RunError: the run is of other data; or the checkpoint is damaged, has no state to continue from (``average``),
-            or one whose position in the epoch no epoch of the task has.
+    ``last`` is the newest that is complete, whatever the pointer says: a kill may have come before it was moved.
+    RunError: the run is of other data, or the checkpoint cannot be continued.
     """
     task.check_run(run)
     with suppress(OSError):
         tidy(run.checkpoints_folder)
-    folder = _folder_of(run, name)
-    if folder is None:
+    steps = saved_steps(run.checkpoints_folder)
+    complete = [step for step in steps if (run.checkpoints_folder / step_name(step) / MANIFEST).is_file()]
+    if name == "last" and not steps:
         return None
+    folder = run.checkpoint(step_name(complete[-1]) if name == "last" and complete else name)
     if step_of(folder.name) is None:
         raise RunError(f"{folder} has weights only; resume from last, best or a step")
     if not has_group(folder, MOMENTS):
@@ -142,39 +132,24 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
     return checkpoint
 
 
-def _folder_of(run: Run, name: str) -> Path | None:
-    folder = run.checkpoints_folder
-    complete = [step for step in saved_steps(folder) if (folder / step_name(step) / MANIFEST).is_file()]
-    if name == "last" and complete:
-        return folder / step_name(complete[-1])
-    if name == "last" and not saved_steps(folder):
-        return None
-    newest = newest_state(folder) if name == "best" else None
-    if newest is not None and newest.best_step in complete:
-        return folder / step_name(newest.best_step)
-    return run.checkpoint(name)
-
-
 def is_at_end(run: Run, recipe: Recipe, step: int) -> bool:
     """Return whether a step is the run's newest and the recipe's steps are the run's: there it may finish."""
     return saved_steps(run.checkpoints_folder)[-1:] == [step] and recipe.training.steps == run.recipe.training.steps
 
 
 def continue_at(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:
-    """Make the run one that ends at the checkpoint and is trained with this recipe.
+    """Make the run one that ends at the checkpoint and is trained with this recipe. Nothing may be refused after it.
 
-    Later checkpoints are removed, since training writes them anew, and so is an average, which was made of another end.
-    The run's environment notes that it was resumed, where and when. Call it when nothing can be refused any more.
-
-    Raises:
-        OutputError: the run's folder cannot be written.
-        RunError: its environment is damaged.
+    Later checkpoints are removed, since training writes them anew, and so is an average. The run's environment notes
+    that it was resumed, where and when. Raises OutputError; RunError where the environment is damaged.
     """
     noted = run.environment()
     noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
     folder = run.checkpoints_folder
     clear_leftovers(run)
-    discard_average(folder)
+    with writing(folder):
+        if (folder / AVERAGE).is_dir():  # of another end
+            discard(folder / AVERAGE)
     if checkpoint is not None:  # the folder becomes what it was when the checkpoint was written
         step, best = checkpoint.state["step"], checkpoint.state.get("best_step")
         prune(folder, {other for other in saved_steps(folder) if other <= step})
@@ -184,12 +159,7 @@ def continue_at(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoin
 
 
 def finish(run: Run, recipe: Recipe, step: int) -> None:
-    """Finish what a kill may have left undone in a run that has no step to go, and keep what the recipe asks for now.
-
-    Raises:
-        OutputError: the run's folder cannot be written.
-        RunError: its environment is damaged.
-    """
+    """Finish what a kill may have left undone in a run that has no step to go; keep what the recipe asks for now."""
     clear_leftovers(run)
     amended = is_at_end(run, recipe, step) and run.recipe != recipe
     if amended:

@@ -1,14 +1,17 @@
-"""What a training keeps on disk: its checkpoints, all that follows from them, and their average.
+"""What a training keeps on disk: its state, its checkpoints, all that follows from them, and their average.
 
 ``last`` and ``best`` say nothing that the checkpoints do not: the newest whole one, and the one that its state calls
 the best. So they are derived, after every save and whenever a run is continued, and so is what may be pruned. A kill
 anywhere leaves at worst pointers that are behind, and the next start moves them.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from phmctl.checkpoints import (
@@ -23,19 +26,70 @@ from phmctl.checkpoints import (
     whole_steps,
     write_checkpoint,
 )
-from phmctl.files import discard, sweep, writing
+from phmctl.data.order import ORDER
+from phmctl.errors import RunError
+from phmctl.files import sweep, writing
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
-from phmctl.training.state import TrainingState
+from phmctl.runs.summary import is_done
+
+_Count = Annotated[int, Field(ge=0)]
 
 
-def newest_state(folder: Path) -> TrainingState | None:
-    """Return the state of the newest whole checkpoint; None where there is none. Raises RunError if it is damaged."""
-    whole = whole_steps(folder)
-    if not whole:
-        return None
-    newest = folder / step_name(whole[-1])
-    return TrainingState.from_json(read_state(newest), newest)
+class TrainingState(BaseModel):
+    """Counters of a training. No clock time is among them: equal trainings have equal checkpoints."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    step: _Count = 0  # optimiser steps done
+    epoch: _Count = 0  # of the next batch
+    position: _Count = 0  # batches of that epoch already used
+    validated: _Count = 0  # step of the newest validation
+    best_score: float | None = None  # higher is better
+    best_loss: float | None = None  # validation loss of the best one
+    best_step: _Count | None = None
+    stale: _Count = 0  # validations since the best one
+    target_tokens: _Count = 0  # all that were trained on
+    # since the newest log line
+    window_loss: float = 0.0  # summed
+    window_target_tokens: _Count = 0
+    order: _Count = ORDER  # which way to order batches `position` counts in
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], where: Path | None = None) -> Self:
+        """Return the state that ``model_dump`` described, of the checkpoint `where`; other keys are ignored.
+
+        Raises:
+            RunError: the step is missing, a value is of another kind or below zero, or batches came in another order.
+        """
+        wrong = "it has no step" if "step" not in values else ""
+        try:
+            state = cls.model_validate(values)
+        except ValidationError as error:
+            name = error.errors()[0]["loc"][0]
+            wrong = f"its {name} is {values[str(name)]!r}"
+        if wrong:
+            raise RunError(f"{where or 'the checkpoint'} cannot be continued from: {wrong} in state.json")
+        if values.get("order") != ORDER:
+            raise RunError(f"{where or 'the checkpoint'} is of a version before 0.1.0: decode it, or train anew")
+        return state
+
+    def finished(self, steps: int, patience: int) -> bool:
+        """Return whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
+        return is_done(self.step, self.stale, steps, patience)
+
+    def note_score(self, score: float, loss: float, floor: float = -math.inf) -> bool:
+        """Count a validation; return whether it is the best so far: by its score, by its loss where scores are equal.
+
+        Scores below `floor` count as equal. NaN is never the best.
+        """
+        self.validated = self.step
+        best, least = self.best_score, math.inf if self.best_loss is None else self.best_loss
+        improved = not math.isnan(score) and (best is None or (max(score, floor), -loss) > (max(best, floor), -least))
+        self.stale = 0 if improved else self.stale + 1
+        if improved:
+            self.best_score, self.best_loss, self.best_step = score, loss, self.step
+        return improved
 
 
 def scheduled_steps(folder: Path, save_every: int, final: int | None) -> list[int]:
@@ -48,16 +102,14 @@ def scheduled_steps(folder: Path, save_every: int, final: int | None) -> list[in
 
 
 def derive(run: Run, settings: TrainingSection) -> None:
-    """Let ``last`` and ``best`` name what they must, and remove what is not kept.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Let ``last`` and ``best`` name what they must, and remove what is not kept. Raises OutputError."""
     folder = run.checkpoints_folder
-    state = newest_state(folder)
-    if state is None:
+    whole = whole_steps(folder)
+    if not whole:
         return
-    best = state.best_step if state.best_step in whole_steps(folder) else None
+    newest = folder / step_name(whole[-1])
+    state = TrainingState.from_json(read_state(newest), newest)
+    best = state.best_step if state.best_step in whole else None
     run.point("last", state.step)
     run.point("best", best)
     final = state.step if state.finished(settings.steps, settings.patience) else None
@@ -71,11 +123,7 @@ def derive(run: Run, settings: TrainingSection) -> None:
 
 
 def clear_leftovers(run: Run) -> None:
-    """Remove or put back what killed processes left in a run; for the process that trains it.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Remove or put back what killed processes left in a run; for the process that trains it. Raises OutputError."""
     with writing(run.folder):
         tidy(run.checkpoints_folder)
         for folder in (run.folder, run.results_folder):
@@ -86,17 +134,9 @@ def clear_leftovers(run: Run) -> None:
 
 
 def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]:
-    """Average the models of some steps, write the checkpoint ``average`` and return its tensors.
+    """Average the models of some steps, ascending, write the checkpoint ``average`` and return its tensors.
 
-    Sums are float64; tensors of integers are those of the newest step.
-
-    Args:
-        folder: the run's checkpoints.
-        steps: which, ascending; at least one.
-
-    Raises:
-        RunError: a checkpoint is missing or damaged.
-        OutputError: the folder cannot be written.
+    Sums are float64; tensors of integers are those of the newest step. Raises RunError and OutputError.
     """
     sums: dict[str, Tensor] = {}
     newest: dict[str, Tensor] = {}
@@ -111,22 +151,7 @@ def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]
 
 
 def averaged_steps(folder: Path) -> list[int]:
-    """Return the steps that ``average`` was made of, or an empty list.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """Return the steps that ``average`` was made of, or an empty list. RunError: it is damaged."""
     if not (folder / AVERAGE).is_dir():
         return []
     return list(read_checkpoint(folder / AVERAGE, []).state["steps"])
-
-
-def discard_average(folder: Path) -> None:
-    """Remove ``average``, if it is there: training goes on from here, so it will be made of other steps.
-
-    Raises:
-        OutputError: it cannot be removed.
-    """
-    with writing(folder):
-        if (folder / AVERAGE).is_dir():
-            discard(folder / AVERAGE)

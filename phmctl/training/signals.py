@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from phmctl.console import note
@@ -21,12 +21,10 @@ _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 class StopRequest:
     """A context in which SIGINT, SIGTERM, SIGHUP and SIGUSR1 set :attr:`received` instead of ending the process.
 
-    A second signal ends it at once, with the shell's exit code (130, 143, 129, 138). Signals that the parent told us to
-    ignore stay ignored, and outside the main thread, where Python allows no handlers, nothing is watched.
-
-    Args:
-        insist: without it, further signals change nothing: of many processes each gets a scheduler's signal and once
-            more that of their starter, which kills those that need too long.
+    A second signal ends it at once, with the shell's exit code (130, 143, 129, 138); without `insist` it changes
+    nothing: of many processes each gets a scheduler's signal and that of their starter, which kills those that need too
+    long. Signals that the parent told us to ignore stay ignored, and outside the main thread, where Python allows no
+    handlers, nothing is watched.
     """
 
     def __init__(self, *, insist: bool = True) -> None:
@@ -46,9 +44,7 @@ class StopRequest:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()

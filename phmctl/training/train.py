@@ -41,25 +41,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended.
-
-    Attributes:
-        run: its directory.
-        steps: optimiser steps done in all.
-        steps_now: those of this process.
-        seconds: of this process.
-        best_score: the task's score of the best checkpoint, higher is better; None before the first validation.
-        best_step: its step.
-        exit_code: 130 or 143 when a signal stopped it, else 0.
-    """
+    """How a training ended."""
 
     run: Run
-    steps: int
-    steps_now: int
-    seconds: float
-    best_score: float | None
+    steps: int  # optimiser steps done in all
+    steps_now: int  # those of this process
+    seconds: float  # of this process
+    best_score: float | None  # the task's score of the best checkpoint, higher is better; None before a validation
     best_step: int | None
-    exit_code: int
+    exit_code: int  # 130 or 143 when a signal stopped it, else 0
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
@@ -85,7 +75,7 @@ def train(
     quiet: bool = False,
     noted: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
-    """Train a recipe's model on its prepared data.
+    """Train a recipe's model on its prepared data; see :func:`phmctl.train`, which finds recipe and run.
 
     Torch's generators and number of threads are as before when it returns.
 
@@ -99,13 +89,6 @@ def train(
         checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
         quiet: print nothing.
         noted: further entries of a new run's ``environment.json``.
-
-    Raises:
-        DataError: the data is not prepared.
-        RunError, RecipeError: the run cannot be resumed, or not with this recipe.
-        NonFiniteError: a loss or a gradient became NaN or infinite.
-        PeerError: another process of the training ended or does not answer.
-        OutputError: the folder of runs cannot be written.
     """
     from phmctl.data.prepared.folder import data_root
     from phmctl.tasks.registry import kind_of
@@ -153,25 +136,8 @@ def train_task(
 ) -> TrainingResult:
     """Train any task; :func:`train` without the search for data and run.
 
-    Args:
-        task: data, model, loss and metric.
-        recipe: the experiment.
-        root: the folder of runs, for a new one.
-        old: the run to continue, or None.
-        data: the data folder, which the run notes for who continues it.
-        checkpoint: where to continue from.
-        quiet: print nothing.
-        processes: those that train together; each calls this, and rank 0's `old` counts.
-        noted: further entries of a new run's ``environment.json``.
-
-    Raises:
-        DataError: the data is not such that a training can begin.
-        RunError: another process trains the run, or it cannot be continued. It is left as it was then, and also when
-            the checkpoint has the steps asked for already.
-        RecipeError: TensorBoard or a compiler is asked for but not installed.
-        NonFiniteError: a loss or a gradient became NaN or infinite.
-        PhmctlError: the device's memory is too small.
-        OutputError: the run cannot be written.
+    Each of `processes` calls this, and rank 0's `old`, the run to continue, counts. A run that cannot be continued, or
+    whose checkpoint has the steps asked for already, is left as it was.
     """
     began = time.perf_counter()
     processes, settings = processes or Processes(), recipe.training
@@ -183,9 +149,9 @@ def train_task(
                 summary_writer()
             if settings.compile:
                 check_compiler(device)
-            begun = old is not None and saved_steps(old.checkpoints_folder)
-            start = find_start(recipe, task) if processes.leads and not begun else None
-        stack.enter_context(isolated(device, processes.threads(settings.threads), settings.seed))
+            fresh = old is None or not saved_steps(old.checkpoints_folder)
+            start = find_start(recipe, task) if processes.leads and fresh else None
+        stack.enter_context(isolated(device, processes.threads(settings.threads)))
         environment = _environment(recipe, device, processes, data, start)
         stop = stack.enter_context(StopRequest(insist=not processes.many))
         run, point = None, None

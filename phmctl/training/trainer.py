@@ -8,12 +8,21 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import MOMENTS, Checkpoint, load_model, model_tensors, saved_steps, step_name, write_checkpoint
+from phmctl.checkpoints import (
+    MOMENTS,
+    Checkpoint,
+    copy_tensors,
+    model_tensors,
+    saved_steps,
+    step_name,
+    write_checkpoint,
+)
+from phmctl.devices import seed_generators
 from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.nn.dense import to_dense
 from phmctl.runs import Run
@@ -24,7 +33,7 @@ from phmctl.training.metrics_log import EARLY_STOP, VALIDATION, MetricsLog
 from phmctl.training.nonfinite import Guard, trace
 from phmctl.training.optimiser import (
     build_optimiser,
-    load_moments,
+    build_schedule,
     optimiser_tensors,
     prepare_moments,
     set_learning_rate,
@@ -32,39 +41,19 @@ from phmctl.training.optimiser import (
 )
 from phmctl.training.precision import build_autocast
 from phmctl.training.processes import GivenUpError, Processes, ValidationShare
-from phmctl.training.progress import LogLine, ProgressLine, Throughput
-from phmctl.training.saving import derive
-from phmctl.training.schedule import build_schedule
+from phmctl.training.progress import ProgressLine, Throughput, clock
+from phmctl.training.saving import TrainingState, derive
 from phmctl.training.signals import StopRequest
-from phmctl.training.state import TrainingState
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Rows, Task
 
 
-class _Begun(NamedTuple):
-    """Where a step began: enough to run it again."""
-
-    step: int
-    epoch: int
-    position: int
-
-
 class Trainer:
     """Trains a task's model into a run, by the training section of the run's recipe.
 
-    Args:
-        task: data, model, loss and metric.
-        run: where checkpoints and metrics go.
-        device: where it runs.
-        log: the run's metrics.
-        progress: what a person sees.
-        processes: those that train together; each has a trainer, and rank 0 writes.
-        initial: tensors that the model begins with, by name; the others are drawn.
-        checkpoint: which :meth:`save` wrote and the training goes on from; with its tensors in rank 0 only.
-
-    Raises:
-        RunError: the checkpoint does not fit the model.
+    Each of `processes` has a trainer, and rank 0 writes. The model begins with the tensors `initial`, by name, and
+    draws the others; or goes on from a `checkpoint` (RunError: it does not fit), whose tensors rank 0 alone needs.
     """
 
     def __init__(
@@ -82,6 +71,7 @@ class Trainer:
         self.task, self.run, self.device, self.log, self.progress = task, run, device, log, progress
         self.settings = run.recipe.training
         self.processes = processes or Processes()
+        seed_generators(device, self.settings.seed)
         self.model: nn.Module = task.build_model(device)
         initialise(self.model, initial or {})
         apply_executions(self.model, task, run, self.processes)
@@ -101,16 +91,17 @@ class Trainer:
             skip_updates_when(self.optimiser, self._guard.found)
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
-        self._replayable: list[_Begun] = []
+        self._begun: dict[int, tuple[int, int]] = {}  # epoch and position of steps that may have to be run again
         self._throughput = Throughput(log.seconds)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         moments = prepare_moments(self.optimiser, self.model)
         with self.processes.agreed():
             if self.processes.leads:
-                load_model(self.model, checkpoint.tensors["model"], self.run.checkpoints_folder)
-                load_moments(self.optimiser, self.model, checkpoint.tensors[MOMENTS])
-        self.processes.broadcast_tensors(moments)  # the model is sent by data_parallel()
+                folder = self.run.checkpoints_folder
+                copy_tensors(model_tensors(self.model), checkpoint.tensors["model"], folder)
+                copy_tensors(moments, checkpoint.tensors[MOMENTS], folder)
+        self.processes.broadcast_tensors(moments.values())  # the model is sent by data_parallel()
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -164,11 +155,7 @@ class Trainer:
         return self.state.step % every == 0 or self.state.step == self.settings.steps
 
     def _conclude_step(self, stop: StopRequest) -> None:
-        """Validate where due, then save where due or where this is the best model.
-
-        Raises:
-            GivenUpError: a stop was asked for while validating.
-        """
+        """Validate where due, then save where due or where this is the best model. Raises GivenUpError."""
         validating = self._due(self.settings.validate_every) and self.state.validated < self.state.step
         improved = self._validate(stop) if validating else False
         if improved or self._due(self.settings.save_every):
@@ -178,7 +165,7 @@ class Trainer:
         """Do one optimiser step over `accumulate` batches."""
         state, stream = self.state, self._stream
         step = state.step + 1
-        self._replayable.append(_Begun(step, stream.epoch, stream.position))
+        self._begun[step] = stream.epoch, stream.position
         plan = stream.next(self.settings.accumulate)
         costs = [self.task.cost(rows) for rows in plan]
         items = sum(cost.items for cost in costs)
@@ -242,9 +229,9 @@ class Trainer:
         }
         values |= self._throughput.rates()
         self.log.add("train", state.step, values)
-        left = values["seconds_per_step"] * (self.settings.steps - state.step)
-        rate = values["target_tokens_per_second"]
-        self.progress.log(LogLine(state.step, loss, values["learning_rate"], rate, left, self.task.unit))
+        left = clock(values["seconds_per_step"] * (self.settings.steps - state.step))
+        rate = f"{values['target_tokens_per_second']:,.0f} {self.task.unit}/s"
+        self.progress.log(state.step, f"loss {loss:.4f}  lr {values['learning_rate']:.2e}  {rate}  {left} left")
         self._loss.zero_()
         state.window_target_tokens = 0
 
@@ -271,21 +258,12 @@ class Trainer:
         return improved
 
     def evaluate(self, stop: StopRequest | None = None) -> dict[str, float]:
-        """Return the validation metrics of the model as it is, by its dense copy; all processes measure together.
-
-        Raises:
-            GivenUpError: `stop` was asked for meanwhile.
-        """
+        """Return the validation metrics of the model as it is, by its dense copy. Raises GivenUpError."""
         share = ValidationShare(self.processes, lambda: (stop.received or 0) if stop else 0)
         return self.task.validate(to_dense(self.model).eval(), self._autocast, share)
 
     def save(self) -> None:
-        """Write the checkpoint of this step, move ``last`` and ``best`` to it, and prune the older ones.
-
-        Raises:
-            NonFiniteError: the weights come from a step that was not finite.
-            OutputError: the folder cannot be written.
-        """
+        """Write the checkpoint of this step, move ``last`` and ``best`` to it, and prune the older ones."""
         self._check()
         if not self._unsaved:
             return
@@ -295,25 +273,21 @@ class Trainer:
                 self.log.flush()
                 tensors = {"model": model_tensors(self.model), MOMENTS: optimiser_tensors(self.optimiser, self.model)}
                 folder = self.run.checkpoints_folder / step_name(self.state.step)
-                write_checkpoint(folder, tensors, self.state.as_json())
+                write_checkpoint(folder, tensors, self.state.model_dump())
                 derive(self.run, self.settings)
         self._unsaved = False
 
     # -------------------------------------------------------------------------------------------- NaN, infinity
 
     def _check(self) -> None:
-        """Look whether a step since the last look was not finite. Waits for the device.
-
-        Raises:
-            NonFiniteError: one was; the message names the step and the first module.
-        """
+        """Look whether a step since the last look was not finite (NonFiniteError). Waits for the device."""
         bad = self._guard.first_bad_step()
         if bad is None:
-            self._replayable.clear()
+            self._begun.clear()
             return
-        begun = next(begun for begun in self._replayable if begun.step == bad)
+        epoch, position = self._begun[bad]
         self.optimiser.zero_grad(set_to_none=True)
-        plan = BatchStream(self.task, begun.epoch, begun.position).next(self.settings.accumulate)
+        plan = BatchStream(self.task, epoch, position).next(self.settings.accumulate)
         items = sum(self.task.cost(rows).items for rows in plan)
         places = self.processes.gather(trace(self.model, lambda: self._gradients(bad, plan, items, again=True)))
         if not self.processes.leads:
@@ -324,6 +298,6 @@ class Trainer:
         folder = self.run.checkpoints_folder
         left = f"the checkpoints in {folder} are sound" if saved_steps(folder) else "there is no checkpoint yet"
         raise NonFiniteError(
-            f"step {bad}: {place} is NaN or infinite (epoch {begun.epoch}, batch {begun.position}); {left}\n"
+            f"step {bad}: {place} is NaN or infinite (epoch {epoch}, batch {position}); {left}\n"
             "lower training.learning_rate, lengthen training.warmup or set training.clip, then train again"
         )

@@ -293,7 +293,7 @@ def _rewrite(folder: Path, change: dict[str, Any]) -> None:
         ({"position": 10**12}, "its position is 1,000,000,000,000 in state.json, and epoch 1 has 7 batches"),
         ({"step": None}, "its step is None in state.json"),
         ({"step": 17}, "its step is 17 in state.json"),
-        ({"order": 0}, "it is of a version before 0.1.0"),
+        ({"order": 0}, "is of a version before 0.1.0"),
     ],
 )
 def test_a_state_that_cannot_be_continued_is_refused(fit: Fit, change: dict[str, Any], said: str) -> None:
@@ -364,7 +364,7 @@ def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: 
         found = newest_like(tmp_path, recipe)
         assert found is not None
         assert found.folder == folder
-    with pytest.raises(RunError, match=r"no run with seed 3, only with 1, 2, in .*fake/phm-n4; leave"):
+    with pytest.raises(RunError, match=r"only runs with seed 1, 2 in .*fake/phm-n4; leave"):
         run_to_resume(tmp_path, make_recipe(seed=3))
     with pytest.raises(RecipeError, match=r"v002 was trained with:\n  training.clip: 0.0 in the run, 0.25 now"):
         run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.training.schedule import build_schedule, constant, inverse_sqrt, linear
+from phmctl.training.optimiser import build_schedule, constant, inverse_sqrt, linear
 from tests.training.fake import make_recipe
 
 

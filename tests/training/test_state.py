@@ -6,12 +6,12 @@ import math
 import pytest
 
 from phmctl.errors import RunError
-from phmctl.training.state import TrainingState
+from phmctl.training.saving import TrainingState
 
 
 def test_json_keeps_everything() -> None:
     state = TrainingState(step=3, epoch=1, position=2, best_score=-0.1 - 0.2, best_step=2, window_loss=1 / 3)
-    assert TrainingState.from_json(json.loads(json.dumps(state.as_json()))) == state
+    assert TrainingState.from_json(json.loads(json.dumps(state.model_dump()))) == state
 
 
 def test_keys_of_later_versions_are_ignored() -> None:
@@ -71,7 +71,7 @@ def test_a_nan_at_first_is_not_the_best() -> None:
         ({"step": -1}, "its step is -1"),
         ({"step": 3, "position": -2}, "its position is -2"),
         ({"step": 3, "best_score": "x"}, "its best_score is 'x'"),
-        ({"step": 3}, "it is of a version before 0.1.0"),
+        ({"step": 3}, "is of a version before 0.1.0"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused(wrong: dict[str, object], said: str) -> None:
