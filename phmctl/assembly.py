@@ -26,7 +26,7 @@ from phmctl.nn.composition import (
     ScalarComposition,
     begin_as_base,
 )
-from phmctl.nn.dense import to_dense
+from phmctl.nn.dense import freeze, to_dense
 from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.positions import SinusoidalPositions
@@ -66,22 +66,18 @@ def trained(model: M, run: Run, checkpoint: str, device: torch.device) -> M:
 
 
 def answering(model: nn.Module, execution: str | None = None) -> nn.Module:
-    """Turn a trained model into what answers: its dense form; or, by ``rank``, block products.
+    """Turn a trained model into what answers: its dense form; by ``rank``, maps that hold factors keep their blocks.
 
     Raises:
         UserError: no such execution.
-        RankError: a rule resists its decomposition.
     """
     check_known("execution", execution or "auto", EXECUTIONS)
     if execution != "rank":
         return to_dense(model, inplace=True)
-    # The one place that answers by rank: phmctl.nn.dense.freeze(model) belongs here, so that T is built once.
     for module in model.modules():
-        if isinstance(module, PHMLinear) and module.n > 1:
-            if module.factors is None:
-                module.decompose()
+        if isinstance(module, PHMLinear) and module.factors is not None:
             module.execution = "rank"
-    return model
+    return freeze(model)
 
 
 # ------------------------------------------------------------------------------------------------------ the models
@@ -94,10 +90,9 @@ def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
         section.dimension,
         rules=section.rules,
         bias=section.bias,
-        execution=section.execution,
+        execution=None if section.execution == "auto" else section.execution,
         parametrization=section.parametrization,
         rank=section.rank,
-        keep_products=section.keep_products,
         device=device,
     )
 
@@ -297,7 +292,7 @@ def _composing(section: StackSection, builder: LinearBuilder) -> LinearBuilder:
     """Return the builder of a composition's maps."""
     if section.composition_maps == "algebra":
         return builder
-    return LinearBuilder("real", 1, bias=section.bias, execution=section.execution, device=builder.device)
+    return LinearBuilder("real", 1, bias=section.bias, device=builder.device)
 
 
 def _begun(section: StackSection, composition: LinearComposition | BilinearComposition) -> nn.Module:

@@ -63,7 +63,8 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
     if pairs:
         exact.lstm.cell = "standard"  # nn.LSTM has no other, and the weights of both are the same
         exact.lstm = exact.lstm.to_dense()
-    config = _config(section, sizes if hasattr(exact, "decoder") else sizes | {"classes": len(exact.output.weight)})
+    classes = {} if hasattr(exact, "decoder") else {"classes": len(exact.output.weight)}
+    config = _config(section, {**sizes, **classes})
     tensors = {name: part for whole in exact.state_dict().items() for name, part in _apart(*whole)}
     if pairs and not section.bias:
         tensors |= {f"lstm.{name}_l0": torch.zeros(4 * section.width) for name in ("bias_ih", "bias_hh")}

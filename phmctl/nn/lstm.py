@@ -111,7 +111,7 @@ class PHMLSTM(nn.Module):
         """
         if isinstance(lengths, tuple):
             lengths, hx = None, lengths
-        plain = self.cell != "standard" or needs_plain_operations()
+        plain = self.cell != "standard" or needs_plain_operations() or (isinstance(x, Tensor) and x.is_meta)
         if isinstance(x, PackedSequence):
             if lengths is not None or plain:
                 raise UserError(
@@ -148,6 +148,8 @@ class PHMLSTM(nn.Module):
     def _kernel(self, x: Tensor, sizes: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run torch's kernel over (B, T, d), or over packed rows (N, d) of the batch sizes (T,)."""
         dtype, device = compute_dtype(x), x.device.type
+        # On a CPU the kernel would sum the cell over the steps in 16 bits.
+        exact = torch.float32 if device == "cpu" and dtype.itemsize < 4 else dtype
         weights = [layer.weights() for layer in self._layers()]
         batch = len(x) if sizes is None else int(sizes[0])
         if state is None:
@@ -156,14 +158,14 @@ class PHMLSTM(nn.Module):
         with without_autocast(device):
             biased = weights[0][2] is not None
             flat = [part for w, u, b in weights for part in ((w, u) if b is None else (w, u, b, torch.zeros_like(b)))]
-            flat = [part.to(dtype) for part in flat]
-            hx = [part.to(dtype) for part in state]
+            flat = [part.to(exact) for part in flat]
+            hx = [part.to(exact) for part in state]
             rest = biased, self.num_layers, 0.0, self.training, False
             if sizes is None:
-                output, h, c = torch._VF.lstm(x.to(dtype), hx, flat, *rest, True)  # type: ignore[attr-defined]
+                output, h, c = torch._VF.lstm(x.to(exact), hx, flat, *rest, True)  # type: ignore[attr-defined]
             else:
-                output, h, c = torch._VF.lstm(x.to(dtype), sizes, hx, flat, *rest)  # type: ignore[attr-defined]
-        return output, (h, c)
+                output, h, c = torch._VF.lstm(x.to(exact), sizes, hx, flat, *rest)  # type: ignore[attr-defined]
+        return output.to(dtype), (h.to(dtype), c.to(dtype))
 
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run by operations that torch has every rule for, over padding too, and ask for no value of a tensor."""

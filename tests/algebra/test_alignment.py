@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
-from phmctl.algebra.kronecker import kronecker_sum
-from phmctl.algebra.kronecker import nearest_sum
+from phmctl.algebra.kronecker import kronecker_sum, nearest_sum
 from phmctl.algebra.rules import fixed_rule
 from phmctl.errors import DimensionError
 

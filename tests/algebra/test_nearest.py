@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from phmctl.algebra.kronecker import kronecker_sum, kronecker_sum_reference
-from phmctl.algebra.kronecker import nearest_sum
+from phmctl.algebra.kronecker import kronecker_sum, kronecker_sum_reference, nearest_sum
 from phmctl.errors import DimensionError
 
 
