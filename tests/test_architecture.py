@@ -20,6 +20,7 @@ FLOORS = (
         "files",
         "console",
         "devices",
+        "timing",
         "recipe",
         "runs",
         "checkpoints",
