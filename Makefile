@@ -20,7 +20,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 # Two test processes of one thread each suit two cores; a bigger machine takes more.
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 
-.PHONY: help demo docs test faults lint check format bench gpu-check triton-check wheel-test clean
+.PHONY: help demo docs test faults lint check format bench gpu-check wheel-test clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -57,11 +57,6 @@ faults: $(DEVELOPMENT) ## Give every reader hostile files (FUZZ of each); distur
 
 gpu-check: $(DEVELOPMENT) ## On a GPU: its tests, the layer, training and decoding, into build/gpu-check.json; 2 without one
 	$(BIN)/python tools/gpu_check.py --output build/gpu-check.json
-
-# Triton's kernels need no GPU to be interpreted and compiled; where torch came without Triton it is put beside the tests.
-triton-check: $(DEVELOPMENT) ## The kernels for GPUs, without one: interpreted against float64, and compiled for sm_80 and sm_90
-	$(PIP) install --quiet --upgrade --no-deps --target build/triton triton==3.9.0
-	PYTHONPATH=build/triton OMP_NUM_THREADS=1 $(BIN)/pytest tests/algebra/test_triton.py
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ def synchronize(device: torch.device | str | None = None) -> None:
     Args:
         device: None means the current CUDA device where this process uses one, else the CPU.
     """
-    if device is None and torch.cuda.is_initialized():
+    if device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     elif device is not None and torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -9,9 +9,7 @@ from phmctl.cli import options
 from phmctl.console import emit_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from phmctl.console import Table
+    from phmctl.benchmarks.ratios import Bench
     from phmctl.recipe.schema import Recipe
 
 bench = typer.Typer(
@@ -37,10 +35,10 @@ def bench_layer(
     tokens: Annotated[str, typer.Option(help="Numbers of input rows, separated by commas.")] = "16,512,4096",
     algebra: AnyAlgebra = "phm",
     execution: Annotated[
-        str, typer.Option(help="auto, dense, factored, rank, or several of them, separated by commas.")
-    ] = "auto",
+        str | None, typer.Option(help="dense, rank or dense,rank (default: dense, and rank where factors are held).")
+    ] = None,
     parametrization: Annotated[
-        str, typer.Option(help="How a learned rule is held: as A (rule), or as its factors; rank wants factors.")
+        str, typer.Option(help="How a learned rule is held: as A (rule), or as its factors; --rank implies factors.")
     ] = "rule",
     rank: Annotated[int | None, typer.Option(min=1, help="R of the factors (default: that of a random rule).")] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
@@ -49,29 +47,25 @@ def bench_layer(
     threads: options.Threads = 0,
     json: options.Json = False,
 ) -> None:
-    """A PHM layer against nn.Linear: forward, forward and backward, and evaluation with H kept."""
-    from phmctl.benchmarks import layer
-    from phmctl.devices import pick_device, set_threads
+    """A PHM layer against nn.Linear: forward and backward, and forward in training; evaluation is nn.Linear's own."""
+    from phmctl.benchmarks.layers import bench_layer
+    from phmctl.devices import set_threads
 
     set_threads(threads)
-    rows = [
-        row
-        for each in _integers("--n", n)
-        for row in layer.bench_layer(
-            in_features,
-            out_features,
-            each,
-            _integers("--tokens", tokens),
-            algebra=algebra,
-            dtype=dtype,
-            device=str(pick_device(device)),
-            rounds=rounds,
-            executions=[name.strip() for name in execution.split(",")],
-            parametrization=parametrization,
-            rank=rank,
-        )
-    ]
-    _show([row.as_json() for row in rows], lambda: [layer.table(rows)], json=json)
+    result = bench_layer(
+        in_features,
+        out_features,
+        _integers("--n", n),
+        _integers("--tokens", tokens),
+        algebra=algebra,
+        parametrization=parametrization,
+        rank=rank,
+        executions=[name.strip() for name in execution.split(",")] if execution else (),
+        dtype=dtype,
+        device=device,
+        rounds=rounds,
+    )
+    _show(result, json=json)
 
 
 @bench.command("lstm")
@@ -88,38 +82,13 @@ def bench_lstm(
     threads: options.Threads = 0,
     json: options.Json = False,
 ) -> None:
-    """A PHM-LSTM against the same time loop with dense maps, and against nn.LSTM; by default in Table 1's shape."""
-    from phmctl.benchmarks import lstm
+    """A PHM-LSTM against nn.LSTM; by default in the shape of the sentence-pair classifiers of Table 1."""
+    from phmctl.benchmarks.layers import bench_lstm
     from phmctl.devices import set_threads
 
     set_threads(threads)
     common = {"batch": batch, "steps": steps, "algebra": algebra, "gates": gates, "device": device, "rounds": rounds}
-    rows = [row for each in _integers("--n", n) for row in lstm.bench_lstm(in_features, hidden, each, **common)]  # type: ignore[arg-type]
-    _show([row.as_json() for row in rows], lambda: [lstm.table(rows)], json=json)
-
-
-@bench.command("encoder")
-def bench_encoder(
-    n: options.N = 8,
-    algebra: options.Algebra = None,
-    width: Annotated[int, typer.Option(min=2, help="d; the feed-forward is four times as wide.")] = 128,
-    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
-    layers: Annotated[int, typer.Option(min=1, help="Encoder layers.")] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Texts a step, of 5 to 30 tokens.")] = 64,
-    device: AnyDevice = "auto",
-    rounds: Rounds = 10,
-    threads: options.Threads = 0,
-    json: options.Json = False,
-) -> None:
-    """Training steps of an encoder classifier against its dense twin and nn.TransformerEncoder, on random texts."""
-    from phmctl.benchmarks import encoder
-    from phmctl.devices import set_threads
-
-    set_threads(threads)
-    settings = encoder.section(n, algebra, width, heads, layers)
-    rows = encoder.bench_encoder(settings, batch=batch, device=device, rounds=rounds)
-    title = f"{width} wide, {layers} layers, {batch} texts a step"
-    _show([row.as_json() for row in rows], lambda: [encoder.table(rows, title)], json=json)
+    _show(bench_lstm(in_features, hidden, _integers("--n", n), **common), json=json)  # type: ignore[arg-type]
 
 
 @bench.command("train")
@@ -140,16 +109,9 @@ def bench_train(
     A composed model's base is there too. "products allow": the speed that multiplications alone would give.
     """
     from phmctl.benchmarks.training import bench_training
-    from phmctl.data.prepared.folder import data_root
 
-    result = bench_training(
-        _recipe(recipe, n, algebra, device, settings),
-        data or data_root(),
-        batches=batches,
-        rounds=rounds,
-        baseline=against,
-    )
-    _show(result.as_json(), lambda: [result.table()], json=json)
+    resolved = _recipe(recipe, n, algebra, device, settings)
+    _show(bench_training(resolved, data, batches=batches, rounds=rounds, baseline=against), json=json)
 
 
 @bench.command("decode")
@@ -162,7 +124,6 @@ def bench_decode(
     data: options.DataRoot = None,
     split: Annotated[str, typer.Option(help="The split whose sentences are translated.")] = "test",
     sentences: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1000,
-    uncached: Annotated[int, typer.Option(min=0, help="How many of them without cache and batches; 0: none.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each candidate.")] = 5,
     against: Against = "dense",
     engine: Annotated[
@@ -171,50 +132,36 @@ def bench_decode(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Beam search against the dense twin, against no cache and no batches, and against the machine's sgemm.
+    """Beam search against the dense twin, both by the dense copies that translate.
 
     A composed model's base is there too. "products allow": the speed that multiplications alone would give.
     With --engine, RECIPE is a trained run, whose engines are measured side by side on its own text.
     """
-    if engine:
-        _bench_engines(Path(recipe), engine, split=split, sentences=sentences, rounds=rounds, json=json)
-        return
-    from phmctl.benchmarks.decoding import bench_decoding
-    from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import expect
     from phmctl.recipe.schema import TranslationRecipe
     from phmctl.tasks.registry import kind_of
 
-    given = _recipe(recipe, n, algebra, device, settings)
-    kind_of(given).require("bench decode")
-    resolved = expect(given, TranslationRecipe)
-    result = bench_decoding(
-        resolved,
-        data or data_root(),
-        split=split,
-        sentences=sentences,
-        uncached=uncached,
-        rounds=rounds,
-        baseline=against,
-    )
-    _show(result.as_json(), result.tables, json=json)
+    if engine:
+        from phmctl.benchmarks.engines import bench_engines
+        from phmctl.runs import Run
+
+        result = bench_engines(Run.open(Path(recipe)), engine, split=split, sentences=sentences, rounds=rounds)
+    else:
+        from phmctl.benchmarks.decoding import bench_decoding
+
+        given = _recipe(recipe, n, algebra, device, settings)
+        kind_of(given).require("bench decode")
+        resolved = expect(given, TranslationRecipe)
+        result = bench_decoding(resolved, data, split=split, sentences=sentences, rounds=rounds, baseline=against)
+    _show(result, json=json)
 
 
-def _bench_engines(run: Path, engines: list[str], *, split: str, sentences: int, rounds: int, json: bool) -> None:
-    from phmctl.benchmarks.engines import bench_engines
-    from phmctl.runs import Run
-
-    result = bench_engines(Run.open(run), engines, split=split, sentences=sentences, rounds=rounds)
-    _show(result.as_json(), lambda: [result.table()], json=json)
-
-
-def _show(document: object, tables: "Callable[[], list[Table]]", *, json: bool) -> None:
-    """Print the figures as one JSON document, or as tables."""
+def _show(result: "Bench", *, json: bool) -> None:
+    """Print the figures as one JSON document, or as a table."""
     if json:
-        emit_json(document)
-        return
-    for table in tables():
-        table.show()
+        emit_json(result.as_json())
+    else:
+        result.table().show()
 
 
 def _recipe(name: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None) -> "Recipe":

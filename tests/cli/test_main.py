@@ -46,7 +46,7 @@ def test_summaries_are_whole_and_have_no_marks(tmp_path: Path) -> None:
         shown = " ".join(phmctl(*command, "--help", cwd=tmp_path).stdout.split("Commands:")[1].split())
         assert "..." not in shown
         assert "`" not in shown
-    assert "decode Beam search against the dense twin, against no cache and no batches, and against" in shown
+    assert "decode Beam search against the dense twin, both by the dense copies that translate." in shown
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def refused_by_a_full_stdout(*arguments: str) -> None:
         ("decode", "phmctl.runs.Run.open"),
         ("eval", "phmctl.runs.Run.open"),
         ("count-params", "phmctl.accounting.counting.count_parameters"),
-        ("bench layer", "phmctl.benchmarks.layer.bench_layer"),
+        ("bench layer", "phmctl.benchmarks.layers.bench_layer"),
     ],
 )
 def test_ctrl_c_is_one_line_and_exit_code_130(

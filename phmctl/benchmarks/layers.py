@@ -1,0 +1,154 @@
+"""``bench layer`` and ``bench lstm``: a PHM layer against torch's own layer of the same shape."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phmctl.algebra.rules import LEARNED
+from phmctl.benchmarks.ratios import Bench, Forward, check_positive, compare, machine, parameters_of, training_call
+from phmctl.devices import pick_device
+from phmctl.errors import UserError, check_known
+from phmctl.nn.dense import to_dense
+from phmctl.nn.linear import FACTORS, RULE, PHMLinear
+from phmctl.nn.lstm import PHMLSTM, Gates
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def bench_layer(
+    d: int,
+    k: int,
+    orders: Sequence[int],
+    tokens: Sequence[int] = (16, 512, 4096),
+    *,
+    algebra: str = "phm",
+    parametrization: str = RULE,
+    rank: int | None = None,
+    executions: Sequence[str] = (),
+    dtype: str = "float32",
+    device: str = "cpu",
+    rounds: int = 20,
+    compiled: bool = False,
+) -> Bench:
+    """Measure ``PHMLinear`` beside ``nn.Linear``: forward and backward, and the forward pass of training alone.
+
+    Args:
+        d: in-features.
+        k: out-features.
+        orders: n, one or several.
+        tokens: rows of the input, one number or several.
+        algebra: ``phm`` or a fixed algebra of dimension n.
+        parametrization: of a learned rule, ``rule`` or ``factors``.
+        rank: R of the factors, which it implies; by default that of a random rule.
+        executions: ``dense``, ``rank`` or both; empty: ``dense``, and ``rank`` where factors are held.
+        dtype: of parameters and input: ``float32``, ``float64``, ``bfloat16``, ``float16``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        rounds: samples a measurement.
+        compiled: by ``torch.compile``, all layers.
+
+    Returns:
+        a row for each n, number of tokens, mode and execution; `ratio` is of PHM's seconds to ``nn.Linear``'s.
+
+    Raises:
+        DimensionError: n does not divide a dimension.
+        UserError: no such algebra, dtype, device or execution, or a number of tokens or rounds below one.
+    """
+    check_known("dtype", dtype, tuple(_DTYPES))
+    check_positive(tokens=min(tokens), rounds=rounds)
+    parametrization = parametrization if rank is None else FACTORS
+    executions = executions or (("dense", "rank") if parametrization == FACTORS else ("dense",))
+    for execution in executions:
+        check_known("execution", execution, ("dense", "rank"))
+    if "rank" in executions and (algebra, parametrization) == (LEARNED, RULE):
+        raise UserError(
+            "execution 'rank' wants the factors of a learned rule: give a rank, or parametrization 'factors'"
+        )
+    factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}
+    options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}
+    rows = []
+    for n in orders:
+        dense = nn.Linear(d, k, **factory)
+        layers: dict[str, nn.Module] = {"nn.Linear": dense}
+        layers |= {name: PHMLinear(d, k, n=n, execution=name, **options, **factory) for name in executions}
+        applied = {name: torch.compile(layer) if compiled else layer for name, layer in layers.items()}
+        for count, mode in itertools.product(tokens, ("forward+backward", "forward")):
+            x = torch.randn(count, d, **factory)
+            calls = {
+                name: partial(forward, x) if mode == "forward" else training_call(layers[name], forward, x)
+                for name, forward in applied.items()
+            }
+            timings = compare(f"{d} → {k}, n = {n}", calls, rounds=rounds, device=factory["device"])
+            for name in executions:
+                row = {"n": n, "tokens": count, "mode": mode, "execution": name}
+                row |= {"torch_seconds": timings["nn.Linear"].seconds, "phm_seconds": timings[name].seconds}
+                row |= {"ratio": timings[name].ratio, "torch_parameters": parameters_of(dense)}
+                rows.append({**row, "phm_parameters": parameters_of(layers[name])})
+    about = {"in_features": d, "out_features": k, **options, "dtype": dtype, "compiled": compiled}
+    title = f"{d} → {k} against nn.Linear, {algebra}, {dtype}"
+    return Bench(title, {**about, **machine(factory["device"])}, rows)
+
+
+def bench_lstm(
+    d: int = 300,
+    h: int = 300,
+    orders: Sequence[int] = (5,),
+    *,
+    batch: int = 256,
+    steps: int = 40,
+    algebra: str = "phm",
+    gates: Gates = "separate",
+    device: str = "cpu",
+    rounds: int = 20,
+) -> Bench:
+    """Measure ``PHMLSTM`` beside ``nn.LSTM``, on sequences of one length, in float32.
+
+    Args:
+        d: features of the input.
+        h: features of the state.
+        orders: n, one or several.
+        batch: sequences.
+        steps: of each sequence.
+        algebra: ``phm`` or a fixed algebra of dimension n.
+        gates: ``separate`` or ``fused``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        rounds: samples a measurement.
+
+    Returns:
+        two rows for each n: forward and backward, and `eval`, the dense copy without gradients; `ratio` is of PHM's
+        seconds to ``nn.LSTM``'s.
+
+    Raises:
+        DimensionError: n does not divide a dimension.
+        UserError: no such algebra, gates or device, or a batch, steps or rounds below one.
+    """
+    check_positive(batch=batch, steps=steps, rounds=rounds)
+    target = pick_device(device)
+    dense = nn.LSTM(d, h, batch_first=True, device=target)
+    x = torch.randn(batch, steps, d, device=target)
+    rows = []
+    for n in orders:
+        phm = PHMLSTM(d, h, n=n, algebra=algebra, gates=gates, device=target)
+        training = {"nn.LSTM": training_call(dense, _states(dense), x), "phm": training_call(phm, _states(phm), x)}
+        evaluation = {"nn.LSTM": partial(_answer, dense, x), "phm": partial(_answer, to_dense(phm), x)}
+        measured: dict[str, Mapping[str, Callable[[], object]]] = {"forward+backward": training, "eval": evaluation}
+        for mode, calls in measured.items():
+            timings = compare(f"LSTM {d} → {h}, n = {n}", calls, rounds=rounds, device=target)
+            row: dict[str, Any] = {"n": n, "mode": mode, "torch_seconds": timings["nn.LSTM"].seconds}
+            row |= {"phm_seconds": timings["phm"].seconds, "ratio": timings["phm"].ratio}
+            rows.append({**row, "torch_parameters": parameters_of(dense), "phm_parameters": parameters_of(phm)})
+    about = {"in_features": d, "out_features": h, "algebra": algebra, "gates": gates, "batch": batch, "steps": steps}
+    title = f"LSTM {d} → {h} against nn.LSTM, {algebra}, {gates} gates, {batch} sequences of {steps} steps"
+    return Bench(title, {**about, **machine(target)}, rows)
+
+
+def _states(model: nn.Module) -> Forward:
+    return lambda x: model(x)[0]  # (B, T, h)
+
+
+def _answer(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return _states(model)(x)
