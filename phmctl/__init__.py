@@ -1,10 +1,10 @@
 """phmctl: sequence models whose linear layers are parameterized hypercomplex multiplications.
 
 The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
-``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``, and :func:`to_dense` goes back; :func:`load` makes a :class:`Model`
-of a run, to ask from a program, and :class:`cached` keeps what it builds; :func:`prepare`, :func:`train` and
-:func:`evaluate` are the commands of these names. They are imported on first use, so that ``import phmctl`` does not
-import torch.
+``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``; :func:`convert` makes the weights of any model PHM (by
+:class:`Kronecker`), :func:`to_dense` and :func:`freeze` go back; :func:`tune` sets what is faster here. :func:`load`
+makes a :class:`Model` of a run, to ask from a program; :func:`prepare`, :func:`train` and :func:`evaluate` are the
+commands of these names. All are imported on first use, so that ``import phmctl`` does not import torch.
 """
 
 from importlib import import_module
@@ -14,30 +14,32 @@ __version__ = "0.1.0"
 __all__ = [
     "PHMLSTM",
     "Classified",
+    "Kronecker",
     "Model",
     "PHMEmbedding",
     "PHMLinear",
     "Translation",
     "__version__",
-    "cached",
     "convert",
     "evaluate",
+    "freeze",
     "load",
     "prepare",
     "to_dense",
     "train",
+    "tune",
 ]
 
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translation
     from phmctl.inference.loading import load
     from phmctl.inference.model import Classified, Model
-    from phmctl.nn.caching import cached
-    from phmctl.nn.conversion import convert
-    from phmctl.nn.dense import to_dense
+    from phmctl.nn.convert import Kronecker, convert
+    from phmctl.nn.dense import freeze, to_dense
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
+    from phmctl.nn.tune import tune
     from phmctl.verbs import evaluate, prepare, train
 
 
@@ -51,10 +53,12 @@ _HOMES = {
     "evaluate": "phmctl.verbs",
     "load": "phmctl.inference.loading",
     "prepare": "phmctl.verbs",
-    "cached": "phmctl.nn.caching",
-    "convert": "phmctl.nn.conversion",
+    "Kronecker": "phmctl.nn.convert",
+    "convert": "phmctl.nn.convert",
+    "freeze": "phmctl.nn.dense",
     "to_dense": "phmctl.nn.dense",
     "train": "phmctl.verbs",
+    "tune": "phmctl.nn.tune",
 }
 
 

@@ -16,7 +16,7 @@ export PYTHONPATH="$work/site"
 from pathlib import Path
 
 import phmctl
-from phmctl.miniature import generate
+from phmctl.miniature import read_miniature
 from phmctl.data.card import card_names
 from phmctl.data.card import load_card
 from phmctl.recipe.loading import load_recipe
@@ -27,9 +27,9 @@ if site == Path.cwd() or (site / "pyproject.toml").exists():
     raise SystemExit(f"imported the checkout at {site}, not the wheel")
 recipes = [load_recipe(name) for name in shipped_names("recipes")]
 cards = [load_card(name) for name in card_names()]
-pairs = generate(sizes=(20, 5, 5))["train"]
+pairs = read_miniature()["train"]
 pages = [Path(phmctl.__file__).with_name(room) / "page.html" for room in ("serving", "reports")]
-if not recipes or not cards or len(pairs) != 20 or not all(page.is_file() for page in pages):
+if not recipes or not cards or len(pairs) != 8000 or not all(page.is_file() for page in pages):
     raise SystemExit("the wheel lacks recipes, cards, the miniature or a page")
 print(f"wheel: {len(recipes)} recipes, {len(cards)} cards, the miniature")
 PYTHON

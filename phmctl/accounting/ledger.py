@@ -1,6 +1,6 @@
 """The parameter ledger: where a model's parameters lie, and where those of its dense twin would.
 
-The model is built on torch's ``meta`` device, which allocates nothing, and walked module by module: what is counted is
+The model is built on torch's ``meta`` device, which allocates nothing, and read module by module: what is counted is
 the model that trains. "1/n" is true of the linear maps' weights only; the ledger keeps the rules, biases, norms and the
 vocabulary's tables apart, so that it is never claimed of anything else.
 """
@@ -8,7 +8,7 @@ vocabulary's tables apart, so that it is never claimed of anything else.
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -26,32 +26,23 @@ Kind = Literal["map", "norm", "embedding", "generator", "other"]
 # The parts of a model whose size is the vocabulary's. Tables 2 and 4 of the PHM paper leave them out.
 VOCABULARY_KINDS: tuple[Kind, ...] = ("embedding", "generator")
 
-_SUMMED = ("dense", "components", "rule", "bias", "norm", "embedding", "other")
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One module's parameters, in numbers.
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Numbers of parameters.
 
     Attributes:
-        component: the module's name in the model; ``encoder.0-3.`` where rows of equal layers are folded into one.
-        kind: ``map`` (a linear map), ``norm``, ``embedding``, ``generator`` or ``other``.
-        shape: of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm.
-        copies: how many modules the row stands for.
-        dense: parameters of the dense module of that shape, its bias included.
-        components: a map's S; its whole weight where n = 1; both factors where it has two.
-        rule: a learned rule A. A shared one is counted in the first row that holds it.
-        bias: of a map.
-        norm: of a layer norm.
-        embedding: a table's S; the whole table where n = 1.
-        other: of a module that the ledger knows nothing about.
+        dense: of the dense twin, biases included.
+        components: S of the maps; the whole weight of a map with n = 1; both factors of a map that has two.
+        rule: learned rules A. A shared one is counted where it comes first.
+        bias: of the maps.
+        norm: of the layer norms.
+        embedding: S of the tables; the whole table where n = 1.
+        other: of modules that the ledger knows nothing about.
     """
 
-    component: str
-    kind: Kind
-    shape: tuple[int, ...]
-    copies: int = 1
     dense: int = 0
     components: int = 0
     rule: int = 0
@@ -59,24 +50,6 @@ class Row:
     norm: int = 0
     embedding: int = 0
     other: int = 0
-
-    @property
-    def parameters(self) -> int:
-        """This model's parameters in the row."""
-        return self.components + self.rule + self.bias + self.norm + self.embedding + self.other
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over rows; the fields are those of :class:`Row`."""
-
-    dense: int
-    components: int
-    rule: int
-    bias: int
-    norm: int
-    embedding: int
-    other: int
 
     @property
     def parameters(self) -> int:
@@ -91,6 +64,23 @@ class Totals:
     def as_json(self) -> dict[str, int | float]:
         """Return the totals as plain values."""
         return {"parameters": self.parameters, **asdict(self), "share_of_dense": self.share}
+
+
+@dataclass(frozen=True)
+class Row(Totals):
+    """One module's parameters.
+
+    Attributes:
+        component: the module's name in the model; ``encoder.0-3.`` where rows of equal layers are folded into one.
+        kind: ``map`` (a linear map), ``norm``, ``embedding``, ``generator`` or ``other``.
+        shape: of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm.
+        copies: how many modules the row stands for.
+    """
+
+    component: str
+    kind: Kind
+    shape: tuple[int, ...]
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -131,12 +121,17 @@ class Ledger:
         return self.without_embeddings.components + self.without_embeddings.rule
 
     def folded(self) -> list[Row]:
-        """Return the rows with those of equal layers added up."""
+        """Return the rows with those of equal layers, whose names differ in the layer's number, added up."""
         groups: dict[tuple[object, ...], list[Row]] = {}
         for row in self.rows:
-            pattern = _LAYER.sub(".*.", row.component)
-            groups.setdefault((pattern, row.kind, row.shape), []).append(row)
-        return [_fold(rows) for rows in groups.values()]
+            groups.setdefault((_LAYER.sub(".*.", row.component), row.kind, row.shape), []).append(row)
+        folded = []
+        for rows in groups.values():
+            layers = sorted({int(number) for row in rows for number in _LAYER.findall(row.component)})
+            span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else "".join(map(str, layers))
+            name = _LAYER.sub(f".{span}.", rows[0].component)
+            folded.append(replace(rows[0], component=name, copies=len(rows), **_sums(rows)))
+        return folded
 
     def as_json(self) -> dict[str, Any]:
         """Return the ledger as plain values."""
@@ -160,7 +155,7 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
 
     Args:
         recipe: the experiment.
-        sizes: what the data decides of the model's size. None takes what the recipe asks for, and a note says so.
+        sizes: what the data decides of the model's size; by default what the recipe asks for, and a note says so.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
@@ -172,12 +167,9 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
     return replace(ledger, notes=(*notes, *ledger.notes))
 
 
-def ledger_for_settings(
-    settings: TransformerSection, source_vocabulary: int, target_vocabulary: int, *, name: str = "model"
-) -> Ledger:
+def ledger_for_settings(settings: TransformerSection, source_vocabulary: int, target_vocabulary: int) -> Ledger:
     """Count a translator's model; see :func:`ledger_for`."""
-    sizes = {"source": source_vocabulary, "target": target_vocabulary}
-    return ledger_for(task_kind("translation"), settings, sizes, name=name)
+    return ledger_for(task_kind("translation"), settings, {"source": source_vocabulary, "target": target_vocabulary})
 
 
 def ledger_for(
@@ -205,26 +197,26 @@ def ledger_for(
 def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
     """Return a row for each module of any model that holds parameters itself, and the number of distinct rules.
 
-    A module or a parameter that stands in several places is counted where it comes first, so the rows add up to
+    A module or a parameter that several modules share is counted where it comes first, so the rows add up to
     ``sum(p.numel() for p in model.parameters())``.
     """
     seen: set[int] = set()
     rules: set[int] = set()
     rows = []
     for name, module in model.named_modules():
-        own = {key: value for key, value in module.named_parameters(recurse=False) if id(value) not in seen}
-        if own:
-            seen.update(id(value) for value in own.values())
+        new = {key: value for key, value in module.named_parameters(recurse=False) if id(value) not in seen}
+        if new:
+            seen.update(id(value) for value in new.values())
             if isinstance(module, PHMLinear | PHMEmbedding):
-                rules.update(id(own[key]) for key in ("A", "W") if key in own)
-            rows.append(_row(name, module, {key: value.numel() for key, value in own.items()}))
+                rules.update(id(new[key]) for key in ("A", "W") if key in new)
+            rows.append(_row(name, module, {key: value.numel() for key, value in new.items()}))
     return tuple(rows), len(rules)
 
 
-def _row(name: str, module: nn.Module, own: Mapping[str, int]) -> Row:
+def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
     """Describe one module, given the sizes of the parameters that no earlier module holds."""
-    components = own.get("S", own.get("weight", 0)) + own.get("L", 0) + own.get("R", 0)
-    rule, bias = sum(own.get(key, 0) for key in ("A", "W", "U", "V")), own.get("bias", 0)
+    components = sum(sizes.get(key, 0) for key in ("S", "weight", "L", "R"))
+    rule, bias = sum(sizes.get(key, 0) for key in ("A", "W", "U", "V")), sizes.get("bias", 0)
     match module:
         case PHMLinear() | TwoFactorLinear() | nn.Linear():
             shape = (module.out_features, module.in_features)
@@ -235,23 +227,15 @@ def _row(name: str, module: nn.Module, own: Mapping[str, int]) -> Row:
             shape = (module.num_embeddings, module.embedding_dim)
             return Row(name, "embedding", shape, dense=math.prod(shape), rule=rule, embedding=components)
         case nn.LayerNorm():
-            size = sum(own.values())
+            size = sum(sizes.values())
             return Row(name, "norm", tuple(module.normalized_shape), dense=size, norm=size)
-    size = sum(own.values())
+    size = sum(sizes.values())
     return Row(name, "other", (size,), dense=size, other=size)
-
-
-def _fold(rows: Sequence[Row]) -> Row:
-    """Add up the rows of equal layers, whose names differ in the layer's number only."""
-    layers = sorted({int(number) for row in rows for number in _LAYER.findall(row.component)})
-    span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else "".join(map(str, layers))
-    name = _LAYER.sub(f".{span}.", rows[0].component)
-    return replace(rows[0], component=name, copies=len(rows), **_sums(rows))
 
 
 def _sums(rows: Iterable[Row]) -> dict[str, Any]:
     rows = list(rows)
-    return {name: sum(getattr(row, name) for row in rows) for name in _SUMMED}
+    return {field.name: sum(getattr(row, field.name) for row in rows) for field in fields(Totals)}
 
 
 def _padded(rows: Sequence[Row], tables: Mapping[str, int]) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""Pure tensor maths: rules, Kronecker sums, bilinear rank, executions, initialisation.
-
-What people want of it stands here, imported on first use: ``from phmctl.algebra import decompose``.
-"""
+"""Pure tensor maths: rules, Kronecker sums, bilinear rank, initialisation. Names are imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,11 +11,12 @@ __all__ = [
     "decompose",
     "fixed_rule",
     "generic_rank",
+    "kronecker_sum",
     "learned_rule",
-    "materialise",
     "multiply",
     "nearest_components",
-    "nearest_kronecker_sum",
+    "nearest_sum",
+    "rank_linear",
     "recompose",
 ]
 
@@ -26,18 +24,19 @@ if TYPE_CHECKING:
     from phmctl.algebra.alignment import align_rules
     from phmctl.algebra.bilinear import Decomposition, Factors, bilinear_rank, decompose, generic_rank, recompose
     from phmctl.algebra.initialisation import learned_rule
-    from phmctl.algebra.kronecker import materialise
-    from phmctl.algebra.nearest import nearest_components, nearest_kronecker_sum
+    from phmctl.algebra.kronecker import kronecker_sum, nearest_components, nearest_sum
+    from phmctl.algebra.rank_product import rank_linear
     from phmctl.algebra.rules import fixed_rule, multiply
 
 _HOMES = {
     "align_rules": "alignment",
-    "materialise": "kronecker",
-    "nearest_components": "nearest",
-    "nearest_kronecker_sum": "nearest",
+    "kronecker_sum": "kronecker",
+    "nearest_components": "kronecker",
+    "nearest_sum": "kronecker",
     "fixed_rule": "rules",
     "learned_rule": "initialisation",
     "multiply": "rules",
+    "rank_linear": "rank_product",
 }
 
 

@@ -7,32 +7,52 @@ by Levenberg and Marquardt. Everything is computed in float64 on the CPU.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from phmctl.algebra.rules import fixed_rule
-from phmctl.backends.pristine import computed_once
 from phmctl.errors import RankError
 
 Parts = tuple[Tensor, Tensor, Tensor]  # W, U and Vᵀ, (n, R) each
-Numbers = list[list[list[float]]]  # of W, U and V
-Progress = Callable[[int, int, float], None]  # (start, iteration, relative residual)
 
-QUICK = 8  # largest n that is decomposed unasked: it takes a second, n = 16 takes minutes
+QUICK = 8  # largest n whose rules are decomposed in about a second; n = 16 takes minutes
 TOLERANCE = 1e-10  # relative residual of an exact decomposition
 STARTS = 8  # random starts at a rank before it is given up
 _ITERATIONS = 500
 _STALLED = 25  # iterations in which the residual must fall by a fifth
 _LARGEST = 6.0  # of a factor's entry, for a rule whose entries have a root mean square of one
-# Products that suffice for the fixed algebras: for complex numbers 2 do not, nor do 7 for quaternions (Howell and Lafon
-# 1975); 25 is the least that a search finds for the octonions.
-KNOWN_RANKS = {"real": 1, "complex": 3, "quaternion": 8, "octonion": 25}
 # Over the reals a random 2×2×2 tensor has rank 2 or 3, each with positive probability; 3×3×3 has generic rank 5
 # (Kruskal 1989). Elsewhere the count of unknowns tells (Abo, Ottaviani and Peterson 2009).
 _EXCEPTIONS = {1: 1, 2: 3, 3: 5}
+# W, U and V of fixed algebras by their rank, 3 and 8 (Howell and Lafon 1975); entries 0, ±1 and ±½ keep them exact.
+_TABLES = {
+    "complex": (
+        ((1, 1, 0), (1, 0, 1)),
+        ((1, 0, -1), (1, 1, 0)),
+        ((1, 0), (-1, 1), (1, 1)),
+    ),
+    "quaternion": (
+        ((1, 0, -1, 0, 0, 0, 1, 1), (1, 0, 1, 0, 1, 1, 0, 0), (0, -1, 0, 1, 0, 0, 1, -1), (0, 1, 0, 1, 1, -1, 0, 0)),
+        (
+            (0, 1, 0, 0, -0.5, -0.5, 0.5, 0.5),
+            (1, 0, 0, 0, -0.5, -0.5, -0.5, -0.5),
+            (0, 0, -1, 0, 0.5, -0.5, 0.5, -0.5),
+            (0, 0, 0, -1, 0.5, -0.5, -0.5, 0.5),
+        ),
+        (
+            (1, 1, 0, 0),
+            (0, 0, 1, -1),
+            (0, 0, 1, 1),
+            (-1, 1, 0, 0),
+            (0, 1, 1, 0),
+            (0, 1, -1, 0),
+            (1, 0, 0, -1),
+            (1, 0, 0, 1),
+        ),
+    ),
+}
+RANK_TABLES = tuple(_TABLES)  # algebras whose factors are known exactly
 
 
 class Factors(NamedTuple):
@@ -75,7 +95,6 @@ def decompose(
     *,
     seed: int = 0,
     tolerance: float = TOLERANCE,
-    progress: Progress | None = None,
 ) -> Decomposition:
     """Write a rule as a sum of R products of vectors, exactly.
 
@@ -87,7 +106,6 @@ def decompose(
         rank: R. Without it the generic rank, and one to four more where the rule resists.
         seed: of the random starts; the same seed gives the same factors.
         tolerance: the relative residual to reach.
-        progress: told of every iteration.
 
     Returns:
         Factors in the rule's dtype and on its device.
@@ -99,7 +117,7 @@ def decompose(
     target, scale = _normalised(rule)
     ranks = range(generic_rank(n), generic_rank(n) + 5) if rank is None else (rank,)
     for terms in ranks:
-        found = _search(target, terms, seed, tolerance, progress)
+        found = _search(target, terms, seed, tolerance)
         if found is not None:
             factors = Factors(*(part.to(rule) for part in _scaled(found, scale)))
             return Decomposition(factors, _residual(target, *found).norm().item() / n**1.5, terms - generic_rank(n))
@@ -109,30 +127,14 @@ def decompose(
     )
 
 
-def fixed_factors(algebra: str) -> Factors:
-    """Return the factors of a fixed algebra in float64; found once a process.
-
-    Raises:
-        UserError: no fixed algebra has this name.
-    """
-    return from_numbers(_fixed_numbers(algebra))
-
-
-def from_numbers(numbers: Numbers) -> Factors:
-    """Return factors of numbers, in float64, as tensors of the mode that torch is in."""
-    return Factors(*(torch.tensor(part, dtype=torch.float64) for part in numbers))
-
-
-@computed_once
-def _fixed_numbers(algebra: str) -> Numbers:
-    factors = decompose(fixed_rule(algebra, dtype=torch.float64), KNOWN_RANKS.get(algebra)).factors
-    return [part.tolist() for part in factors]
+def fixed_factors(algebra: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Factors:
+    """Return the factors of an algebra of :data:`RANK_TABLES`."""
+    like = torch.empty((), device=device, dtype=dtype)
+    return Factors(*map(like.new_tensor, _TABLES[algebra]))
 
 
 @torch.no_grad()
-def bilinear_rank(
-    rule: Tensor, tolerance: float = TOLERANCE, *, seed: int = 0, progress: Progress | None = None
-) -> int:
+def bilinear_rank(rule: Tensor, tolerance: float = TOLERANCE, *, seed: int = 0) -> int:
     """Return the smallest rank at which a decomposition is found, by bisection.
 
     The rank of each unfolding of the rule bounds it from below. From above it is a search, not a proof: a smaller rank
@@ -142,7 +144,6 @@ def bilinear_rank(
         rule: A, (n, n, n).
         tolerance: the relative residual that counts as exact.
         seed: of the random starts.
-        progress: told of every iteration.
 
     Raises:
         RankError: the rule resists even above the generic rank.
@@ -150,10 +151,10 @@ def bilinear_rank(
     n = _order(rule)
     target, _ = _normalised(rule)
     lower = max(int(torch.linalg.matrix_rank(target.movedim(axis, 0).reshape(n, n * n))) for axis in range(3))
-    upper = decompose(rule, seed=seed, tolerance=tolerance, progress=progress).factors.rank
+    upper = decompose(rule, seed=seed, tolerance=tolerance).factors.rank
     while lower < upper:
         middle = (lower + upper) // 2
-        if _search(target, middle, seed, tolerance, progress) is None:
+        if _search(target, middle, seed, tolerance) is None:
             lower = middle + 1
         else:
             upper = middle
@@ -180,11 +181,11 @@ def _scaled(parts: Parts, scale: float) -> Factors:
     return Factors(W, U, V.t().contiguous())
 
 
-def _search(target: Tensor, rank: int, seed: int, tolerance: float, progress: Progress | None) -> Parts | None:
+def _search(target: Tensor, rank: int, seed: int, tolerance: float) -> Parts | None:
     """Return the first solution with bounded entries that a random start leads to."""
     generator = torch.Generator().manual_seed(seed)
-    for start in range(STARTS):
-        parts, residual = _descend(target, _start(len(target), rank, generator), tolerance, start, progress)
+    for _ in range(STARTS):
+        parts, residual = _descend(target, _start(len(target), rank, generator), tolerance)
         if residual <= tolerance and max(part.abs().max().item() for part in parts) <= _LARGEST:
             return parts
     return None
@@ -196,18 +197,14 @@ def _start(n: int, rank: int, generator: torch.Generator) -> Parts:
     return W, U, V
 
 
-def _descend(
-    target: Tensor, parts: Parts, tolerance: float, start: int, progress: Progress | None
-) -> tuple[Parts, float]:
+def _descend(target: Tensor, parts: Parts, tolerance: float) -> tuple[Parts, float]:
     """Take damped Gauss–Newton steps until the residual is at rounding, stalls, or the iterations are used up."""
     norm = target.norm().item()
     history = [math.inf] * _STALLED
     error = _residual(target, *parts)
     damping = 0.1
-    for iteration in range(_ITERATIONS):
+    for _ in range(_ITERATIONS):
         size = error.norm().item() / norm
-        if progress is not None:
-            progress(start, iteration, size)
         if size <= min(tolerance, 1e-13) or size > 0.8 * history[-_STALLED]:
             break
         history.append(size)

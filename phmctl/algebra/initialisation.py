@@ -9,13 +9,13 @@ that only on average; at n = 2, of 8 numbers, the gain of single layers would st
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.bilinear import QUICK, Factors, Numbers, decompose, from_numbers, generic_rank, recompose
-from phmctl.backends.pristine import computed_once
+from phmctl.algebra.bilinear import QUICK, Factors, decompose, generic_rank, recompose
 from phmctl.errors import check_known
 
 _TINY = 1e-12
@@ -97,13 +97,15 @@ def natural_rank(n: int) -> int:
 
 def canonical_factors(n: int) -> Factors:
     """Return the factors of one random rule with unit fibres, in float64; the same in every process."""
-    return from_numbers(_canonical_numbers(n))
+    return Factors(*(torch.tensor(part, dtype=torch.float64) for part in _canonical_numbers(n)))
 
 
-@computed_once
-def _canonical_numbers(n: int) -> Numbers:
-    rule = torch.randn(n, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    return [part.tolist() for part in decompose(F.normalize(rule, dim=0)).factors]
+@cache
+def _canonical_numbers(n: int) -> list[list[list[float]]]:
+    """Return W, U and V as lists: a cached tensor would keep the device or the mode that was active."""
+    with torch.device("cpu"):
+        rule = torch.randn(n, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+        return [part.tolist() for part in decompose(F.normalize(rule, dim=0)).factors]
 
 
 def _moved(factors: Factors) -> Factors:

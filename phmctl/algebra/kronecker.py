@@ -1,115 +1,107 @@
-"""The sum of Kronecker products ``H = Σᵢ kron(A[i], S[i])``: fast, and as its definition."""
+"""The sum of Kronecker products ``H = Σᵢ kron(A[i], S[i])``, and the sum that is nearest to a given matrix."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from phmctl.backends.operators import ORDINARY, autocast_dtype, define, is_recorded, is_transformed, is_watched
-from phmctl.backends.products import TRITON, linear
+from phmctl.dimension import check_divides
+from phmctl.errors import UserError
 
 
-def materialise(A: Tensor, S: Tensor, library: str | None = None) -> Tensor:
+def kronecker_sum(A: Tensor, S: Tensor) -> Tensor:
     """Return H by one matrix product and one permutation, without an n×k×d temporary.
 
-    ``H[a·k/n + s, b·d/n + t] = Σᵢ A[i, a, b] · S[i, s, t]`` (Zhang et al. 2021, eq. 3.3). It is the operator
-    ``phmctl::kronecker_sum`` for all who record or watch; what runs as it stands goes without it: to call it took 6 to
-    8 % more of a training step of 640 tokens, 128 → 128, n = 8. A profiler is told its name.
+    ``H[a·k/n + s, b·d/n + t] = Σᵢ A[i, a, b] · S[i, s, t]`` (Zhang et al. 2021, eq. 3.3). Plain torch operations:
+    autograd, autocast, compilers, exporters, ``torch.func`` and operation counters need no rules of ours.
 
     Args:
         A: (n, n, n), the rule.
         S: (n, k/n, d/n), the components.
-        library: ``triton`` builds H of what runs as it stands on CUDA; any other name means torch's own operations.
 
     Returns:
-        H of shape (k, d), differentiable in both as often as one likes; under autocast in its dtype.
+        H of shape (k, d); under autocast in its dtype.
     """
-    lower = None if S.dtype == torch.float64 else autocast_dtype(S.device.type)
-    transformed = is_transformed()
-    seen = not transformed and (is_recorded() or is_watched() or not {type(A), type(S)} <= ORDINARY)
-    build: Callable[..., Tensor] = _kronecker_sum if seen else _plain
-    if library == TRITON and not (transformed or seen) and S.numel() < _PLACES:
-        build = partial(_ByTriton.apply, lower or S.dtype)
-    elif lower is not None:
-        A, S = A.to(lower), S.to(lower)
-    if transformed or seen or not _profiler_enabled():
-        return build(A, S)
-    with torch.profiler.record_function("phmctl::kronecker_sum"):
-        return build(A, S)
-
-
-def apply_built(x: Tensor, A: Tensor, S: Tensor, bias: Tensor | None, library: str | None = None) -> Tensor:
-    """Return ``x Hᵀ + b`` with H built for it. (..., d) -> (..., k); differentiable as often as one likes."""
-    return linear(x, materialise(A, S, library), bias, library)
-
-
-def materialise_reference(A: Tensor, S: Tensor) -> Tensor:
-    """Return H in float64 as the plain sum of ``torch.kron``: the definition, to test against. (k, d)."""
-    terms = [torch.kron(a, s) for a, s in zip(A.double(), S.double(), strict=True)]
-    return torch.stack(terms).sum(dim=0)
-
-
-def _plain(A: Tensor, S: Tensor) -> Tensor:
     n, rows, columns = S.shape
     blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns)  # (a b, s t)
-    grid = blocks.view(n, n, rows, columns).transpose(1, 2)  # (a, s, b, t)
-    return grid.reshape(n * rows, n * columns).contiguous()  # (k, d); n = 1 is a view otherwise
+    return blocks.view(n, n, rows, columns).transpose(1, 2).reshape(n * rows, n * columns)  # (a s, b t)
 
 
-_profiler_enabled = getattr(torch.autograd, "_profiler_enabled", bool)
-_PLACES = 1 << 31  # numbers of S that Triton's kernels can count, in 32 bits
+def kronecker_sum_reference(A: Tensor, S: Tensor) -> Tensor:
+    """Return H in float64 as the plain sum of ``torch.kron``: the definition, to test against. (k, d)."""
+    return torch.stack([torch.kron(a, s) for a, s in zip(A.double(), S.double(), strict=True)]).sum(dim=0)
 
 
-def _fake(A: Tensor, S: Tensor) -> Tensor:
-    n, rows, columns = S.shape
-    return S.new_empty(n * rows, n * columns)
+class NearestSum(NamedTuple):
+    """A and S of the nearest sum, and the error that it leaves."""
+
+    A: Tensor  # (n, n, n)
+    S: Tensor  # (n, k/n, d/n)
+    relative_error: float  # ‖W − H‖ / ‖W‖, Frobenius norms
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _blocks(weight: Tensor, n: int) -> Tensor:
+    """Return the blocks of a matrix (k, d) as rows, (n², kd/n²), in float64."""
+    k, d = weight.shape
+    check_divides(n, in_features=d, out_features=k)
+    if weight.is_meta:
+        raise UserError("the weight is on the meta device and has no numbers; load them first")
+    if not weight.isfinite().all():
+        raise UserError("the weight has NaN or infinite numbers; no sum of Kronecker products is near to it")
+    return weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    A, S = ctx.saved_tensors
-    return _gradients(A, S, gradient, *ctx.needs_input_grad)
+@torch.no_grad()
+def nearest_sum(weight: Tensor, n: int) -> NearestSum:
+    """Return the sum of n Kronecker products nearest to a matrix in the Frobenius norm.
+
+    Rearranged so that each block is a row, a Kronecker product is a matrix of rank one, and the nearest sum is the
+    truncated singular value decomposition (Van Loan and Pitsianis, 1993). Computed in float64. The fibres of the rule
+    have unit length in the mean, as at initialisation.
+
+    Args:
+        weight: (k, d).
+        n: the order of the blocks' grid and the number of terms.
+
+    Raises:
+        DimensionError: n does not divide k and d.
+        UserError: the weight has no numbers, or some that are not finite.
+    """
+    k, d = weight.shape
+    blocks = _blocks(weight, n)  # (a b, s t)
+    left, singular, right = torch.linalg.svd(blocks, full_matrices=False)  # (a b, r), (r,), (r, s t)
+    terms = min(n, len(singular))
+    # A layer so small that it has fewer terms than n keeps a rule for the idle ones: with A = S = 0 neither would ever
+    # get a gradient.
+    A = weight.new_full((n, n * n), 1 / math.sqrt(n), dtype=torch.float64)
+    S = weight.new_zeros(n, blocks.shape[1], dtype=torch.float64)
+    A[:terms] = left[:, :terms].t() * math.sqrt(n)
+    S[:terms] = right[:terms] * singular[:terms, None] / math.sqrt(n)
+    norm = singular.norm().item()
+    error = singular[terms:].norm().item() / norm if norm else 0.0
+    return NearestSum(A.view(n, n, n).to(weight.dtype), S.view(n, k // n, d // n).to(weight.dtype), error)
 
 
-def _gradients(
-    A: Tensor, S: Tensor, gradient: Tensor, wants_A: bool, wants_S: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of A and S, given that of H (k, d)."""
-    n, rows, columns = S.shape
-    blocks = gradient.reshape(n, rows, n, columns).transpose(1, 2).reshape(n * n, rows * columns)  # (a b, s t)
-    dA = (blocks @ S.reshape(n, -1).t()).t().reshape(n, n, n) if wants_A else None  # (i, a, b)
-    dS = (A.reshape(n, n * n) @ blocks).view(n, rows, columns) if wants_S else None  # (i, s, t)
-    return dA, dS
+@torch.no_grad()
+def nearest_components(weight: Tensor, A: Tensor) -> tuple[Tensor, float]:
+    """Return the components S whose sum with a given rule is nearest to a matrix, by least squares in float64.
 
+    Args:
+        weight: (k, d).
+        A: (n, n, n).
 
-class _ByTriton(torch.autograd.Function):
-    """H of a dtype by Triton's kernels; the gradients of its gradients by torch's operations."""
+    Returns:
+        S (n, k/n, d/n) and the relative error ‖W − H‖ / ‖W‖ (Frobenius).
 
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, A: Tensor, S: Tensor) -> Tensor:
-        from phmctl.backends.triton_kronecker import build
-
-        ctx.save_for_backward(A, S)
-        return build(A, S, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from phmctl.backends.triton_kronecker import gradient_of_components, gradient_of_rule
-
-        (A, S), (_, wants_A, wants_S) = ctx.saved_tensors, ctx.needs_input_grad
-        # A graph that is to be differentiated again, one that is recorded, many gradients at once (is_grads_batched).
-        if torch.is_grad_enabled() or is_recorded() or not torch._C._has_storage(gradient):
-            return None, *_gradients(A, S, gradient.to(S.dtype), wants_A, wants_S)
-        dA = gradient_of_rule(gradient, S) if wants_A else None  # (i, a, b)
-        dS = gradient_of_components(A, gradient, S) if wants_S else None  # (i, s, t)
-        return None, dA, dS
-
-
-_kronecker_sum = define(
-    "kronecker_sum(Tensor A, Tensor S) -> Tensor", _plain, plain=_plain, fake=_fake, backward=_backward, setup=_setup
-)
+    Raises:
+        DimensionError: n does not divide k and d.
+        UserError: the weight has no numbers, or some that are not finite.
+    """
+    n, (k, d) = len(A), weight.shape
+    blocks = _blocks(weight, n)  # (a b, s t)
+    rule = A.double().reshape(n, n * n).t()  # (a b, i)
+    S = torch.linalg.pinv(rule) @ blocks  # (i, s t)
+    norm = blocks.norm().item()
+    error = (rule @ S - blocks).norm().item() / norm if norm else 0.0
+    return S.view(n, k // n, d // n).to(weight.dtype), error

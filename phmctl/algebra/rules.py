@@ -7,7 +7,6 @@ quaternion, octonion, sedenion) come from the Cayley–Dickson construction; a l
 import torch
 from torch import Tensor
 
-from phmctl.backends.pristine import computed_once
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, check_known
 
@@ -28,32 +27,6 @@ def check_algebra(algebra: str, n: int) -> None:
         raise DimensionError(f"algebra {algebra!r} has n = {implied}, not {n}; use n = {implied} or 'phm'")
 
 
-def _conjugate(p: Tensor) -> Tensor:
-    """Negate every component but the first. (..., n) -> (..., n)."""
-    return torch.cat((p[..., :1], -p[..., 1:]), dim=-1)
-
-
-def _cayley_dickson(p: Tensor, q: Tensor) -> Tensor:
-    """Multiply by the doubling ``(a, b)(c, d) = (ac − d̄b, da + bc̄)``. (..., n) x (..., n) -> (..., n)."""
-    if p.shape[-1] == 1:
-        return p * q
-    a, b = p.chunk(2, dim=-1)  # (..., n/2) each
-    c, d = q.chunk(2, dim=-1)
-    real = _cayley_dickson(a, c) - _cayley_dickson(_conjugate(d), b)
-    imaginary = _cayley_dickson(d, a) + _cayley_dickson(b, _conjugate(c))
-    return torch.cat((real, imaginary), dim=-1)  # (..., n)
-
-
-@computed_once
-def _fixed_table(algebra: str) -> list[list[list[float]]]:
-    n = FIXED_DIMENSION[algebra]
-    basis = torch.eye(n, dtype=torch.float64)
-    left = basis[:, None].expand(n, n, n)  # (i, b, :) = e_i
-    right = basis[None].expand(n, n, n)  # (i, b, :) = e_b
-    products = _cayley_dickson(left, right)  # (i, b, a): component a of e_i e_b
-    return products.transpose(1, 2).tolist()  # (i, a, b)
-
-
 def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
     """Return the structure tensor of a fixed algebra.
 
@@ -61,17 +34,40 @@ def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch
 
     Args:
         algebra: ``real``, ``complex``, ``quaternion``, ``octonion`` or ``sedenion``.
-        device: where the rule shall lie.
+        device: of the rule.
         dtype: of the rule; torch's default where None.
 
     Returns:
-        A of shape (n, n, n) with entries in {-1, 0, 1}; a fresh tensor.
+        A of shape (n, n, n) with entries in {-1, 0, 1}.
 
     Raises:
         UserError: no fixed algebra has this name; names the nearest.
     """
     check_known("fixed algebra", algebra, FIXED_DIMENSION)
-    return torch.empty((), device=device, dtype=dtype).new_tensor(_fixed_table(algebra))
+    n = FIXED_DIMENSION[algebra]
+    table = [[[0.0] * n for _ in range(n)] for _ in range(n)]  # (i, a, b)
+    for i in range(n):
+        for b in range(n):
+            sign, a = _unit_product(i, b, n)
+            table[i][a][b] = sign
+    return torch.empty((), device=device, dtype=dtype).new_tensor(table)
+
+
+def _unit_product(i: int, b: int, n: int) -> tuple[int, int]:
+    """Return sign and index of the product of the units e_i and e_b, by ``(p, q)(r, s) = (pr − s̄q, sp + qr̄)``."""
+    if n == 1:
+        return 1, 0
+    half = n // 2
+    first, second = i % half, b % half
+    conjugate = 1 if second == 0 else -1  # of e_second
+    if i < half:
+        sign, index = _unit_product(first, second, half) if b < half else _unit_product(second, first, half)
+        return sign, index + (b - second)
+    if b < half:
+        sign, index = _unit_product(first, second, half)
+        return conjugate * sign, index + half
+    sign, index = _unit_product(second, first, half)
+    return -conjugate * sign, index
 
 
 def multiply(rule: Tensor, p: Tensor, q: Tensor) -> Tensor:

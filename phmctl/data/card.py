@@ -307,7 +307,7 @@ class Card(Section):
     homepage: str = ""
     source_language: str = ""
     target_language: str = ""
-    built_in: bool = False  # generated, nothing to fetch
+    built_in: bool = False  # comes with the package, nothing to fetch
     texts: Annotated[int, Field(ge=1, le=2)] | None = None  # that an example has
     symmetric: bool = False  # the order of a pair's texts means nothing: swapped, they are the same example
     train_text: bool = False  # train keeps its text too, for models with tokenizers of their own

@@ -106,7 +106,7 @@ def open_corpus(
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
     elif card.built_in:
-        corpus = _generated(card)
+        corpus = _built_in(card)
     else:
         corpus = _from_network(card, cache, refetch)
     if card.divide is not None:
@@ -161,11 +161,11 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
     return corpus
 
 
-def _generated(card: Card) -> Corpus:
+def _built_in(card: Card) -> Corpus:
     """Return the built-in miniature."""
-    from phmctl.miniature import generate
+    from phmctl.miniature import read_miniature
 
-    splits = {name: [Row(pair) for pair in pairs] for name, pairs in generate().items()}
+    splits = {name: [Row(pair) for pair in pairs] for name, pairs in read_miniature().items()}
     return _of(card, splits, [], "generated, seed 1")
 
 

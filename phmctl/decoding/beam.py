@@ -27,7 +27,6 @@ from phmctl.data.special import BOS, EOS, PAD, UNK
 from phmctl.decoding.hypothesis import Hypothesis, length_penalty
 from phmctl.decoding.topk import log_softmax_topk
 from phmctl.errors import NonFiniteError
-from phmctl.nn.caching import cached
 
 _DEAD = float("-inf")
 _LOOK_EVERY = {"cpu": 1, "cuda": 4}  # steps between looks at what has ended; a look makes the host wait for a GPU
@@ -57,7 +56,6 @@ class Seq2Seq(Protocol):
 
 
 @torch.no_grad()
-@cached()
 def beam_search(
     model: Seq2Seq,
     source: Tensor,

@@ -16,7 +16,6 @@ import importlib.util
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,10 +64,6 @@ class CTranslate2Engine:
             raise RunError(f"{folder} cannot be loaded by CTranslate2: {error}; make the export anew") from error
         self._source, self._target = tokenizers.source.vocabulary, tokenizers.target.vocabulary
         self._ids = {token: index for index, token in enumerate(self._target)}
-
-    def ready(self) -> AbstractContextManager[Any]:
-        """Nothing is to be prepared."""
-        return nullcontext()
 
     def search(
         self, sources: Sequence[Ids], settings: DecodingSection, *, allowed: int, n_best: int = 1

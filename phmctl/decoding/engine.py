@@ -7,8 +7,7 @@ of exports are in :mod:`phmctl.engines`. All mean the same by a beam, a length p
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.recipe.schema import DecodingSection
@@ -25,10 +24,6 @@ class Engine(Protocol):
     """
 
     name: str
-
-    def ready(self) -> AbstractContextManager[Any]:
-        """Return what to enter around a number of searches: it puts the model in the mode that they want."""
-        ...
 
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int

@@ -13,13 +13,13 @@ from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.engine import Engine
 from phmctl.decoding.translator import Translator
 from phmctl.devices import takes_bfloat16
-from phmctl.errors import UserError
+from phmctl.errors import RunError, UserError
 from phmctl.exports import Export
 from phmctl.recipe.schema import DecodingSection, TransformerSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
 
 if TYPE_CHECKING:
-    import torch
+    from phmctl.models.transformer import Transformer
 
 
 def load_translator(
@@ -29,7 +29,6 @@ def load_translator(
     decoding: DecodingSection | None = None,
     *,
     cleaned: bool = False,
-    keep_factors: bool = True,
     threads: int = 0,
 ) -> Translator:
     """Load a run's model and tokenizers, ready to translate; or an export's.
@@ -41,7 +40,6 @@ def load_translator(
         decoding: beam search settings other than the recipe's.
         cleaned: the lines will be the run's own text, which has been cleaned already. Twice is once too often:
             ``&amp;lt;`` stands for ``&lt;``, and that for ``<``.
-        keep_factors: where the maps are to be applied by rank, write the factors that are found into the run.
         threads: of an engine that has its own; 0 leaves its choice. torch's are the process's.
 
     Raises:
@@ -50,61 +48,42 @@ def load_translator(
         UserError: the engine cannot do what is asked.
     """
     recipe = run.recipe_of(TranslationRecipe)
-    tokenizers = load_tokenizers(run)
-    settings = decoding or recipe.decoding
+    tokenizers, settings = load_tokenizers(run), decoding or recipe.decoding
     if isinstance(run, Export):
-        engine = _engine_of_export(run, checkpoint, device, settings, tokenizers, threads)
+        folder = run.checkpoint(checkpoint)
+        for option, value in (("execution", settings.execution), ("precision", settings.precision)):
+            if value is not None:
+                raise UserError(f"--{option} {value}: {folder} has its own; leave it out, or decode with the run")
+        run.verify()
+        quantize = str(run.manifest.get("quantize"))
+        engine = open_engine(
+            run.to, folder, recipe.model, tokenizers, quantize=quantize, device=device, threads=threads
+        )
     else:
-        engine = _engine_of_run(run, checkpoint, device, settings, tokenizers, keep_factors=keep_factors)
-    return Translator(
-        engine,
-        tokenizers,
-        settings,
-        max_source_tokens=recipe.data.max_tokens,
-        cleaning=Cleaning() if cleaned else load_cleaning(run),
-    )
+        from phmctl.assembly import answering
+        from phmctl.decoding.torch_engine import TorchEngine
+
+        model = answering(load_transformer(run, checkpoint, device, tokenizers), settings.execution)
+        target = next(model.parameters()).device
+        if settings.precision == "bfloat16" and takes_bfloat16(target, "decoding.precision"):
+            model = model.bfloat16()
+        engine = TorchEngine(model, target)
+    cleaning = Cleaning() if cleaned else load_cleaning(run)
+    return Translator(engine, tokenizers, settings, max_source_tokens=recipe.data.max_tokens, cleaning=cleaning)
 
 
-def _engine_of_run(
-    run: Run, checkpoint: str, device: str, settings: DecodingSection, tokenizers: TokenizerPair, *, keep_factors: bool
-) -> Engine:
-    from phmctl.assembly import build_transformer
-    from phmctl.checkpoints import load_model, read_checkpoint
-    from phmctl.decoding.torch_engine import TorchEngine
+def load_transformer(run: Run, checkpoint: str, device: str, tokenizers: TokenizerPair) -> "Transformer":
+    """Load a run's trained model as it was trained, in evaluation mode.
+
+    Raises:
+        RunError: the checkpoint is missing or damaged.
+    """
+    from phmctl.assembly import build_transformer, trained
     from phmctl.devices import pick_device
-    from phmctl.nn.kept_factors import set_execution
 
-    target = pick_device(device)
-    recipe = run.recipe_of(TranslationRecipe)
-    model = build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, "meta")
-    folder = run.checkpoint(checkpoint)
-    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
-    set_execution(model.eval(), settings.execution, folder, keep=keep_factors)
-    engine = TorchEngine(model, target, _kept_in(settings, target))
-    engine.scope.hold()  # nobody trains it further: H is built once
-    return engine
-
-
-def _kept_in(settings: DecodingSection, device: "torch.device") -> "torch.dtype | None":
-    """Return the dtype that weights are kept in, None for their own; warns where the device has it not."""
-    import torch
-
-    asked = settings.precision == "bfloat16"
-    return torch.bfloat16 if asked and takes_bfloat16(device, "decoding.precision") else None
-
-
-def _engine_of_export(
-    export: Export, checkpoint: str, device: str, settings: DecodingSection, tokenizers: TokenizerPair, threads: int
-) -> Engine:
-    folder = export.checkpoint(checkpoint)
-    if settings.execution is not None:
-        raise UserError(f"--execution: {folder} holds H itself; leave it out, or decode with the run")
-    if settings.precision is not None:
-        raise UserError(f"precision {settings.precision!r}: {folder} has its own; leave it out, or decode with the run")
-    export.verify()
-    section = export.recipe_of(TranslationRecipe).model
-    quantize = str(export.manifest.get("quantize"))
-    return open_engine(export.to, folder, section, tokenizers, quantize=quantize, device=device, threads=threads)
+    section = run.recipe_of(TranslationRecipe).model
+    model = build_transformer(section, tokenizers.source.size, tokenizers.target.size, "meta")
+    return trained(model, run, checkpoint, pick_device(device))
 
 
 def open_engine(
@@ -154,12 +133,17 @@ def _dense_engine(folder: Path, section: TransformerSection, device: str, tokeni
     from phmctl.checkpoints import load_model
     from phmctl.decoding.torch_engine import TorchEngine
     from phmctl.devices import pick_device
-    from phmctl.models.plain_weights import read_plain
+    from phmctl.models import plain
+    from phmctl.nn.dense import to_dense
 
     target = pick_device(device)
     generator = "tied" if section.generator == "tied" else "dense"
-    plain = {"projections": "separate", "embeddings": "dense", "generator": generator}
-    dense = section.dense_twin.model_copy(update=plain)
-    model = build_transformer(dense, tokenizers.source.size, tokenizers.target.size, "meta")
-    load_model(model, read_plain(folder), folder, target)
-    return TorchEngine(model.eval(), target)
+    settings = {"projections": "separate", "embeddings": "dense", "generator": generator}
+    twin = section.dense_twin.model_copy(update=settings)
+    model = build_transformer(twin, tokenizers.source.size, tokenizers.target.size, "meta")
+    try:
+        _, tensors = plain.read(folder)
+    except Exception as error:  # each library has errors of its own
+        raise RunError(f"the weights in {folder} cannot be read: {error}; make the export anew") from error
+    load_model(model, tensors, folder, target)
+    return TorchEngine(to_dense(model.eval(), inplace=True), target)

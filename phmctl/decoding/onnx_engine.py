@@ -10,7 +10,6 @@ The graphs, whose axes B, S, K and t may have any size::
 `memory` holds each layer's keys and values of the source, `past` those of the tokens so far: none at the first step.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from phmctl.data.special import PAD
 from phmctl.decoding.engine import ONNX
-from phmctl.decoding.torch_engine import BeamEngine
+from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.errors import RunError
 from phmctl.extras import require
 
@@ -43,7 +42,7 @@ def session(path: Path, threads: int = 0) -> Any:
         raise RunError(f"{path} cannot be loaded by onnxruntime: {error}; make the export anew") from error
 
 
-class OnnxEngine(BeamEngine):
+class OnnxEngine(TorchEngine):
     """Beam search over an export's graphs.
 
     Args:
@@ -58,12 +57,8 @@ class OnnxEngine(BeamEngine):
     name = ONNX
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
-        self.device = torch.device("cpu")
-        self.model = _Stepwise(session(folder / ENCODER, threads), session(folder / DECODER, threads))
-
-    def ready(self) -> AbstractContextManager[Any]:
-        """Nothing is to be prepared."""
-        return nullcontext()
+        model = _Stepwise(session(folder / ENCODER, threads), session(folder / DECODER, threads))
+        super().__init__(model, torch.device("cpu"))
 
 
 class _State:

@@ -9,7 +9,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.decoding.hypothesis import Hypothesis, length_penalty
-from phmctl.nn.caching import cached
 
 
 class Scorer(Protocol):
@@ -26,7 +25,6 @@ class Scorer(Protocol):
 
 
 @torch.no_grad()
-@cached()
 def forced_scores(model: Scorer, source: Tensor, outputs: Sequence[Sequence[int]], *, alpha: float) -> list[Hypothesis]:
     """Score the given outputs, one a source sentence, in one pass without a cache.
 

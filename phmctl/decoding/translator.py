@@ -85,12 +85,11 @@ class Translator:
         sources, cut = self.encode(lines, strict=strict, numbers=numbers)
         results: list[list[Translation]] = [[EMPTY] for _ in lines]
         advance(sources.count([]))
-        with self.engine.ready():
-            for rows in plan([len(source) for source in sources], self.settings.batch_tokens):
-                found = self.search([sources[row] for row in rows], n_best=n_best)
-                for row, hypotheses in zip(rows, found, strict=True):
-                    results[row] = [self._detokenise(hypothesis, row in cut) for hypothesis in hypotheses]
-                advance(len(rows))
+        for rows in plan([len(source) for source in sources], self.settings.batch_tokens):
+            found = self.search([sources[row] for row in rows], n_best=n_best)
+            for row, hypotheses in zip(rows, found, strict=True):
+                results[row] = [self._detokenise(hypothesis, row in cut) for hypothesis in hypotheses]
+            advance(len(rows))
         return results
 
     def search(self, sources: Sequence[Sequence[int]], *, n_best: int = 1) -> list[list[Hypothesis]]:

@@ -15,10 +15,9 @@ from phmctl.export.subject import Subject
 from phmctl.exports import TORCH
 from phmctl.files import write_json
 from phmctl.models import plain
-from phmctl.models.plain_weights import CONFIG, SAFETENSORS_FILE, TORCH_FILE
 
 FORMS = ("both", "dense")
-CODE = "plain.py"
+CONFIG, SAFETENSORS_FILE, TORCH_FILE, CODE = "config.json", "model.safetensors", "model.pt", "plain.py"
 
 
 def write_plain(subject: Subject, to: str, form: str, folder: Path) -> None:

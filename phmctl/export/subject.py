@@ -9,7 +9,7 @@ from torch import nn
 
 from phmctl.data.copies import read_text
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.loading import load_transformer, load_translator
 from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.translator import Translator
 from phmctl.errors import RunError, UserError
@@ -17,7 +17,7 @@ from phmctl.export.dense import DenseForm, dense_form
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.runs import Run, Weights
 from phmctl.tasks.classification.copies import read_examples
-from phmctl.tasks.classification.predictor import TextClassifier, load_classifier
+from phmctl.tasks.classification.predictor import TextClassifier, load_classifier, trained_classifier
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Subject:
     Attributes:
         run: the run.
         weights: which checkpoint.
-        model: torch's, in evaluation mode, on the CPU.
+        model: as it was trained, in evaluation mode, on the CPU.
         answering: the translator or the classifier around it, for the run's own text.
     """
 
@@ -122,11 +122,11 @@ def open_subject(run: Run, checkpoint: str) -> Subject:
     weights = run.weights(checkpoint)
     if isinstance(run.recipe, TranslationRecipe):
         settings = change_decoding(run.recipe.decoding, precision="float32")  # which the export is compared with
-        translator = load_translator(run, checkpoint, "cpu", settings, cleaned=True, keep_factors=False)
-        return Subject(run, weights, translator.engine.model, translator)  # type: ignore[attr-defined]  # torch's
+        translator = load_translator(run, checkpoint, "cpu", settings, cleaned=True)
+        return Subject(run, weights, load_transformer(run, checkpoint, "cpu", translator.tokenizers), translator)
     if isinstance(run.recipe, ClassificationRecipe):
-        classifier = load_classifier(run, checkpoint, "cpu", cleaned=True, keep_factors=False)
-        return Subject(run, weights, classifier.model, classifier)
+        classifier = load_classifier(run, checkpoint, "cpu", cleaned=True)
+        return Subject(run, weights, trained_classifier(run, checkpoint, "cpu"), classifier)
     raise UserError(
         f"{run.folder} is a run of task {run.recipe.task!r}, whose model answers no text; "
         "translators and classifiers can be exported"

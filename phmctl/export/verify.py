@@ -68,14 +68,12 @@ def verify_translator(subject: Subject, ours: Translator, engine: Engine, count:
     with progress(f"comparing {len(lines):,} lines with torch", 2 * len(lines)) as advance:
         for name, each in (("torch", ours.engine), ("export", engine)):
             results: list[Hypothesis] = [Hypothesis([], 0.0, 0.0)] * len(ids)
-            with each.ready():
-                for rows in plan([len(row) for row in ids], greedy.batch_tokens):
-                    batch = [ids[row] for row in rows]
-                    for row, best in zip(
-                        rows, each.search(batch, greedy, allowed=subject.sizes["target"], n_best=1), strict=True
-                    ):
-                        results[row] = best[0]
-                    advance(len(rows))
+            for rows in plan([len(row) for row in ids], greedy.batch_tokens):
+                batch = [ids[row] for row in rows]
+                best = each.search(batch, greedy, allowed=subject.sizes["target"], n_best=1)
+                for row, (found_best, *_) in zip(rows, best, strict=True):
+                    results[row] = found_best
+                advance(len(rows))
             found[name] = results
     same = [one.tokens == other.tokens for one, other in zip(found["torch"], found["export"], strict=True)]
     ties = sum(

@@ -86,7 +86,7 @@ def load_run(run: Run, checkpoint: str, device: str, threads: int, precision: st
     """Load a run's or an export's classifier; see :func:`phmctl.inference.loading.load`."""
     if precision is not None:
         raise UserError(f"precision {precision!r} is for translators, and {run.folder} is a classifier; leave it out")
-    classifier = load_classifier(run, checkpoint, device, keep_factors=False, threads=threads)
+    classifier = load_classifier(run, checkpoint, device, threads=threads)
     engine = run.engine if isinstance(run, Export) else TORCH
     about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name}
     return ClassifierModel(classifier, run.name, {**about, "engine": engine, "device": str(classifier.device)})

@@ -1,13 +1,13 @@
 """Translators for programs that have torch's engine: scores of given texts, and vectors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from phmctl.decoding.scoring import forced_scores
-from phmctl.decoding.torch_engine import TorchEngine, pad
+from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import Translator, plan
 from phmctl.errors import UserError
 from phmctl.inference.model import check_texts, silent
@@ -24,19 +24,14 @@ class TorchTranslationModel(TranslationModel):
         translator: does the work; its engine is torch's.
         name: the run's.
         about: further entries of :meth:`about`.
-
-    Raises:
-        TypeError: its engine is another.
     """
 
     answers = ("translate", "score", "encode")
 
     def __init__(self, translator: Translator, name: str, about: Mapping[str, Any]) -> None:
-        engine = translator.engine
-        if not isinstance(engine, TorchEngine):
-            raise TypeError(f"the engine is {engine.name}, not torch")
+        engine: Any = translator.engine
         super().__init__(translator, name, {**about, "device": str(engine.device), "vectors": _VECTORS})
-        self._engine, self._model, self._device = engine, engine.model, engine.device
+        self._model, self._device = engine.model, engine.device
 
     @silent
     @torch.no_grad()
@@ -50,12 +45,11 @@ class TorchTranslationModel(TranslationModel):
         wanted = translator.encode_targets(outputs)
         scores = [-torch.inf if ids else 0.0 for ids in wanted]  # of sources without a token
         lengths = [max(len(row), len(ids) + 1) if row else 0 for row, ids in zip(rows, wanted, strict=True)]
-        with self._engine.ready():
-            for places in plan(lengths, translator.settings.batch_tokens):
-                source = pad([rows[place] for place in places]).to(self._device)  # (B, S)
-                found = forced_scores(self._model, source, [wanted[place] for place in places], alpha=0.0)
-                for place, hypothesis in zip(places, found, strict=True):
-                    scores[place] = hypothesis.log_prob
+        for places in plan(lengths, translator.settings.batch_tokens):
+            source = pad([rows[place] for place in places]).to(self._device)  # (B, S)
+            found = forced_scores(self._model, source, [wanted[place] for place in places], alpha=0.0)
+            for place, hypothesis in zip(places, found, strict=True):
+                scores[place] = hypothesis.log_prob
         return scores
 
     @silent
@@ -66,14 +60,7 @@ class TorchTranslationModel(TranslationModel):
         rows, _ = translator.encode(check_texts(texts), strict=False)
         width = self._model.target_embedding.embedding_dim
         vectors = torch.zeros(len(rows), width)  # (N, d)
-        with self._engine.ready():
-            for places, means in self._means(rows):
-                vectors[places] = means
-        return vectors
-
-    def _means(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield the places of each batch's rows, and their vectors (B, d)."""
-        translator = self._translator
         for places in plan([len(row) for row in rows], translator.settings.batch_tokens):
             memory = self._model.encode(pad([rows[place] for place in places]).to(self._device))
-            yield places, mean_pool(memory.states, memory.mask[:, 0, 0]).float().cpu()
+            vectors[places] = mean_pool(memory.states, memory.mask[:, 0, 0]).float().cpu()  # (B, d)
+        return vectors

@@ -60,7 +60,7 @@ class TranslationModel(Model):
 def load_run(run: Run, checkpoint: str, device: str, threads: int, precision: str | None) -> TranslationModel:
     """Load a run's or an export's translator; see :func:`phmctl.inference.loading.load`."""
     settings = change_decoding(run.recipe_of(TranslationRecipe).decoding, precision=precision)
-    translator = load_translator(run, checkpoint, device, settings, keep_factors=False, threads=threads)
+    translator = load_translator(run, checkpoint, device, settings, threads=threads)
     about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name}
     if translator.engine.name != TORCH:
         return TranslationModel(translator, run.name, {**about, "device": "cpu"})

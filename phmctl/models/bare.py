@@ -11,20 +11,7 @@ from phmctl.data.special import PAD
 
 
 class BareTransformer(nn.Module):
-    """Embedding, ``nn.Transformer`` and tied generator, as a tutorial would write them.
-
-    Args:
-        vocabulary: V, of both sides.
-        width: d.
-        heads: of attention.
-        feed_forward: inner width of the feed-forward.
-        encoder_layers: how many.
-        decoder_layers: how many.
-        pre_norm: where the layer norms stand.
-        dropout: residual.
-        attention_dropout: on the attention weights.
-        activation_dropout: in the feed-forward.
-    """
+    """Embedding, ``nn.Transformer`` and tied generator, as a tutorial would write them, for one vocabulary."""
 
     def __init__(
         self,
@@ -69,8 +56,7 @@ class BareTransformer(nn.Module):
         causal = nn.Transformer.generate_square_subsequent_mask(length, device=target.device)  # (T, T)
         padding = source == PAD  # (B, S)
         hidden = self.transformer(
-            self._embed(source),
-            self._embed(target),
+            *map(self._embed, (source, target)),
             tgt_mask=causal,
             tgt_is_causal=True,
             src_key_padding_mask=padding,

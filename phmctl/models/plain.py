@@ -231,18 +231,21 @@ MODELS: dict[str, type[nn.Module]] = {
 }
 
 
-def load(folder: str | Path) -> nn.Module:
-    """Load ``config.json`` and ``model.safetensors`` (or ``model.pt``) of an export."""
-    folder = Path(folder)
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read ``config.json`` and ``model.safetensors`` (or ``model.pt``) of an export; tables that serve twice once."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    model = MODELS[config["kind"]](config)
     if (folder / "model.pt").exists():
-        tensors = torch.load(folder / "model.pt", weights_only=True)
+        tensors = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
     else:
         from safetensors.torch import load_file
 
         tensors = load_file(folder / "model.safetensors")
-    for name, source in config["shared"].items():  # tables that serve twice are stored once
-        tensors[name] = tensors[source]
-    model.load_state_dict(tensors)
+    return config, {name: tensor for name, tensor in tensors.items() if name not in config["shared"]}
+
+
+def load(folder: str | Path) -> nn.Module:
+    """Load the model of an export."""
+    config, tensors = read(Path(folder))
+    model = MODELS[config["kind"]](config)
+    model.load_state_dict(tensors | {name: tensors[source] for name, source in config["shared"].items()})
     return model.eval()

@@ -3,14 +3,12 @@
 import math
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from phmctl.data.special import PAD
-from phmctl.models.layers import embed
-from phmctl.models.stack import Stack
+from phmctl.models.stack import Stack, embed
 from phmctl.models.state import DecoderState, Memory
-from phmctl.models.static_state import StaticState
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.kronecker_weight import apply_weight, weight_of
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.nn.positions import SinusoidalPositions
@@ -19,16 +17,8 @@ from phmctl.nn.positions import SinusoidalPositions
 class Transformer(nn.Module):
     """Encoder-decoder over token ids. Ids 0 (padding) are not attended to.
 
-    Args:
-        source_embedding: the table of source tokens.
-        target_embedding: the table of target tokens; the same module where the two share one.
-        positions: added to the embeddings.
-        encoder: its layers.
-        decoder: its layers.
-        encoder_norm: behind the encoder's layers: a layer norm, or an identity.
-        decoder_norm: behind the decoder's.
-        generator: the map to the vocabulary; None is the target embedding's weight.
-        dropout: on the embeddings.
+    Both embeddings may be one module. A norm behind a stack is a layer norm or an identity. Without a generator the
+    target embedding's weight maps to the vocabulary. `dropout` is on the embeddings.
     """
 
     def __init__(
@@ -45,13 +35,10 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.source_embedding = source_embedding
-        self.target_embedding = target_embedding
+        self.source_embedding, self.target_embedding = source_embedding, target_embedding
         self.positions = positions
-        self.encoder = encoder
-        self.decoder = decoder
-        self.encoder_norm = encoder_norm
-        self.decoder_norm = decoder_norm
+        self.encoder, self.decoder = encoder, decoder
+        self.encoder_norm, self.decoder_norm = encoder_norm, decoder_norm
         self.generator = generator
         self.dropout = dropout
 
@@ -84,25 +71,25 @@ class Transformer(nn.Module):
         """Map hidden states (..., d) to logits (..., V)."""
         if self.generator is not None:
             return self.generator(hidden)  # type: ignore[no-any-return]
-        return apply_weight(self.target_embedding, hidden)
+        return F.linear(hidden, self.target_embedding.weight)
 
     def output_map(self) -> tuple[Tensor, Tensor | None]:
         """Return the generator's weight (V, d) and its bias (V,) or None."""
         if self.generator is None:
-            return weight_of(self.target_embedding), None
-        return weight_of(self.generator), self.generator.bias
+            return self.target_embedding.weight, None
+        return self.generator.weight, self.generator.bias
 
     def start(self, memory: Memory, beams: int, max_length: int) -> DecoderState:
         """Begin decoding the memory's sentences with `beams` hypotheses each, for at most `max_length` steps."""
         memories = [layer.cross_attention.project_memory(memory.states) for layer in self.decoder]
         return DecoderState(memories, memory.mask, beams, max_length)
 
-    def step(self, tokens: Tensor, state: DecoderState | StaticState) -> Tensor:
-        """Take one step: the last tokens (B, K) to the next token's logits (B, K, V); the state advances."""
-        scale = math.sqrt(self.target_embedding.embedding_dim)
-        x = self.target_embedding(tokens) * scale + state.row(self.positions)  # (B, K, d)
-        x = self.decoder.step(x, state.layers, state.mask)
-        state.advance()
+    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
+        """Map the last tokens (B, K) to the next token's logits (B, K, V); the state advances."""
+        x = self.target_embedding(tokens)  # (B, K, d)
+        x = x * math.sqrt(x.shape[-1]) + self.positions(1, state.position)
+        x = self.decoder.step(x, state)
+        state.position += 1
         return self.logits(self.decoder_norm(x))
 
     def _embed(self, embedding: PHMEmbedding, ids: Tensor) -> Tensor:

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.backends.products import linear
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.kronecker_weight import weight_of
 
 Projections = Literal["fused", "separate", "packed"]
 
@@ -76,7 +74,7 @@ class MultiHeadAttention(nn.Module):
     def forward_memory(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """Cross-attention: x (B, T, d), memory (B, S, d), mask (B, 1, 1, S) true where it may be seen, to (B, T, d)."""
         if self.projections == "packed":
-            weight = weight_of(self.query_key_value)  # H once for both sides
+            weight = self.query_key_value.weight  # H once for both sides
             query = self._packed_query(x, weight)
             key, value = self._packed_memory(memory, weight)
         else:
@@ -87,7 +85,7 @@ class MultiHeadAttention(nn.Module):
     def project_query(self, x: Tensor) -> Tensor:
         """Cross-attention: map x (B, T, d) to queries (B, heads, T, head width)."""
         if self.projections == "packed":
-            return self._packed_query(x, weight_of(self.query_key_value))
+            return self._packed_query(x, self.query_key_value.weight)
         return self.split_heads(self.query(x))
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,17 +93,17 @@ class MultiHeadAttention(nn.Module):
         if self.projections == "separate":
             return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
         if self.projections == "packed":
-            return self._packed_memory(memory, weight_of(self.query_key_value))
+            return self._packed_memory(memory, self.query_key_value.weight)
         key, value = self.key_value(memory).chunk(2, dim=-1)  # (B, S, inner) each
         return self.split_heads(key), self.split_heads(value)
 
     def _packed_query(self, x: Tensor, weight: Tensor) -> Tensor:
         bias = self.query_key_value.bias
-        return self.split_heads(linear(x, weight[: self.inner], None if bias is None else bias[: self.inner]))
+        return self.split_heads(F.linear(x, weight[: self.inner], None if bias is None else bias[: self.inner]))
 
     def _packed_memory(self, memory: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         bias = self.query_key_value.bias
-        both = linear(memory, weight[self.inner :], None if bias is None else bias[self.inner :])  # (B, S, 2·inner)
+        both = F.linear(memory, weight[self.inner :], None if bias is None else bias[self.inner :])  # (B, S, 2·inner)
         key, value = both.chunk(2, dim=-1)
         return self.split_heads(key), self.split_heads(value)
 
@@ -126,18 +124,15 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool
 ) -> Tensor:
     """Scaled dot-product attention of heads (B, heads, T, head width)."""
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
-        return _attention_by_products(query, key, value, mask, dropout, causal=causal)
-    return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)
-
-
-def _attention_by_products(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool
-) -> Tensor:
-    """The same by two batched products: on CPUs torch's fused bfloat16 kernel takes three to eight times as long."""
+    by_products = query.device.type == "cpu" and query.dtype == torch.bfloat16
+    if causal and (by_products or mask is not None):
+        shape = query.shape[-2], key.shape[-2]
+        below = torch.ones(shape, dtype=torch.bool, device=query.device).tril()  # (T, S)
+        mask, causal = below if mask is None else mask & below, False
+    if not by_products:
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)
+    # On CPUs torch's fused bfloat16 kernel takes three to eight times as long as two batched products.
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, heads, T, S)
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()  # (T, S)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     shares = scores.softmax(-1)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from phmctl.algebra.bilinear import Factors
-from phmctl.algebra.execution import AUTO
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.nn.embedding import PHMEmbedding
@@ -27,10 +26,9 @@ class LinearBuilder:
         rules: how far a learned rule A reaches: each map its own (``separate``), one for the maps of a sublayer, or one
             for the whole model.
         bias: whether the maps have biases.
-        execution: how they are applied: ``auto``, ``dense``, ``factored`` or ``rank``.
+        execution: how they are applied: ``dense`` or ``rank``; None is each map's default.
         parametrization: how a learned rule is held: as A (``rule``) or as its ``factors``.
         rank: of the factors; None is that of a random rule. Of ``low-rank`` its own.
-        keep_products: whether training by ``rank`` keeps the block products, or computes them again.
         device: where parameters are allocated; ``meta`` allocates nothing.
     """
 
@@ -41,10 +39,9 @@ class LinearBuilder:
         *,
         rules: RuleSharing = "separate",
         bias: bool = True,
-        execution: str = AUTO,
+        execution: str | None = None,
         parametrization: str = RULE,
         rank: int | None = None,
-        keep_products: bool = True,
         device: torch.device | str | None = None,
     ) -> None:
         self.algebra = algebra
@@ -54,7 +51,6 @@ class LinearBuilder:
         self.execution = execution
         self.parametrization = parametrization
         self.rank = rank
-        self.keep_products = keep_products
         self.device = device
         self._shared: nn.Parameter | Factors | None = None
 
@@ -94,9 +90,8 @@ class LinearBuilder:
             initialization="xavier_uniform",
             splits=splits,
             execution=self.execution,
-            parametrization=self.parametrization if learned else RULE,
+            parametrization=self.parametrization if learned else None,
             rank=self.rank if learned and self._shared is None else None,
-            keep_products=self.keep_products,
             device=self.device,
         )
         if self.rules != "separate" and learned and self._shared is None:

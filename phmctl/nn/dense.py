@@ -1,43 +1,90 @@
-"""From a model of PHM maps back to torch's own layers, for whatever knows only those: quantisation, export, engines."""
+"""From a model of PHM maps to dense ones: for validation, decoding, serving, exports and quantisation."""
 
 import copy
+from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from phmctl.algebra.rank_product import block_sums, rank_linear
+from phmctl.nn.convert import remove
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.kronecker_weight import learns, sources_of
-from phmctl.nn.linear import PHMLinear
-from phmctl.nn.lstm import PHMLSTM
-from phmctl.nn.multihead import PHMMultiheadAttention
+from phmctl.nn.linear import RANK, KroneckerWeight, PHMLinear
 from phmctl.nn.two_factors import TwoFactorLinear
 
 
 def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Replace every PHM map of a model by the dense layer of the same function, to rounding.
 
-    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``; what :func:`phmctl.convert` made of
-    another layer becomes that again. Any other ``PHMLSTM`` stays what its model calls, with dense maps;
-    ``PHMLSTM.to_dense`` makes an ``nn.LSTM`` of it. What was one thing stays one: a module that stands in two places,
-    a table that is the generator's weight too, a shared bias. What was frozen stays frozen.
+    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``, and what :func:`phmctl.convert`
+    parametrized has a plain weight again. A ``PHMLSTM`` stays what its model calls, with dense maps;
+    ``PHMLSTM.to_dense`` makes an ``nn.LSTM`` of it. What is shared stays shared: a module with several names, a table
+    that is the generator's weight too, a bias. What is frozen stays frozen.
 
     Args:
         model: any module; it may be such a layer itself.
         inplace: change `model` itself, where a copy would be too large. A root that is such a layer cannot be
-            replaced in place: use what is returned.
+            replaced in place: use the result.
 
     Returns:
         the model, or its copy, in the same mode; ``nn.Linear`` for a ``PHMLinear``.
     """
+    return _replaced(model, lambda module: None, inplace=inplace)
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """Return a copy of a model that answers: as :func:`to_dense`, but maps of execution ``rank`` keep their blocks.
+
+    Their blocks T are computed once, as buffers. A copy does not learn from what it answers.
+    """
+    return _replaced(model, lambda module: BlockLinear(module) if _by_rank(module) else None, inplace=False)
+
+
+class BlockLinear(nn.Module):
+    """A PHM map that answers by R block products: :func:`freeze` makes it.
+
+    Attributes:
+        T: (R, k/n, d/n), the blocks.
+        U: (n, R).
+        V: (R, n).
+        bias: (k,) or None.
+    """
+
+    T: Tensor
+    U: Tensor
+    V: Tensor
+    bias: Tensor | None
+
+    @torch.no_grad()
+    def __init__(self, layer: PHMLinear) -> None:
+        super().__init__()
+        W, U, V = cast("tuple[Tensor, Tensor, Tensor]", layer.factors)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        for name, part in (("T", block_sums(W, layer.S)), ("U", U), ("V", V), ("bias", layer.bias)):
+            self.register_buffer(name, None if part is None else part.detach().clone())
+        self.train(layer.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the map to the last axis. (..., d) -> (..., k)."""
+        return rank_linear(x, self.T, self.U, self.V, self.bias)
+
+
+def _by_rank(module: nn.Module) -> bool:
+    return isinstance(module, PHMLinear) and module.n > 1 and module.execution == RANK
+
+
+def _replaced(model: nn.Module, make: Callable[[nn.Module], nn.Module | None], *, inplace: bool) -> nn.Module:
+    """Replace each PHM map by what `make` gives, or by its dense layer where that is None."""
     model = model if inplace else copy.deepcopy(model)
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}
     for module in list(model.modules()):
-        if isinstance(module, PHMMultiheadAttention) or (isinstance(module, PHMLSTM) and module.dense_type):
-            replaced[id(module)] = module.to_dense()
-        elif isinstance(module, (PHMLinear, PHMEmbedding, TwoFactorLinear)):
-            replaced[id(module)] = _as_found(_dense(module, weights), getattr(module, "dense_type", None))
+        if isinstance(module, (PHMLinear, PHMEmbedding, TwoFactorLinear)):
+            replaced[id(module)] = make(module) or _dense(module, weights)
+        elif is_parametrized(module):
+            remove(module, weights)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # not named_children(), which leaves out repetitions
             if id(child) in replaced:
@@ -50,27 +97,15 @@ def _dense(
 ) -> nn.Module:
     """Return a module's dense layer; maps made of the same tensors get the same weight."""
     dense = module.to_dense()
-    plain, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    sources = [part for name, part in module.named_parameters() if name != "bias"]
     weight = cast("nn.Parameter", dense.weight)
-    if plain is not None:  # n = 1
-        plain.data.copy_(weight)  # a table's row of padding is zero there
-        dense.weight = plain
+    if isinstance(module, KroneckerWeight) and module.n == 1:
+        module.weight.data.copy_(weight)  # a table's row of padding is zero there
+        dense.weight = module.weight
     else:
-        weight.requires_grad_(learns(module))
-        same = weights.setdefault(tuple(map(id, sources_of(module) or [weight])), weight)
-        if same.is_meta or torch.equal(same, weight):  # not the same tensors by another parametrization
-            dense.weight = same
+        weight.requires_grad_(any(part.requires_grad for part in sources))
+        dense.weight = weights.setdefault(tuple(map(id, sources)), weight)
+    bias = getattr(module, "bias", None)
     if bias is not None:
         dense.bias = bias
     return dense
-
-
-def _as_found(dense: nn.Module, kind: type[nn.Module] | None) -> nn.Module:
-    """Return a linear map as the kind of layer that ``phmctl.convert`` replaced: Conv1D's weight is (d, k)."""
-    if kind is None or not isinstance(dense, nn.Linear):
-        return dense
-    with torch.device("meta"):  # no random numbers are drawn
-        found = kind(dense.out_features, dense.in_features).train(dense.training)
-    weight = dense.weight.detach().t().contiguous()
-    found.weight, found.bias = nn.Parameter(weight, dense.weight.requires_grad), dense.bias
-    return found

@@ -6,18 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phmctl.algebra.modes import without_autocast
 from phmctl.algebra.rules import LEARNED
-from phmctl.backends.operators import is_recorded
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, UserError
-from phmctl.nn.kronecker_weight import KroneckerWeight, weight_of
+from phmctl.nn.linear import KroneckerWeight
 
 
 class PHMEmbedding(KroneckerWeight):
     """A table ``H = Σᵢ kron(A[i], S[i])`` of V rows: Vd/n + n³ parameters instead of Vd.
 
-    Row v is ``Σᵢ A[i, a, :] ⊗ S[i, s, :]`` with a = v // (V/n) and s = v % (V/n), so a lookup in training
-    builds the rows that it wants, not the table. Inside ``phmctl.cached()`` the table is built once.
+    Row v is ``Σᵢ A[i, a, :] ⊗ S[i, s, :]`` with a = v // (V/n) and s = v % (V/n), so a lookup builds the rows that it
+    wants, not the table.
 
     Attributes:
         A: (n, n, n), the rule: a parameter for ``phm``, else a buffer. Not there for n = 1.
@@ -47,7 +47,7 @@ class PHMEmbedding(KroneckerWeight):
             algebra: ``phm`` for a learned rule, or a fixed algebra of dimension n.
             rule: a learned rule to share with other layers.
             padding_idx: a token whose lookup gives zeros and no gradient; negative counts from the end. Unlike in
-                ``nn.Embedding`` its row of :attr:`weight` is not zero, for it is made of what other rows are made of.
+                ``nn.Embedding`` its row of :attr:`weight` is not zero: it shares its components with other rows.
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`: ``standard_normal`` is that of
                 ``nn.Embedding``, ``embedding`` is N(0, 1/d).
             device: of the parameters.
@@ -72,21 +72,17 @@ class PHMEmbedding(KroneckerWeight):
         self.initialise(self.initialization, self.embedding_dim, self.num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look tokens up. Integers (...) -> (..., d)."""
-        # A batch with more tokens than the table has rows is cheaper to read from the table.
-        if self.n == 1 or (not is_recorded() and self._reads_table(ids)):
-            rows = F.embedding(ids, weight_of(self))  # (..., d)
+        """Look tokens up. Integers (...) -> (..., d); under autocast too in the parameters' dtype."""
+        if self.n == 1:
+            rows = F.embedding(ids, self.weight)  # (..., d)
         else:
-            rows = self._rows_of(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)  # (..., d)
+            with without_autocast(self.S.device.type):  # as nn.Embedding, which computes no products
+                rows = self._rows(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)  # (..., d)
         if self.padding_idx is None:
             return rows
         return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
 
-    def _reads_table(self, ids: Tensor) -> bool:
-        """Whether the table is at hand, or cheaper to build than the rows."""
-        return ids.numel() >= self.num_embeddings or self._values() is not None
-
-    def _rows_of(self, ids: Tensor) -> Tensor:
+    def _rows(self, ids: Tensor) -> Tensor:
         """Build the rows of these tokens alone. (T,) -> (T, d)."""
         n, height, width = self.S.shape  # n, V/n, d/n
         outer = torch.div(ids, height, rounding_mode="floor")  # (T,): a
@@ -110,7 +106,7 @@ class PHMEmbedding(KroneckerWeight):
         table = cls(*weight.shape, n=n, algebra=algebra, device="meta", dtype=weight.dtype).train(embedding.training)
         error = table.to_empty(device=weight.device).set_nearest(weight)  # no random numbers are drawn
         padding = embedding.padding_idx
-        if padding is not None and not weight[padding].any():  # nn.Embedding looks up what stands there
+        if padding is not None and not weight[padding].any():  # nn.Embedding looks its row up as it is
             table.padding_idx = padding
         return table, error
 

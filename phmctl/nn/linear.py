@@ -1,38 +1,152 @@
 """The PHM layer: a drop-in for ``nn.Linear`` with about 1/n of its parameters (Zhang et al. 2021, §3.2)."""
 
 import math
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
-from phmctl.algebra.bilinear import KNOWN_RANKS, Factors, generic_rank
-from phmctl.algebra.execution import (
-    AUTO,
-    DENSE,
-    EXECUTIONS,
-    RANK,
-    apply_blocks,
-    apply_built,
-    apply_factored,
-    choose,
-    standing,
+from phmctl.algebra.bilinear import RANK_TABLES, Factors, decompose, fixed_factors, recompose
+from phmctl.algebra.initialisation import (
+    initialise_components_,
+    initialise_dense_,
+    initialise_factors_,
+    initialise_rule_,
+    natural_rank,
 )
-from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.rules import LEARNED
-from phmctl.backends.choices import BUILT, KEPT, TRAINED, Choice, Provisional
-from phmctl.backends.operators import compute_dtype, is_recorded
-from phmctl.backends.products import MKL, faster_library, kept_choice, kept_product, libraries, linear, lower_choice
+from phmctl.algebra.kronecker import kronecker_sum, nearest_components, nearest_sum
+from phmctl.algebra.rank_product import block_sums, rank_linear
+from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.dimension import check_divides
-from phmctl.errors import DimensionError, RankError, check_known
-from phmctl.nn.caching import Call, call_at_hand, keep_call
-from phmctl.nn.derived import as_linear
-from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.errors import DimensionError, RankError, UserError, check_known
 
-RULE, FACTORS = "rule", "factors"
-PARAMETRIZATIONS = (RULE, FACTORS)
-MANY = 512  # tokens from which a rule may be decomposed for the sake of speed: it takes a twentieth of a second
+DENSE, RANK = EXECUTIONS = ("dense", "rank")
+RULE, FACTORS = PARAMETRIZATIONS = ("rule", "factors")
+
+
+class KroneckerWeight(nn.Module):
+    """A weight ``H = Σᵢ kron(A[i], S[i])`` of shape (rows, columns): what a linear map and a table share.
+
+    With n = 1 it holds a plain parameter ``weight`` and no rule. Otherwise ``S`` (n, rows/n, columns/n) is a
+    parameter, and ``A`` (n, n, n) is a parameter for the learned algebra ``phm``, and for a fixed one a buffer
+    that no checkpoint holds. A learned rule may also be held as its factors ``W`` (n, R), ``U`` (n, R) and ``V``
+    (R, n): then these are the parameters, and ``A`` is computed from them. A checkpoint of either form loads as either.
+
+    ``weight`` is H, computed at every use; what is written into it is lost.
+    """
+
+    A: Tensor
+    S: Tensor
+    weight: Tensor
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        n: int,
+        algebra: str,
+        rule: nn.Parameter | Factors | None = None,
+        rank: int | None = None,
+        **factory: Any,
+    ) -> None:
+        """Allocate the parameters; the subclass initialises them. `rank` asks for a rule of its own as factors."""
+        super().__init__()
+        check_algebra(algebra, n)
+        if rule is not None or rank is not None:
+            _check_rule(rule, rank, n, algebra)
+        self.n, self.algebra = n, algebra
+        self.holds_factors = isinstance(rule, Factors) or rank is not None
+        self.owns_rule = rule is None
+        if n == 1:
+            self.weight = nn.Parameter(torch.empty(rows, columns, **factory))
+            return
+        if isinstance(rule, Factors):
+            self.W, self.U, self.V = (cast("nn.Parameter", part) for part in rule)
+        elif rank is not None:
+            shapes = (n, rank), (n, rank), (rank, n)
+            self.W, self.U, self.V = (nn.Parameter(torch.empty(*shape, **factory)) for shape in shapes)
+        elif algebra == LEARNED:
+            self.A = nn.Parameter(torch.empty(n, n, n, **factory)) if rule is None else rule
+        self.S = nn.Parameter(torch.empty(n, rows // n, columns // n, **factory))
+        self._set_fixed_rule()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight" and self.__dict__.get("n", 1) > 1:
+            return kronecker_sum(self.A, self.S)
+        if name == "A" and self.__dict__.get("holds_factors"):
+            return recompose(Factors(self.W, self.U, self.V))
+        return super().__getattr__(name)
+
+    @property
+    def factors(self) -> Factors | None:
+        """The rule's factors: parameters, or the exact table of complex numbers and quaternions; None for any other."""
+        if self.n > 1 and (self.holds_factors or self.algebra in RANK_TABLES):
+            return Factors(self.W, self.U, self.V)
+        return None
+
+    def initialise(self, scheme: str, fan_in: int, fan_out: int) -> None:
+        """Draw the parameters anew, so that H has the variance of the dense scheme; a shared rule stays as it is."""
+        if next(self.parameters()).is_meta:
+            return  # nothing to draw; torch would import its compiler to do so
+        if self.n == 1:
+            initialise_dense_(self.weight, scheme, fan_in, fan_out)
+            return
+        if self.algebra == LEARNED and self.owns_rule:
+            if self.holds_factors:
+                initialise_factors_(self.W, self.U, self.V)
+            else:
+                initialise_rule_(self.A)
+        initialise_components_(self.S, self.A, scheme, fan_in, fan_out)
+
+    @torch.no_grad()
+    def set_nearest(self, weight: Tensor) -> float:
+        """Set A and S to those whose H is nearest to a weight (rows, columns); with a fixed or shared rule S alone.
+
+        Returns:
+            the relative error ‖W − H‖ / ‖W‖ (Frobenius).
+
+        Raises:
+            RankError: the layer's factors have too low a rank for the nearest rule.
+            UserError: the weight has no numbers, or some that are not finite.
+        """
+        if self.algebra == LEARNED and self.owns_rule and self.n > 1:
+            A, S, error = nearest_sum(weight, self.n)
+            if self.holds_factors:
+                for part, nearest in zip((self.W, self.U, self.V), decompose(A, len(self.V)).factors, strict=True):
+                    part.copy_(nearest)
+            else:
+                self.A.copy_(A)
+        else:
+            S, error = nearest_components(weight, self.A if self.n > 1 else weight.new_ones(1, 1, 1))
+        (self.weight if self.n == 1 else self.S).copy_(S.view_as(self.weight) if self.n == 1 else S)
+        return error
+
+    def _set_fixed_rule(self) -> None:
+        """Make the buffers of a fixed algebra, where S is: no checkpoint holds them, and to_empty() clears them."""
+        if self.n == 1 or self.algebra == LEARNED:
+            return
+        factory: dict[str, Any] = {"device": self.S.device, "dtype": self.S.dtype}
+        self.register_buffer("A", fixed_rule(self.algebra, **factory), persistent=False)
+        if self.algebra in RANK_TABLES:
+            for name, part in zip("WUV", fixed_factors(self.algebra, **factory), strict=True):
+                self.register_buffer(name, part, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._set_fixed_rule()
+        return self
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load a rule that was saved in the other form, as A or as factors, in the form that this layer holds."""
+        A, parts = f"{prefix}A", [f"{prefix}{name}" for name in "WUV"]
+        if self.holds_factors and A in state:
+            state.update(zip(parts, decompose(state.pop(A), self.V.shape[0]).factors, strict=True))
+        elif "A" in self._parameters and all(part in state for part in parts):
+            state[A] = recompose(Factors(*(state.pop(part) for part in parts)))
+        super()._load_from_state_dict(state, prefix, *rest)
+        self._set_fixed_rule()  # assign=True may have brought an S of another dtype or device
 
 
 class PHMLinear(KroneckerWeight):
@@ -41,18 +155,14 @@ class PHMLinear(KroneckerWeight):
     Attributes:
         A: (n, n, n), the rule: a parameter for ``phm``, else a buffer. Not there for n = 1.
         S: (n, k/n, d/n), the components. Not there for n = 1.
-        weight: H, (k, d). For n = 1 the parameter itself.
+        weight: H, (k, d), computed at every use. For n = 1 the parameter itself.
         bias: (k,) or None.
-        W, U, V: the rule's factors, (n, R), (n, R), (R, n), in place of A where ``parametrization`` is ``factors``.
-        execution: one of :data:`~phmctl.algebra.execution.EXECUTIONS`, and may be set at any time. ``rank`` wants the
-            rule's factors: a layer that holds them or has a fixed algebra has them, any other after
-            :meth:`decompose`, until its rule changes.
-        keep_products: whether training by ``rank`` keeps what the gradient of U wants, or computes it again.
+        W, U, V: the rule's factors, (n, R), (n, R), (R, n), in place of A where the layer holds factors.
+        execution: ``dense`` builds H and multiplies by it; ``rank`` multiplies by R blocks and never builds H. It may
+            be set at any time, :func:`phmctl.tune` sets it to what is faster. ``rank`` wants the rule's factors.
     """
 
     bias: nn.Parameter | None
-    dense_type: type[nn.Module] | None = None  # what phmctl.convert found here, where that is not nn.Linear
-    finds_factors = False  # whether `auto` decomposes the rule where kept weights would be applied by rank
 
     def __init__(
         self,
@@ -65,10 +175,9 @@ class PHMLinear(KroneckerWeight):
         rule: nn.Parameter | Factors | None = None,
         initialization: str = "default",
         splits: int = 1,
-        execution: str = AUTO,
-        parametrization: str = RULE,
+        execution: str | None = None,
+        parametrization: str | None = None,
         rank: int | None = None,
-        keep_products: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -86,46 +195,43 @@ class PHMLinear(KroneckerWeight):
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`. H and, for ``default``, the bias are
                 distributed as in ``nn.Linear``; with every other scheme the bias begins at zero.
             splits: how many maps are stacked in this one (3 for fused Q, K, V): the fan-out is k/splits.
-            execution: ``auto``, ``dense``, ``factored`` or ``rank``; the same function, to rounding.
-            parametrization: hold a learned rule as A (``rule``) or as W, U and V (``factors``).
+            execution: ``dense`` or ``rank``. By default ``rank`` where the layer holds factors, R/n² ≤ 0.4 and both
+                dimensions are at least 512.
+            parametrization: hold a learned rule as A (``rule``, the default) or as W, U and V (``factors``).
             rank: R of the factors, by default that of a random rule; a smaller one makes a more constrained rule.
-            keep_products: in training by ``rank``, keep what the gradient of U wants (R·k/n numbers a token), or
-                compute it again.
             device: of the parameters.
             dtype: of the parameters.
 
         Raises:
             DimensionError: n does not divide k and d, or is not the algebra's own.
-            UserError: no such algebra, initialization, execution or parametrization; or factors of a rule that is not
-                learned.
+            RankError: execution ``rank`` for a layer without factors.
+            UserError: no such algebra, initialization, execution or parametrization; factors of a rule that is not
+                learned; or arguments that contradict one another.
         """
         check_divides(n, in_features=in_features, out_features=out_features)
-        check_known("parametrization", parametrization, PARAMETRIZATIONS)
-        if parametrization == FACTORS and rank is None and rule is None and n > 1:
+        if parametrization is not None:
+            check_known("parametrization", parametrization, PARAMETRIZATIONS)
+        if parametrization == RULE and (rank is not None or isinstance(rule, Factors)):
+            raise UserError("parametrization 'rule' holds A; a rank and Factors to share want 'factors'")
+        if parametrization == FACTORS and isinstance(rule, Tensor):
+            raise UserError("parametrization 'factors' shares Factors, not a rule A; leave one of the two out")
+        if parametrization == FACTORS and rank is None and rule is None:
             rank = natural_rank(n)
-        super().__init__(out_features, in_features, n, algebra, rule, rank=rank, device=device, dtype=dtype)
+        super().__init__(out_features, in_features, n, algebra, rule, rank, device=device, dtype=dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.initialization = initialization
         self.splits = splits
+        if execution == RANK and self.factors is None:
+            raise RankError(f"execution 'rank' wants the factors of the rule; {_wants_factors(self)}")
+        if execution is None:
+            pays = self.holds_factors and len(self.V) <= 0.4 * n**2 and min(in_features, out_features) >= 512
+            execution = RANK if pays else DENSE
+        check_known("execution", execution, EXECUTIONS)
         self.execution = execution
-        self.keep_products = keep_products
         values = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if values is None else nn.Parameter(values))
         self.reset_parameters()
-
-    @property
-    def execution(self) -> str:
-        """How the map is applied, one of :data:`~phmctl.algebra.execution.EXECUTIONS`; another name is refused."""
-        return self._execution
-
-    @execution.setter
-    def execution(self, name: str) -> None:
-        check_known("execution", name, EXECUTIONS)
-        self._execution = name
-        self.changes += 1
-        if name == RANK and self.algebra in KNOWN_RANKS:
-            _ = self.factors  # found now: what is compiled cannot look for them
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -144,165 +250,25 @@ class PHMLinear(KroneckerWeight):
 
         Raises:
             DimensionError: the last axis is not d long.
+            RankError: `execution` is ``rank`` and the rule has no factors.
         """
-        call = None if is_compiling() else call_at_hand(self, x)
-        if call is not None:
-            try:
-                return call(x)
-            except RuntimeError:
-                _check_width(x, self.in_features)
-                raise
-        _check_width(x, self.in_features)
-        values = self._values()
-        if self.n > 1:
-            choice = self._chosen(_rows_of(x), values)
-            call = self._call(choice, values)
-        elif values is None:
-            return linear(x, self.weight, self.bias)
-        else:
-            choice = kept_choice(x, self.weight, values)
-            call = kept_product(self.weight, self.bias, choice.library, values)
-        if values is not None and not isinstance(choice, Provisional):
-            keep_call(self, x, call)
-        return call(x)
-
-    def _call(self, choice: Choice, values: dict[Any, Any] | None) -> Call:
-        """Return the map as it is applied by a choice, given what the scope holds of this layer."""
-        execution, library = choice
-        bias, d, k = self.bias, self.in_features, self.out_features
-        if execution == DENSE and values is None:
-            A, S = self.A, self.S
-            return lambda x: apply_built(x, A, S, bias, library)
-        if execution == DENSE:
-            return kept_product(self._kept("H", values), bias, library, values or {})
-        apply: Call  # (T, d) -> (T, k)
-        if execution == RANK:
-            factors = self.factors
-            if factors is None:
-                raise RankError("execution 'rank' wants the factors of the rule; call decompose() after it has changed")
-            T, keep = self._kept("T", values), self.keep_products
-
-            def apply(flat: Tensor) -> Tensor:
-                return apply_blocks(flat, T, factors, bias, library, keep=keep)
-        else:
-            A, S = self._kept("A", values) if self._holds_factors else self.A, self.S
-
-            def apply(flat: Tensor) -> Tensor:
-                return apply_factored(flat, A, S, bias, library)
-
-        def flattened(x: Tensor) -> Tensor:
-            _check_width(x, d)
-            return apply(x.reshape(-1, d)).view(*x.shape[:-1], k)
-
-        return flattened
-
-    def choice_for(self, tokens: int) -> Choice:
-        """Return the execution, and the library, that a forward pass over so many tokens would take now.
-
-        It is measured now, if it was not before.
-        """
-        if self.n == 1:
-            weight, values = self.weight, self._values()
-            lower = None if values is None else lower_choice(tokens * weight.numel(), values)
-            if lower is not None:
-                return lower
-            trains = torch.is_grad_enabled() and weight.requires_grad
-            plain = libraries(weight.device.type, compute_dtype(weight)) == libraries()
-            shape = tokens, self.in_features, self.out_features
-            return Choice(DENSE, faster_library(*shape, trains=trains, kept=values is not None) if plain else MKL)
-        return self._chosen(tokens, self._values())
-
-    def _chosen(self, tokens: int, values: dict[Any, Any] | None) -> Choice:
-        """Return the choice for so many tokens; inside a scope it is made once."""
-        if is_recorded():  # one graph for any number of tokens
-            return self._standing()
-        if values is None:
-            return self._choice(tokens, BUILT)
-        if self._execution in (AUTO, DENSE):
-            lower = lower_choice(tokens * self.in_features * self.out_features, values)
-            if lower is not None:
-                return lower
-        use = tokens, self._execution, self._found is None
-        choice = values.get(use)
-        if choice is None:
-            choice = self._choice(tokens, KEPT)
-            if not isinstance(choice, Provisional):
-                values[use] = choice
-        return choice
-
-    def _choice(self, tokens: int, mode: str) -> Choice:
-        S = self.S
-        mode = TRAINED if self._wants_graph() else mode
-        rank, execution, device = self._rank(mode == TRAINED), self._execution, S.device
-        if execution == RANK and rank is None:
-            if mode != TRAINED:
-                return Choice(RANK, MKL)  # an error when it is applied
-            execution = AUTO
-        finds = rank is None and self.finds_factors and mode == KEPT and tokens >= MANY and not self._is_coarse
-        choice = choose(
-            tokens,
-            self.in_features,
-            self.out_features,
-            self.n,
-            generic_rank(self.n) if finds else rank,
-            mode=mode,
-            learned=self.algebra == LEARNED,
-            execution=execution,
-            device=device,
-            dtype=compute_dtype(S),
-        )
-        if finds and choice.execution == RANK:
-            self.decompose()
-        return choice
-
-    def _standing(self) -> Choice:
-        """Return the choice for a graph that is recorded, for any number of tokens."""
-        trains = self._wants_graph()
-        rank = self._rank(trains)
-        if self._execution != AUTO:
-            return Choice(DENSE if self._execution == RANK and rank is None else self._execution, MKL)
-        mode, learned = TRAINED if trains else BUILT, self.algebra == LEARNED
-        shape = self.in_features, self.out_features, self.n, rank or 0
-        place = self.S.device.type, str(compute_dtype(self.S))
-        return Choice(*standing(*shape, mode, learned, *place).split(" "))
-
-    def _rank(self, trains: bool) -> int | None:
-        """Return the rank that this layer could be applied with, None where its factors are not known.
-
-        In training the factors must be parameters or constants: those that `decompose` found are neither. In 16 bits
-        `auto` takes only those that are parameters: by others bfloat16 errs ten times as much as by H.
-        """
-        if self._holds_factors:
-            return len(self.V)
-        if self._is_coarse and self._execution == AUTO:
-            return None
-        if self.algebra in KNOWN_RANKS:
-            return None if self._found is None and is_recorded() else KNOWN_RANKS[self.algebra]
-        factors = None if trains else self.factors
-        return None if factors is None else factors.rank
-
-    @property
-    def _is_coarse(self) -> bool:
-        return compute_dtype(self.S).itemsize < 4
+        if x.shape[-1] != self.in_features:
+            raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {self.in_features}")
+        if self.execution == DENSE or self.n == 1:
+            return F.linear(x, self.weight, self.bias)
+        factors = self.factors
+        if factors is None:
+            raise RankError(f"execution {self.execution!r} wants the factors of the rule; {_wants_factors(self)}")
+        return rank_linear(x, block_sums(factors.W, self.S), factors.U, factors.V, self.bias)
 
     @classmethod
-    def from_dense(
-        cls,
-        linear: nn.Linear,
-        n: int,
-        *,
-        algebra: str = LEARNED,
-        parametrization: str = RULE,
-        rank: int | None = None,
-    ) -> tuple[Self, float]:
+    def from_dense(cls, linear: nn.Linear, n: int, *, algebra: str = LEARNED) -> tuple[Self, float]:
         """Return the PHM layer nearest to a dense one, with a copy of its bias.
 
         Args:
             linear: a dense layer, unchanged.
             n: the PHM hyperparameter; divides both its dimensions.
             algebra: ``phm``: the nearest A and S; a fixed one: the S that is nearest with its rule, by least squares.
-            parametrization: hold the rule that was found as A (``rule``) or as W, U and V (``factors``).
-            rank: R of the factors, by default one that gives the rule back exactly.
 
         Returns:
             the layer, on the same device and of the same dtype, and the relative error ‖W − H‖ / ‖W‖ (Frobenius)
@@ -310,18 +276,44 @@ class PHMLinear(KroneckerWeight):
 
         Raises:
             DimensionError: n does not divide a dimension, or is not the algebra's own.
-            RankError: the rule that was found wants a higher rank.
             UserError: the weight has no numbers, or some that are not finite.
         """
-        weight, bias = linear.weight.detach(), linear.bias is not None
-        options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}
-        made: dict[str, Any] = {"device": "meta", "dtype": weight.dtype}  # no random numbers are drawn
-        layer = cls(linear.in_features, linear.out_features, bias, n=n, **options, **made).train(linear.training)
-        layer = layer.to_empty(device=weight.device)
-        with torch.no_grad():
-            if layer.bias is not None:
-                layer.bias.copy_(linear.bias)
+        weight, bias = linear.weight.detach(), linear.bias
+        layer = cls(
+            linear.in_features, linear.out_features, bias is not None, n=n, algebra=algebra, device="meta"
+        )  # no random numbers are drawn
+        layer = layer.to(weight.dtype).to_empty(device=weight.device).train(linear.training)
+        if layer.bias is not None:
+            layer.bias.data.copy_(bias)
         return layer, layer.set_nearest(weight)
+
+    @torch.no_grad()
+    def to_factors(self, rank: int | None = None, *, seed: int = 0) -> "PHMLinear":
+        """Return a layer of the same function, to rounding, that holds the rule as factors, for execution ``rank``.
+
+        The rule is decomposed (:func:`phmctl.algebra.decompose`); a fixed one can learn from then on.
+
+        Args:
+            rank: R; by default the generic rank, or the next one that does.
+            seed: of the search.
+
+        Raises:
+            RankError: n = 1 has no rule, or this rank is too low for it.
+        """
+        if self.n == 1:
+            raise RankError("a layer with n = 1 has no rule to decompose")
+        factors = self.factors
+        if factors is None or rank not in (None, factors.rank):
+            factors = decompose(self.A, rank, seed=seed).factors
+        layer = PHMLinear(
+            self.in_features, self.out_features, self.bias is not None, n=self.n, rank=factors.rank,
+            initialization=self.initialization, splits=self.splits, device="meta", dtype=self.S.dtype,
+        ).to_empty(device=self.S.device).train(self.training)  # fmt: skip
+        for name, part in zip("WUVS", (*factors, self.S), strict=True):
+            getattr(layer, name).copy_(part)
+        if layer.bias is not None and self.bias is not None:
+            layer.bias.copy_(self.bias)
+        return layer
 
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:
@@ -336,11 +328,32 @@ class PHMLinear(KroneckerWeight):
         )
 
 
-def _check_width(x: Tensor, d: int) -> None:
-    if x.shape[-1] != d:
-        raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {d}")
+def as_linear(weight: Tensor, bias: Tensor | None, *, training: bool) -> nn.Linear:
+    """Return an ``nn.Linear`` with copies of a weight (k, d) and a bias (k,). No random numbers are drawn."""
+    k, d = weight.shape
+    dense = nn.Linear(d, k, bias is not None, "meta", weight.dtype).to_empty(device=weight.device).train(training)
+    dense.weight.data.copy_(weight)
+    if bias is not None:
+        dense.bias.data.copy_(bias)
+    return dense
 
 
-def _rows_of(x: Tensor) -> int:
-    """Return how many rows x has; a number where the shape is one."""
-    return math.prod(x.shape[:-1])
+def _wants_factors(layer: KroneckerWeight) -> str:
+    return "n = 1 has none" if layer.n == 1 else "pass parametrization='factors', or take layer.to_factors()"
+
+
+def _check_rule(rule: nn.Parameter | Factors | None, rank: int | None, n: int, algebra: str) -> None:
+    """Refuse a rule or a rank that a layer cannot have, and both at once."""
+    if rule is not None and rank is not None:
+        raise UserError("a shared rule has its own rank; leave rule or rank out")
+    if algebra != LEARNED or n == 1:
+        what = "n = 1" if n == 1 else f"the fixed algebra {algebra!r}"
+        raise UserError(f"{what} has no learned rule to share or to hold as factors; use algebra 'phm' with n > 1")
+    if rank is not None and rank < 1:
+        raise UserError(f"rank = {rank} must be at least 1")
+    if rule is None:
+        return
+    shapes = [tuple(part.shape) for part in rule] if isinstance(rule, Factors) else tuple(rule.shape)
+    wanted = [(n, rule.rank), (n, rule.rank), (rule.rank, n)] if isinstance(rule, Factors) else (n, n, n)
+    if shapes != wanted:
+        raise DimensionError(f"rule has shape {shapes}, not {wanted}")

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from phmctl.backends.operators import compute_dtype, is_recorded, is_transformed, without_autocast
-from phmctl.backends.products import library_for, linear
+from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
 
 # Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
 _SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
@@ -45,7 +44,7 @@ def vocabulary_loss(
         the smoothed loss, which has gradients, and the negative log-likelihood, which has none; both scalars, float32.
     """
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, d), (N,)
-    if is_recorded() or is_transformed():
+    if needs_plain_operations():
         return _plain_loss(flat, weight, bias, targets, smoothing, ignore)
     if flat.device.type == "cpu" and type(flat) is Tensor:  # elsewhere the number would be waited for; a trace has none
         rows = (targets != ignore).nonzero().squeeze(1)
@@ -133,10 +132,9 @@ def _sliced(
     # Few large sums in the compute type, not many small ones: float32 keeps bfloat16's partial sums exact enough.
     weight_grad = torch.zeros_like(weight, dtype=total.dtype) if wanted[1] else None
     bias_grad = torch.zeros_like(bias, dtype=total.dtype) if wanted[2] and bias is not None else None
-    library = library_for(hidden[:rows], weight)
     for start in range(0, tokens, rows):
         part = slice(start, start + rows)
-        logits = linear(hidden[part], weight, library=library).to(total.dtype)  # (rows, V)
+        logits = F.linear(hidden[part], weight).to(total.dtype)  # (rows, V)
         if bias is not None:
             logits += bias
         if not any(wanted):
@@ -146,7 +144,7 @@ def _sliced(
         total += sums
         gradient = wide_gradient.to(hidden.dtype)
         if hidden_grad is not None:
-            hidden_grad[part] = linear(gradient, weight.t(), library=library)  # (rows, d)
+            torch.mm(gradient, weight, out=hidden_grad[part])  # (rows, d)
         if weight_grad is not None and gradient.dtype == weight_grad.dtype:
             weight_grad.addmm_(gradient.t(), hidden[part])  # (V, d)
         elif weight_grad is not None:
@@ -159,27 +157,28 @@ def _sliced(
 
 def _loss(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> Tensor:
     """Return a slice's (loss, likelihood), from its logits (rows, V)."""
-    kept = (targets != ignore).to(logits.dtype)  # (rows,)
-    norm = logits.logsumexp(1)  # (rows,)
-    likelihood = norm - logits.gather(1, targets[:, None]).squeeze(1)  # −log p[target]
-    loss = likelihood
-    if smoothing:
-        loss = (1 - smoothing) * likelihood + smoothing * (norm - logits.mean(1))
-    return torch.stack([loss @ kept, likelihood @ kept])
+    return _sums(logits, logits.logsumexp(1), targets, smoothing, ignore)
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
     """Return a slice's (loss, likelihood) and dL/dlogits, from its logits (rows, V)."""
-    kept = (targets != ignore).to(logits.dtype)  # (rows,)
-    column = targets[:, None]  # (rows, 1)
     gradient = logits.softmax(1)  # (rows, V)
     # log Σ exp from the softmax at its maximum, where it is at least 1/V: one pass over exp instead of two.
-    norm = logits.amax(1) - gradient.amax(1).log()  # (rows,)
-    likelihood = norm - logits.gather(1, column).squeeze(1)  # −log p[target]
+    sums = _sums(logits, logits.amax(1) - gradient.amax(1).log(), targets, smoothing, ignore)
+    if smoothing:
+        gradient.sub_(smoothing / logits.shape[1])
+    kept = (targets != ignore)[:, None]  # (rows, 1)
+    column = targets[:, None].where(kept, 0)  # an ignored id, -100 perhaps, is no column
+    gradient.scatter_add_(1, column, torch.full_like(column, smoothing - 1, dtype=logits.dtype))
+    return sums, gradient.mul_(kept)
+
+
+def _sums(logits: Tensor, norm: Tensor, targets: Tensor, smoothing: float, ignore: int) -> Tensor:
+    """Return (loss, likelihood) of the targets that count, given the logits (rows, V) and their log Σ exp (rows,)."""
+    kept = targets != ignore  # (rows,)
+    likelihood = norm - logits.gather(1, targets.where(kept, 0)[:, None]).squeeze(1)  # −log p[target]
     loss = likelihood
     if smoothing:
         loss = (1 - smoothing) * likelihood + smoothing * (norm - logits.mean(1))
-        gradient.sub_(smoothing / logits.shape[1])
-    gradient.scatter_add_(1, column, torch.full_like(column, smoothing - 1, dtype=logits.dtype))
-    gradient.mul_(kept[:, None])
-    return torch.stack([loss @ kept, likelihood @ kept]), gradient
+    weights = kept.to(logits.dtype)
+    return torch.stack([loss @ weights, likelihood @ weights])

@@ -1,35 +1,23 @@
-"""The PHM-LSTM: an LSTM whose maps are hypercomplex multiplications (Zhang et al. 2021, §4.1).
-
-**Layout.** Sequences of several lengths are packed, as in ``torch.nn.utils.rnn``: sorted by length, time-major, padding
-left out. Step t then works on the first sequences of the batch, those that have a step t, and nothing is computed on
-padding. All layers of a stack work on the packed rows.
-
-**Speed.** H of all maps is built once a forward, and stacked into one input weight and one recurrent weight of 4h rows.
-The input half of all gates is one product over all steps, or that of
-the maps' own execution where it is ``rank``. What is left of a step is one product and six elementwise
-operations in buffers that exist. Autograd would record each of these, and add up the weight's gradient step by step;
-:class:`~phmctl.nn.recurrence.Recurrence` runs the loop and its backward pass itself, and takes the gradients of the
-weights in one product each.
-"""
+"""The PHM-LSTM: an LSTM whose maps are hypercomplex multiplications (Zhang et al. 2021, §4.1)."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from phmctl.algebra.execution import RANK
+from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
 from phmctl.algebra.rules import LEARNED
-from phmctl.backends.operators import compute_dtype, is_recorded, is_transformed
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.kronecker_weight import weight_of
-from phmctl.nn.linear import PHMLinear
-from phmctl.nn.recurrence import Cell, Inputs, Recurrence, State, Step, plain_recurrence, steps_of
 
 Gates = Literal["separate", "fused"]
+Cell = Literal["standard", "as_printed"]
+State = tuple[Tensor, Tensor]  # h and c, (num_layers, B, h) each
 GATES = ("forget", "input", "output", "candidate")  # the order of the paper's split φ: f, i, o, x′
+TORCH_GATES = ("input", "forget", "candidate", "output")  # the order of nn.LSTM
 
 
 class PHMLSTM(nn.Module):
@@ -49,11 +37,9 @@ class PHMLSTM(nn.Module):
     Parameters of a layer, without the bias: ``4h(d + h)/n`` components, and n³ for each rule. There are 8 rules with
     separate gates, 2 with fused ones. Table 1 of the paper (d = h = 300) counts separate gates.
 
-    It can be differentiated as often as one likes. Compilers, exporters and ``torch.func`` see its steps unrolled,
-    in plain operations: a graph is for one T, and for any batch.
+    H of all gates goes into torch's own LSTM kernel. Compilers, exporters and ``torch.func``, and the cell as printed,
+    have a loop over the steps in plain operations: a graph is for one T, and for any batch.
     """
-
-    dense_type: type[nn.Module] | None = None  # what phmctl.convert found here; None where it made nothing
 
     def __init__(
         self,
@@ -101,7 +87,7 @@ class PHMLSTM(nn.Module):
         self.num_layers = num_layers
         self.gates = gates
         self.cell = cell
-        self.layers = nn.ModuleList(LSTMLayer(maker.sublayer(), width, hidden_size, gates, cell) for width in widths)
+        self.layers = nn.ModuleList(LSTMLayer(maker.sublayer(), width, hidden_size, gates) for width in widths)
 
     def forward(
         self, x: Tensor | PackedSequence, lengths: Tensor | State | None = None, hx: State | None = None
@@ -121,64 +107,95 @@ class PHMLSTM(nn.Module):
 
         Raises:
             DimensionError: a shape is wrong, the batch is empty, or a length is not of 1 to T.
-            UserError: a ``PackedSequence`` comes with lengths, or to a compiler, an exporter or ``torch.func``.
+            UserError: a ``PackedSequence`` comes with lengths, or where the steps are a loop.
         """
         if isinstance(lengths, tuple):
             lengths, hx = None, lengths
+        plain = self.cell != "standard" or needs_plain_operations() or (isinstance(x, Tensor) and x.is_meta)
         if isinstance(x, PackedSequence):
-            return self._packed(x, lengths, hx)
-        if x.dim() != 2:
-            return self._batch(x, lengths, hx)
-        start = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
-        output, (h, c) = self._batch(x.unsqueeze(0), lengths, start)
-        return output.squeeze(0), (h.squeeze(1), c.squeeze(1))
+            if lengths is not None or plain:
+                raise UserError(
+                    "a PackedSequence has its lengths, and wants the standard cell outside compilers, exporters and "
+                    "torch.func; give (B, T, d) and lengths there"
+                )
+            self._check((int(x.batch_sizes[0]), len(x.batch_sizes), *x.data.shape[1:]), hx)
+            return self._run_packed(x, hx)
+        if x.dim() == 2:
+            start = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
+            output, (h, c) = self(x.unsqueeze(0), lengths, start)
+            return output.squeeze(0), (h.squeeze(1), c.squeeze(1))
+        self._check(x.shape, hx)
+        if plain:
+            return self._loop(x, lengths, hx)
+        if lengths is None:
+            return self._kernel(x, None, hx)
+        lengths = _checked(lengths, len(x), x.shape[1])
+        packed, final = self._run_packed(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False), hx)
+        output, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
+        return output, final
 
     def flatten_parameters(self) -> None:
         """Do nothing: ``nn.LSTM`` has it, for the sake of cuDNN, and models call it."""
 
-    def _packed(self, x: PackedSequence, lengths: Tensor | None, state: State | None) -> tuple[PackedSequence, State]:
-        if lengths is not None:
-            raise UserError("a PackedSequence has its lengths; leave lengths out")
-        if is_recorded() or is_transformed():
-            raise UserError("a PackedSequence cannot be compiled, exported or transformed; give (B, T, d) and lengths")
-        sizes = x.batch_sizes.tolist()
-        self._check((sizes[0], len(sizes), *x.data.shape[1:]), state)
-        data, final = self._run(x, steps_of(sizes), state)
-        return x._replace(data=data), final
+    def _run_packed(self, x: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
+        if state is not None and x.sorted_indices is not None:
+            state = state[0].index_select(1, x.sorted_indices), state[1].index_select(1, x.sorted_indices)
+        data, (h, c) = self._kernel(x.data, x.batch_sizes, state)
+        if x.unsorted_indices is not None:
+            h, c = h.index_select(1, x.unsorted_indices), c.index_select(1, x.unsorted_indices)
+        return x._replace(data=data), (h, c)
 
-    def _batch(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        self._check(x.shape, state)
-        if is_recorded() or is_transformed():
-            return self._plainly(x, lengths, state)
-        packed = _pack(x, lengths)
-        # Without lengths no value of a tensor is asked for, so that a step can be traced.
-        steps = steps_of([len(x)] * x.shape[1] if lengths is None else packed.batch_sizes.tolist())
-        data, final = self._run(packed, steps, state)
-        return _unpack(packed, data, x.shape[1]), final  # (B, T, h)
+    def _kernel(self, x: Tensor, sizes: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+        """Run torch's kernel over (B, T, d), or over packed rows (N, d) of the batch sizes (T,)."""
+        dtype, device = compute_dtype(x), x.device.type
+        # On a CPU the kernel would sum the cell over the steps in 16 bits.
+        exact = torch.float32 if device == "cpu" and dtype.itemsize < 4 else dtype
+        weights = [layer.weights() for layer in self._layers()]
+        batch = len(x) if sizes is None else int(sizes[0])
+        if state is None:
+            zeros = x.new_zeros(self.num_layers, batch, self.hidden_size)
+            state = zeros, zeros
+        with without_autocast(device):
+            biased = weights[0][2] is not None
+            flat = [part for w, u, b in weights for part in ((w, u) if b is None else (w, u, b, torch.zeros_like(b)))]
+            flat = [part.to(exact) for part in flat]
+            hx = [part.to(exact) for part in state]
+            rest = biased, self.num_layers, 0.0, self.training, False
+            if sizes is None:
+                output, h, c = torch._VF.lstm(x.to(exact), hx, flat, *rest, True)  # type: ignore[attr-defined]
+            else:
+                output, h, c = torch._VF.lstm(x.to(exact), sizes, hx, flat, *rest)  # type: ignore[attr-defined]
+        return output.to(dtype), (h.to(dtype), c.to(dtype))
 
-    def _run(self, packed: PackedSequence, steps: Sequence[Step], state: State | None) -> tuple[Tensor, State]:
-        """Return the last layer's packed rows (N, h), and h and c of every layer in the batch's own order."""
-        order, data = packed.sorted_indices, packed.data  # (N, d)
-        finals = []
-        for index, layer in enumerate(self.layers):
-            start = None if state is None else (_rows(state[0][index], order), _rows(state[1][index], order))
-            data, h, c = layer(data, steps, start)  # (N, h), (B, h), (B, h)
-            finals.append((_rows(h, packed.unsorted_indices), _rows(c, packed.unsorted_indices)))
-        return data, (torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals]))
-
-    def _plainly(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+    def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run by operations that torch has every rule for, over padding too, and ask for no value of a tensor."""
-        batch, longest, width = x.shape
-        data = x.transpose(0, 1).reshape(-1, width)  # (T B, d)
-        steps = steps_of([batch] * longest)
-        finals = []
-        for index, layer in enumerate(self.layers):
-            start = None if state is None else (state[0][index], state[1][index])
-            inputs = layer.inputs(data, batch, start)  # type: ignore[operator]
-            h, c, data = plain_recurrence(inputs, steps, self.cell, None if lengths is None else lengths.to(x.device))
-            finals.append((h, c))
-        output = data.view(longest, batch, self.hidden_size).transpose(0, 1)  # (B, T, h)
-        return output, (torch.stack([h for h, _ in finals]), torch.stack([c for _, c in finals]))
+        dtype, steps = compute_dtype(x), x.shape[1]
+        if not needs_plain_operations() and lengths is not None:
+            lengths = _checked(lengths, len(x), steps)
+        active = None  # (B, T, 1)
+        if lengths is not None:
+            active = (torch.arange(steps, device=x.device) < lengths.to(x.device)[:, None])[..., None]
+            x = x.masked_fill(~active, 0.0)
+        output = x.to(dtype)  # (B, T, d), then (B, T, h)
+        last = []
+        for index, layer in enumerate(self._layers()):
+            weight, recurrent, bias = layer.weights()
+            h, c = (x.new_zeros(len(x), self.hidden_size) if state is None else part[index] for part in state or "hc")
+            h, c = h.to(dtype), c.to(dtype)  # (B, h)
+            outputs = []
+            for step, gates in enumerate(F.linear(output, weight, bias).unbind(1)):  # (B, 4h)
+                i, f, candidate, o = (gates + F.linear(h, recurrent)).chunk(4, dim=1)
+                c_next = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
+                h_next = o * c_next if self.cell == "as_printed" else o.sigmoid() * c_next.tanh()
+                outputs.append(h_next if active is None else h_next.masked_fill(~active[:, step], 0.0))
+                h = h_next if active is None else torch.where(active[:, step], h_next, h)
+                c = c_next if active is None else torch.where(active[:, step], c_next, c)
+            output = torch.stack(outputs, dim=1)
+            last.append((h, c))
+        return output, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+
+    def _layers(self) -> "list[LSTMLayer]":
+        return list(self.layers)  # type: ignore[arg-type]
 
     def _check(self, shape: Sequence[int], state: State | None) -> None:
         if len(shape) != 3 or shape[2] != self.input_size:
@@ -196,8 +213,7 @@ class PHMLSTM(nn.Module):
     def to_dense(self) -> nn.LSTM:
         """Return the ``nn.LSTM(batch_first=True)`` of the same function, to rounding, with parameters of its own.
 
-        Its gates stand in torch's order; b is its first bias, and the second is zero. It takes no lengths, but a
-        ``PackedSequence``.
+        b is its first bias, and the second is zero. It takes no lengths, but a ``PackedSequence``.
 
         Raises:
             UserError: the cell is ``as_printed``, which ``nn.LSTM`` does not have.
@@ -206,19 +222,19 @@ class PHMLSTM(nn.Module):
             raise UserError(
                 f"nn.LSTM has no cell {self.cell!r}, only 'standard'; phmctl.to_dense keeps it, with dense maps"
             )
-        layers = [layer for layer in self.layers if isinstance(layer, LSTMLayer)]
-        weight, bias = _weight(layers[0].from_input), _bias(layers[0].from_input) is not None
-        sizes = self.input_size, self.hidden_size, self.num_layers
-        dense = nn.LSTM(*sizes, bias=bias, batch_first=True, device="meta", dtype=weight.dtype)
-        dense = dense.to_empty(device=weight.device).train(self.training)  # no random numbers are drawn
-        for index, layer in enumerate(layers):
-            with torch.enable_grad():  # so that each says whether it learns
-                parts = {"weight_ih": _weight(layer.from_input), "weight_hh": _weight(layer.from_hidden)}
-                b = _bias(layer.from_input)
+        with torch.enable_grad():  # so that each weight says whether it learns
+            weights = [layer.weights() for layer in self._layers()]
+        like, bias = weights[0][0], weights[0][2] is not None
+        dense = nn.LSTM(
+            self.input_size, self.hidden_size, self.num_layers, bias, True, device="meta", dtype=like.dtype
+        )  # no random numbers are drawn
+        dense = dense.to_empty(device=like.device).train(self.training)
+        for index, (weight, recurrent, b) in enumerate(weights):
+            parts = {"weight_ih": weight, "weight_hh": recurrent}
             if b is not None:
                 parts |= {"bias_ih": b, "bias_hh": torch.zeros_like(b, requires_grad=b.requires_grad)}
             for name, part in parts.items():
-                getattr(dense, f"{name}_l{index}").copy_(_in_torchs_order(part)).requires_grad_(part.requires_grad)
+                getattr(dense, f"{name}_l{index}").copy_(part).requires_grad_(part.requires_grad)
         return dense
 
     def extra_repr(self) -> str:
@@ -227,60 +243,23 @@ class PHMLSTM(nn.Module):
 
 
 class LSTMLayer(nn.Module):
-    """One LSTM over packed rows. What a user calls is :class:`PHMLSTM`.
+    """The maps of one LSTM.
 
     Attributes:
-        from_input: gate -> map d → h with bias; with fused gates one map d → 4h.
+        from_input: gate -> map d → h with bias; with fused gates one map d → 4h, in the order of :data:`GATES`.
         from_hidden: the same of the state, h → h or h → 4h, without biases.
     """
 
-    def __init__(self, builder: LinearBuilder, input_size: int, hidden_size: int, gates: Gates, cell: Cell) -> None:
+    def __init__(self, builder: LinearBuilder, input_size: int, hidden_size: int, gates: Gates) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
-        self.cell = cell
         self.from_input = _maps(builder, input_size, hidden_size, gates)
         self.from_hidden = _maps(builder, hidden_size, hidden_size, gates, bias=False)
 
-    def forward(self, data: Tensor, steps: Sequence["Step"], state: State | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over all steps.
-
-        Args:
-            data: (N, d), the packed rows.
-            steps: where each step's rows lie.
-            state: h and c before the first step, (B, h) each, sorted as the rows are; zeros where None.
-
-        Returns:
-            the outputs (N, h), and h and c after each sequence's last step, (B, h) each.
-        """
-        h, c, output = Recurrence.apply(  # type: ignore[no-untyped-call]
-            *self.inputs(data, steps[0].before.stop, state), steps, self.cell
-        )
-        return output, h, c
-
-    def inputs(self, data: Tensor, batch: int, state: State | None) -> Inputs:
-        """Return what the recurrence works on, in the dtype that it is computed in.
-
-        Returns:
-            the rows (N, d) with H of the input's maps (4h, d) and b (4h,); or, where these go by rank, the
-            input half of the gates (N, 4h) and None twice. Then H of the state's maps (4h, h), and h and c (B, h).
-        """
-        dtype = compute_dtype(data)
-        if state is None:
-            zeros = data.new_zeros(batch, self.hidden_size, dtype=dtype)  # (B, h)
-            state = zeros, zeros
-        weight: Tensor | None
-        if _by_rank(self.from_input, data.shape[0]):
-            data, weight, bias = torch.cat([layer(data) for layer in self.from_input.values()], dim=1), None, None
-        else:
-            weight, bias = _weight(self.from_input), _bias(self.from_input)
-        return (
-            data.to(dtype),
-            None if weight is None else weight.to(dtype),
-            None if bias is None else bias.to(dtype),
-            _weight(self.from_hidden).to(dtype),
-            state[0].to(dtype),
-            state[1].to(dtype),
-        )
+    def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return H of the input's maps (4h, d), of the state's maps (4h, h), and b (4h,), in torch's order of gates."""
+        weights = (_in_torch_order(maps, "weight") for maps in (self.from_input, self.from_hidden))
+        first = next(iter(self.from_input.values()))
+        return *weights, None if first.bias is None else _in_torch_order(self.from_input, "bias")  # type: ignore[return-value]
 
 
 def _maps(
@@ -292,51 +271,12 @@ def _maps(
     return nn.ModuleDict({gate: builder.linear(inputs, outputs, bias=bias) for gate in GATES})
 
 
-def _in_torchs_order(gates: Tensor) -> Tensor:
-    """Return rows of f, i, o, x′ in the order of ``nn.LSTM``: i, f, x′, o. (4h, ...) -> (4h, ...)."""
-    f, i, o, candidate = gates.chunk(4)
-    return torch.cat([i, f, candidate, o])
-
-
-def _weight(maps: nn.ModuleDict) -> Tensor:
-    """Return H of all gates, (4h, d)."""
-    weights = [weight_of(layer) for layer in maps.values()]
-    return weights[0] if len(weights) == 1 else torch.cat(weights)
-
-
-def _by_rank(maps: nn.ModuleDict, tokens: int) -> bool:
-    """Whether the maps of the input apply themselves to so many rows by block products, and H is not wanted."""
-    layers = maps.values()
-    return all(
-        isinstance(layer, PHMLinear) and layer.n > 1 and layer.choice_for(tokens).execution == RANK for layer in layers
-    )
-
-
-def _bias(maps: nn.ModuleDict) -> Tensor | None:
-    """Return the bias of all gates, (4h,)."""
-    biases = [layer.bias for layer in maps.values() if isinstance(layer.bias, Tensor)]
-    return torch.cat(biases) if biases else None
-
-
-def _pack(x: Tensor, lengths: Tensor | None) -> PackedSequence:
-    """Return the real rows of x (B, T, d), time-major, the longest sequence first; without lengths in x's own order."""
-    batch, longest, width = x.shape
-    if lengths is None:
-        sizes = torch.full((longest,), batch)
-        return PackedSequence(x.transpose(0, 1).reshape(-1, width), sizes)  # (T B, d)
-    return pack_padded_sequence(x, _checked(lengths, batch, longest), batch_first=True, enforce_sorted=False)
-
-
-def _unpack(packed: PackedSequence, data: Tensor, longest: int) -> Tensor:
-    """Return packed rows (N, h) as (B, T, h) in the batch's own order, zero at padding."""
-    if packed.sorted_indices is None:
-        return data.view(longest, -1, data.shape[1]).transpose(0, 1)  # (B, T, h)
-    output, _ = pad_packed_sequence(packed._replace(data=data), batch_first=True, total_length=longest)
-    return output
-
-
-def _rows(x: Tensor, order: Tensor | None) -> Tensor:
-    return x if order is None else x.index_select(0, order)
+def _in_torch_order(maps: nn.ModuleDict, name: str) -> Tensor:
+    """Return the weights or the biases of all gates, (4h, ...), in the order of ``nn.LSTM``."""
+    if "gates" in maps:
+        parts = dict(zip(GATES, getattr(maps["gates"], name).chunk(4), strict=True))
+        return torch.cat([parts[gate] for gate in TORCH_GATES])
+    return torch.cat([getattr(maps[gate], name) for gate in TORCH_GATES])
 
 
 def _checked(lengths: Tensor, batch: int, longest: int) -> Tensor:

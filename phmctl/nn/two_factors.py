@@ -8,12 +8,12 @@ Efficient and Accurate Training", §3.1; for oblong maps as in its appendix).
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phmctl.algebra.initialisation import dense_variance
-from phmctl.backends.products import linear
 from phmctl.dimension import check_divides
-from phmctl.nn.derived import as_linear
+from phmctl.nn.linear import as_linear
 
 
 class TwoFactorLinear(nn.Module):
@@ -69,7 +69,7 @@ class TwoFactorLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last axis. (..., d) -> (..., k)."""
         if self.blocks == 1:
-            return linear(linear(x, self.R[0]), self.L[0], self.bias)
+            return F.linear(F.linear(x, self.R[0]), self.L[0], self.bias)
         N, flat = self.blocks, x.reshape(-1, self.in_features)  # (T, d)
         h = flat.view(-1, N, self.R.shape[2]).transpose(0, 1) @ self.R.mT  # (N, T, m/N)
         h = h.permute(1, 2, 0).reshape(-1, N, self.L.shape[2])  # (T, N, m/N): number j of block i to place jN + i

@@ -20,11 +20,10 @@ class LinearSection(Section):
     # a fixed algebra sets its own in place of 1; phm and monarch (its blocks) want 2 or more
     n: Annotated[int, Field(ge=1, le=1024)] = 1
     rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
-    # how H is applied: as measured to be quickest, built, never built, or by as many block products as the rule's rank
-    execution: Literal["auto", "dense", "factored", "rank"] = "auto"
+    # how maps are applied: dense builds H, rank multiplies by R blocks; auto is the faster one, timed before step 1
+    execution: Literal["auto", "dense", "rank"] = "auto"
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
     rank: Width | None = None  # R of the factors, by default that of a random rule; of low-rank what it is named after
-    keep_products: bool = True  # of training by rank: false takes less memory, and more time
     bias: bool = True  # biases of the linear maps
 
     @model_validator(mode="after")
@@ -46,8 +45,8 @@ class LinearSection(Section):
             raise ValueError(f"parametrization 'factors' wants algebra 'phm'; {self.algebra!r} has no learned rule")
         if self.rank is not None and self.parametrization != "factors" and self.algebra != LOW_RANK:
             raise ValueError("rank wants parametrization: factors, or algebra: low-rank")
-        if self.execution == "rank" and self.algebra == "phm" and self.parametrization != "factors":
-            raise ValueError("execution 'rank' wants parametrization: factors to train a learned rule")
+        if self.execution == "rank" and self.parametrization != "factors" and self.algebra not in ("complex", "quaternion"):
+            raise ValueError("execution 'rank' wants parametrization: factors, or algebra complex or quaternion")
         return self
 
     @model_validator(mode="after")
@@ -58,7 +57,7 @@ class LinearSection(Section):
             raise ValueError(f"algebra {self.algebra!r} is for Transformers")
         if self.algebra == LOW_RANK and self.rank is None:
             raise ValueError("algebra 'low-rank' wants a rank: set model.rank")
-        for key in ("execution", "rules", "keep_products"):
+        for key in ("execution", "rules"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} is about hypercomplex maps; leave it out with algebra {self.algebra!r}")
         return self
@@ -84,14 +83,7 @@ class LinearSection(Section):
     @property
     def dense_twin(self) -> Self:
         """The same model with every map dense."""
-        dense = {
-            "algebra": "real",
-            "n": 1,
-            "execution": "auto",
-            "keep_products": True,
-            "parametrization": "rule",
-            "rank": None,
-        }
+        dense = {"algebra": "real", "n": 1, "execution": "auto", "parametrization": "rule", "rank": None}
         return self.model_copy(update=dense)
 
     def _widths(self) -> dict[str, int]:

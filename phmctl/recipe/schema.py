@@ -179,8 +179,8 @@ class DecodingSection(Section):
     max_ratio: Positive = 2.0  # longest output = max_ratio * source tokens + max_extra
     max_extra: NonNegativeInt = 20
     batch_tokens: PositiveInt = 2048  # source tokens a batch, padding included
-    # how the maps are applied, if not as model.execution says; `rank` decomposes a rule that is not held as factors
-    execution: Literal["auto", "dense", "factored", "rank"] | None = None
+    # how a trained model is applied: `dense` (`auto`, none) or `rank`, which decomposes rules not held as factors
+    execution: Literal["auto", "dense", "rank"] | None = None
     # bfloat16: multiply by weights that are kept in it, on a device that has it; none is float32
     precision: Literal["float32", "bfloat16"] | None = None
 

@@ -4,8 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,7 +63,6 @@ class Service:
         self.verbs = {name: verb for name, verb in self._verbs().items() if name in self.about["methods"]}
         self.replies: Counter[str] = Counter()
         self._began = time.monotonic()
-        self._scope = _held_open(self.about["engine"])
         self.batcher: Batcher[Key, Text, Answer] = Batcher(self._answer, batching, workers=workers)
 
     def ask(self, name: str, body: Mapping[str, Any]) -> "Future[list[Answer]]":
@@ -113,8 +110,7 @@ class Service:
         }
 
     def _answer(self, key: Key, texts: Sequence[Text]) -> list[Answer]:
-        with self._scope:
-            return self.verbs[key.verb].answer(texts, dict(key.options))
+        return self.verbs[key.verb].answer(texts, dict(key.options))
 
     def _translate(self, texts: Sequence[Any], options: Mapping[str, Any]) -> list[Answer]:
         found = self.model.translate(texts, **options)
@@ -145,17 +141,6 @@ class Service:
                     f"text {place + 1} has {length} tokens, more than the {longest} that the model knows; {advice}", 413
                 )
         return [min(length, longest) for length in lengths]
-
-
-def _held_open(engine: str) -> AbstractContextManager[Any]:
-    """Return a scope that every worker enters, and that is open as long as the service lives: H is built once."""
-    if engine != "torch":
-        return nullcontext()
-    from phmctl.nn.caching import cached
-
-    scope = cached()
-    copy_context().run(scope.__enter__)  # not in the caller's context: it is no business of other models there
-    return scope
 
 
 def _no_label() -> Answer:

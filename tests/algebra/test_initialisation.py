@@ -15,7 +15,7 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
     learned_rule,
 )
-from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.kronecker import kronecker_sum
 from phmctl.algebra.rules import fixed_rule
 from phmctl.errors import UserError
 
@@ -36,7 +36,7 @@ def test_h_and_its_output_have_the_variance_of_the_dense_scheme(scheme: str, A: 
     n = len(A)
     S = torch.empty(n, K // n, D // n)
     initialise_components_(S, A, scheme, D, K)
-    H = materialise(A, S)
+    H = kronecker_sum(A, S)
     variance = dense_variance(scheme, D, K)
     # S holds K·D/n independent numbers: the relative deviation of a measured variance is at most √(2n/(KD)).
     assert H.var().item() == pytest.approx(variance, rel=5 * math.sqrt(2 * n / (K * D)))
@@ -93,7 +93,7 @@ def test_a_rule_of_any_scale_is_allowed_for() -> None:
     A = 7 * torch.randn(4, 4, 4)
     S = torch.empty(4, K // 4, D // 4)
     initialise_components_(S, A, "kaiming_normal", D, K)
-    assert materialise(A, S).var().item() == pytest.approx(2 / D, rel=0.05)
+    assert kronecker_sum(A, S).var().item() == pytest.approx(2 / D, rel=0.05)
 
 
 def test_unknown_scheme_names_the_nearest() -> None:

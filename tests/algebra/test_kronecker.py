@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phmctl.algebra.kronecker import materialise, materialise_reference
+from phmctl.algebra.kronecker import kronecker_sum, kronecker_sum_reference
 
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**16))
 
@@ -19,12 +19,12 @@ def draw(n: int, rows: int, columns: int, seed: int = 0) -> tuple[torch.Tensor, 
 @settings(max_examples=40, deadline=None)
 def test_h_is_the_sum_of_kronecker_products(shape: tuple[int, int, int, int]) -> None:
     A, S = draw(*shape)
-    torch.testing.assert_close(materialise(A, S), materialise_reference(A, S))
+    torch.testing.assert_close(kronecker_sum(A, S), kronecker_sum_reference(A, S))
 
 
 def test_each_entry_is_the_definition() -> None:
     A, S = draw(3, 2, 4)
-    H = materialise_reference(A, S)
+    H = kronecker_sum_reference(A, S)
     for a, s, b, t in [(0, 0, 0, 0), (2, 1, 0, 3), (1, 0, 2, 2)]:
         assert H[a * 2 + s, b * 4 + t].item() == pytest.approx(float(A[:, a, b] @ S[:, s, t]))
 
@@ -44,13 +44,13 @@ def test_appendix_a_is_the_same_family_with_the_axes_permuted(shape: tuple[int, 
     T = torch.randn(columns, n, rows, dtype=torch.float64, generator=generator)
     A = B.permute(2, 1, 0)  # A[b, a, i] = B[i, a, b]
     S = T.permute(1, 2, 0)  # S[b, s, j] = T[j, b, s]
-    torch.testing.assert_close(materialise(A, S), appendix_a(B, T))
+    torch.testing.assert_close(kronecker_sum(A, S), appendix_a(B, T))
 
 
 def test_gradients() -> None:
     A, S = draw(3, 2, 4)
-    assert torch.autograd.gradcheck(materialise, (A.requires_grad_(), S.requires_grad_()))
-    assert torch.autograd.gradgradcheck(materialise, (A, S))
+    assert torch.autograd.gradcheck(kronecker_sum, (A.requires_grad_(), S.requires_grad_()))
+    assert torch.autograd.gradgradcheck(kronecker_sum, (A, S))
 
 
 class _Largest(TorchDispatchMode):
@@ -68,5 +68,5 @@ class _Largest(TorchDispatchMode):
 def test_no_temporary_is_larger_than_h() -> None:
     A, S = draw(8, 16, 16)
     with _Largest() as largest:
-        H = materialise(A, S)
+        H = kronecker_sum(A, S)
     assert largest.numel == H.numel()

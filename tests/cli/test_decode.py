@@ -1,7 +1,6 @@
 import json
 import os
 import pty
-import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -281,35 +280,24 @@ def test_lines_that_are_there_are_answered_together(
     assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
 
 
-def test_execution_reaches_the_maps(tiny_run: Run, tmp_path: Path) -> None:
-    copy = shutil.copytree(tiny_run.folder, tmp_path / "copy")
-    found = [lines(call(copy, "--split", "test", "--execution", name).stdout) for name in ("rank", "dense")]
+def test_execution_reaches_the_maps(tiny_run: Run) -> None:
+    found = [lines(call(tiny_run.folder, "--split", "test", "--execution", name).stdout) for name in ("rank", "dense")]
     assert found[0] == found[1]
-    assert (Run.open(copy).checkpoint("auto") / "factors.safetensors").is_file()
 
 
-def test_precision_reaches_the_products(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly the same scores, by weights that are kept in bfloat16; and a warning where there is none."""
-    from phmctl.backends import products
+@pytest.mark.parametrize("able", [True, False])
+def test_precision_reaches_the_weights(run: Run, able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly the same scores, by weights in bfloat16; and a warning, and the same ones, where there is none."""
 
     def scores(*options: str) -> list[float]:
         found = call(run.folder, "--n-best", "1", *options, stdin="".join(f"{line}\n" for line in SOURCES).encode())
-        assert ("no bfloat16 arithmetic" in found.stderr) == warns
+        assert ("no bfloat16 arithmetic" in found.stderr) == (bool(options) and not able)
         return [float(line.split("\t")[2]) for line in lines(found.stdout)]
 
-    taken = []
-    monkeypatch.setattr(products, "SMALL", 0)
-    monkeypatch.setattr(
-        products, "_lower_product", lambda *a, made=products._lower_product: taken.append(1) or made(*a)
-    )
-    monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: not warns)
-    warns = False
-    exact = scores()
-    assert not taken
-    assert scores("--precision", "bfloat16") == pytest.approx(exact, rel=0.05)
-    assert taken
-    warns = True
-    assert scores("--precision", "bfloat16") == exact
+    monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: able)
+    exact, lower = scores(), scores("--precision", "bfloat16")
+    assert lower == pytest.approx(exact, rel=0.05)
+    assert (lower == exact) == (not able)
 
 
 def test_an_execution_that_there_is_not(run: Run) -> None:

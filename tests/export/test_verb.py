@@ -10,7 +10,6 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.backends import products
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.settings import change_decoding
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
@@ -134,7 +133,6 @@ def test_how_a_recipe_has_its_run_decoded_is_not_asked_of_an_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is the export compared with what the run answers in a lower precision."""
-    monkeypatch.setattr(products, "SMALL", 0)
     monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: True)
     run = make_run(tmp_path, decoding={"precision": "bfloat16", "execution": "dense"})
     made = export(run, exports.SAFETENSORS, tmp_path / "export")

@@ -54,7 +54,7 @@ def test_the_decoding_cache_does_not_change() -> None:
     pasts = []
     for model in (build(), build(**BOTH)):
         state = model.start(model.encode(source), beams=3, max_length=4)
-        pasts.append((state.past.shape, [layer.memory_keys.shape for layer in state.layers]))
+        pasts.append((state.past.shape, [keys.shape for keys, _ in state.memories]))
     assert pasts[0] == pasts[1]
 
 

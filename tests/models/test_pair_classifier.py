@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from phmctl.assembly import build_classifier
 from phmctl.data.special import PAD
 from phmctl.errors import DimensionError
-from phmctl.models.pair_classifier import PairClassifier
+from phmctl.models.classifiers import PairClassifier
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.schema import PairClassifierSection
 from tests.nn.test_lstm import torch_lstm

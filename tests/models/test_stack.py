@@ -17,15 +17,15 @@ class Affine(nn.Module):
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         return 2 * x + self.b + context
 
-    def step(self, x: Tensor, cache: float, mask: Tensor) -> Tensor:
-        return 2 * x + self.b + cache * mask
+    def step(self, x: Tensor, state: list[float], layer: int) -> Tensor:
+        return 2 * x + self.b + state[layer]
 
 
 def test_layers_are_applied_in_order() -> None:
     stack = Stack([Affine(1.0), Affine(5.0)])
     assert stack(torch.tensor(1.0), torch.tensor(0.5)).item() == 2 * (2 + 1 + 0.5) + 5 + 0.5
     # Each step has its own layer's past.
-    assert stack.step(torch.tensor(1.0), [10.0, 100.0], torch.tensor(1.0)).item() == 2 * (2 + 1 + 10) + 5 + 100  # type: ignore[list-item]
+    assert stack.step(torch.tensor(1.0), [10.0, 100.0]).item() == 2 * (2 + 1 + 10) + 5 + 100  # type: ignore[arg-type]
 
 
 def test_it_names_and_counts_its_layers_as_a_module_list_does() -> None:

@@ -73,7 +73,7 @@ def test_reordered_beams_continue_their_parents() -> None:
         for t in range(2):
             model.step(prefixes[:, :, t], state)
         state.reorder(parents)
-        state.select(torch.tensor([1]))
+        state.reorder(torch.tensor([[0, 1]]), torch.tensor([1]))
         stepped = model.step(torch.tensor([[12, 13]]), state)  # (1, 2, V)
         for beam, parent in enumerate([1, 0]):
             target = torch.cat([prefixes[1, parent], torch.tensor([12 + beam])])[None]

@@ -1,6 +1,5 @@
 """Compilers, exporters and torch.func take the layers as they take torch's own."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +9,11 @@ from torch import Tensor, nn
 import phmctl
 from phmctl import PHMLSTM, PHMLinear
 from phmctl.assembly import build_transformer
-from phmctl.backends import choices
 from phmctl.recipe.schema import TransformerSection
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 EXECUTIONS: list[dict[str, Any]] = [
-    {"execution": "auto"},
     {"execution": "dense"},
-    {"execution": "factored"},
     {"execution": "rank", "parametrization": "factors"},
     {"execution": "rank", "algebra": "quaternion"},
 ]
@@ -34,18 +30,6 @@ def fresh() -> None:
     torch._dynamo.reset()
 
 
-def test_a_scope_inside_what_is_compiled_does_nothing() -> None:
-    layer = PHMLinear(12, 8, n=4)
-
-    def twice(x: Tensor) -> Tensor:
-        with phmctl.cached():
-            return layer(x) + layer(x)
-
-    x = torch.randn(3, 12)
-    with torch.no_grad():
-        torch.testing.assert_close(torch.compile(twice, fullgraph=True, backend="aot_eager")(x), twice(x), **CLOSE)
-
-
 @pytest.mark.parametrize("options", EXECUTIONS)
 def test_one_graph_for_a_layer_in_training_and_evaluation(options: dict[str, Any]) -> None:
     layer = PHMLinear(12, 8, n=4, **options)
@@ -56,33 +40,10 @@ def test_one_graph_for_a_layer_in_training_and_evaluation(options: dict[str, Any
         for one, other in zip(gradients(layer, x, compiled(x)), gradients(layer, x, layer(x)), strict=True):
             torch.testing.assert_close(one, other, **CLOSE)
     layer.eval()
-    with torch.no_grad(), phmctl.cached():
+    with torch.no_grad():
         torch.testing.assert_close(compiled(x), layer(x), **CLOSE)
         layer.S.mul_(2)
         torch.testing.assert_close(compiled(x) - layer.bias, x @ phmctl.to_dense(layer).weight.T, **CLOSE)
-
-
-def test_compilers_see_the_operators() -> None:
-    seen: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
-        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph
-
-    for options in (EXECUTIONS[1], EXECUTIONS[3]):
-        torch.compile(PHMLinear(12, 8, n=4, **options), fullgraph=True, backend=backend)(torch.randn(3, 12))
-    assert "phmctl.kronecker_sum.default" in seen
-    assert "phmctl.rank_product.default" in seen
-
-
-def test_the_operators_are_sound() -> None:
-    x, T, U, V, bias = (torch.randn(*size, dtype=torch.float64) for size in ((5, 6), (3, 4, 3), (2, 3), (3, 2), (8,)))
-    for part in (x, T, U, V, bias):
-        part.requires_grad_()
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.phmctl.rank_product, (x, T, U, V, bias, False), test_utils=checks)
-    A, S = torch.randn(2, 2, 2, requires_grad=True), torch.randn(2, 4, 3, requires_grad=True)
-    torch.library.opcheck(torch.ops.phmctl.kronecker_sum, (A, S), test_utils=checks)
 
 
 @pytest.mark.parametrize("options", EXECUTIONS)
@@ -165,7 +126,7 @@ def test_onnx_with_a_dynamic_batch(options: dict[str, Any], tmp_path: Any) -> No
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of inductor's own
-@pytest.mark.parametrize("options", [EXECUTIONS[0], EXECUTIONS[3]])
+@pytest.mark.parametrize("options", EXECUTIONS[:2])
 def test_inductor(options: dict[str, Any]) -> None:
     layer = PHMLinear(12, 8, n=4, **options)
     compiled = torch.compile(layer, fullgraph=True)
@@ -174,7 +135,7 @@ def test_inductor(options: dict[str, Any]) -> None:
         torch.testing.assert_close(one, other, **CLOSE)
 
 
-# --- torch.func and double backward, where `auto` takes the rank product
+# --- torch.func and double backward
 
 
 DEFAULTS: list[dict[str, Any]] = [{"algebra": "phm"}, {"algebra": "quaternion"}, {"parametrization": "factors"}]
@@ -201,7 +162,7 @@ def test_transforms_of_every_default(options: dict[str, Any], tokens: int) -> No
     torch.testing.assert_close(each[0] + each[1], (2 * layer.bias).expand(tokens, -1).detach(), **CLOSE)
 
 
-@pytest.mark.parametrize("options", [*DEFAULTS, *EXECUTIONS[3:]])
+@pytest.mark.parametrize("options", [*DEFAULTS, *EXECUTIONS[1:]])
 def test_gradients_of_gradients(options: dict[str, Any]) -> None:
     layer = PHMLinear(8, 8, n=4, dtype=torch.float64, **options)
     names, values = zip(*layer.named_parameters(), strict=True)
@@ -222,41 +183,3 @@ def test_gradients_of_an_lstm_s_gradients(gates: Any) -> None:
     assert torch.autograd.gradgradcheck(lambda x: model(x, lengths)[0], x)
     tangent = torch.func.jvp(lambda x: model(x)[0], (x.detach(),), (x.detach(),))[1]
     assert tangent.any()
-
-
-@pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize("execution", ["auto", "rank"])
-def test_a_graph_of_a_fixed_algebra_has_its_factors_or_goes_without(
-    execution: str, trains: bool, measuring: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = {"rank": 1, "factored": 2, "dense": 3}
-    monkeypatch.setattr(choices, "lowest_seconds", lambda calls, _: {c: order[c.execution] for c in calls})
-    first, second = (PHMLinear(8, 8, n=4, algebra="quaternion", execution=execution).double() for _ in range(2))
-    x = torch.randn(3, 8, dtype=torch.float64)
-    with torch.set_grad_enabled(trains):
-        first(x)  # measured: by rank
-        y = torch.compile(second, fullgraph=True, backend="aot_eager")(x)
-        torch.testing.assert_close(y, second(x))
-
-
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_graph_takes_the_choice_as_it_stands(trains: bool, measuring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is measured while it is made: rank, if that is what was measured before, else dense."""
-    order, made = {"rank": 1, "factored": 2, "dense": 3}, []
-    monkeypatch.setattr(
-        choices, "lowest_seconds", lambda calls, clock: made.append(1) or {c: order[c.execution] for c in calls}
-    )
-    layer, x, graphs = PHMLinear(32, 32, n=4, parametrization="factors"), torch.randn(64, 32), []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph.code)
-        return graph
-
-    with torch.set_grad_enabled(trains):
-        first = torch.compile(layer, fullgraph=True, backend=backend)(x)
-        assert made == []
-        layer(x)
-        torch._dynamo.reset()
-        second = torch.compile(layer, fullgraph=True, backend=backend)(x)
-    assert ["rank_product" in graph for graph in graphs] == [False, True]
-    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)

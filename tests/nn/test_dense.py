@@ -10,7 +10,7 @@ from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
 from phmctl.algebra.initialisation import learned_rule
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import DimensionError, UserError
-from phmctl.nn.kronecker_weight import KroneckerWeight
+from phmctl.nn.linear import KroneckerWeight
 from phmctl.nn.two_factors import TwoFactorLinear
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
 

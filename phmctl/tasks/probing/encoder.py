@@ -111,11 +111,10 @@ class Reader:
         rows = self._tokens(texts)
         vectors = {kind: torch.zeros(len(rows), self._encoder.width) for kind in KINDS}
         advance(rows.count([]))
-        with self._translator.engine.ready():
-            for batch in plan([len(row) for row in rows], self._translator.settings.batch_tokens):
-                for kind, found in self._vectors([rows[row] for row in batch]).items():
-                    vectors[kind][batch] = found.float().cpu()
-                advance(len(batch))
+        for batch in plan([len(row) for row in rows], self._translator.settings.batch_tokens):
+            for kind, found in self._vectors([rows[row] for row in batch]).items():
+                vectors[kind][batch] = found.float().cpu()
+            advance(len(batch))
         return Encoded(vectors, *_counts(rows, texts))
 
     def fertility(self) -> float | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from phmctl.models.probe import Probe
+    from phmctl.models.small import Probe
     from phmctl.tasks.probing.evaluation import ProbeReport
     from phmctl.tasks.probing.predictor import LinePredictor
     from phmctl.tasks.probing.task import ProbingTask

@@ -4,13 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from phmctl.assembly import build_probe
-from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.assembly import answering, build_probe, trained
 from phmctl.devices import pick_device
 from phmctl.errors import RunError
-from phmctl.models.probe import Probe
 from phmctl.recipe.schema import ProbingRecipe
 from phmctl.runs import Run
 from phmctl.tasks.classification.copies import labels_of
@@ -28,7 +26,7 @@ class TrainedProbe:
         device: where the model lies.
     """
 
-    def __init__(self, model: Probe, labels: Sequence[str], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, labels: Sequence[str], device: torch.device) -> None:
         self.model, self.labels, self.device = model, labels, device
 
     @classmethod
@@ -40,9 +38,7 @@ class TrainedProbe:
         """
         recipe, labels, target = run.recipe_of(ProbingRecipe), labels_of(run), pick_device(device)
         model = build_probe(recipe.model, encoder_of(run)["width"], len(labels), "meta")
-        folder = run.checkpoint(checkpoint)
-        load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, target)
-        return cls(model.eval(), labels, target)
+        return cls(answering(trained(model, run, checkpoint, target)), labels, target)
 
     @torch.inference_mode()
     def answer(self, vectors: Tensor) -> list[Prediction]:

@@ -15,7 +15,7 @@ from phmctl.data.batches import plan_by_count
 from phmctl.data.copies import check_same_data
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError, RunError
-from phmctl.models.probe import Probe
+from phmctl.models.small import Probe
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.schema import ProbingRecipe
 from phmctl.runs import Run

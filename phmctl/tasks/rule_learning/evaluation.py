@@ -7,13 +7,12 @@ from typing import Any
 import torch
 
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
-from phmctl.algebra.nearest import nearest_kronecker_sum
-from phmctl.checkpoints import load_model, read_checkpoint
+from phmctl.algebra.kronecker import nearest_sum
+from phmctl.assembly import trained
 from phmctl.console import Table
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, nearest
-from phmctl.models.rule import RuleModel
-from phmctl.nn.caching import cached
+from phmctl.models.small import RuleModel
 from phmctl.recipe.schema import RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
@@ -109,7 +108,6 @@ class RuleEvaluation:
         yield Table(title, ["", "value", "what it is"], rows, text=(2,))
 
 
-@cached()
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:
     """Judge a run and write the result into it.
 
@@ -157,11 +155,7 @@ def load_rule_model(run: Run, checkpoint: str = "best", device: str = "auto") ->
     Raises:
         RunError: the run is another task's, or the checkpoint is missing or damaged.
     """
-    model = build_model(run.recipe_of(RuleRecipe), pick_device(device))
-    folder = run.checkpoint(checkpoint)
-    load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
-    model.eval()
-    return model
+    return trained(build_model(run.recipe_of(RuleRecipe), "meta"), run, checkpoint, pick_device(device))
 
 
 def compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
@@ -206,4 +200,4 @@ def _attainable(recipe: RuleRecipe, truth: Truth) -> float | None:
     model = recipe.model
     if model.algebra not in ("phm", "real") or model.parametrization != "rule":
         return None
-    return nearest_kronecker_sum(truth.H, model.dimension).relative_error
+    return nearest_sum(truth.H, model.dimension).relative_error

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from phmctl.assembly import build_rule_model
 from phmctl.errors import UserError
-from phmctl.models.rule import RuleModel
+from phmctl.models.small import RuleModel
 from phmctl.recipe.schema import RuleModelSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.tasks.answers import Metric

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from phmctl.assembly import build_rule_model
 from phmctl.data.order import RandomNumbers
 from phmctl.errors import RunError
-from phmctl.models.rule import RuleModel
+from phmctl.models.small import RuleModel
 from phmctl.recipe.schema import RuleRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phmctl.algebra.kronecker import materialise
+from phmctl.algebra.kronecker import kronecker_sum
 from phmctl.algebra.rules import fixed_rule
 from phmctl.recipe.schema import RuleDataSection
 
@@ -33,7 +33,7 @@ class Truth(NamedTuple):
     @property
     def H(self) -> Tensor:
         """The matrix. (d, d) with d = n·dims."""
-        return materialise(self.A, self.S)
+        return kronecker_sum(self.A, self.S)
 
 
 class Samples(NamedTuple):

@@ -317,6 +317,8 @@ def _decode(
     the `system` that it is compared with. Kept ones are as good where the weights that made them are damaged by now,
     but nobody could make them again: a warning says so.
     """
+    from phmctl.decoding.loading import load_translator
+
     lines = _lines(run, text)
 
     def find_or_load(name: str) -> "_Answered | tuple[_Origin, Path, Translator]":
@@ -327,7 +329,7 @@ def _decode(
             if kept is not None:
                 _warn_of_damage(run, name, path)
                 return _Answered(path, origin.setting, *kept)
-        return origin, places[-1], _load(run, name, device, decoding, own=system is None)
+        return origin, places[-1], load_translator(run, name, device, decoding, cleaned=True)
 
     found = run.use(checkpoint, find_or_load)
     if isinstance(found, _Answered):
@@ -374,12 +376,6 @@ class _Origin:
         if system is not None:
             places.append(system.results_folder / f"against.{run.name.replace('/', '-')}.{own.name}")
         return places
-
-
-def _load(run: Run, checkpoint: str, device: str, decoding: DecodingSection, *, own: bool) -> "Translator":
-    from phmctl.decoding.loading import load_translator
-
-    return load_translator(run, checkpoint, device, decoding, cleaned=True, keep_factors=own)
 
 
 def _translate(run: Run, translator: "Translator", lines: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from phmctl.algebra.kronecker import materialise_reference
+from phmctl.algebra.kronecker import kronecker_sum_reference
 from phmctl.algebra.rules import fixed_rule, multiply
 from phmctl.tasks.rule_learning.truth import draw_rotation, draw_samples, draw_truth
 
@@ -55,7 +55,7 @@ def test_targets_are_sums_of_products_from_the_left(product: str, algebra: str) 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_targets_have_about_unit_variance(product: str) -> None:
     truth = draw_truth(data(product, dims=4))
-    torch.testing.assert_close(truth.H, materialise_reference(truth.A, truth.S))
+    torch.testing.assert_close(truth.H, kronecker_sum_reference(truth.A, truth.S))
     samples = draw_samples(truth, "train", 2000, 1)
     assert samples.inputs.shape == samples.targets.shape == (2000, truth.H.shape[1])
     assert math.sqrt(samples.targets.square().mean().item()) == pytest.approx(1, abs=0.15)

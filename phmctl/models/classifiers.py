@@ -1,4 +1,4 @@
-"""The sentence-pair classifier of Table 1: one PHM-LSTM reads both texts, an MLP compares them (PHM, appendix B.1)."""
+"""Classifiers: of one text by a Transformer encoder (Table 5 of the PHM paper), of two by a PHM-LSTM (Table 1)."""
 
 from itertools import pairwise
 
@@ -8,15 +8,66 @@ from torch.nn import functional as F
 
 from phmctl.data.special import PAD
 from phmctl.errors import DimensionError
+from phmctl.models.stack import Stack, embed
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import label_loss
-from phmctl.nn.lstm import PHMLSTM, Gates
-from phmctl.nn.pooling import max_pool, mean_pool
-from phmctl.nn.recurrence import Cell
+from phmctl.nn.lstm import PHMLSTM, Cell, Gates
+from phmctl.nn.pooling import POOLINGS, max_pool, mean_pool
+from phmctl.nn.positions import SinusoidalPositions
 
-# What the MLP reads, in vectors as wide as u.
-_PARTS = {"concat": 2, "full": 4}
+
+class EncoderClassifier(nn.Module):
+    """A label for a text, from token ids: embedding, encoder layers, one pooled state, one dense map to the classes.
+
+    ``pooling`` says which state the label is read from. ``last`` takes the last token's: of a prefix that ends before
+    the verb, the place where the verb's number is due. ``mean`` takes the mean over all tokens: what Tensor2Tensor,
+    the PHM paper's public code base, does for a task with class labels (with one dense layer behind it, as here). The
+    paper (§5.4, appendix B.4) does not say which it took.
+
+    The maps of the layers are PHM. The embedding and the map to the classes are dense: Table 5's counts hold neither,
+    and n need not divide the number of classes. `dropout` is on the embeddings.
+    """
+
+    def __init__(
+        self,
+        embedding: PHMEmbedding,
+        positions: SinusoidalPositions,
+        encoder: Stack,
+        encoder_norm: nn.Module,
+        output: PHMLinear,
+        *,
+        pooling: str = "last",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding, self.positions = embedding, positions
+        self.encoder, self.encoder_norm, self.output = encoder, encoder_norm, output
+        self.pooling, self.dropout = pooling, dropout
+
+    @property
+    def encoded_width(self) -> int:
+        """Width of what :meth:`encode` returns."""
+        return self.embedding.embedding_dim
+
+    def forward(self, tokens: Tensor, *, labels: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Map a text's ids (B, S), PAD behind each text, to logits (B, classes).
+
+        With `labels` (B,), return the label-smoothed cross-entropy summed over the examples instead.
+        """
+        logits = self.output(self.encode(tokens))  # (B, classes)
+        return logits if labels is None else label_loss(logits, labels, smoothing)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Read texts (B, S) into vectors (B, d). A text without tokens gives zeros."""
+        mask = tokens != PAD  # (B, S)
+        seen = mask.clone()
+        seen[:, :1] = True  # attention must see something, even where there is no token
+        dropout = self.dropout if self.training else 0.0
+        x = embed(self.embedding, self.positions, tokens, dropout)  # (B, S, d)
+        x = self.encoder(x, seen[:, None, None, :])  # (B, S, d)
+        return POOLINGS[self.pooling](self.encoder_norm(x), mask)
 
 
 class PairClassifier(nn.Module):
@@ -32,26 +83,12 @@ class PairClassifier(nn.Module):
     reading; ``full`` is common elsewhere (Mou et al. 2016, Conneau et al. 2017). "Two-layer 300D" is read as two
     hidden layers of 300 and the map to the classes.
 
-    The PHM maps are the LSTM's. The embeddings and the MLP are dense in every variant: Table 1's counts are those of
-    the LSTM to the unit and hold nothing else, and its text replaces the LSTM's maps only.
+    The PHM maps are the LSTM's, which `builder` makes. The embeddings and the MLP are dense in every variant: Table 1's
+    counts are those of the LSTM to the unit and hold nothing else, and its text replaces the LSTM's maps only.
 
-    Args:
-        builder: makes the LSTM's maps.
-        vocabulary: rows of the embedding.
-        classes: how many labels.
-        embedding_width: of the embedding.
-        width: of the LSTM's state.
-        hidden: inner width of the MLP.
-        gates: ``separate`` or ``fused``, as :class:`~phmctl.nn.lstm.PHMLSTM` has them.
-        cell: ``standard`` or ``as_printed``.
-        combination: ``concat`` or ``full``.
-        dropout: on embeddings and before each map of the MLP.
-        vectors: (vocabulary, embedding_width), such as GloVe's: the embedding, which is then not trained. None: an
-            embedding is drawn and trained.
-        device: where parameters are allocated; ``meta`` allocates nothing.
-
-    Raises:
-        DimensionError: n does not divide a dimension, or the vectors have another shape than the table.
+    `vectors` (vocabulary, embedding_width), such as GloVe's, are the embedding, which is then not trained. `dropout` is
+    on embeddings and before each map of the MLP. Raises DimensionError where n does not divide a dimension, or the
+    vectors have another shape than the table.
     """
 
     def __init__(
@@ -77,10 +114,17 @@ class PairClassifier(nn.Module):
             vocabulary, embedding_width, hypercomplex=False, initialization="standard_normal"
         )
         if vectors is not None:
-            _freeze(self.embedding, vectors)
+            if vectors.shape != self.embedding.weight.shape:
+                raise DimensionError(
+                    f"vectors of shape {tuple(vectors.shape)} do not fit {vocabulary} token types of "
+                    f"embedding_width = {embedding_width}"
+                )
+            with torch.no_grad():
+                self.embedding.weight.copy_(vectors)
+            self.embedding.weight.requires_grad_(False)
         self.lstm = PHMLSTM(embedding_width, width, gates=gates, cell=cell, builder=builder)
-        widths = [_PARTS[combination] * self.encoded_width, hidden, hidden]
-        self.mlp = nn.ModuleList(dense.linear(*pair) for pair in pairwise(widths))
+        parts = {"concat": 2, "full": 4}[combination]  # what the MLP reads, in vectors as wide as u
+        self.mlp = nn.ModuleList(dense.linear(*pair) for pair in pairwise([parts * self.encoded_width, hidden, hidden]))
         self.output = dense.linear(hidden, classes)
 
     @property
@@ -130,15 +174,3 @@ class PairClassifier(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
-
-
-def _freeze(embedding: PHMEmbedding, vectors: Tensor) -> None:
-    """Put ready vectors into a table, and keep the optimiser from it."""
-    if vectors.shape != embedding.weight.shape:
-        rows, width = embedding.weight.shape
-        raise DimensionError(
-            f"vectors of shape {tuple(vectors.shape)} do not fit {rows} token types of embedding_width = {width}"
-        )
-    with torch.no_grad():
-        embedding.weight.copy_(vectors)
-    embedding.weight.requires_grad_(False)

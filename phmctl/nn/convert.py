@@ -1,0 +1,353 @@
+"""From a dense model to PHM weights: each weight becomes the nearest sum of Kronecker products (:func:`convert`).
+
+A weight is parametrized as ``torch.nn.utils.parametrize`` does it: the module keeps its class, its hooks and its
+forward, and reads H where it reads its weight.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from phmctl.algebra.kronecker import kronecker_sum, nearest_components, nearest_sum
+from phmctl.algebra.rules import ALGEBRAS, LEARNED, check_algebra, fixed_rule
+from phmctl.dimension import FIXED_DIMENSION
+from phmctl.errors import DimensionError, PhmctlError, UserError, check_known
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import PHMLinear
+from phmctl.nn.lstm import PHMLSTM
+
+Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
+_GATES = 4  # an LSTM stacks the weights of its gates
+
+
+class Kronecker(nn.Module):
+    """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])``.
+
+    ``parametrize.register_parametrization(module, "weight", Kronecker(4))`` replaces a weight (k, d) by the nearest A
+    (n, n, n) and S (n, k/n, d/n); of a fixed algebra S alone is a parameter. With `parts` the weight is a stack of so
+    many equal parts with a rule each: A (parts, n, n, n), S (parts, n, k/(parts·n), d/n).
+    ``parametrize.cached()`` keeps H while it is entered.
+
+    Args:
+        n: the PHM hyperparameter.
+        algebra: ``phm``, or a fixed algebra of dimension n, whose S is found by least squares.
+        parts: how many maps the weight stacks; 4 for an LSTM's.
+        zero_row: a row of H that is zero, as the padding row of a table.
+
+    Raises:
+        DimensionError: n is not the algebra's own, or it does not divide a weight's dimension (at registration).
+        UserError: no such algebra.
+    """
+
+    def __init__(self, n: int, *, algebra: str = LEARNED, parts: int = 1, zero_row: int | None = None) -> None:
+        super().__init__()
+        check_algebra(algebra, n)
+        if n < 1:
+            raise DimensionError(f"n = {n} must be at least 1")
+        self.n, self.algebra, self.parts, self.zero_row = n, algebra, parts, zero_row
+        self._set_rule()
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """Return H (k, d) of A and S, or of S alone."""
+        *rule, S = tensors
+        if self.parts == 1:
+            H = kronecker_sum(rule[0] if rule else self.A.to(S), S)
+        else:
+            rules = rule[0] if rule else self.A.to(S).expand(self.parts, -1, -1, -1)
+            H = torch.cat([kronecker_sum(A, part) for A, part in zip(rules, S, strict=True)])  # (k, d)
+        if self.zero_row is None:
+            return H
+        return H.index_fill(0, torch.tensor(self.zero_row, device=H.device), 0.0)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Return the nearest A and S of a weight (k, d), or the S alone that is nearest with a fixed rule."""
+        parts = weight.chunk(self.parts)
+        if self.algebra == LEARNED:
+            nearest = [nearest_sum(part, self.n)[:2] for part in parts]
+        else:  # one tensor in a tuple: torch would write a bare one into the weight itself
+            nearest = [nearest_components(part, self.A)[:1] for part in parts]  # type: ignore[misc]
+        return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
+
+    def extra_repr(self) -> str:
+        """Return the arguments, for ``repr``."""
+        return f"n={self.n}, algebra={self.algebra!r}" + (f", parts={self.parts}" if self.parts > 1 else "")
+
+    def _set_rule(self) -> None:
+        if self.algebra != LEARNED:  # no checkpoint holds it, and to_empty() clears it
+            device = self.A.device if "A" in self._buffers else "cpu"
+            self.register_buffer("A", fixed_rule(self.algebra, device=device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._set_rule()
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A module that was selected.
+
+    Attributes:
+        name: in the model.
+        kind: its class.
+        shape: of its first weight, (k, d).
+        before: numbers of its weights.
+        after: numbers of A and S, or as before where it was skipped.
+        error: ‖W − H‖ / ‖W‖, Frobenius norms, over all its weights; None where it was skipped.
+        skipped: why it was, or None.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    before: int
+    after: int
+    error: float | None
+    skipped: str | None = None
+
+
+@dataclass(slots=True)
+class Conversion:
+    """The report of :func:`convert`; ``print(report)`` is a table.
+
+    Attributes:
+        rows: a row for each module that was selected.
+        before: parameters of the model, a shared one once.
+        after: those of the converted one.
+    """
+
+    rows: list[Converted] = field(default_factory=list)
+    before: int = 0
+    after: int = 0
+
+    @property
+    def saved(self) -> int:
+        """How many parameters fewer there are."""
+        return self.before - self.after
+
+    def __str__(self) -> str:
+        lines = [("module", "kind", "shape", "before", "after", "error")]
+        for row in self.rows:
+            error = f"{row.error:.4f}" if row.error is not None else f"skipped: {row.skipped}"
+            shape = "×".join(map(str, row.shape))
+            lines.append((row.name, row.kind, shape, f"{row.before:,}", f"{row.after:,}", error))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        share = self.after / self.before if self.before else 1.0
+        return "\n".join([*table, f"{self.before:,} → {self.after:,} parameters ({share:.1%})"])
+
+
+@torch.no_grad()
+def convert(
+    model: nn.Module, n: int | None = None, *, select: Selection = None, algebra: str = LEARNED, inplace: bool = False
+) -> tuple[nn.Module, Conversion]:
+    """Make the weights of any model the nearest sums of Kronecker products; :func:`phmctl.to_dense` goes back.
+
+    The weights of ``nn.Linear`` (and ``Conv1D`` of `transformers`), ``nn.Embedding``, ``nn.LSTM`` (a rule for each
+    gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization; classes, hooks and forwards stay.
+    Weights that are one parameter stay one. What cannot be converted stays as it is, with the reason.
+
+    Args:
+        model: any module, or such a layer itself.
+        n: the PHM hyperparameter; a fixed algebra implies it.
+        select: which modules: a glob over their names (``"encoder.*.fc?"``), a compiled regular expression that is
+            searched in them, a function of name and module, or several of these; None selects all.
+        algebra: ``phm``, or a fixed algebra, whose S is found by least squares.
+        inplace: change `model` itself instead of a copy.
+
+    Returns:
+        the converted model, and the report.
+
+    Raises:
+        UserError: there is neither n nor a fixed algebra; an argument is none that a weight can have; or no module is
+            selected. Nothing is changed then.
+    """
+    check_known("algebra", algebra, ALGEBRAS)
+    order = FIXED_DIMENSION.get(algebra) if n is None else n
+    if not isinstance(order, int) or isinstance(order, bool):
+        raise UserError(f"convert wants n, a whole number, or a fixed algebra that implies it; n is {n!r}")
+    Kronecker(order, algebra=algebra)
+    if order == 1:
+        raise UserError("n = 1 is the dense layer, which the model has; convert wants n of at least 2")
+    model = model if inplace else copy.deepcopy(model)
+    chosen = [(name, module) for name, module in _candidates(model) if _selected(name, module, select)]
+    if not chosen:
+        raise UserError("no module is selected to convert; select takes names as model.named_modules() gives them")
+    report = Conversion(before=_count(model))
+    users = _users(model)
+    converting = {id(owner) for _, module in chosen for owner, _ in _weights(module)}
+    first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
+    for name, module in chosen:
+        report.rows.append(_convert(name, module, order, algebra, users, converting, first))
+    report.after = _count(model)
+    return model, report
+
+
+def _convert(
+    name: str,
+    module: nn.Module,
+    n: int,
+    algebra: str,
+    users: dict[int, list[tuple[str, int]]],
+    converting: set[int],
+    first: dict[int, Any],
+) -> Converted:
+    """Parametrize the weights of one module, all or none."""
+    weights = {(owner, key): getattr(owner, key) for owner, key in _weights(module)}
+    before = sum(weight.numel() for weight in weights.values())
+    row = name, type(module).__name__, tuple(next(iter(weights.values())).shape), before
+    outside = [user for weight in weights.values() for user, key in users[id(weight)] if key not in converting]
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):
+        return Converted(*row, before, None, "a PHM table has no max_norm and no sparse gradient")
+    if any(parametrize.is_parametrized(owner, key) for owner, key in weights):
+        return Converted(*row, before, None, "its weight has a parametrization already")
+    if outside:
+        return Converted(*row, before, None, f"its weight is also that of {outside[0]}, which is not converted with it")
+    left = whole = after = 0.0
+    done: list[tuple[nn.Module, str, Tensor]] = []
+    for (owner, key), weight in weights.items():
+        try:
+            parametrize.register_parametrization(owner, key, _kronecker(owner, key, weight, n, algebra))
+        except PhmctlError as problem:
+            for other, other_key, original in done:
+                _restore(other, other_key, cast("nn.Parameter", original))
+            return Converted(*row, before, None, str(problem))
+        done.append((owner, key, weight))
+    for owner, key, weight in done:
+        made = owner.parametrizations[key]  # type: ignore[union-attr, index]
+        shared = first.setdefault(id(weight), made)
+        owner.parametrizations[key] = shared  # type: ignore[index, operator, assignment, union-attr]
+        for part in shared.parameters():
+            part.requires_grad_(weight.requires_grad)
+            after += part.numel()
+        left += (getattr(owner, key) - weight).norm().item() ** 2
+        whole += weight.norm().item() ** 2
+        _build_once_a_forward(owner)
+    return Converted(*row, int(after), (left / whole) ** 0.5 if whole else 0.0)
+
+
+def remove(module: nn.Module, weights: dict[tuple[int, ...], nn.Parameter]) -> None:
+    """Give a module plain weights in place of its Kronecker parametrizations; those made of the same tensors share one.
+
+    Args:
+        module: a parametrized one.
+        weights: by the ids of the tensors that a weight is made of; added to.
+    """
+    for key, made in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
+        if any(isinstance(part, Kronecker) for part in made):
+            sources = list(made.parameters())
+            with torch.no_grad():
+                weight = nn.Parameter(getattr(module, key).clone(), any(part.requires_grad for part in sources))
+            _restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
+
+
+def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
+    """Make a tensor of a module a plain parameter again."""
+    kind = type(module)  # torch removes the property from the class, which a deep copy shares with its original
+    module.__class__ = type(kind.__name__, kind.__bases__, dict(kind.__dict__))
+    with torch.enable_grad():
+        parametrize.remove_parametrizations(module, key)
+    module._buffers.pop(key, None)  # where no gradient is wanted torch leaves a buffer
+    module._parameters[key] = weight
+    if isinstance(module, nn.LSTM) and not parametrize.is_parametrized(module):
+        module._init_flat_weights()  # type: ignore[no-untyped-call]
+
+
+def _kronecker(owner: nn.Module, key: str, weight: Tensor, n: int, algebra: str) -> Kronecker:
+    parts = _GATES if key.startswith(("weight_ih", "weight_hh")) else 1
+    padding = owner.padding_idx if isinstance(owner, nn.Embedding) else None
+    zero_row = None if padding is None or weight.is_meta or weight[padding].any() else int(padding)
+    return Kronecker(n, algebra=algebra, parts=parts, zero_row=zero_row)
+
+
+def _build_once_a_forward(module: nn.Module) -> None:
+    """Have a forward of torch's that reads a weight several times build H once."""
+    if not isinstance(module, (nn.LSTM, nn.MultiheadAttention)):
+        return
+    kind: Any = type(module)  # the class that parametrize made for this module alone
+    base = kind.__bases__[0]
+
+    def forward(self: nn.Module, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return base.forward(self, *args, **options)
+        with parametrize.cached():
+            try:
+                return base.forward(self, *args, **options)
+            finally:
+                forget(self)
+
+    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        base._apply(self, fn, recurse)
+        forget(self)
+        return self
+
+    def forget(self: nn.Module) -> None:
+        if isinstance(self, nn.LSTM):  # which keeps the weights that it was called with: H, and its graph
+            self._flat_weights = [None] * len(self._flat_weights_names)  # type: ignore[assignment, list-item]
+
+    kind.forward, kind._apply = forward, apply
+    if isinstance(module, nn.LSTM):
+        kind.flatten_parameters = lambda self: None
+    forget(module)
+
+
+def _weights(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return the modules and names of the weights that a module's conversion parametrizes."""
+    if isinstance(module, nn.LSTM):
+        return [(module, key) for key in module._flat_weights_names if key.startswith("weight")]
+    if isinstance(module, nn.MultiheadAttention):
+        keys = ["in_proj_weight"] if module._qkv_same_embed_dim else [f"{part}_proj_weight" for part in "qkv"]
+        return [*((module, key) for key in keys), (module.out_proj, "weight")]
+    return [(module, "weight")]
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield what could be converted; parts of an attention belong to it."""
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        whole = isinstance(module, (PHMLinear, PHMEmbedding, PHMLSTM, nn.MultiheadAttention))
+        if id(module) in inside or whole:
+            inside.update(map(id, module.modules()))
+        if isinstance(module, nn.MultiheadAttention) or (
+            id(module) not in inside and (isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM)) or _is_conv1d(module))
+        ):
+            yield name, module
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether this is the Conv1D of `transformers`, a linear map with a transposed weight; without importing that."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+
+
+def _selected(name: str, module: nn.Module, select: Selection) -> bool:
+    if select is None:
+        return True
+    if isinstance(select, str):
+        return fnmatchcase(name, select)
+    if isinstance(select, re.Pattern):
+        return select.search(name) is not None
+    if callable(select):
+        return bool(select(name, module))
+    return any(_selected(name, module, each) for each in select)
+
+
+def _users(model: nn.Module) -> dict[int, list[tuple[str, int]]]:
+    """Return, by a tensor's id, the names and ids of the modules that hold it."""
+    users: dict[int, list[tuple[str, int]]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                users.setdefault(id(parameter), []).append((name, id(module)))
+    return users
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,298 @@
+"""The layer by block products: the same function as by H, in training and in answering, from any checkpoint."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed import destroy_process_group, init_process_group
+from torch.nn.parallel import DistributedDataParallel
+
+import phmctl
+from phmctl import PHMLinear
+from phmctl.algebra import rank_product
+from phmctl.algebra.bilinear import Factors, recompose
+from phmctl.algebra.initialisation import natural_rank
+from phmctl.algebra.kronecker import kronecker_sum_reference
+from phmctl.assembly import build_transformer
+from phmctl.errors import RankError, UserError
+from phmctl.nn.dense import BlockLinear
+from phmctl.nn.tune import set_executions
+from phmctl.recipe.schema import TransformerSection
+
+
+def by_definition(layer: PHMLinear, x: Tensor) -> Tensor:
+    return x.double() @ kronecker_sum_reference(layer.A, layer.S).T + layer.bias.double()
+
+
+def by_rank(d: int = 24, k: int = 16, n: int = 4, **options: object) -> PHMLinear:
+    torch.manual_seed(0)
+    return PHMLinear(d, k, n=n, **({"parametrization": "factors", "execution": "rank"} | options))
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.sampled_from([2, 3, 4, 5]), leading=st.lists(st.integers(0, 4), max_size=2))
+def test_factors_against_the_definition(n: int, leading: list[int]) -> None:
+    layer = by_rank(n * 6, n * 4, n, dtype=torch.float64)
+    x = torch.randn(*leading, n * 6, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), by_definition(layer, x))
+
+
+@pytest.mark.parametrize(("algebra", "n"), [("complex", 2), ("quaternion", 4)])
+def test_fixed_algebras_with_a_table(algebra: str, n: int) -> None:
+    layer = PHMLinear(n * 64, n * 64, n=n, algebra=algebra, execution="rank")
+    x = torch.randn(50, n * 64)
+    y, exact = layer(x), by_definition(layer, x)
+    assert (y - exact).norm() / exact.norm() < 5e-7
+    y.sum().backward()
+    assert layer.S.grad.any()
+    assert set(layer.state_dict()) == {"S", "bias"}
+    lower = layer.bfloat16()(x.bfloat16())
+    assert (lower - exact).norm() / exact.norm() < 0.01
+
+
+def test_float32_is_exact_to_rounding() -> None:
+    layer, x = by_rank(512, 512, 8), torch.randn(256, 512)
+    exact = by_definition(layer, x)
+    assert ((layer(x) - exact).norm() / exact.norm()).item() < 5e-6
+
+
+@pytest.mark.parametrize("leading", [(7,), (130,), (3, 130), (0,)])
+def test_gradients_are_those_of_dense(leading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rank_product.TILE, "cpu", 64)
+    layer = by_rank(dtype=torch.float64)
+    dense = copy.deepcopy(layer)
+    dense.execution = "dense"
+    x = torch.randn(*leading, 24, dtype=torch.float64)
+    gradients = []
+    for each in (layer, dense):
+        leaf = x.clone().requires_grad_()
+        each(leaf).square().sum().backward()
+        gradients.append([leaf.grad, *(parameter.grad for parameter in each.parameters())])
+    assert [name for name, _ in layer.named_parameters()] == ["W", "U", "V", "S", "bias"]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_bfloat16_autocast_stays_near_float32() -> None:
+    layer, x = by_rank(256, 128), torch.randn(300, 256, requires_grad=True)
+    exact = layer(x)
+    wanted = torch.autograd.grad(exact.square().sum(), [x, *layer.parameters()])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), exact, rtol=0.05, atol=0.05)
+    for one, other in zip(torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()]), wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() <= 0.03 * other.norm()
+
+
+def test_an_activation_in_place_behind_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rank_product.TILE, "cpu", 16)
+    net = nn.Sequential(by_rank(64, 64, rank=4), nn.ReLU(inplace=True))
+    net(torch.randn(50, 64)).sum().backward()
+    assert net[0].S.grad.any()
+
+
+def test_to_factors_is_the_same_function() -> None:
+    for options in ({}, {"algebra": "quaternion"}, {"algebra": "complex", "n": 2}):
+        layer = PHMLinear(24, 16, **({"n": 4} | options), dtype=torch.float64)
+        found = layer.to_factors()
+        assert (found.holds_factors, found.training) == (True, True)
+        x = torch.randn(5, 24, dtype=torch.float64)
+        for found.execution in ("dense", "rank"):
+            torch.testing.assert_close(found(x), layer(x))
+    with pytest.raises(RankError):
+        PHMLinear(24, 16, n=4).to_factors(rank=2)
+    with pytest.raises(RankError):
+        PHMLinear(24, 16, n=1).to_factors()
+
+
+@pytest.mark.parametrize("source", ["rule", "factors"])
+def test_a_checkpoint_of_either_form_loads_as_either(source: str) -> None:
+    target = "factors" if source == "rule" else "rule"
+    saved = PHMLinear(24, 16, n=4, parametrization=source, dtype=torch.float64)
+    layer = PHMLinear(24, 16, n=4, parametrization=target, dtype=torch.float64)
+    state = saved.state_dict()
+    before = {name: part.clone() for name, part in state.items()}
+    layer.load_state_dict(state)
+    torch.testing.assert_close(layer.weight, saved.weight)
+    torch.testing.assert_close(state, before)  # the caller's dict stays as it is
+
+
+def test_a_checkpoint_whose_rule_wants_a_higher_rank() -> None:
+    saved = PHMLinear(24, 16, n=4)
+    with pytest.raises(RankError):
+        PHMLinear(24, 16, n=4, rank=3).load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("n", "low"), [(2, False), (3, True), (4, False), (5, True), (8, False), (8, True), (16, False)]
+)
+def test_h_begins_with_the_dense_variance(n: int, low: bool) -> None:
+    torch.manual_seed(0)
+    rank, size = max(2, natural_rank(n) // 2) if low else None, 256 if n == 16 else 240
+    weights = [PHMLinear(size, size, n=n, parametrization="factors", rank=rank).weight for _ in range(6)]
+    assert torch.stack(weights).var().item() == pytest.approx(1 / (3 * size), rel=0.15)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_a_rule_of_factors_begins_with_unit_fibres(n: int) -> None:
+    torch.manual_seed(0)
+    one, other = (PHMLinear(n, n, n=n, parametrization="factors", dtype=torch.float64).A for _ in range(2))
+    torch.testing.assert_close(one.square().sum(dim=0), torch.ones(n, n, dtype=torch.float64))
+    assert (one - other).abs().max() > 0.1
+
+
+def test_factors_can_be_shared() -> None:
+    first = by_rank()
+    second = PHMLinear(24, 16, n=4, rule=first.factors)
+    assert second.W is first.W
+    assert isinstance(first.factors, Factors)
+    torch.testing.assert_close(recompose(first.factors), second.A)
+
+
+@pytest.mark.parametrize(
+    ("d", "options", "execution"),
+    [
+        (512, {"rank": 4}, "rank"),
+        (512, {"rank": 7}, "dense"),  # R/n² = 0.44
+        (256, {"rank": 4}, "dense"),
+        (512, {}, "dense"),
+        (512, {"algebra": "quaternion"}, "dense"),
+    ],
+)
+def test_the_execution_where_none_is_asked_for(d: int, options: dict[str, object], execution: str) -> None:
+    assert PHMLinear(d, 512, n=4, device="meta", **options).execution == execution
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"execution": "ranks"},
+        {"execution": "rank"},
+        {"execution": "rank", "algebra": "octonion"},
+        {"parametrization": "factor"},
+        {"parametrization": "factors", "rank": 0},
+        {"parametrization": "rule", "rank": 4},
+        {"algebra": "quaternion", "parametrization": "factors"},
+        {"algebra": "quaternion", "rank": 8},
+        {"rank": 3, "rule": nn.Parameter(torch.ones(4, 4, 4))},
+        {"parametrization": "factors", "rule": nn.Parameter(torch.ones(4, 4, 4))},
+        {"parametrization": "rule", "rule": Factors(torch.ones(4, 4), torch.ones(4, 4), torch.ones(4, 4))},
+        {"n": 1, "rank": 1},
+    ],
+)
+def test_arguments_that_no_layer_can_have(arguments: dict[str, object]) -> None:
+    n = 8 if arguments.get("algebra") == "octonion" else 4
+    with pytest.raises(UserError):
+        PHMLinear(8, 8, **({"n": n} | arguments))
+
+
+def test_rank_without_factors_is_refused_when_it_is_set_later() -> None:
+    layer = PHMLinear(8, 8, n=4)
+    layer.execution = "rank"
+    with pytest.raises(RankError):
+        layer(torch.randn(2, 8))
+
+
+def test_tune_times_each_shape_and_sets_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[list[str]] = []
+
+    def alternate(calls: dict[str, Callable[[], object]], **_: object) -> dict[str, list[float]]:
+        timed.append(list(calls))
+        for call in calls.values():
+            call()
+        return {"dense": [3.0, 3.0, 3.0], "rank": [2.0, 9.0, 2.0]}
+
+    monkeypatch.setattr("phmctl.nn.tune.alternate", alternate)
+    net = nn.Sequential(by_rank(24, 24, execution="dense"), by_rank(24, 24), by_rank(24, 48), PHMLinear(48, 8, n=4))
+    assert phmctl.tune(net, tokens=5) == {"0": "rank", "1": "rank", "2": "rank"}
+    assert timed == [["dense", "rank"]] * 2
+    assert [layer.execution for layer in net] == ["rank", "rank", "rank", "dense"]
+    assert all(parameter.grad is None for parameter in net.parameters())
+    set_executions(net, {"1": "dense"})
+    assert [layer.execution for layer in net] == ["rank", "dense", "rank", "dense"]
+    for wrong in ({"9": "dense"}, {"0": "fast"}, {"3": "rank"}):
+        with pytest.raises(UserError):
+            set_executions(net, wrong)
+    with pytest.raises(UserError):
+        phmctl.tune(net, tokens=0)
+
+
+def test_a_frozen_model_keeps_its_blocks() -> None:
+    net = nn.Sequential(by_rank(), nn.ReLU(), PHMLinear(16, 8, n=4)).eval()
+    frozen, x = phmctl.freeze(net), torch.randn(5, 24)
+    assert [type(part) for part in frozen] == [BlockLinear, nn.ReLU, nn.Linear]
+    assert frozen[0].T.shape == (7, 4, 6)
+    torch.testing.assert_close(frozen(x), net(x), rtol=1e-4, atol=1e-5)
+    assert isinstance(net[0], PHMLinear)
+    assert not list(frozen[0].parameters())
+
+
+def bytes_saved(forward: Callable[[], object]) -> int:
+    """Return the bytes of what a forward pass keeps for the backward pass, each storage once."""
+    sizes: dict[int, int] = {}
+
+    def pack(saved: Tensor) -> Tensor:
+        sizes[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        forward()
+    return sum(sizes.values())
+
+
+def test_what_is_kept_for_the_backward_pass() -> None:
+    x, layer = torch.randn(2048, 512, requires_grad=True), by_rank(512, 512)
+    products = 4 * 2048 * 7 * 512 // 4
+    assert products <= bytes_saved(lambda: layer(x)) <= products + 1.3 * bytes_saved(lambda: nn.Linear(512, 512)(x))
+    with torch.no_grad():
+        assert bytes_saved(lambda: layer(x)) == 0
+
+
+def one_of_two(rank: int, folder: str) -> None:
+    """Train a step on this process's half of a batch; the first process writes the gradients down."""
+    torch.set_num_threads(1)
+    init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    try:
+        layer = by_rank()
+        DistributedDataParallel(layer)(a_batch()[rank::2]).square().mean().backward()
+        if rank == 0:
+            torch.save([parameter.grad for parameter in layer.parameters()], f"{folder}/gradients")
+    finally:
+        destroy_process_group()
+
+
+def a_batch() -> Tensor:
+    return torch.randn(8, 24, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo")
+def test_distributed_data_parallel(tmp_path: object) -> None:
+    torch.multiprocessing.spawn(one_of_two, (str(tmp_path),), nprocs=2)
+    layer = by_rank()
+    layer(a_batch()).square().mean().backward()
+    for mean, parameter in zip(torch.load(f"{tmp_path}/gradients"), layer.parameters(), strict=True):
+        torch.testing.assert_close(mean, parameter.grad)
+
+
+@pytest.mark.parametrize("generator", ["phm", "tied"])
+def test_a_transformer_by_rank_is_the_transformer(generator: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 1, "decoder_layers": 1}
+    choices = {"algebra": "phm", "n": 4, "parametrization": "factors", "execution": "rank", "dropout": 0.0}
+    model = build_transformer(TransformerSection(**sizes, **choices, embeddings="phm", generator=generator), 40, 40)
+    dense = copy.deepcopy(model)
+    set_executions(dense, {name: "dense" for name, part in dense.named_modules() if isinstance(part, PHMLinear)})
+    source, target = torch.randint(4, 40, (3, 7)), torch.randint(4, 40, (3, 5))
+    logits = [each.logits(each(source, target)) for each in (model, dense)]
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
+    for each in logits:
+        each.logsumexp(-1).sum().backward()
+    for one, other in zip(model.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,42 @@
+"""The built-in corpus: the text that every figure of the miniature was trained on."""
+
+import hashlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from phmctl.miniature import SIZES, Pair, read_miniature
+
+SHA256 = "29c50b624fc9a2ccc98a34cf32d10196d66c94935b12f5981b8f5bc675ddbacb"
+
+
+@pytest.fixture(scope="module")
+def miniature() -> dict[str, list[Pair]]:
+    return read_miniature()
+
+
+def test_the_text_is_the_one_that_figures_were_measured_on(miniature: dict[str, list[Pair]]) -> None:
+    lines = (f"{german}\t{english}\n" for pairs in miniature.values() for german, english in pairs)
+    assert hashlib.sha256("".join(lines).encode()).hexdigest() == SHA256
+    assert {split: len(pairs) for split, pairs in miniature.items()} == SIZES
+
+
+def test_no_sentence_occurs_twice(miniature: dict[str, list[Pair]]) -> None:
+    german = [pair[0] for pairs in miniature.values() for pair in pairs]
+    assert len(set(german)) == len(german)
+
+
+def test_words_of_valid_and_test_are_known_from_train(miniature: dict[str, list[Pair]]) -> None:
+    train, *others = ([re.findall(r"\w+", english.lower()) for _, english in pairs] for pairs in miniature.values())
+    known = {word for words in train for word in words}
+    for split in others:
+        words = [word for each in split for word in each]
+        assert sum(word not in known for word in words) / len(words) < 0.002
+
+
+def test_reading_leaves_torch_alone() -> None:
+    code = "import sys; from phmctl.miniature import read_miniature; read_miniature(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
