@@ -53,7 +53,8 @@ def bench_training(
     set_threads(recipe.training.threads)
     kind, training = kind_of(recipe), recipe.training
     task = kind.open(recipe, data)
-    sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
+    plan = task.plan(0)[:batches]
+    sample = [task.collate(rows).to(device) for rows in plan]
     items = sum(batch.target_tokens for batch in sample)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -65,7 +66,7 @@ def bench_training(
         model = kind.open(each, data).build_model(device)
         candidates[name] = Candidate(model, loss)
         if each.model.execution == "auto":
-            executions[name] = tune(model, items // len(sample))
+            executions[name] = tune(model, task.cost(plan[0]).tokens)
     candidates |= kind.candidates(task, device)
     check_known("candidate", baseline, list(candidates))
     steps = {name: _stepper(candidate, training, sample, device) for name, candidate in candidates.items()}

@@ -1,12 +1,9 @@
 """Multiplications as counted by hand."""
 
-import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from phmctl.accounting.multiplications import multiplications
-from phmctl.backends.products import preferred_library
 from phmctl.nn.attention import MultiHeadAttention
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear
@@ -18,15 +15,12 @@ def trained(layer: torch.nn.Module, x: Tensor) -> int:
     return multiplications(lambda: layer(x).sum().backward())
 
 
-@pytest.mark.parametrize("library", ["mkl", "onednn"])
-def test_a_dense_map_takes_three_products_to_train(library: str) -> None:
-    large = 4 * D  # rows, in and out for which oneDNN is taken
-    layer, x = PHMLinear(large, large, n=1), torch.ones(large, large, requires_grad=True)
-    with preferred_library(library):
-        assert multiplications(lambda: layer(x)) == large**3
-        assert trained(layer, x) == 3 * large**3
-        with torch.inference_mode():
-            assert multiplications(lambda: layer(x.detach())) == large**3
+def test_a_dense_map_takes_three_products_to_train() -> None:
+    layer, x = PHMLinear(D, D, n=1), torch.ones(T, D, requires_grad=True)
+    assert multiplications(lambda: layer(x)) == T * D * D
+    assert trained(layer, x) == 3 * T * D * D
+    with torch.inference_mode():
+        assert multiplications(lambda: layer(x.detach())) == T * D * D
 
 
 def test_a_phm_map_takes_what_its_execution_takes() -> None:
@@ -48,16 +42,3 @@ def test_attention_takes_its_maps_and_two_products_of_all_pairs() -> None:
     x = torch.ones(2, T, D)
     with torch.inference_mode():
         assert multiplications(lambda: attention(x)) == 2 * T * 4 * D * D + 2 * (2 * T * T * D)
-
-
-def test_torch_s_own_counter_counts_the_operators() -> None:
-    x, layer = torch.randn(T, D, requires_grad=True), PHMLinear(D, K, n=4, parametrization="factors", execution="rank")
-    with FlopCounterMode(display=False) as counter:
-        layer(x).sum().backward()
-    found = counter.get_flop_counts()["Global"]
-    R, mixing = len(layer.V), D + K
-    assert found[torch.ops.phmctl.rank_product] == 2 * T * R * (D * K // 16 + mixing)
-    assert found[torch.ops.phmctl.rank_product_backward] == 2 * T * R * (2 * D * K // 16 + 3 * D + 2 * K)
-    with FlopCounterMode(display=False) as counter:
-        _ = layer.weight
-    assert counter.get_flop_counts()["Global"][torch.ops.phmctl.kronecker_sum] == 2 * 4 * D * K
