@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from phmctl.cli.main import app
 from phmctl.comparison.compare import compare_runs
-from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, latex_escape
+from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, comparison_tables, latex_escape
 from phmctl.errors import RunError, UserError
 from phmctl.metrics.text import bleu
+from phmctl.tasks.answers import ONE_SEED, POOLED
 from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, worse
 
 PHM = ("model.algebra=phm", "model.n=4", "model.width=32", "model.feed_forward=64")
@@ -69,9 +70,20 @@ def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None
     make_run(tmp_path, settings=PHM, hypotheses=other)
     found = compare_runs(recipe="miniature", root=tmp_path)
     test = found.tests["phm-n4"][0]
-    assert test.method == "paired bootstrap"
+    assert test.method == f"paired bootstrap; {ONE_SEED}"
+    assert next(each for each in comparison_tables(found) if each.title.startswith("diff")).title.endswith(ONE_SEED)
+    assert ONE_SEED in comparison_latex(found)
     assert test.found.p_value == paired_bootstrap(one, other, REFERENCES)[0].p_value
     assert any("one seed" in line for line in found.notes())
+
+
+def test_a_single_seed_beside_several_is_said_where_it_is_so(tmp_path: Path) -> None:
+    for seed, every in ((1, 2), (2, 3), (3, 6)):
+        make_run(tmp_path, settings=REAL, seed=seed, hypotheses=worse(REFERENCES, every))
+    make_run(tmp_path, settings=PHM, hypotheses=worse(REFERENCES, 2))
+    found = compare_runs(recipe="miniature", root=tmp_path)
+    assert {test.method for test in found.tests["phm-n4"]} == {POOLED}
+    assert ONE_SEED not in "".join(table.title for table in comparison_tables(found))
 
 
 def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -> None:
@@ -79,7 +91,7 @@ def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -
     make_classifier(tmp_path, [True] * 2 + [False] * 8 + [True] * 20, settings=("model.algebra=phm", "model.n=4"))
     found = compare_runs(recipe="agreement-resplit", root=tmp_path)
     test = found.tests["phm-n4"][0]
-    assert test.method == "McNemar's exact test"
+    assert test.method == f"McNemar's exact test; {ONE_SEED}"
     tail = sum(__import__("math").comb(28, k) for k in range(9))  # 8 against 20
     assert test.found.p_value == pytest.approx(2 * tail / 2**28)
     assert test.found.difference.value == pytest.approx(40)

@@ -42,6 +42,7 @@ from phmctl.metrics.text import (
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
+from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.translation.copies import read_extras
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class Evaluation:
             yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], [_value_cells(one) for one in bins])
         if self.against:
             yield Table(
-                f"paired bootstrap against {self.against} (± half the 95 % interval)",
+                f"paired bootstrap against {self.against} (± half the 95 % interval); {ONE_SEED}",
                 ["metric", "baseline", "this run", "difference", "p"],
                 [_comparison_cells(one) for one in self.comparisons],
                 below=_signatures(self.comparisons),
