@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from phmctl.errors import RunError
+from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run
 from phmctl.runs.differences import result_differences, run_differences
 from phmctl.runs.metrics import read_metrics, series
@@ -142,7 +143,7 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
 
     def rank(one: Summary) -> Callable[[Result], tuple[int, bool, bool, float]]:
         own = getattr(one.recipe, "decoding", None)
-        usual = {} if own is None else {"decoding": own.model_dump(exclude={"batch_tokens"})}
+        usual = {} if own is None else {"decoding": own.model_dump(exclude=keys_changing(own, NOTHING))}
 
         def worth(result: Result) -> tuple[int, bool, bool, float]:
             best = Trained(one, result).checkpoint == "best"

@@ -92,7 +92,7 @@ class Rows(Section):
     label: Column | None = None  # None: of parallel text
     verb: Column | None = None  # the text ends before the word of this number, counted from 1
     extras: dict[ExtraName, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
-    of_file: dict[ExtraName, dict[str, int]] = Field(default_factory=dict)  # extras that a file's name tells; otherwise -1
+    of_file: dict[ExtraName, dict[str, int]] = Field(default_factory=dict)  # extras that a file's name tells; else -1
     split: Column | None = None  # names the split of a row, where one file holds all
     names: dict[str, str] = Field(default_factory=dict)  # the files' words for the card's labels
     unlabelled: tuple[str, ...] = ()  # what stands for "no label": such rows are dropped, and counted

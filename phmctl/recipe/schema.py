@@ -20,6 +20,8 @@ from phmctl.recipe.models import (
     TransformerSection,
 )
 from phmctl.recipe.sections import (
+    CHOICE,
+    NOTHING,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -130,18 +132,22 @@ class TrainingSection(Section):
     clip: NonNegative = 0.0  # global gradient norm; 0 is off
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, float32 master weights
     seed: Seed = 1
-    log_every: PositiveInt = 50  # steps
-    validate_every: PositiveInt = 500  # steps
-    save_every: PositiveInt = 500  # steps
-    keep: PositiveInt = 1  # newest checkpoints kept beside `best`, to resume from
-    average: NonNegativeInt = 0  # average the last so many checkpoints at the end (their weights are kept); 0 is off
-    patience: NonNegativeInt = 0  # validations without improvement before the run stops; 0 is off
-    device: str = "auto"  # auto, cpu, cuda, cuda:1
+    log_every: Annotated[PositiveInt, NOTHING] = 50  # steps
+    validate_every: Annotated[PositiveInt, CHOICE] = 500  # steps
+    save_every: Annotated[PositiveInt, CHOICE] = 500  # steps
+    keep: Annotated[PositiveInt, NOTHING] = 1  # newest checkpoints kept beside `best`, to resume from
+    average: Annotated[NonNegativeInt, CHOICE] = (
+        0  # average the last so many checkpoints at the end (their weights are kept); 0 is off
+    )
+    patience: Annotated[NonNegativeInt, CHOICE] = 0  # validations without improvement before the run stops; 0 is off
+    device: Annotated[str, NOTHING] = "auto"  # auto, cpu, cuda, cuda:1
     initialise_from: str | None = None  # a run: the model begins with its tensors of the same name and shape
-    threads: NonNegativeInt = 0  # CPU threads; 0 leaves torch's own choice
-    tensorboard: bool = False
-    sharding: Literal["none", "full"] = "none"  # of many processes; full: each holds a part of weights and moments
-    timeout: PositiveInt = 600  # seconds that one of many processes waits for another
+    threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads; 0 leaves torch's own choice
+    tensorboard: Annotated[bool, NOTHING] = False
+    sharding: Annotated[Literal["none", "full"], NOTHING] = (
+        "none"  # of many processes; full: each holds a part of weights and moments
+    )
+    timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that one of many processes waits for another
 
 
 class TranslationTraining(TrainingSection):
@@ -178,7 +184,7 @@ class DecodingSection(Section):
     alpha: NonNegative = 0.6  # GNMT length penalty exponent: ((5 + |Y|) / 6)^alpha
     max_ratio: Positive = 2.0  # longest output = max_ratio * source tokens + max_extra
     max_extra: NonNegativeInt = 20
-    batch_tokens: PositiveInt = 2048  # source tokens a batch, padding included
+    batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens a batch, padding included
     # how the maps are applied, if not as model.execution says; `rank` decomposes a rule that is not held as factors
     execution: Literal["auto", "dense", "factored", "rank"] | None = None
     # bfloat16: multiply by weights that are kept in it, on a device that has it; none is float32
@@ -195,7 +201,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     task: str
-    description: str = ""
+    description: Annotated[str, NOTHING] = ""
     data: Section
     model: LinearSection
     training: TrainingSection
@@ -225,7 +231,7 @@ class TranslationRecipe(Recipe):
     data: ParallelSection
     model: TransformerSection
     training: TranslationTraining
-    decoding: DecodingSection = DecodingSection()
+    decoding: Annotated[DecodingSection, CHOICE] = DecodingSection()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -11,6 +11,7 @@ from phmctl.console import Table
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.recipe.loading import differences, load_recipe, override
 from phmctl.recipe.schema import Recipe
+from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run, runs_root
 from phmctl.runs.find import check_tag, versions_in
 from phmctl.runs.show import score
@@ -21,11 +22,6 @@ from phmctl.sweeps.progress import SweepProgress
 
 # Options of `train` that may have several values, in the order in which the grid is gone through.
 _AXES = ("execution", "init", "steps", "algebra", "n", "seed")
-# Keys that make no other cell.
-_SAME = {
-    "description",
-    *(f"training.{key}" for key in ("device", "threads", "log_every", "tensorboard", "timeout", "sharding")),
-}
 
 
 @dataclass(frozen=True)
@@ -249,7 +245,7 @@ def newest_of(root: Path, recipe: Recipe) -> Run | None:
             run = Run.open(folder)
         except RunError:  # `phmctl runs` says what is wrong with it
             continue
-        if differences(run.recipe, recipe).keys() <= _SAME:
+        if differences(run.recipe, recipe).keys() <= keys_changing(recipe, NOTHING):
             return run
     return None
 

@@ -18,25 +18,17 @@ from phmctl.checkpoints import (
     whole_steps,
 )
 from phmctl.errors import RecipeError, RunError
-from phmctl.files import write_atomic, write_json
-from phmctl.recipe.loading import differences, dump_recipe
+from phmctl.files import write_json
+from phmctl.recipe.loading import differences
 from phmctl.recipe.schema import Recipe
-from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment
+from phmctl.recipe.sections import CHOICE, NOTHING, keys_changing
+from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment, write_recipe
 from phmctl.training.averaging import discard_average
 from phmctl.training.saving import clear_leftovers, newest_state
 from phmctl.training.state import TrainingState
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
-
-# These may differ from the run's recipe: they change where and how long it trains, what is measured and kept meanwhile,
-# and what is done with the model afterwards; not what a step computes.
-_MAY_DIFFER = {
-    *(f"training.{key}" for key in ("device", "threads", "tensorboard", "sharding", "timeout")),
-    *(f"training.{key}" for key in ("log_every", "validate_every", "save_every", "keep", "average", "patience")),
-    "description",
-}
-_AFTERWARDS = "decoding."
 
 
 def run_to_resume(root: Path, recipe: Recipe) -> Run:
@@ -75,9 +67,9 @@ def forbidden(trained: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
 
     ``training.steps`` may differ too, unless the schedule is linear, which ends there.
     """
-    allowed = _MAY_DIFFER if recipe.training.schedule == "linear" else _MAY_DIFFER | {"training.steps"}
-    different = differences(trained, recipe)
-    return {k: pair for k, pair in different.items() if k not in allowed and not k.startswith(_AFTERWARDS)}
+    allowed = keys_changing(recipe, CHOICE, NOTHING)
+    allowed |= set() if recipe.training.schedule == "linear" else {"training.steps"}
+    return {key: pair for key, pair in differences(trained, recipe).items() if key not in allowed}
 
 
 def check_same(run: Run, recipe: Recipe) -> None:
@@ -174,7 +166,7 @@ def take_over(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint:
     if checkpoint is not None:
         _discard_later(run, checkpoint)
     write_json(run.folder / ENVIRONMENT, noted)
-    write_atomic(run.folder / RECIPE, dump_recipe(recipe))
+    write_recipe(run.folder, recipe)
 
 
 def amend_recipe(run: Run, recipe: Recipe) -> Run:
@@ -187,7 +179,7 @@ def amend_recipe(run: Run, recipe: Recipe) -> Run:
         noted = run.environment()
         _note_changes(noted, run.recipe, recipe)
         write_json(run.folder / ENVIRONMENT, noted)
-        write_atomic(run.folder / RECIPE, dump_recipe(recipe))
+        write_recipe(run.folder, recipe)
     return Run(run.folder, recipe)
 
 

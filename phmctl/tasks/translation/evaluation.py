@@ -40,6 +40,7 @@ from phmctl.metrics.text import (
     paired_bootstrap,
 )
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
+from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED
@@ -47,8 +48,6 @@ from phmctl.tasks.translation.copies import read_extras
 
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translator
-
-_IRRELEVANT = {"batch_tokens"}  # settings that change the speed only
 
 
 @dataclass(frozen=True)
@@ -352,7 +351,9 @@ class _Origin:
 
     @classmethod
     def of(cls, run: Run, text: Text, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> Self:
-        values: dict[str, Any] = {"decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True)}
+        values: dict[str, Any] = {
+            "decoding": decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
+        }
         values |= {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
         label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
         setting = Setting(text.name, run.weights(checkpoint), values, label)
