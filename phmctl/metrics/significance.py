@@ -14,9 +14,10 @@ seeds, which they do not. The difference of the two means over seeds is judged i
    29 % with two in 400 simulated comparisons of equal systems, and 4 % and 4 % with t. Where they hardly mattered both
    were far below 5 %, for items that go with a seed are counted twice (Owen 2007): the test errs on the safe side.
 
-Where one system has a single seed and the other several, its seed is taken to vary as theirs do: the standard error is of
-s² · (1/S₁ + 1/S₂), with the S₂ − 1 degrees of freedom of s². With one seed a side nothing can be said of others: the
-items alone are drawn, and the result is about these two trainings. Where several comparisons are made, :func:`holm` corrects for their number.
+Where one system has a single seed and the other several, its seed is taken to vary as theirs do: the seeds' part of the
+variance is s² · (1/S₁ + 1/S₂), with the S₂ − 1 degrees of freedom of s². With one seed a side nothing can be said of
+others: the items alone are drawn, and the result is about these two trainings. Where several comparisons are made,
+:func:`holm` corrects for their number.
 """
 
 import math

@@ -158,10 +158,10 @@ class SweepReport:
         """Return JSON values."""
         return {"recipe": self.recipe, "cells": [cell.as_json() for cell in self.cells], "exit_code": self.exit_code}
 
-    def table(self) -> Table:
-        """Return a row for each cell."""
+    def tables(self) -> Iterator[Table]:
+        """Yield a row for each cell."""
         rows = [_row(cell) for cell in self.cells]
-        return Table(f"\n{self.recipe}", ("cell", "state", "best", "min", "run"), rows, (1, 2, 4), plain=True)
+        yield Table(f"\n{self.recipe}", ("cell", "state", "best", "min", "run"), rows, (1, 2, 4), plain=True)
 
     def remarks(self) -> Iterator[str]:
         """Yield what is to be said below: what failed and why, what is left to do."""
