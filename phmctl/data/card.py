@@ -67,8 +67,8 @@ def check_split(name: str) -> str:
 
 
 # What prepared data and predictions have columns for.
-RESERVED = ("label", "predicted", "probability", "texts", "text", "first", "second", "source", "target")
-RESERVED += tuple(f"{name}_text" for name in RESERVED[4:])
+_SIDES = ("text", "first", "second", "source", "target")
+RESERVED = ("label", "predicted", "probability", "texts", *_SIDES, *(f"{name}_text" for name in _SIDES))
 
 
 def _unreserved(name: str) -> str:

@@ -149,14 +149,13 @@ def _standard_error(drawn: Numbers, *scores: Numbers) -> tuple[float, float]:
     if not several:
         return float(drawn.std(ddof=1)), math.inf
     variance = float(drawn.var(ddof=1))
-    parts = [(float(each.var(ddof=1)) / len(each), len(each) - 1) for each in several]
+    parts = [(float(each.var(ddof=1)) / len(each), len(each) - 1.0) for each in several]  # variance, its freedom
     if len(several) < len(scores):
-        pooled, freedom = float(several[0].var(ddof=1)), len(several[0]) - 1
-        variance += pooled
-        parts = [(pooled * (1 + 1 / len(several[0])), freedom)]
+        (part, freedom), seeds = parts[0], len(several[0])
+        variance += part * seeds
+        parts = [(part * seeds + part, freedom)]
     small = sum(part**2 / freedom for part, freedom in parts)
-    freedom = max(variance**2 / small, min(freedom for _, freedom in parts)) if small else math.inf
-    return math.sqrt(variance), freedom
+    return math.sqrt(variance), max(variance**2 / small, min(freedom for _, freedom in parts)) if small else math.inf
 
 
 def _p_value(difference: float, error: float, freedom: float) -> float:

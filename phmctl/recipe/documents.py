@@ -90,9 +90,7 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {}
 for _name, (_pattern, _first) in _PLAIN.items():
-    _Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
-        f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})\\Z"), list(_first)
-    )
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.construct_tuple)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 

@@ -158,6 +158,8 @@ class TranslationTraining(TrainingSection):
     batch_tokens: PositiveInt = 4096  # sentences × longest side of a micro-batch, padding included
     label_smoothing: Probability = 0.1
     validate_bleu: bool = False  # greedy BLEU on the validation set; `best` then follows it
+    # what BLEU splits by (13a, zh, ja-mecab, char, …), in `eval` too; by default what the card's language wants
+    bleu_tokenizer: Annotated[str | None, CHOICE] = None
 
 
 class CountedTraining(TrainingSection):

@@ -24,7 +24,6 @@ from phmctl.exports import Export, decoding_of_export
 from phmctl.files import sha256_text, write_atomic, write_json
 from phmctl.metrics.degenerate import remarks
 from phmctl.metrics.text import (
-    TOKENIZE,
     USUAL,
     Comparison,
     Copy,
@@ -38,6 +37,7 @@ from phmctl.metrics.text import (
     copy_baseline,
     looks_tokenised,
     paired_bootstrap,
+    usual_tokenizer,
 )
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.recipe.sections import NOTHING, keys_changing
@@ -284,8 +284,8 @@ def _compared(run: Run, lowercase: bool | None, tokenize: str | None) -> dict[st
     """Return how a run's translations are compared with the references: as asked, or as is usual for the run's text."""
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
-    usual = TOKENIZE.get(str(run.data().get("target_language")), USUAL)
-    return {"lowercase": lowercase, "tokenize": tokenize or usual}
+    asked = tokenize or run.recipe_of(TranslationRecipe).training.bleu_tokenizer
+    return {"lowercase": lowercase, "tokenize": asked or usual_tokenizer(run.data().get("target_language"))}
 
 
 def _scoring(setting: Setting, text: Text, compared: Mapping[str, Any]) -> Setting:
