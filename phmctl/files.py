@@ -141,12 +141,13 @@ def sync_file(path: Path) -> None:
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file so that a reader sees the old content or the new one, never a part.
 
+    Names of files that are no UTF-8 stand in text as lone surrogates, which are written as escapes, as JSON has them.
     A link is followed; a pipe or a device (``/dev/stdout``) is written to, for a rename would put a file in its place.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    payload = content.encode("utf-8") if isinstance(content, str) else content
+    payload = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with writing(path):
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(payload)

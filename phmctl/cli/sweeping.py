@@ -16,7 +16,7 @@ class _Report(Protocol):
 
     def as_json(self) -> dict[str, Any]: ...
 
-    def table(self) -> Table: ...
+    def tables(self) -> Iterable[Table]: ...
 
     def remarks(self) -> Iterable[str]: ...
 
@@ -30,7 +30,10 @@ def carry_out(asked: _A, run: Callable[[_A, int], _Report], jobs: int | None, *,
         emit_json(asked.commands()) if json else emit("".join(f"{line}\n" for line in asked.commands()))
         return 0
     report = run(asked, jobs or 1)
-    emit_json(report.as_json()) if json else report.table().show()
+    if json:
+        emit_json(report.as_json())
+    for table in () if json else report.tables():
+        table.show()
     for remark in report.remarks():
         note(remark)
     return report.exit_code

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from phmctl.comparison.compare import Comparison
 from phmctl.comparison.variants import Variant, mean_and_spread
 from phmctl.console import Table
-from phmctl.tasks.answers import Metric, Test, spread
+from phmctl.tasks.answers import ONE_SEED, Metric, Test, spread
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -29,7 +29,7 @@ def comparison_tables(found: Comparison) -> Iterator[Table]:
     )
     if found.tests:
         yield Table(
-            f"difference from {found.baseline.label} (95 % interval)",
+            f"difference from {found.baseline.label} (95 % interval){_of_one_seed(found)}",
             ["model", "metric", "difference", "p", "p (Holm)"],
             [_test_cells(found, label, test) for label, tests in found.tests.items() for test in tests],
             text=(1,),
@@ -40,6 +40,13 @@ def comparison_tables(found: Comparison) -> Iterator[Table]:
         ["model", "parameters", "without emb.", speed, "minutes"],
         [_size_cells(variant) for variant in found.variants],
     )
+
+
+def _of_one_seed(found: Comparison) -> str:
+    """Return what a caption says of differences between single seeds; nothing where there are none."""
+    labels = [label for label, (test, *_) in found.tests.items() if test.method.endswith(ONE_SEED)]
+    about = "" if len(labels) == len(found.tests) else f"{', '.join(labels)}: "
+    return f";\n{about}{ONE_SEED}" if labels else ""
 
 
 def _score_cells(variant: Variant, metrics: Sequence[Metric]) -> tuple[object, ...]:
@@ -140,7 +147,7 @@ def comparison_latex(found: Comparison) -> str:
             cells += [mean_and_spread(variant.values(metric))]
             cells += ["" if p_value is None else p_words(p_value)] if metric in tested else []
         rows.append(cells)
-    lines = [*found.differences(), *found.notes()]
+    lines = [*(f"tested by: {method}" for method in methods(found)), *found.differences(), *found.notes()]
     return as_latex([head, *rows]) + "".join(f"% {latex_escape(line)}\n" for line in lines)
 
 

@@ -2,12 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from phmctl.errors import RunError
-from phmctl.runs import Run
+from phmctl.recipe.sections import NOTHING, keys_changing
+from phmctl.runs import AUTO, Run
 from phmctl.runs.differences import result_differences, run_differences
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.runs.results import Result
@@ -25,6 +27,7 @@ class Trained:
 
     summary: Summary
     result: Result | None
+    asked: str | None = None  # the checkpoint whose results alone are compared
 
     @property
     def run(self) -> Run:
@@ -54,6 +57,8 @@ class Trained:
         """Which checkpoint was scored, in words that mean the same for every seed: ``best``, ``average`` …"""
         if self.result is None:
             return None
+        if self.asked not in (None, AUTO):
+            return self.asked
         for name in ("best", "last"):
             try:
                 if self.run.checkpoint(name).name == self.result.checkpoint:
@@ -131,27 +136,22 @@ def mean_and_spread(values: Sequence[float]) -> str:
 def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> list[Trained]:
     """Choose the result of each run: on the split, of the checkpoint if one is named, without a comparison.
 
-    Of several the one that the most runs have in common is taken, so that all were decoded alike; then that of the
-    recipe's own decoding; then the newest.
+    Of several the one that the most runs have in common is taken, so that all were decoded alike from the same kind of
+    checkpoint; then that of the recipe's own decoding; then the newest.
     """
-    found = {id(one): [each for each in one.results if _fits(one, each, split, checkpoint)] for one in summaries}
-    shared: dict[str, int] = {}
-    for results in found.values():
-        for key in {_key(result) for result in results}:
-            shared[key] = shared.get(key, 0) + 1
+    found = [
+        [Trained(one, each, checkpoint) for each in one.results if _fits(one, each, split, checkpoint)]
+        for one in summaries
+    ]
+    shared = Counter(key for each in found for key in set(map(_key, each)))
 
-    def rank(one: Summary) -> Callable[[Result], tuple[int, bool, bool, float]]:
-        own = getattr(one.recipe, "decoding", None)
-        usual = {} if own is None else {"decoding": own.model_dump(exclude={"batch_tokens"})}
+    def worth(one: Trained) -> tuple[int, bool, bool, float]:
+        own, settings = getattr(one.run.recipe, "decoding", None), one.result.settings if one.result else {}
+        usual = {} if own is None else {"decoding": own.model_dump(exclude=keys_changing(own, NOTHING))}
+        written = one.result.path.stat().st_mtime if one.result else 0.0
+        return shared[_key(one)], one.checkpoint == "best", not result_differences(usual, settings), written
 
-        def worth(result: Result) -> tuple[int, bool, bool, float]:
-            best = Trained(one, result).checkpoint == "best"
-            plain = not result_differences(usual, result.settings)
-            return shared[_key(result)], best, plain, result.path.stat().st_mtime
-
-        return worth
-
-    return [Trained(one, max(found[id(one)], key=rank(one), default=None)) for one in summaries]
+    return [max(each, key=worth, default=Trained(one, None)) for one, each in zip(summaries, found, strict=True)]
 
 
 def _fits(summary: Summary, result: Result, split: str, checkpoint: str | None) -> bool:
@@ -165,25 +165,32 @@ def _fits(summary: Summary, result: Result, split: str, checkpoint: str | None) 
         return False
 
 
-def _key(result: Result) -> str:
-    return repr(sorted((name, str(value)) for name, value in result.settings.items()))
+def _key(one: Trained) -> str:
+    settings = {} if one.result is None else one.result.settings
+    return repr((one.checkpoint, sorted((name, str(value)) for name, value in settings.items())))
 
 
 def group(trained: Sequence[Trained]) -> list[Variant]:
-    """Put runs together that are equal but for their seed. Of one seed the run that is scored stays, then the newer."""
+    """Put runs together that are equal but for their seed, and were scored at the same kind of checkpoint.
+
+    Of one seed the run that is scored stays, then the newer.
+    """
     groups: list[list[Trained]] = []
-    for one in trained:
-        fitting = next((members for members in groups if _same(members[0].run, one.run)), None)
+    order = {id(one): index for index, one in enumerate(trained)}
+    for one in sorted(trained, key=lambda one: one.result is None):  # what has no result goes with any
+        fitting = next((members for members in groups if _same(members[0], one)), None)
         groups.append([one]) if fitting is None else fitting.append(one)
-    labels = _labels([members[0].run for members in groups])
+    groups.sort(key=lambda members: min(order[id(one)] for one in members))
+    labels = _labels([members[0] for members in groups])
     return [_variant(label, members) for label, members in zip(labels, groups, strict=True)]
 
 
-def _same(one: Run, other: Run) -> bool:
-    model, rival = one.recipe.model, other.recipe.model
-    if (one.recipe.name, model.algebra, model.dimension) != (other.recipe.name, rival.algebra, rival.dimension):
+def _same(one: Trained, other: Trained) -> bool:
+    left, right = [(each.name, each.model.algebra, each.model.dimension) for each in (one.run.recipe, other.run.recipe)]
+    if left != right:
         return False
-    return not {key for key in run_differences(one, other) if key != "made with"}
+    scored_alike = one.checkpoint == other.checkpoint or other.result is None
+    return scored_alike and not {key for key in run_differences(one.run, other.run) if key != "made with"}
 
 
 def _variant(label: str, members: Sequence[Trained]) -> Variant:
@@ -198,26 +205,30 @@ def _started(run: Run) -> str:
     return f"{run.environment().get('started', '')} {run.folder.name}"
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(firsts: Sequence[Trained]) -> list[str]:
     """Name each by its variant, with the recipe where there are several, and with what tells equal names apart."""
-    several = len({run.recipe.name for run in runs}) > 1
-    plain = [f"{run.recipe.name}/{run.recipe.variant}" if several else run.recipe.variant for run in runs]
+    recipes = [one.run.recipe for one in firsts]
+    several = len({recipe.name for recipe in recipes}) > 1
+    plain = [f"{recipe.name}/{recipe.variant}" if several else recipe.variant for recipe in recipes]
     labels = list(plain)
     for name in dict.fromkeys(plain):
         alike = [index for index, other in enumerate(plain) if other == name]
         if len(alike) > 1:
-            for index, mark in zip(alike, _marks([runs[index] for index in alike]), strict=True):
+            for index, mark in zip(alike, _marks([firsts[index] for index in alike]), strict=True):
                 labels[index] = f"{name} {mark}"
     return labels
 
 
-def _marks(runs: Sequence[Run]) -> list[str]:
+def _marks(firsts: Sequence[Trained]) -> list[str]:
     """Return what tells runs of one name apart: the value of one key if that does, else numbers."""
-    found = [run_differences(runs[0], run) for run in runs[1:]]
+    first = firsts[0]
+    found = [
+        run_differences(first.run, one.run) | {"checkpoint": (first.checkpoint, one.checkpoint)} for one in firsts[1:]
+    ]
     for key in dict.fromkeys(key for each in found for key in each):
-        first = next(each[key][0] for each in found if key in each)
-        values = [first, *(each[key][1] if key in each else first for each in found)]
+        value = next(each[key][0] for each in found if key in each)
+        values = [value, *(each[key][1] if key in each else value for each in found)]
         short = [f"{key.rpartition('.')[2]}={str(value)[-_LONGEST:]}" for value in values]
-        if len(set(short)) == len(runs) and key != "made with":
+        if len(set(short)) == len(firsts) and key != "made with":
             return short
-    return [f"({number})" for number in range(1, len(runs) + 1)]
+    return [f"({number})" for number in range(1, len(firsts) + 1)]

@@ -66,6 +66,18 @@ def check_split(name: str) -> str:
     return name
 
 
+# What prepared data and predictions have columns for.
+_SIDES = ("text", "first", "second", "source", "target")
+RESERVED = ("label", "predicted", "probability", "texts", *_SIDES, *(f"{name}_text" for name in _SIDES))
+
+
+def _unreserved(name: str) -> str:
+    if name in RESERVED:
+        raise ValueError(f"{name!r} is a column's name in prepared data or predictions; choose another")
+    return name
+
+
+ExtraName = Annotated[str, AfterValidator(_unreserved)]
 SplitName = Annotated[str, AfterValidator(check_split)]
 FileNames = tuple[Annotated[str, AfterValidator(_below)], ...]
 
@@ -79,8 +91,8 @@ class Rows(Section):
     texts: Annotated[tuple[Column, ...], Field(min_length=1, max_length=2)]
     label: Column | None = None  # None: of parallel text
     verb: Column | None = None  # the text ends before the word of this number, counted from 1
-    extras: dict[str, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
-    of_file: dict[str, dict[str, int]] = Field(default_factory=dict)  # extras that a file's name tells; otherwise -1
+    extras: dict[ExtraName, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
+    of_file: dict[ExtraName, dict[str, int]] = Field(default_factory=dict)  # extras that a file's name tells; else -1
     split: Column | None = None  # names the split of a row, where one file holds all
     names: dict[str, str] = Field(default_factory=dict)  # the files' words for the card's labels
     unlabelled: tuple[str, ...] = ()  # what stands for "no label": such rows are dropped, and counted

@@ -13,7 +13,8 @@ from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import Translator, plan
 from phmctl.export.subject import Subject
-from phmctl.metrics.text import bleu
+from phmctl.metrics.text import bleu, usual_tokenizer
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.tasks.classification.predictor import TextClassifier
 
 NEAR = 1e-3  # nats: two next tokens whose log-probabilities are nearer than this are a tie
@@ -87,7 +88,13 @@ def verify_translator(subject: Subject, ours: Translator, engine: Engine, count:
         if equal
     ]
     texts = {name: [ours.tokenizers.target.decode(one.tokens) for one in results] for name, results in found.items()}
-    scores = _bleu(texts, subject.references(count), lowercase=ours.tokenizers.target.lowercase)
+    run = subject.run
+    how = {
+        "lowercase": ours.tokenizers.target.lowercase,
+        "tokenize": run.recipe_of(TranslationRecipe).training.bleu_tokenizer
+        or usual_tokenizer(run.data().get("target_language")),
+    }
+    scores = _bleu(texts, subject.references(count), how)
     return Verification(subject.split, len(lines), sum(same), ties, max(gaps, default=0.0), scores)
 
 
@@ -102,10 +109,10 @@ def _is_tie(subject: Subject, source: Sequence[int], one: Sequence[int], other: 
     return abs(float(logits[ours[place]] - logits[theirs[place]])) < NEAR
 
 
-def _bleu(texts: dict[str, list[str]], references: Sequence[str], *, lowercase: bool) -> dict[str, Any] | None:
+def _bleu(texts: dict[str, list[str]], references: Sequence[str], how: dict[str, Any]) -> dict[str, Any] | None:
     if not references:
         return None
-    scores = {name: bleu(lines, references, lowercase=lowercase) for name, lines in texts.items()}
+    scores = {name: bleu(lines, references, **how) for name, lines in texts.items()}
     signature = scores["torch"].signature
     return {"metric": "BLEU", **{name: score.value for name, score in scores.items()}, "signature": signature}
 

@@ -14,8 +14,10 @@ seeds, which they do not. The difference of the two means over seeds is judged i
    29 % with two in 400 simulated comparisons of equal systems, and 4 % and 4 % with t. Where they hardly mattered both
    were far below 5 %, for items that go with a seed are counted twice (Owen 2007): the test errs on the safe side.
 
-With one seed a side nothing can be said of others: the items alone are drawn, and the result is about these two
-trainings. Where several comparisons are made, :func:`holm` corrects for their number.
+Where one system has a single seed and the other several, its seed is taken to vary as theirs do: the seeds' part of the
+variance is s² · (1/S₁ + 1/S₂), with the S₂ − 1 degrees of freedom of s². With one seed a side nothing can be said of
+others: the items alone are drawn, and the result is about these two trainings. Where several comparisons are made,
+:func:`holm` corrects for their number.
 """
 
 import math
@@ -49,7 +51,7 @@ class Difference:
     """Two systems on the same items.
 
     Attributes:
-        baseline, system: their means over seeds.
+        baseline, system: their means over seeds; the interval of a single seed is over items alone.
         difference: system less baseline.
         p_value: how probable a difference at least so large, either way, is if the systems do not differ; not below
             1/(samples + 1).
@@ -82,13 +84,13 @@ def compare(baseline: Scorer, system: Scorer, items: int, *, samples: int = SAMP
         parts.append(np.stack([(scorer(counts) * chosen[block]).sum(1) for scorer, chosen in pairs]))
     drawn_one, drawn_other = np.concatenate(parts, axis=1)  # (B,) each
     drawn = drawn_other - drawn_one
-    value = other.mean() - one.mean()
-    freedom = _freedom(drawn, one, other)
+    value = float(other.mean() - one.mean())
+    error, freedom = _standard_error(drawn, one, other)
     return Difference(
-        _interval(float(one.mean()), drawn_one, _freedom(drawn_one, one)),
-        _interval(float(other.mean()), drawn_other, _freedom(drawn_other, other)),
-        _interval(float(value), drawn, freedom),
-        max(_p_value(float(value), float(drawn.std(ddof=1)), freedom), 1 / (samples + 1)),
+        _interval(float(one.mean()), *_standard_error(drawn_one, one)),
+        _interval(float(other.mean()), *_standard_error(drawn_other, other)),
+        _interval(value, error, freedom),
+        max(_p_value(value, error, freedom), 1 / (samples + 1)),
     )
 
 
@@ -138,13 +140,22 @@ def _draw_seeds(seeds: int, samples: int, chance: np.random.Generator) -> Number
     return chance.multinomial(drawn, np.full(seeds, 1 / seeds), size=samples) / drawn
 
 
-def _freedom(drawn: Numbers, *scores: Numbers) -> float:
-    """Return the degrees of freedom of a variance of which the seeds' part comes from a few scores of each system."""
+def _standard_error(drawn: Numbers, *scores: Numbers) -> tuple[float, float]:
+    """Return a standard error and its degrees of freedom: the seeds' part of it comes from a few scores a system.
+
+    The samples drawn do not vary with a single seed: beside several it gets their variance.
+    """
     several = [each for each in scores if len(each) > 1]
-    small = sum((each.var(ddof=1) / len(each)) ** 2 / (len(each) - 1) for each in several)
-    if not small:
-        return math.inf
-    return max(float(drawn.var(ddof=1) ** 2 / small), min(len(each) - 1.0 for each in several))
+    if not several:
+        return float(drawn.std(ddof=1)), math.inf
+    variance = float(drawn.var(ddof=1))
+    parts = [(float(each.var(ddof=1)) / len(each), len(each) - 1.0) for each in several]  # variance, its freedom
+    if len(several) < len(scores):
+        (part, freedom), seeds = parts[0], len(several[0])
+        variance += part * seeds
+        parts = [(part * seeds + part, freedom)]
+    small = sum(part**2 / freedom for part, freedom in parts)
+    return math.sqrt(variance), max(variance**2 / small, min(freedom for _, freedom in parts)) if small else math.inf
 
 
 def _p_value(difference: float, error: float, freedom: float) -> float:
@@ -153,11 +164,11 @@ def _p_value(difference: float, error: float, freedom: float) -> float:
     return two_sided_t(difference / error, freedom) if error else 0.0
 
 
-def _interval(value: float, drawn: Numbers, freedom: float) -> Estimate:
+def _interval(value: float, error: float, freedom: float) -> Estimate:
     """Return value ± t · standard error with the t that is exceeded one time in twenty."""
     low, high = 0.0, 1e4
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if two_sided_t(middle, freedom) > 0.05 else (low, middle)
-    half = high * float(drawn.std(ddof=1))
+    half = high * error
     return Estimate(value, value - half, value + half)

@@ -14,9 +14,10 @@ from phmctl.errors import UserError, nearest
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Numbers, Scorer
 
-# What sacrebleu splits by where the language does not write blanks between words; all others by 13a.
-TOKENIZE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
-USUAL = "13a"
+USUAL, CHARACTERS = "13a", "char"
+# What sacrebleu splits by where words have no blanks between them, or endings that are words; all others by 13a.
+TOKENIZE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(("th", "lo", "km", "my"), CHARACTERS)
+_NO_BLANKS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and Chinese characters
 LENGTH_BINS = (0, 10, 20, 30, 40)  # lower ends, in words of the source; the last bin is open
 # Of modern English 0.43 to 0.49 stand in Shakespeare's, of English 0.11 in the Romanian of the news, of German less.
 _ONE_LANGUAGE = 1 / 3
@@ -111,6 +112,20 @@ class Comparison:
     signature: str
 
 
+def usual_tokenizer(language: object) -> str:
+    """Return what BLEU splits by in a language (its code, such as ``zh`` or ``zh-TW``; another says nothing).
+
+    Where mecab is not installed, Japanese and Korean are split into characters; the signature says which.
+    """
+    name = TOKENIZE.get(re.split("[-_]", str(language).lower())[0], USUAL)
+    if name.endswith("mecab"):
+        try:
+            check_tokenizer(name)
+        except UserError:
+            return CHARACTERS
+    return name
+
+
 def bleu(
     hypotheses: Sequence[str],
     references: Sequence[str],
@@ -147,7 +162,7 @@ def chrf(
 
 
 def ter(hypotheses: Sequence[str], references: Sequence[str], *, others: Sequence[Sequence[str]] = ()) -> Score:
-    """Return TER (lower is better), lower-cased as tercom does; see :func:`bleu`."""
+    """Return TER (lower is better), lower-cased as tercom does, Chinese characters by themselves; see :func:`bleu`."""
     return _score("TER", hypotheses, [references, *others], lowercase=False)
 
 
@@ -216,7 +231,7 @@ def bleu_by_length(
     """Return BLEU over the sentences of each source length in words.
 
     Args:
-        sources: the raw source sentences, whose words (by white space) are counted.
+        sources: the raw source sentences, whose words (by white space; a Chinese character is one) are counted.
         hypotheses: translations.
         references: raw references.
         bins: ascending lower ends; a bin holds lengths above its lower end, up to the next one's. The first also holds
@@ -224,7 +239,7 @@ def bleu_by_length(
         lowercase, tokenize, others: see :func:`bleu`.
     """
     _check(sources, references)
-    lengths = [len(source.split()) for source in sources]
+    lengths = [len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source)) for source in sources]
     places = [max(sum(length > low for low in bins) - 1, 0) for length in lengths]
     how: dict[str, Any] = {"lowercase": lowercase, "tokenize": tokenize, "others": others}
     scored = {one.value: one for one in bleu_by_value(places, hypotheses, references, **how)}
@@ -302,7 +317,7 @@ def text_scorer(
     """
     import numpy as np
 
-    metric = _metric(name.rstrip("0123456789"), lowercase, [list(references)], tokenize)
+    metric = _metric(name.rstrip("0123456789"), lowercase, [list(references)], tokenize, _has_no_blanks(references))
     for hypotheses in systems:
         _check(hypotheses, references)
     statistics = np.array([metric._extract_corpus_statistics(list(one), None) for one in systems], float)  # (S, N, K)
@@ -335,7 +350,19 @@ def check_tokenizer(name: str) -> None:
     _metric("BLEU", False, tokenize=name)
 
 
-def _metric(name: str, lowercase: bool, references: list[list[str]] | None = None, tokenize: str = USUAL) -> Any:
+def _has_no_blanks(texts: Sequence[str]) -> bool:
+    """Tell whether most characters are of a writing without blanks between words."""
+    text = "".join("".join(texts).split())
+    return 2 * len(re.findall(f"[{_NO_BLANKS}]", text)) > len(text)
+
+
+def _metric(
+    name: str,
+    lowercase: bool,
+    references: list[list[str]] | None = None,
+    tokenize: str = USUAL,
+    no_blanks: bool = False,
+) -> Any:
     """Return the sacrebleu metric, with the references' statistics kept when they are given."""
     from sacrebleu.metrics import BLEU, CHRF, TER
     from sacrebleu.metrics.bleu import _TOKENIZERS
@@ -351,7 +378,7 @@ def _metric(name: str, lowercase: bool, references: list[list[str]] | None = Non
             raise UserError(f"--tokenize {tokenize}: {reason or type(error).__name__}") from error
     if name == "chrF":
         return CHRF(lowercase=lowercase, references=references)
-    return TER(references=references)
+    return TER(references=references, normalized=no_blanks, asian_support=no_blanks)
 
 
 def _score(
@@ -359,7 +386,7 @@ def _score(
 ) -> Score:
     for each in references:
         _check(hypotheses, each)
-    metric = _metric(name, lowercase, tokenize=tokenize)
+    metric = _metric(name, lowercase, tokenize=tokenize, no_blanks=_has_no_blanks(references[0]))
     result = metric.corpus_score(list(hypotheses), [list(each) for each in references])
     return Score(result.name, float(result.score), str(metric.get_signature()))
 

@@ -88,16 +88,9 @@ class _Loader(yaml.SafeLoader):
         return int(text)
 
 
-def _core_schema(loader: Any) -> Any:
-    """Give a loader YAML 1.2's values in place of PyYAML's."""
-    loader.yaml_implicit_resolvers = {}
-    for name, (pattern, first) in _PLAIN.items():
-        loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"(?:{pattern})\\Z"), list(first))
-    return loader
-
-
-_core_schema(_Loader)
-_Quick: Any = _core_schema(type("_Quick", (yaml.CSafeLoader,), {})) if yaml.__with_libyaml__ else None
+_Loader.yaml_implicit_resolvers = {}
+for _name, (_pattern, _first) in _PLAIN.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.construct_tuple)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
@@ -176,22 +169,6 @@ def read_document(path: Path, refusal: type[UserError]) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         raise refusal(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     return parse_document(text, str(path), refusal)
-
-
-def read_dumped(path: Path, refusal: type[UserError]) -> Document:
-    """Read a file that this package wrote, by libyaml where that is installed: ten times as fast, without lines.
-
-    What is not of that form is read as :func:`read_document` does, and refused as there.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        if _Quick is not None and len(text) <= _LARGEST and not set(text) & set("&*!"):  # no aliases, no tags
-            content = yaml.load(text, _Quick)
-            if isinstance(content, dict):
-                return Document(content, str(path))
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):
-        pass  # said below
-    return read_document(path, refusal)
 
 
 def parse_document(text: str, where: str, refusal: type[UserError]) -> Document:

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from phmctl.errors import RecipeError
-from phmctl.recipe.documents import read_dumped
+import yaml
+
 from phmctl.recipe.loading import find_recipe, load_recipe
 from phmctl.shipped import shipped, shipped_names
+
+_QUICK: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for files of the package: libyaml knows no limits
 
 
 def list_recipes() -> list[dict[str, str]]:
@@ -14,7 +16,7 @@ def list_recipes() -> list[dict[str, str]]:
 
 
 def _describe(name: str) -> dict[str, str]:
-    content = read_dumped(shipped("recipes") / f"{name}.yaml", RecipeError).content
+    content = yaml.load((shipped("recipes") / f"{name}.yaml").read_bytes(), _QUICK)
     found = {"task": content.get("task", "translation"), "description": content.get("description", "")}
     return {"name": name, **{key: str(value) for key, value in found.items()}}
 

@@ -20,6 +20,8 @@ from phmctl.recipe.models import (
     TransformerSection,
 )
 from phmctl.recipe.sections import (
+    CHOICE,
+    NOTHING,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -130,27 +132,20 @@ class TrainingSection(Section):
     clip: NonNegative = 0.0  # global gradient norm; 0 is off
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, float32 master weights
     seed: Seed = 1
-    log_every: PositiveInt = 50  # steps
-    validate_every: PositiveInt = 500  # steps
-    save_every: PositiveInt = 500  # steps
-    keep: PositiveInt = 1  # newest checkpoints kept beside `best`, to resume from
-    average: NonNegativeInt = 0  # average the last so many checkpoints at the end (their weights are kept); 0 is off
-    patience: NonNegativeInt = 0  # validations without improvement before the run stops; 0 is off
-    device: str = "auto"  # auto, cpu, cuda, cuda:1
+    log_every: Annotated[PositiveInt, NOTHING] = 50  # steps
+    validate_every: Annotated[PositiveInt, CHOICE] = 500  # steps
+    save_every: Annotated[PositiveInt, CHOICE] = 500  # steps
+    keep: Annotated[PositiveInt, NOTHING] = 1  # newest checkpoints kept beside `best`, to resume from
+    average: Annotated[NonNegativeInt, CHOICE] = (
+        0  # average the last so many checkpoints at the end (their weights are kept); 0 is off
+    )
+    patience: Annotated[NonNegativeInt, CHOICE] = 0  # validations without improvement before the run stops; 0 is off
+    device: Annotated[str, NOTHING] = "auto"  # auto, cpu, cuda, cuda:1
     initialise_from: str | None = None  # a run: the model begins with its tensors of the same name and shape
-    threads: NonNegativeInt = 0  # CPU threads; 0 leaves torch's own choice
-    tensorboard: bool = False
+    threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads; 0 leaves torch's own choice
+    tensorboard: Annotated[bool, NOTHING] = False
     compile: bool = False  # torch.compile of the model; on a CPU it wants a C++ compiler
-    timeout: PositiveInt = 600  # seconds that one of many processes waits for another
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_sharding(cls, section: Any) -> Any:
-        if not isinstance(section, dict) or "sharding" not in section:
-            return section
-        if section["sharding"] != "none":
-            raise ValueError("training.sharding: each process holds the whole model; leave the key out")
-        return {key: value for key, value in section.items() if key != "sharding"}  # as runs have it
+    timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that one of many processes waits for another
 
 
 class TranslationTraining(TrainingSection):
@@ -161,6 +156,8 @@ class TranslationTraining(TrainingSection):
     batch_tokens: PositiveInt = 4096  # sentences × longest side of a micro-batch, padding included
     label_smoothing: Probability = 0.1
     validate_bleu: bool = False  # greedy BLEU on the validation set; `best` then follows it
+    # what BLEU splits by (13a, zh, ja-mecab, char, …), in `eval` too; by default what the card's language wants
+    bleu_tokenizer: Annotated[str | None, CHOICE] = None
 
 
 class CountedTraining(TrainingSection):
@@ -187,8 +184,8 @@ class DecodingSection(Section):
     alpha: NonNegative = 0.6  # GNMT length penalty exponent: ((5 + |Y|) / 6)^alpha
     max_ratio: Positive = 2.0  # longest output = max_ratio * source tokens + max_extra
     max_extra: NonNegativeInt = 20
-    batch_tokens: PositiveInt = 2048  # source tokens a batch, padding included
-    # how a trained model is applied: `dense` (`auto`, none) or `rank`, which decomposes rules not held as factors
+    batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens a batch, padding included
+    # how a trained model answers: `dense` (`auto`, none), or `rank` where maps hold factors
     execution: Literal["auto", "dense", "rank"] | None = None
     # bfloat16: multiply by weights that are kept in it, on a device that has it; none is float32
     precision: Literal["float32", "bfloat16"] | None = None
@@ -204,7 +201,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     task: str
-    description: str = ""
+    description: Annotated[str, NOTHING] = ""
     data: Section
     model: LinearSection
     training: TrainingSection
@@ -234,7 +231,7 @@ class TranslationRecipe(Recipe):
     data: ParallelSection
     model: TransformerSection
     training: TranslationTraining
-    decoding: DecodingSection = DecodingSection()
+    decoding: Annotated[DecodingSection, CHOICE] = DecodingSection()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

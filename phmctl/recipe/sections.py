@@ -16,7 +16,25 @@ NonNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
+# What a key of a recipe changes, beside its type: which checkpoints there are, which is chosen and how it answers; or
+# nothing of what is found. A key without either changes what a step computes.
+CHOICE, NOTHING = "choice", "nothing"
+
+
 class Section(BaseModel):
     """A part of a recipe: immutable, strictly typed, with no unknown keys and no infinite numbers or NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def keys_changing(section: Section, *what: str, prefix: str = "", whole: str = "") -> set[str]:
+    """Return the keys that change a ``CHOICE`` or ``NOTHING``, as ``--set`` takes them; a section's says so of all."""
+    keys = set()
+    for name, field in type(section).model_fields.items():
+        effect = next((each for each in field.metadata if each in (CHOICE, NOTHING)), whole)
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            keys |= keys_changing(value, *what, prefix=f"{prefix}{name}.", whole=effect)
+        elif effect in what:
+            keys.add(prefix + name)
+    return keys

@@ -90,13 +90,18 @@ def _intervals(found: Comparison) -> Iterator[Markup]:
     first = next(iter(found.tests.values()), ())
     tested[found.baseline.label] = [(test.metric, test.found.baseline) for test in first]
     rows = [
-        [variant.label, metric, f"{each.value:.2f}", f"{each.low:.2f} to {each.high:.2f}"]
+        [
+            variant.label,
+            metric,
+            f"{each.value:.2f}",
+            f"{each.low:.2f} to {each.high:.2f}",
+            "items and seeds" if len(variant.answered) > 1 else "items, of this training only",
+        ]
         for variant in found.variants
         for metric, each in tested.get(variant.label, ())
     ]
     if rows:
-        caption = "95 % intervals, over items and seeds"
-        yield table(caption, ["model", "metric", "mean", "interval"], rows, text=(0, 1))
+        yield table("95 % intervals", ["model", "metric", "mean", "interval", "over"], rows, text=(0, 1, 4))
 
 
 def _as_html(shown: Table) -> Markup:

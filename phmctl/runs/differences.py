@@ -8,26 +8,21 @@ from phmctl.errors import RunError
 from phmctl.files import sha256_text
 from phmctl.runs.run import Run
 
-# Keys that are compared elsewhere, or that change nothing of what is trained.
-_APART = {
-    "description",
-    "model.algebra",
-    "model.n",
-    *(f"training.{key}" for key in ("seed", "device", "threads", "log_every", "save_every", "tensorboard", "timeout")),
-}
-
+_ELSEWHERE = {"model.algebra", "model.n", "training.seed"}  # keys that are compared elsewhere
 Differences = Mapping[str, tuple[Any, Any]]
 
 
 def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     """Return what differs, by name, each with both values: recipe keys, the training data, the versions.
 
-    Left out are algebra, n and seed, and what changes no step. Data are told apart by the first eight digits of a
+    Left out are algebra, n and seed, and what changes nothing. Data are told apart by the first eight digits of a
     SHA-256 over those of their source files, of the vocabulary and of the texts kept.
     """
     from phmctl.recipe.loading import differences
+    from phmctl.recipe.sections import NOTHING, keys_changing
 
-    found = {key: pair for key, pair in differences(one.recipe, other.recipe).items() if key not in _APART}
+    apart = _ELSEWHERE | keys_changing(one.recipe, NOTHING)
+    found = {key: pair for key, pair in differences(one.recipe, other.recipe).items() if key not in apart}
     for name, pair in {
         "data": (data_digest(one), data_digest(other)),
         "made with": (_versions(one), _versions(other)),

@@ -3,9 +3,7 @@
 import importlib.metadata
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "nu
 
 
 def describe_environment(recipe: "Recipe") -> dict[str, Any]:
-    """Return where and with what this process runs: versions, platform, seed, git revision, command line, time."""
+    """Return where and with what this process runs: versions, platform, seed, git revision, time."""
     return {
         "phmctl": __version__,
         "git": git_revision(),
@@ -31,7 +29,6 @@ def describe_environment(recipe: "Recipe") -> dict[str, Any]:
         "processors": os.cpu_count(),
         "seed": recipe.training.seed,
         "precision": recipe.training.precision,
-        "command": shlex.join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -1,6 +1,6 @@
 """The names of what lies in a run."""
 
-RECIPE = "recipe.yaml"
+RECIPE, RECIPE_JSON = "recipe.yaml", "recipe.json"
 ENVIRONMENT = "environment.json"
 DATA = "data.json"
 EXPORT = "export.json"  # what tells an export's folder from a run's

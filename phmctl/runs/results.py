@@ -150,8 +150,11 @@ def _read(path: Path) -> Iterator[Result]:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         made = report.pop("made", None) if isinstance(report, dict) else None
-        if made is not None:
+        if made is not None and made["format"] == _FORMAT:
             yield _result(path, made, report)
+            return
+        if made is not None:
+            warn(f"{path} is of format {made['format']!r}, and this phmctl reads {_FORMAT}; score the run anew")
             return
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "something is missing"
@@ -185,6 +188,15 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
     if "scores" in report:
         return {score["name"]: float(score["value"]) for score in report["scores"]}
     return {name: float(report[name]) for name in ("map_error", "loss")}
+
+
+def tests_of(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """Return the tests against a baseline from what a task found: what was compared, the difference, p."""
+    found = [(str(one["name"]), one["difference"], one["p_value"]) for one in report.get("paired_bootstrap", ())]
+    for each in report.get("splits", [report]):
+        if one := each.get("compared"):
+            found.append((f"accuracy % {each['split']}", 100 * one["difference"], one["p_value"]))
+    return found
 
 
 def _earlier(path: Path, report: Mapping[str, Any]) -> Result:

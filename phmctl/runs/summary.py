@@ -13,6 +13,7 @@ from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
 from phmctl.errors import PhmctlError, RecipeError, RunError
 from phmctl.files import is_locked
 from phmctl.recipe.schema import Recipe
+from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs.find import select_runs
 from phmctl.runs.metrics import read_entry
 from phmctl.runs.names import ATTEMPT, ENVIRONMENT, LOCK, RECIPE
@@ -21,14 +22,7 @@ from phmctl.runs.run import Run, read_recipe
 
 State = Literal["running", "finished", "stopped", "failed"]
 
-# Differences from the unmodified recipe that have a column of their own, or change nothing that is trained.
-_APART = {
-    "name",
-    "description",
-    "model.algebra",
-    "model.n",
-    *(f"training.{key}" for key in ("seed", "device", "threads", "log_every", "tensorboard", "timeout")),
-}
+_COLUMNS = {"name", "model.algebra", "model.n", "training.seed"}  # differences that have a column of their own
 _VOCABULARY = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # tensors of the vocabulary's size
 _HEADER = 1 << 24  # bytes of a safetensors header, at most
 
@@ -168,7 +162,7 @@ def summarise(folder: Path) -> Summary:
     """
     if not (folder / RECIPE).is_file():
         raise RunError(f"{folder} is not a run: {RECIPE} is missing")
-    run = Run(folder, read_recipe(folder / RECIPE, quick=True))
+    run = Run(folder, read_recipe(folder / RECIPE))
     environment = run.environment() if (folder / ENVIRONMENT).is_file() else {}
     changed = _changed(run.recipe, environment)
     whole = whole_steps(run.checkpoints_folder)
@@ -204,7 +198,8 @@ def _changed(recipe: Recipe, environment: Mapping[str, Any]) -> dict[str, tuple[
         written = _shipped(recipe.name)
     if written is None:
         return None
-    return {key: (value, own.get(key)) for key, value in written.items() if key not in _APART and own.get(key) != value}
+    apart = _COLUMNS | keys_changing(recipe, NOTHING)
+    return {key: (value, own.get(key)) for key, value in written.items() if key not in apart and own.get(key) != value}
 
 
 @cache

@@ -14,10 +14,11 @@ from phmctl.recipe.loading import number, whole_number
 from phmctl.runs import check_checkpoint, check_split
 from phmctl.runs.differences import difference_lines, run_differences
 from phmctl.runs.find import find_run, select_runs
-from phmctl.runs.results import find_result, scores_of
+from phmctl.runs.results import find_result, scores_of, tests_of
 from phmctl.sweeps.cells import Axis, Cell, axis, cells_of
 from phmctl.sweeps.pool import Job, check_jobs, run_jobs
 from phmctl.sweeps.progress import SweepProgress
+from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
 
@@ -66,8 +67,11 @@ class EvalSweep:
             for cell in self.cells:
                 yield run, cell, ["eval", str(run), *cell.arguments, *common]
 
-    def scored_before(self, run: Path, cell: Cell) -> dict[str, Any]:
-        """Return the report that a cell was given before, if it is there; what is wrong is for its process to say."""
+    def scored_before(self, run: Path, cell: Cell) -> list[dict[str, Any]]:
+        """Return the reports that a cell was given before, if all are there, one for each baseline or one alone.
+
+        What is wrong is for its process to say.
+        """
         given = {name: value for name, value in self.options.items() if _arguments("", value)}
         given |= {option[2:]: value for option, value in zip(cell.arguments[::2], cell.arguments[1::2], strict=True)}
         if given.pop("cased", False):
@@ -76,7 +80,7 @@ class EvalSweep:
         for name in ("device", "threads"):
             given.pop(name, None)
         if "engine" in given or "quantize" in given:  # the export's results lie in the export
-            return {}
+            return []
         try:
             opened = open_model(run)
             split, checkpoint = str(given.pop("split")), str(given.pop("checkpoint"))
@@ -85,16 +89,17 @@ class EvalSweep:
             own = kind.setting(Asked(opened, checkpoint, "auto", kind.check_options(given, kind.eval_options), split))
             baselines = [None if rival is None else open_model(rival) for rival in rivals]
             beside = [own if one is None else own.beside(one.name, one.weights(checkpoint)) for one in baselines]
-            found = [find_result(opened, setting) for setting in beside]
-            first, baseline = found[0], baselines[0]
-            if first is None or None in found:
-                return {}
-            if baseline is None:
-                return dict(first.report)
-            lines = difference_lines(run_differences(baseline, opened), baseline.name)
-            return {**first.report, "differences": lines}
+            found = [result for setting in beside if (result := find_result(opened, setting)) is not None]
+            if len(found) < len(baselines):
+                return []
+            return [
+                {**result.report}
+                if one is None
+                else {**result.report, "differences": difference_lines(run_differences(one, opened), one.name)}
+                for one, result in zip(baselines, found, strict=True)
+            ]
         except PhmctlError:
-            return {}
+            return []
 
     def commands(self) -> list[str]:
         """Return a command for each, for a scheduler's job array."""
@@ -122,15 +127,20 @@ def _arguments(option: str, value: object) -> list[str]:
 
 @dataclass
 class Scored:
-    """A run in a cell, the process that scores it, and the report that it gave; empty before, and where it failed.
+    """A run in a cell, the process that scores it, and the reports that it gave, one for each baseline or one alone.
 
-    There is no process where the report was there before.
+    There are none before, and where it failed; there is no process where they were there before.
     """
 
     run: Path
     cell: Cell
     job: Job | None
-    report: Mapping[str, Any]
+    reports: Sequence[Mapping[str, Any]]
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """The first report, which has the scores as all have; empty where there is none."""
+        return self.reports[0] if self.reports else {}
 
     @property
     def state(self) -> str:
@@ -154,7 +164,7 @@ class Scored:
             "cell": self.cell.label,
             "state": self.state,
             "problem": self.problem,
-            "report": self.report,
+            "report": {"comparisons": self.reports} if len(self.reports) > 1 else self.report,
         }
 
 
@@ -169,8 +179,8 @@ class EvalSweepReport:
         """Return JSON values."""
         return {"cells": [each.as_json() for each in self.scored], "exit_code": self.exit_code}
 
-    def table(self) -> Table:
-        """Return a row for each run and cell."""
+    def tables(self) -> Iterator[Table]:
+        """Yield the scores, a row for each run and cell, and the tests, a row for each baseline and metric as well."""
         names = list(dict.fromkeys(name for each in self.scored for name in each.scores))
         cells = ["cell"] if len({each.cell for each in self.scored}) > 1 else []
         rows = [
@@ -182,11 +192,30 @@ class EvalSweepReport:
             )
             for each in self.scored
         ]
-        return Table("scores", ("run", *cells, "checkpoint", *names), rows, (1, 2)[: 1 + len(cells)], plain=True)
+        yield Table("scores", ("run", *cells, "checkpoint", *names), rows, (1, 2)[: 1 + len(cells)], plain=True)
+        tests = [
+            (
+                str(each.run),
+                *([each.cell.label] if cells else []),
+                report["against"],
+                name,
+                f"{change:+.2f}",
+                f"{p:.4f}",
+            )
+            for each in self.scored
+            for report in each.reports
+            for name, change, p in tests_of(report)
+        ]
+        if tests:
+            head = ("run", *cells, "against", "metric", "difference", "p")
+            yield Table(f"tests; {ONE_SEED}", head, tests, (1, 2, 3)[: 2 + len(cells)], plain=True)
 
     def remarks(self) -> Iterator[str]:
         """Yield what failed and why, and what was not begun."""
         for each in self.scored:
+            for report in each.reports:
+                for line in report.get("differences", ()):
+                    yield f"{each.run} against {report['against']}: {line}"
             if each.job is not None and each.problem is not None:
                 yield f"failed: {each.job.label}\n  " + each.problem.replace("\n", "\n  ")
         left = sum(each.state in ("stopped", "waiting") for each in self.scored)
@@ -214,7 +243,7 @@ def evaluate_all(asked: EvalSweep, jobs: int = 1) -> EvalSweepReport:
                 progress.said(job, line)
                 return
             each = work[id(job)]
-            each.report = _report(job)
+            each.reports = _reports(job)
             progress.ended(job, job.state, "  ".join(f"{name} {value:.4g}" for name, value in each.scores.items()))
 
         stopped = run_jobs([each.job for each in work.values() if each.job is not None], jobs, changed)
@@ -226,9 +255,9 @@ def _label(run: Path, cell: Cell, asked: EvalSweep) -> str:
     return f"{run} {cell.label}" if len(asked.cells) > 1 else str(run)
 
 
-def _report(job: Job) -> dict[str, Any]:
-    """Return the report that a process printed; the first, where it compared with several baselines."""
+def _reports(job: Job) -> list[dict[str, Any]]:
+    """Return the reports that a process printed, one for each baseline or one alone; none where it failed."""
     if job.code != 0:
-        return {}
+        return []
     found = json.loads(job.answer)
-    return dict(found["comparisons"][0] if "comparisons" in found else found)
+    return list(found.get("comparisons", [found]))

@@ -11,6 +11,7 @@ from phmctl.console import Table
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.recipe.loading import differences, load_recipe, override
 from phmctl.recipe.schema import Recipe
+from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run, runs_root
 from phmctl.runs.find import check_tag, versions_in
 from phmctl.runs.show import score
@@ -21,11 +22,6 @@ from phmctl.sweeps.progress import SweepProgress
 
 # Options of `train` that may have several values, in the order in which the grid is gone through.
 _AXES = ("execution", "init", "steps", "algebra", "n", "seed")
-# Keys that make no other cell.
-_SAME = {
-    "description",
-    *(f"training.{key}" for key in ("device", "threads", "log_every", "tensorboard", "timeout")),
-}
 
 
 @dataclass(frozen=True)
@@ -162,10 +158,10 @@ class SweepReport:
         """Return JSON values."""
         return {"recipe": self.recipe, "cells": [cell.as_json() for cell in self.cells], "exit_code": self.exit_code}
 
-    def table(self) -> Table:
-        """Return a row for each cell."""
+    def tables(self) -> Iterator[Table]:
+        """Yield a row for each cell."""
         rows = [_row(cell) for cell in self.cells]
-        return Table(f"\n{self.recipe}", ("cell", "state", "best", "min", "run"), rows, (1, 2, 4), plain=True)
+        yield Table(f"\n{self.recipe}", ("cell", "state", "best", "min", "run"), rows, (1, 2, 4), plain=True)
 
     def remarks(self) -> Iterator[str]:
         """Yield what is to be said below: what failed and why, what is left to do."""
@@ -249,7 +245,7 @@ def newest_of(root: Path, recipe: Recipe) -> Run | None:
             run = Run.open(folder)
         except RunError:  # `phmctl runs` says what is wrong with it
             continue
-        if differences(run.recipe, recipe).keys() <= _SAME:
+        if differences(run.recipe, recipe).keys() <= keys_changing(recipe, NOTHING):
             return run
     return None
 

@@ -110,6 +110,8 @@ class Comparer(Protocol):
 
 
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
+POOLED = f"{OVER_SEEDS}; the single seed is taken to vary as the other side's"
+ONE_SEED = "one seed a side: of these two trainings only"
 
 
 def test_answers(by: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers]) -> Test:
@@ -122,9 +124,9 @@ def test_answers(by: Comparer, metric: str, baseline: Sequence[Answers], system:
 
     found = compare(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given))
     if len(baseline) > 1 or len(system) > 1:
-        return Test(metric, OVER_SEEDS, found)
+        return Test(metric, POOLED if 1 in (len(baseline), len(system)) else OVER_SEEDS, found)
     method, p_value = by.paired(metric, baseline[0], system[0])
-    return Test(metric, method, Difference(found.baseline, found.system, found.difference, p_value))
+    return Test(metric, f"{method}; {ONE_SEED}", Difference(found.baseline, found.system, found.difference, p_value))
 
 
 def spread(values: Sequence[float]) -> float | None:

@@ -19,23 +19,15 @@ from phmctl.checkpoints import (
     whole_steps,
 )
 from phmctl.errors import RecipeError, RunError
-from phmctl.files import discard, write_atomic, write_json, writing
-from phmctl.recipe.loading import differences, dump_recipe
+from phmctl.files import discard, write_json, writing
+from phmctl.recipe.loading import differences
 from phmctl.recipe.schema import Recipe
-from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment
+from phmctl.recipe.sections import CHOICE, NOTHING, keys_changing
+from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment, write_recipe
 from phmctl.training.saving import TrainingState, clear_leftovers, derive
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
-
-# These may differ from the run's recipe: they change where and how long it trains, what is measured and kept meanwhile,
-# and what is done with the model afterwards; not what a step computes.
-_MAY_DIFFER = {
-    *(f"training.{key}" for key in ("device", "threads", "tensorboard", "timeout")),
-    *(f"training.{key}" for key in ("log_every", "validate_every", "save_every", "keep", "average", "patience")),
-    "description",
-}
-_AFTERWARDS = "decoding."
 
 
 def run_to_resume(root: Path, recipe: Recipe) -> Run:
@@ -78,9 +70,9 @@ def forbidden(trained: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
 
     ``training.steps`` may differ too, unless the schedule is linear, which ends there.
     """
-    allowed = _MAY_DIFFER if recipe.training.schedule == "linear" else _MAY_DIFFER | {"training.steps"}
-    different = differences(trained, recipe)
-    return {k: pair for k, pair in different.items() if k not in allowed and not k.startswith(_AFTERWARDS)}
+    allowed = keys_changing(recipe, CHOICE, NOTHING)
+    allowed |= set() if recipe.training.schedule == "linear" else {"training.steps"}
+    return {key: pair for key, pair in differences(trained, recipe).items() if key not in allowed}
 
 
 def check_same(run: Run, recipe: Recipe) -> None:
@@ -174,4 +166,4 @@ def _change_recipe(run: Run, recipe: Recipe, noted: dict[str, Any]) -> None:
         for key, (before, _) in differences(run.recipe, recipe).items():
             unmodified.setdefault(key, before)
     write_json(run.folder / ENVIRONMENT, noted)
-    write_atomic(run.folder / RECIPE, dump_recipe(recipe))
+    write_recipe(run.folder, recipe)

@@ -119,3 +119,6 @@ def test_extra_columns_break_scores_down(tmp_path):
     assert split.extras["length"].tolist() == [n % 3 for n in range(12)]
     with pytest.raises(DataError, match=r"no column 'lenght' \(did you mean 'length'\?\)"):
         call(tmp_path, "mine", *tables, *columns[:-1], "lenght")
+    for taken in ("predicted", "label", "gold", "first_text"):
+        with pytest.raises(DataError, match=f"--extra {taken}: "):
+            call(tmp_path, "mine", *tables, *columns[:-1], taken)

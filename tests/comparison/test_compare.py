@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from typer.testing import CliRunner
 
 from phmctl.cli.main import app
 from phmctl.comparison.compare import compare_runs
-from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, latex_escape
+from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, comparison_tables, latex_escape
 from phmctl.errors import RunError, UserError
-from phmctl.metrics.text import bleu
+from phmctl.metrics.text import all_scores, bleu
+from phmctl.runs import Run
+from phmctl.runs.results import Setting, write_result
+from phmctl.tasks.answers import ONE_SEED, POOLED
 from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, worse
 
 PHM = ("model.algebra=phm", "model.n=4", "model.width=32", "model.feed_forward=64")
@@ -69,9 +73,20 @@ def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None
     make_run(tmp_path, settings=PHM, hypotheses=other)
     found = compare_runs(recipe="miniature", root=tmp_path)
     test = found.tests["phm-n4"][0]
-    assert test.method == "paired bootstrap"
+    assert test.method == f"paired bootstrap; {ONE_SEED}"
+    assert next(each for each in comparison_tables(found) if each.title.startswith("diff")).title.endswith(ONE_SEED)
+    assert ONE_SEED in comparison_latex(found)
     assert test.found.p_value == paired_bootstrap(one, other, REFERENCES)[0].p_value
     assert any("one seed" in line for line in found.notes())
+
+
+def test_a_single_seed_beside_several_is_said_where_it_is_so(tmp_path: Path) -> None:
+    for seed, every in ((1, 2), (2, 3), (3, 6)):
+        make_run(tmp_path, settings=REAL, seed=seed, hypotheses=worse(REFERENCES, every))
+    make_run(tmp_path, settings=PHM, hypotheses=worse(REFERENCES, 2))
+    found = compare_runs(recipe="miniature", root=tmp_path)
+    assert {test.method for test in found.tests["phm-n4"]} == {POOLED}
+    assert ONE_SEED not in "".join(table.title for table in comparison_tables(found))
 
 
 def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -> None:
@@ -79,7 +94,7 @@ def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -
     make_classifier(tmp_path, [True] * 2 + [False] * 8 + [True] * 20, settings=("model.algebra=phm", "model.n=4"))
     found = compare_runs(recipe="agreement-resplit", root=tmp_path)
     test = found.tests["phm-n4"][0]
-    assert test.method == "McNemar's exact test"
+    assert test.method == f"McNemar's exact test; {ONE_SEED}"
     tail = sum(__import__("math").comb(28, k) for k in range(9))  # 8 against 20
     assert test.found.p_value == pytest.approx(2 * tail / 2**28)
     assert test.found.difference.value == pytest.approx(40)
@@ -286,6 +301,40 @@ def test_json_is_one_document_with_runs_and_tests(root: Path) -> None:
     assert first["metric"] == "BLEU"
     assert first["p_holm"] >= first["p_value"]
     assert told["variants"][0]["parameters"] > told["variants"][0]["without_embeddings"] > 0
+
+
+def average(run: Run, lines: Sequence[str]) -> None:
+    """Give a run an average of its checkpoints, and that a result."""
+    folder = run.checkpoint("best")
+    shutil.copytree(folder, folder.with_name("average"))
+    setting = Setting("test", run.weights("average"), {}, "")
+    path = setting.path(run, "hyp")
+    path.write_text("".join(f"{line}\n" for line in lines))
+    scores = {one.name: one.value for one in all_scores(lines, REFERENCES)}
+    write_result(run, setting, {"scores": []}, scores, answers=path)
+
+
+def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: Path) -> None:
+    first, second = (make_run(tmp_path, settings=REAL, seed=seed) for seed in (1, 2))
+    third = make_run(tmp_path, settings=REAL, seed=3, hypotheses=None)
+    average(third, worse(REFERENCES, 2))
+    found = compare_runs([str(tmp_path)])
+    assert [(one.label, len(one.runs)) for one in found.variants] == [
+        ("real checkpoint=best", 2),
+        ("real checkpoint=average", 1),
+    ]
+    for run in (first, second):
+        average(run, worse(REFERENCES, 3))
+    (variant,) = compare_runs([str(tmp_path)]).variants
+    assert [one.checkpoint for one in variant.runs] == ["average"] * 3
+    (variant,) = compare_runs([str(tmp_path)], checkpoint="last").variants  # which the best is, too
+    assert [one.checkpoint for one in variant.runs] == ["last", "last", None]
+
+
+def test_what_is_kept_beside_makes_no_row_of_its_own(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    make_run(tmp_path, settings=(*REAL, "training.keep=3", "decoding.batch_tokens=64"), seed=2)
+    assert [len(one.runs) for one in compare_runs([str(tmp_path)]).variants] == [2]
 
 
 def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:

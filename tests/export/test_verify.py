@@ -1,5 +1,6 @@
 """Verification counts what is equal, what is a tie and what differs, and nothing that differs is written."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from phmctl.errors import PhmctlError
 from phmctl.export import verb
 from phmctl.export.subject import open_subject
 from phmctl.export.verify import verify_translator
+from phmctl.files import write_json
 from phmctl.runs import Run
 
 
@@ -34,6 +36,14 @@ def test_what_differs_is_counted(tiny_run: Run) -> None:
     other = verify_translator(subject, subject.answering, Wrong(subject.answering.engine), 8)
     assert (other.equal + other.ties + other.different, other.equal) == (8, 7)
     assert other.scores["torch"] == same.scores["torch"]
+
+
+def test_bleu_splits_as_the_language_says(tiny_run: Run, tmp_path: Path) -> None:
+    run = Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    write_json(run.folder / "data.json", run.data() | {"target_language": "zh"})
+    subject = open_subject(run, "best")
+    found = verify_translator(subject, subject.answering, subject.answering.engine, 4)
+    assert "tok:zh" in found.scores["signature"]
 
 
 def test_an_export_that_answers_otherwise_is_not_written(

@@ -42,12 +42,14 @@ VALUES: tuple[Any, ...] = (
 
 
 def changed_bytes(seed: bytes, others: Sequence[bytes], random: Random) -> bytes:
-    """Return a file with up to six places flipped, cut, doubled, replaced by a token, or by a part of another file."""
+    """Return a file with up to six places flipped, cut, doubled, nested, or replaced by a token or another's part."""
     content = bytearray(seed)
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         begin = random.randint(0, len(content))
         end = min(len(content), begin + random.choice((0, 1, 1, 2, 8, 64, len(content))))
-        match random.randrange(6):
+        match random.randrange(7):
+            case 6:
+                content[begin:begin] = random.choice((b"[", b"{a: ", b"- ", b'"', b"a")) * random.choice((99, 9999))
             case 0 if begin < len(content):
                 content[begin] ^= 1 << random.randrange(8)
             case 1:

@@ -65,6 +65,17 @@ def test_seeds_that_are_all_that_varies_are_welchs_t_test() -> None:
     assert found.baseline.high - 71 == pytest.approx(half, rel=0.05)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_single_seed_beside_several_varies_as_they_do(turned: bool) -> None:
+    one, other = np.array([70.0]), np.array([73.0, 77.0, 75.0])
+    scorers = [lambda counts, scores=scores: np.tile(scores, (len(counts), 1)) for scores in (one, other)]
+    found = compare(*(reversed(scorers) if turned else scorers), 50, samples=8000)
+    error = math.sqrt(other.var(ddof=1) * (1 + 1 / 3))
+    assert found.p_value == pytest.approx(two_sided_t(5 / error, 2), rel=0.05)
+    assert abs(found.difference.value) == 5
+    assert found.difference.high - found.difference.value == pytest.approx(4.303 * error, rel=0.05)
+
+
 def test_a_system_beside_itself_differs_by_nothing() -> None:
     right = accuracy_scorer(np.random.default_rng(1).random((3, 50)) < 0.5)
     found = compare(right, right, 50, samples=200)
@@ -91,18 +102,19 @@ def test_texts_are_scored_as_sacrebleu_scores_the_sample() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seeds", [(3, 3), (1, 3), (5, 1)])
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
-def test_equal_systems_are_told_apart_one_time_in_twenty_at_most(spread: float) -> None:
-    """The level holds for three seeds, whether items or seeds decide."""
+def test_equal_systems_are_told_apart_one_time_in_twenty_at_most(spread: float, seeds: tuple[int, int]) -> None:
+    """The level holds for few seeds, whether items or seeds decide."""
     chance, wrong, times, items = np.random.default_rng(0), 0, 100, 50
     for _ in range(times):
         item = chance.normal(size=items)
 
-        def train(item: np.ndarray = item):
-            table = item + chance.normal(size=(3, items)) + spread * chance.normal(size=(3, 1))
+        def train(seeds: int, item: np.ndarray = item):
+            table = item + chance.normal(size=(seeds, items)) + spread * chance.normal(size=(seeds, 1))
             return lambda counts: counts @ table.T / items
 
-        wrong += compare(train(), train(), items, samples=200).p_value < 0.05
+        wrong += compare(train(seeds[0]), train(seeds[1]), items, samples=200).p_value < 0.05
     assert wrong <= 12  # 5 expected at the most; 13 has a probability of a thousandth
 
 

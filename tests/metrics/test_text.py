@@ -22,6 +22,7 @@ from phmctl.metrics.text import (
     looks_tokenised,
     paired_bootstrap,
     ter,
+    usual_tokenizer,
 )
 
 REFERENCES = ["the cat sat on the mat", "a dog barks at the moon tonight"]
@@ -161,6 +162,21 @@ def test_chinese_is_split_by_characters() -> None:
     usual, own = (bleu(hypothesis, reference, tokenize=name) for name in ("13a", "zh"))
     assert "tok:zh" in own.signature
     assert usual.value < 1 < own.value
+    assert ter(hypothesis, reference).value == pytest.approx(100 * 2 / 9)
+    assert "asian:yes" in ter(hypothesis, reference).signature
+    assert "asian:no" in ter(REFERENCES, REFERENCES).signature
+
+
+def test_chinese_is_counted_by_characters_in_bins_of_length() -> None:
+    sources = ["我们明天去", "我们明天去北京看看他们的新 A380 飞机"]
+    found = bleu_by_length(sources, REFERENCES, REFERENCES)
+    assert [one.sentences for one in found] == [1, 1, 0, 0, 0]
+
+
+def test_a_language_has_its_usual_tokenizer() -> None:
+    found = {language: usual_tokenizer(language) for language in ("de", "zh", "zh-TW", "ZH_hant", "th", None)}
+    assert found == {"de": "13a", "zh": "zh", "zh-TW": "zh", "ZH_hant": "zh", "th": "char", None: "13a"}
+    assert usual_tokenizer("ja") == ("ja-mecab" if importlib.util.find_spec("MeCab") else "char")
 
 
 def test_a_tokenizer_that_is_not_there() -> None:

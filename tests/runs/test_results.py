@@ -89,6 +89,14 @@ def test_of_a_damaged_result_file_and_reason_are_said(
     assert capsys.readouterr().err.startswith(f"warning: {path} is damaged (")
 
 
+def test_a_result_of_another_format_is_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_result(run, Setting("test", WEIGHTS, {}, ""), {}, {"BLEU": 1.0})
+    assert len(read_results(run)) == 1
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    assert read_results(run) == []
+    assert capsys.readouterr().err.startswith(f"warning: {path} is of format 2")
+
+
 def test_a_result_is_found_by_its_setting_while_it_and_its_answers_are_whole(run: Run) -> None:
     setting = Setting("test", WEIGHTS, {"beam": 4}, "beam-4")
     assert find_result(run, setting) is None

@@ -1,5 +1,6 @@
 """Run directories: creating, finding, opening."""
 
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.recipe.schema import TransformerSection
 from phmctl.runs import Run, git_revision
+from phmctl.runs.summary import Summary, list_runs
 from tests.training.fake import make_recipe
 
 
@@ -76,12 +78,22 @@ def test_the_recipe_survives(tmp_path: Path) -> None:
     assert Run.open(Run.create(tmp_path, recipe).folder).recipe == recipe
 
 
-def test_the_environment_says_what_ran_where(tmp_path: Path) -> None:
+def test_the_environment_says_what_ran_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["program", "--password", "hush"])  # a program's own are no business of a run's
     written = Run.create(tmp_path, make_recipe(seed=5), environment={"device": "cpu"}).environment()
     assert written["seed"] == 5
     assert written["device"] == "cpu"
     assert set(written["libraries"]) >= {"torch", "tokenizers", "sacrebleu"}
-    assert {"phmctl", "git", "python", "platform", "command", "started"} <= set(written)
+    assert {"phmctl", "git", "python", "platform", "started"} <= set(written)
+    assert "hush" not in str(written)
+
+
+def test_a_folder_and_a_note_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:
+    name = os.fsdecode(b"runs-\xff")
+    run = Run.create(tmp_path / name, make_recipe(), environment={"where": name})
+    assert Run.open(run.folder).environment()["where"] == name
+    (run.folder / "environment.json").read_text(encoding="utf-8")
+    assert [found.run for found in list_runs((), tmp_path / name) if isinstance(found, Summary)] == [run]
 
 
 def test_the_git_revision_is_a_commit_or_absent() -> None:

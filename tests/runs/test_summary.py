@@ -53,7 +53,6 @@ def test_a_trained_run(tiny_run: Run) -> None:
         "training.steps": (1800, 6),
         "training.validate_every": (600, 3),
         "training.save_every": (600, 3),
-        "training.keep": (1, 2),
         "training.average": (0, 2),
     }
     assert found.as_json()["n"] == 4
@@ -215,8 +214,27 @@ def test_an_export_is_no_run(tmp_path: Path) -> None:
     assert select_runs((), tmp_path) == []
 
 
-def test_a_recipe_read_quickly_is_the_same(tiny_run: Run) -> None:
-    assert read_recipe(tiny_run.folder / "recipe.yaml", quick=True) == tiny_run.recipe
+def test_a_recipe_is_read_as_json_where_that_is_of_the_same_text(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    kept, written = run.folder / "recipe.json", run.folder / "recipe.yaml"
+    assert read_recipe(written) == run.recipe
+    kept.write_text(kept.read_text().replace('"steps": ', '"steps": 1'))
+    other = read_recipe(written)
+    assert other.training.steps == int(f"1{run.recipe.training.steps}")
+    written.write_text(written.read_text().replace("threads: ", "threads: 1"))
+    assert read_recipe(written).training.steps == run.recipe.training.steps
+    for text in ("", "[" * 100_000, '{"yaml_sha256": 1}'):
+        kept.write_text(text)
+        assert read_recipe(written).training.steps == run.recipe.training.steps
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, "a: " + "[" * 60_000, "{a: " * 60_000, "- " * 60_000, "a" * 200_000])
+def test_a_recipe_of_any_nesting_is_damaged(tmp_path: Path, text: str) -> None:
+    run = make(tmp_path)
+    (run.folder / "recipe.yaml").write_text(text)
+    (found,) = list_runs((), tmp_path)
+    assert isinstance(found, Damaged)
+    assert "recipe.yaml" in found.problem
 
 
 def test_nothing_heavy_is_imported(tiny_run: Run) -> None:

@@ -14,6 +14,7 @@ from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.sweeps.evaluate import EvalSweep
+from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.translation.evaluation import evaluate
 from tests.tasks.translation.runs import make_run
 
@@ -58,6 +59,13 @@ def test_what_was_scored_before_is_left_alone(good: Run, tmp_path: Path) -> None
     again = call(good.folder, rival.folder, "--beam", "2", "--against", rival.folder, "--cased", "--json")
     assert "2 of 2 cells: nothing to do" in again.stderr
     assert json.loads(again.stdout) == json.loads(compared.stdout)
+    both = ("--against", rival.folder, "--against", good.folder, "--cased")
+    told = json.loads(call(good.folder, rival.folder, "--beam", "2", *both, "--json").stdout)["cells"][0]["report"]
+    assert [report["against"] for report in told["comparisons"]] == [rival.name, good.name]
+    shown = call(good.folder, rival.folder, "--beam", "2", *both)
+    assert ONE_SEED in shown.stdout
+    assert f"{told['comparisons'][0]['paired_bootstrap'][0]['p_value']:.4f}" in shown.stdout
+    assert f"{good.folder} against {rival.name}: " in shown.stderr
 
 
 def test_what_was_scored_is_scored_again_when_weights_or_answers_are_others(good: Run) -> None:
@@ -75,7 +83,7 @@ def test_what_was_scored_is_scored_again_when_weights_or_answers_are_others(good
 def test_an_export_is_looked_at_by_its_own_process(good: Run) -> None:
     given = {"split": "test", "checkpoint": "best"}
     asked = EvalSweep.of([good.folder], False, given, {"engine": "ctranslate2"})
-    assert asked.scored_before(good.folder, asked.cells[0]) == {}
+    assert asked.scored_before(good.folder, asked.cells[0]) == []
 
 
 def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> None:

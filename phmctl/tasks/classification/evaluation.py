@@ -21,7 +21,7 @@ from phmctl.metrics.classification import (
 from phmctl.metrics.degenerate import remarks
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.answers import Answers
+from phmctl.tasks.answers import ONE_SEED, Answers
 from phmctl.tasks.classification.copies import Examples, labels_of, read_examples
 from phmctl.tasks.classification.predictor import WINDOW, Prediction, TextClassifier, load_classifier
 
@@ -113,16 +113,17 @@ def evaluate(
     if against is not None:
         for name, own in examples.items():
             _check_same(run, against, name, own)
-    load = partial(load_classifier, device=device, cleaned=True, execution=execution)
-    weights, classifier = run.use(checkpoint, lambda name: (run.weights(name), load(run, name)))
-    answers = _answers(run.name, classifier, examples)
-    baseline = None
-    if against is not None:
-        rival = against.use(checkpoint, partial(load, against))
-        baseline = _answers(against.name, rival, examples)
+
+    def answer(one: Run) -> tuple[Weights, dict[str, list[Prediction]]]:
+        load = partial(load_classifier, device=device, cleaned=True, execution=execution)
+        weights, classifier = one.use(checkpoint, lambda name: (one.weights(name), load(one, name)))
+        return weights, _answers(one.name, classifier, examples)
+
+    weights, answers = answer(run)
+    rival = None if against is None else answer(against)
     labels = labels_of(run)
     results = [
-        _score(name, labels, own, answers[name], None if baseline is None else baseline[name])
+        _score(name, labels, own, answers[name], None if rival is None else rival[1][name])
         for name, own in examples.items()
     ]
     for name, own in examples.items():
@@ -132,8 +133,8 @@ def evaluate(
     setting = setting_of(split, weights, execution)
     _write(run, setting, [replace(one, compared=None) for one in results], examples, answers)
     report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
-    if against is not None:
-        beside = setting.beside(against.name, against.weights(checkpoint))
+    if against is not None and rival is not None:
+        beside = setting.beside(against.name, rival[0])
         write_result(run, beside, report.as_json(), _figures(results), against=against.name)
     return report
 
@@ -281,7 +282,7 @@ def _accuracy_cells(name: object, one: Accuracy) -> tuple[object, ...]:
 
 def _comparison(one: McNemar, against: str | None) -> Table:
     return Table(
-        f"McNemar's exact test against {against}",
+        f"McNemar's exact test against {against}; {ONE_SEED}",
         ["difference", "right only there", "right only here", "p"],
         [(f"{100 * one.difference:+.2f} %", one.only_baseline, one.only_system, _p_value(one.p_value))],
     )

@@ -44,7 +44,7 @@ class LabelledOptions:
         """
         from pydantic import ValidationError
 
-        from phmctl.data.card import Rows
+        from phmctl.data.card import RESERVED, Rows
 
         if not self.text and self.label is None:
             return None
@@ -54,6 +54,9 @@ class LabelledOptions:
         twice = next((column for column in named if named.count(column) > 1), None)
         if twice is not None:
             raise DataError(f"column {twice!r} is named twice; --text and --label want a column each")
+        taken = next((name for name in self.extra or () if name in (*named, *RESERVED)), None)
+        if taken is not None:
+            raise DataError(f"--extra {taken}: a column of whole numbers beside the texts, which is not called so")
         header = self.header is not False
         try:
             texts = tuple(_column(name, header) for name in self.text)

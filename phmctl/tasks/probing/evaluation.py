@@ -11,6 +11,7 @@ from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
 from phmctl.recipe.schema import ProbingRecipe
 from phmctl.runs import DATA, Run, Weights
 from phmctl.runs.results import Setting, write_result
+from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.classification.copies import read_examples
 from phmctl.tasks.classification.evaluation import write_predictions
 from phmctl.tasks.classification.predictor import Prediction
@@ -60,7 +61,7 @@ class ProbeReport:
             test = self.compared
             cells = f"{100 * test.difference:+.2f} %", test.only_baseline, test.only_system, f"{test.p_value:.4f}"
             columns = ["difference", "right only there", "right only here", "p"]
-            yield Table(f"McNemar's exact test against {self.against}", columns, [cells])
+            yield Table(f"McNemar's exact test against {self.against}; {ONE_SEED}", columns, [cells])
 
 
 def evaluate(
@@ -83,14 +84,14 @@ def evaluate(
     majority = majority_class(run)
     weights, answers = _answers(run, split, checkpoint, device)
     given = [answer.label for answer in answers]
-    compared = None
+    compared = rival = None
     if against is not None:
         if read_examples(against, split) != truth:
             raise RunError(
                 f"{against.folder} has other {split} examples than {run.folder}; their scores do not compare"
             )
-        theirs = [answer.label for answer in _answers(against, split, checkpoint, device)[1]]
-        compared = mcnemar(theirs, given, truth.labels)
+        rival, theirs = _answers(against, split, checkpoint, device)
+        compared = mcnemar([answer.label for answer in theirs], given, truth.labels)
     report = ProbeReport(
         run.name,
         weights.name,
@@ -107,8 +108,8 @@ def evaluate(
     predictions = own.path(run, "predictions.tsv")
     write_predictions(predictions, truth, answers)
     write_result(run, own, replace(report, against=None, compared=None).as_json(), scores, answers=predictions)
-    if against is not None:
-        beside = own.beside(against.name, against.weights(checkpoint))
+    if against is not None and rival is not None:
+        beside = own.beside(against.name, rival)
         write_result(run, beside, report.as_json(), scores, against=against.name)
     return report
 

@@ -24,7 +24,6 @@ from phmctl.exports import Export, decoding_of_export
 from phmctl.files import sha256_text, write_atomic, write_json
 from phmctl.metrics.degenerate import remarks
 from phmctl.metrics.text import (
-    TOKENIZE,
     USUAL,
     Comparison,
     Copy,
@@ -38,16 +37,17 @@ from phmctl.metrics.text import (
     copy_baseline,
     looks_tokenised,
     paired_bootstrap,
+    usual_tokenizer,
 )
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
+from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
+from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.translation.copies import read_extras
 
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translator
-
-_IRRELEVANT = {"batch_tokens"}  # settings that change the speed only
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Evaluation:
             yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], [_value_cells(one) for one in bins])
         if self.against:
             yield Table(
-                f"paired bootstrap against {self.against} (± half the 95 % interval)",
+                f"paired bootstrap against {self.against} (± half the 95 % interval); {ONE_SEED}",
                 ["metric", "baseline", "this run", "difference", "p"],
                 [_comparison_cells(one) for one in self.comparisons],
                 below=_signatures(self.comparisons),
@@ -284,8 +284,8 @@ def _compared(run: Run, lowercase: bool | None, tokenize: str | None) -> dict[st
     """Return how a run's translations are compared with the references: as asked, or as is usual for the run's text."""
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
-    usual = TOKENIZE.get(str(run.data().get("target_language")), USUAL)
-    return {"lowercase": lowercase, "tokenize": tokenize or usual}
+    asked = tokenize or run.recipe_of(TranslationRecipe).training.bleu_tokenizer
+    return {"lowercase": lowercase, "tokenize": asked or usual_tokenizer(run.data().get("target_language"))}
 
 
 def _scoring(setting: Setting, text: Text, compared: Mapping[str, Any]) -> Setting:
@@ -353,7 +353,9 @@ class _Origin:
 
     @classmethod
     def of(cls, run: Run, text: Text, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> Self:
-        values: dict[str, Any] = {"decoding": decoding.model_dump(exclude=_IRRELEVANT, exclude_none=True)}
+        values: dict[str, Any] = {
+            "decoding": decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
+        }
         values |= {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
         label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
         setting = Setting(text.name, run.weights(checkpoint), values, label)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from phmctl.data.prepared.folder import PreparedData
 
 _TABLES = ("columns", "header", "quoting", "extra")  # how a table with both sides in it is read
-_TAKEN = [f"{side}{kind}" for side in ("source", "target") for kind in ("", "_text")]  # columns of prepared pairs
 
 
 def prepare_asked(asked: Preparation) -> PreparedData:
@@ -44,7 +43,7 @@ def _rows(options: Mapping[str, Any]) -> Rows | None:
     Raises:
         DataError: there are not two columns, or one without a header is no number.
     """
-    from phmctl.data.card import Rows
+    from phmctl.data.card import RESERVED, Rows
 
     if not options:
         return None
@@ -52,7 +51,7 @@ def _rows(options: Mapping[str, Any]) -> Rows | None:
     if len(names) != 2 or not all(names) or names[0] == names[1]:
         raise DataError(f"--columns {options['columns']}: wants two, SOURCE,TARGET: names, or numbers counted from 0")
     extras = options.get("extra", ())
-    taken = next((name for name in extras if name in (*names, *_TAKEN)), None)
+    taken = next((name for name in extras if name in (*names, *RESERVED)), None)
     if taken is not None:
         raise DataError(f"--extra {taken}: a column of whole numbers beside the texts, which is not called so")
     numbers = all(name.isdecimal() for name in (*names, *extras))

@@ -14,7 +14,7 @@ from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError
-from phmctl.metrics.text import bleu
+from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -101,7 +101,10 @@ class TranslationTask:
 
         Raises:
             DataError: a split is empty, or a row is longer than a batch.
+            UserError: there is no such tokenizer for BLEU, or not what it needs.
         """
+        if self.recipe.training.validate_bleu:
+            check_tokenizer(self._bleu_tokenizer)
         for name, shuffle in (("valid", False), ("train", True)):
             if not self.planned(self.prepared.split(name), epoch=0, shuffle=shuffle):
                 folder, command = self.prepared.folder, self.prepared.command
@@ -124,6 +127,11 @@ class TranslationTask:
         budget = training.batch_tokens if shuffle else max(training.batch_tokens, longest)
         return plan_by_tokens(lengths, budget, seed=training.seed, epoch=epoch, shuffle=shuffle)
 
+    @property
+    def _bleu_tokenizer(self) -> str:
+        asked = self.recipe.training.bleu_tokenizer
+        return asked or usual_tokenizer(self.prepared.manifest.get("target_language"))
+
     def _greedy_bleu(self, model: nn.Module, split: Split, share: Share = ALONE) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
         translator = Translator(
@@ -138,7 +146,7 @@ class TranslationTask:
             found[start] = [best[0].text for best in some]
         hypotheses = [text for _, texts in sorted(share.merge(found).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
-        return bleu(hypotheses, references, lowercase=lowercase).value
+        return bleu(hypotheses, references, lowercase=lowercase, tokenize=self._bleu_tokenizer).value
 
 
 def _losses(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:

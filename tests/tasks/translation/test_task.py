@@ -4,6 +4,7 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import PAD
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
 from phmctl.decoding.loading import load_translator
-from phmctl.errors import DataError, RunError
+from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import write_json
+from phmctl.metrics.text import Score
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.translation.task import TranslationTask
@@ -273,6 +275,24 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_r
     began = time.perf_counter()
     assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid")) <= 100
     assert time.perf_counter() - began < 5
+
+
+def test_validation_bleu_splits_as_the_language_or_the_recipe_says(
+    tmp_path: Path, tiny_recipe: TranslationRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = replace(patterned(tmp_path, "Line {} ."), languages=("de", "zh"))
+    data, asked = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300}), list[str]()
+    prepared = prepare(data, corpus, Cleaning(), root=tmp_path)
+    monkeypatch.setattr(
+        "phmctl.tasks.translation.task.bleu", lambda *_, tokenize, **__: asked.append(tokenize) or Score("BLEU", 1, "")
+    )
+    for name in (None, "char", "13b"):
+        training = tiny_recipe.training.model_copy(update={"validate_bleu": True, "bleu_tokenizer": name})
+        task = TranslationTask(tiny_recipe.model_copy(update={"data": data, "training": training}), prepared)
+        task.validate(task.build_model())
+    assert asked == ["zh", "char", "13b"]
+    with pytest.raises(UserError, match="13b"):
+        task.check_data()
 
 
 @pytest.mark.parametrize("execution", ["rank", "auto"])
