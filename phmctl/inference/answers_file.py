@@ -58,7 +58,7 @@ class AnswersFile:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             mode = "r+b" if self._made or path.is_file() else "wb"
-            self._handle: BinaryIO = open(path, mode, buffering=0, opener=_open_or_make)  # noqa: PTH123
+            self._handle: BinaryIO = open(path, mode, buffering=0, opener=_open_or_make)  # noqa: SIM115
         try:
             self._plain = stat.S_ISREG(os.fstat(self._handle.fileno()).st_mode)
             self._prepare(resume)
