@@ -142,9 +142,9 @@ def _below(folder: Path, depth: int = 3) -> Iterator[Path]:
         yield folder
         return
     with suppress(OSError):
-        inner = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
-        for each in inner if depth else ():
-            yield from _below(each, depth - 1)
+        for entry in folder.iterdir() if depth else ():
+            if entry.is_dir() and not entry.name.startswith("."):  # a link to itself is none
+                yield from _below(entry, depth - 1)
 
 
 def check_tag(tag: str) -> None:
@@ -158,8 +158,9 @@ def _tagged(tag: str, root: Path) -> list[Path]:
 
 
 def _tag(folder: Path) -> str | None:
+    path = folder / ENVIRONMENT
     try:
-        tag = json.loads((folder / ENVIRONMENT).read_bytes()).get("tag")
+        tag = json.loads(path.read_bytes()).get("tag") if path.is_file() else None
     except (OSError, ValueError, RecursionError, AttributeError):
         return None
     return tag if isinstance(tag, str) else None

@@ -28,6 +28,7 @@ from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, near
 from phmctl.files import (
     locked,
     read_json_object,
+    refuse_pipes,
     sha256,
     sweep,
     temporary_folder,
@@ -393,11 +394,12 @@ def read_recipe(path: Path, *, quick: bool = False) -> "Recipe":
         quick: for who reads many; what is wrong is then said without its line.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: it is missing or damaged, or something in its folder is no regular file.
     """
     from phmctl.recipe.documents import read_document, read_dumped
     from phmctl.recipe.loading import validate_recipe
 
+    refuse_pipes(path.parent, RunError)
     try:
         document = (read_dumped if quick else read_document)(path, RecipeError)
         recipe = validate_recipe(document)
