@@ -356,6 +356,14 @@ def read_json_object(path: Path, failure: type[UserError], advice: str) -> dict[
     return value
 
 
+def refuse_pipes(folder: Path, failure: type[UserError]) -> None:
+    """Refuse a folder that holds a pipe, a socket or a device, below it too: a reader would wait for its writer."""
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if not path.is_file() and path.exists():
+                raise failure(f"{path} is no regular file; remove it, or copy the whole folder again")
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()

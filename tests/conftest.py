@@ -11,9 +11,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 # Two test processes on two cores: one thread each, before torch makes its pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# `auto` is dense, on every machine: a test's numbers do not hang on seconds. Tests of measuring turn it on themselves.
-os.environ["PHMCTL_MEASURE"] = "0"
-os.environ.pop("PHMCTL_PRODUCTS", None)
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,18 +39,6 @@ TINY = (
     "training.average=2",
     "training.precision=float32",
 )
-
-
-@pytest.fixture
-def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Measuring is on, as users have it; the folder of the machine's file."""
-    from phmctl.backends import choices, machine
-
-    monkeypatch.setenv(choices.VARIABLE, "1")
-    monkeypatch.setenv(machine.VARIABLE, str(tmp_path / "machine"))
-    choices.cache_clear()
-    yield tmp_path / "machine"
-    choices.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from phmctl import verbs
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.errors import OutputError, RunError
 from phmctl.files import write_atomic, write_json
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
+from phmctl.runs.find import select_runs
+from phmctl.runs.summary import Damaged, list_runs
+from tests.data.helpers import deadline
 from tests.training.fake import make_recipe
 
 MODEL = "checkpoints/step-000006/model.safetensors"
@@ -72,6 +76,10 @@ def score(run: Path) -> None:
     evaluate([run], checkpoint="last")
 
 
+def resume(run: Path) -> None:
+    verbs.train(resume=run)
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("command", [decode_test, score])
@@ -81,6 +89,21 @@ def test_a_piece_that_is_missing_or_cut_is_named(
     damage(run / piece)
     refuse(command, run, PIECES[piece].replace(".", r"\."))
     assert not (run.parent / "out").exists()
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "environment.json", "metrics.jsonl", "results/x.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_by_all(run: Path, piece: str) -> None:
+    """A reader would wait for its writer for ever."""
+    run = run.rename(run.with_name("v001"))
+    (run / piece).unlink(missing_ok=True)
+    os.mkfifo(run / piece)
+    with deadline(10):
+        assert isinstance(list_runs([run])[0], Damaged)
+        with pytest.raises(RunError):
+            select_runs(["no-such-tag"], run.parent)
+        for command in (Run.open, decode_test, score, resume):
+            with pytest.raises(RunError):
+                command(run)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])

@@ -1,9 +1,6 @@
 """The options that several subcommands share, each declared once."""
 
-import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,20 +100,12 @@ DataRoot = Annotated[
 ]
 
 
-@contextmanager
-def _runs_in(folder: Path) -> Iterator[None]:
-    before = os.environ.get("PHMCTL_RUNS", "")
-    os.environ["PHMCTL_RUNS"] = str(folder)
-    try:
-        yield
-    finally:
-        os.environ["PHMCTL_RUNS"] = before  # empty is none
-
-
 def _look_there(context: typer.Context, runs: Path | None) -> Path | None:
     """Let the names of runs that a command is given, `--init` too, mean runs below `--runs`."""
     if runs is not None:
-        context.with_resource(_runs_in(runs))
+        from phmctl.runs.find import runs_in
+
+        context.with_resource(runs_in(runs))
     return runs
 
 

@@ -36,7 +36,7 @@ class TrainCommand(options.Once):
 
 _Execution = Annotated[
     str | None,
-    typer.Option(help="How the maps are applied: auto, dense, factored, rank (a learned rule: held as factors)."),
+    typer.Option(help="How maps that hold factors are applied: dense, rank, or auto, which times both before step 1."),
 ]
 _Init = Annotated[
     str | None,

@@ -378,10 +378,10 @@ def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader((f"{line}\n" for line in read_lines(path)), delimiter=separator, strict=True)
     begun = 1
     while True:
+        limit = csv.field_size_limit(LONGEST_LINE)  # the module's own, of all readers in the process
         try:
             cells = next(reader)
         except StopIteration:
@@ -390,6 +390,8 @@ def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
             raise DataError(
                 f"{path}, line {begun}: its quotes are not those of a quoted table ({error}); read it with quoting off"
             ) from error
+        finally:
+            csv.field_size_limit(limit)
         if cells:
             yield begun, cells
         begun = reader.line_num + 1

@@ -234,7 +234,7 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
 
 def _load(library: Any, folder: Path) -> Any:
     name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    level = library.logging.get_verbosity()
+    level, bars = library.logging.get_verbosity(), library.logging.is_progress_bar_enabled()
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     try:
@@ -242,7 +242,8 @@ def _load(library: Any, folder: Path) -> Any:
             return getattr(library, name).from_pretrained(str(folder), local_files_only=True).eval()
     finally:
         library.logging.set_verbosity(level)
-        library.logging.enable_progress_bar()
+        if bars:
+            library.logging.enable_progress_bar()
 
 
 @torch.no_grad()

@@ -57,7 +57,8 @@ class AnswersFile:
         self._made = not path.exists()
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle: BinaryIO = path.open("w+b" if self._made else "r+b" if path.is_file() else "wb", buffering=0)
+            mode = "r+b" if self._made or path.is_file() else "wb"
+            self._handle: BinaryIO = open(path, mode, buffering=0, opener=_open_or_make)  # noqa: SIM115
         try:
             self._plain = stat.S_ISREG(os.fstat(self._handle.fileno()).st_mode)
             self._prepare(resume)
@@ -78,6 +79,7 @@ class AnswersFile:
                 raise UserError(f"--resume: {self.path} is no plain file; leave --resume out")
             return
         if take_lock(self._handle.fileno()) is False:
+            self._made = False  # another process may have made it in between, and writes it
             raise OutputError(f"another process writes {self.path}; wait for it, or name another file")
         if self.record.exists():
             self._take_up(resume)
@@ -225,6 +227,11 @@ class AnswersFile:
             note(f"{self.path} has the answers to {self._mark.lines:,} lines; go on with --resume")
         elif self._made:
             self.path.unlink(missing_ok=True)
+
+
+def _open_or_make(path: str, flags: int) -> int:
+    """Open a file, made if it is not there. What another process has written into it meanwhile stays."""
+    return os.open(path, flags | os.O_CREAT, 0o666)
 
 
 def _read_record(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from phmctl.data.readers import decode_line, marked_encoding, open_bytes, raw_lines, reading
+from phmctl.data.readers import LONGEST_LINE, decode_line, marked_encoding, open_bytes, raw_lines, reading
 from phmctl.errors import DataError
 
 PAUSE = 0.05  # seconds
@@ -92,11 +92,15 @@ def _waits(handle: BinaryIO) -> int | None:
 
 
 def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]]:
-    """Yield raw lines in groups. Past Python's buffer, which would wait until it is full."""
+    """Yield raw lines in groups. Past Python's buffer, which would wait until it is full.
+
+    A line that is too long is the last: no more is read.
+    """
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     lines: list[bytes] = []
     parts: list[bytes] = []  # of the line that has not ended
+    size = 0  # bytes of `parts`
     patience = 0.0
     chunks = _chunks(descriptor)
     while True:
@@ -114,11 +118,14 @@ def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]
         *ended, rest = chunk.split(b"\n")
         for part in ended:
             lines.append(b"".join([*parts, part, b"\n"]))
-            parts = []
+            parts, size = [], 0
         parts.append(rest)
+        size += len(rest)
         while len(lines) >= limit:
             yield lines[:limit]
             lines = lines[limit:]
+        if size > LONGEST_LINE:
+            break
     last = b"".join(parts)
     if lines or last:
         yield [*lines, *([last] if last else [])]

@@ -53,8 +53,12 @@ class TranslationModel(Model):
 
     @silent
     def lengths(self, texts: Texts) -> list[int]:
-        """Return the tokens of each text."""
-        return self._translator.lengths(check_texts(texts))
+        """Return the tokens of each text; of a pair (source, target) those of the longer one."""
+        translator = self._translator
+        if not texts or isinstance(texts, str) or not all(isinstance(text, tuple) for text in texts):
+            return translator.lengths(check_texts(texts))
+        sources, targets = (check_texts(side) for side in zip(*texts, strict=True))
+        return [*map(max, translator.lengths(sources), map(len, translator.encode_targets(targets)))]
 
 
 def load_run(run: Run, checkpoint: str, device: str, threads: int, precision: str | None) -> TranslationModel:

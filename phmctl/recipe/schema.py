@@ -4,7 +4,7 @@ Each field's comment says its unit. Unknown keys are refused; the loader (:mod:`
 pydantic reports into messages with a YAML line and the nearest known key.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 

@@ -4,7 +4,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from phmctl.checkpoints import saved_steps
@@ -16,9 +17,22 @@ from phmctl.runs.names import CHECKPOINTS, ENVIRONMENT, EXPORT, RECIPE
 _VERSION = re.compile(r"v(\d{3,})")
 
 
+_runs: ContextVar[Path | None] = ContextVar("runs", default=None)
+
+
 def runs_root() -> Path:
-    """Return where runs are written: the environment's ``PHMCTL_RUNS``, or ``runs`` in the working folder."""
-    return Path(os.environ.get("PHMCTL_RUNS") or "runs")
+    """Return where runs are: what :func:`runs_in` says, else ``$PHMCTL_RUNS``, else ``runs`` in the working folder."""
+    return _runs.get() or Path(os.environ.get("PHMCTL_RUNS") or "runs")
+
+
+@contextmanager
+def runs_in(folder: Path) -> Iterator[None]:
+    """Let `folder` be the folder of runs within the block, in this thread."""
+    token = _runs.set(folder)
+    try:
+        yield
+    finally:
+        _runs.reset(token)
 
 
 def versions_in(folder: Path) -> list[Path]:
@@ -128,9 +142,9 @@ def _below(folder: Path, depth: int = 3) -> Iterator[Path]:
         yield folder
         return
     with suppress(OSError):
-        inner = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
-        for each in inner if depth else ():
-            yield from _below(each, depth - 1)
+        for entry in folder.iterdir() if depth else ():
+            if entry.is_dir() and not entry.name.startswith("."):  # a link to itself is none
+                yield from _below(entry, depth - 1)
 
 
 def check_tag(tag: str) -> None:
@@ -144,8 +158,9 @@ def _tagged(tag: str, root: Path) -> list[Path]:
 
 
 def _tag(folder: Path) -> str | None:
+    path = folder / ENVIRONMENT
     try:
-        tag = json.loads((folder / ENVIRONMENT).read_bytes()).get("tag")
+        tag = json.loads(path.read_bytes()).get("tag") if path.is_file() else None
     except (OSError, ValueError, RecursionError, AttributeError):
         return None
     return tag if isinstance(tag, str) else None

@@ -29,6 +29,7 @@ from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, near
 from phmctl.files import (
     locked,
     read_json_object,
+    refuse_pipes,
     sha256,
     sha256_text,
     sweep,
@@ -405,12 +406,13 @@ def read_recipe(path: Path) -> "Recipe":
         path: the YAML file; what is JSON beside it is read instead where it is of the same text.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: it is missing or damaged, or something in its folder is no regular file.
     """
     from phmctl.recipe.documents import read_document
     from phmctl.recipe.loading import validate_recipe
     from phmctl.recipe.schema import RECIPES
 
+    refuse_pipes(path.parent, RunError)
     with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
         kept = json.loads((path.parent / RECIPE_JSON).read_bytes())
         if kept["yaml_sha256"] == sha256(path):

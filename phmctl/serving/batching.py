@@ -150,7 +150,7 @@ class Batcher(Generic[K, X, Y]):
             for place, (value, cost) in enumerate(zip(items, costs, strict=True)):
                 line.append(_Item(value, cost, ticket, place, next(self._numbers), now))
             self._queued += len(items)
-            self._changed.notify()
+            self._changed.notify_all()  # the items may be several workers' batches
         future.add_done_callback(lambda done: self._drop(key, ticket) if done.cancelled() or done.exception() else None)
         return future
 

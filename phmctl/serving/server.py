@@ -69,9 +69,14 @@ def url_of(sock: socket.socket) -> str:
 
 
 def names_of(sock: socket.socket, more: Sequence[str] = ()) -> tuple[str, ...] | None:
-    """Return the names that a Host header may have: of localhost, and those given. None where others can connect."""
-    local = ip_address(sock.getsockname()[0]).is_loopback
-    return (*LOCAL_NAMES, *(name.lower() for name in more)) if local or more else None
+    """Return the names that a Host header may have: localhost's, the printed address and those given.
+
+    None, which is any, where others can connect and none is given.
+    """
+    if not more and not ip_address(sock.getsockname()[0]).is_loopback:
+        return None
+    printed = url_of(sock).removeprefix("http://").rpartition(":")[0]
+    return tuple(dict.fromkeys([*LOCAL_NAMES, printed, *(name.lower() for name in more)]))
 
 
 def serve(

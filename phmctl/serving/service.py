@@ -1,5 +1,6 @@
 """A model with a queue before it: what the HTTP of :mod:`phmctl.serving.app` asks, without HTTP."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -124,13 +125,13 @@ class Service:
 
     def _score(self, texts: Sequence[Any], options: Mapping[str, Any]) -> list[Answer]:
         sources, targets = zip(*texts, strict=True)
-        return [{"log_prob": value} for value in self.model.score(sources, targets)]
+        scores = self.model.score(sources, targets)
+        return [{"log_prob": value if math.isfinite(value) else None} for value in scores]  # JSON has no −∞
 
     def _lengths(self, name: str, asked: Asked) -> list[int]:
         """Return the tokens of each text, at most those that the model knows; raises RequestError (413) for more."""
-        sources = [text[0] for text in asked.texts] if name == "score" else asked.texts
         longest = self.model.max_tokens
-        lengths = self.model.lengths(sources)
+        lengths = self.model.lengths(asked.texts)
         if longest is None:
             return lengths
         cut = name != "score" and (self.cut if asked.cut is None else asked.cut)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,15 @@ def test_doubled_quotes_in_an_unquoted_table_get_a_hint(tmp_path: Path, capsys: 
     assert "--quoting" in said
     assert "p.tsv" not in said
     assert prepared.split("valid").texts[0] == ['"Nein" , sagt er .', 'das ist ""']
+
+
+def test_looking_for_doubled_quotes_takes_time_linear_in_the_line(tmp_path: Path) -> None:
+    hostile = ',"x""x' * 400
+    table = put(tmp_path / "h.tsv", *("\t".join(pair) for pair in PAIRS), f"{hostile}\tno")
+    files = {"train": table, "valid": put(tmp_path / "v.tsv", "ein Haus\ta house")}
+    began = time.monotonic()
+    verbs.prepare("mine", data=tmp_path, files=files, tokenizer="word", vocabulary=90)
+    assert time.monotonic() - began < 3
 
 
 def test_cleaning_is_an_option(tmp_path: Path) -> None:

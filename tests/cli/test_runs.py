@@ -1,6 +1,7 @@
 """``phmctl runs`` and ``train --tag``."""
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -38,7 +39,9 @@ def rows_of(output: str) -> dict[str, str]:
 
 
 def test_runs_of_other_settings_are_told_apart(root: Path) -> None:
+    environment = dict(os.environ)
     rows = rows_of(call("runs", "--runs", root).stdout)
+    assert os.environ == environment
     assert list(rows) == ["phm-n4/v001", "phm-n4/v002", "phm-n4/v003"]
     assert "dropout=0.4" in rows["phm-n4/v002"]
     assert "dropout" not in rows["phm-n4/v001"] + rows["phm-n4/v003"]

@@ -45,7 +45,7 @@ def test_json_is_one_document(copying_data: Path, copying_file: Path, tmp_path: 
 
 def test_options_reach_the_recipe(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     options = ["--algebra", "quaternion", "--seed", 9, "--steps", 2, "--device", "cpu", "--set", "training.clip=0.5"]
-    options += ["--execution", "rank", "--set", "model.keep_products=false"]
+    options += ["--execution", "rank"]
     folder = Path(_invoke(copying_file, "--data", copying_data, "--runs", tmp_path / "runs", *options).stdout.strip())
     environment = json.loads((folder / "environment.json").read_text())
     assert folder.parent.name == "quaternion"

@@ -1,6 +1,8 @@
 """What the data tests share: rows from pairs and back, and preparing a user's own files by one call."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,22 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare_named
 from phmctl.data.rows import Row
 from phmctl.recipe.schema import LabelledSection, ParallelSection
+
+
+@contextmanager
+def deadline(seconds: int) -> Iterator[None]:
+    """Fail what takes longer."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def as_rows(pairs: Iterable[tuple[str, ...]]) -> list[Row]:

@@ -64,7 +64,9 @@ def run_of(root: Path, settings: dict[str, object]) -> Run:
 @torch.no_grad()
 def test_logits_are_equal_where_an_architecture_fits(tmp_path: Path, name: str) -> None:
     run = run_of(tmp_path, FITTING[name])
+    transformers.logging.disable_progress_bar()
     made = export(run, exports.HUGGINGFACE, tmp_path / "out")
+    assert not transformers.logging.is_progress_bar_enabled()
     assert made.verification.equal == made.verification.texts == 7
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     assert theirs.config.model_type == name.split("-", maxsplit=1)[0]

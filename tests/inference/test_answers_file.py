@@ -67,6 +67,18 @@ def test_wherever_it_stops_n_lines_out_are_n_lines_in(
     assert not record.exists()
 
 
+def test_who_loses_a_race_for_the_file_leaves_it_to_the_winner(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "out"
+    with AnswersFile(path, ORIGIN) as winner:
+        winner.add(LINES, answer(LINES))
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "exists", lambda self: False)  # the loser looked before the winner made it
+            with pytest.raises(OutputError, match="another process writes"):
+                AnswersFile(path, ORIGIN)
+        winner.finish()
+    assert path.read_text() == answer(LINES)
+
+
 def test_a_file_that_is_not_there_is_begun(tmp_path: Path) -> None:
     write(tmp_path / "out", [LINES], resume=True)
     assert (tmp_path / "out").read_text() == answer(LINES)

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,26 @@ def test_what_has_come_is_yielded_when_nothing_more_comes(pipe: Pipe) -> None:
     pipe.write(b"the last")
     pipe.close()
     assert list(groups) == [["the last"]]
+
+
+def test_a_line_without_end_on_a_pipe_is_refused_before_it_fills_the_memory(pipe: Pipe) -> None:
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        with suppress(BrokenPipeError):
+            for _ in range(40):
+                os.write(pipe.writing, bytes(1 << 20).replace(b"\0", b"x"))
+                sent += 1
+        pipe.close()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(DataError, match="line 1: longer than"):
+        list(arriving_lines(None))
+    pipe.stdin.close()
+    sender.join()
+    assert sent < 20
 
 
 def test_groups_are_no_larger_than_the_limit(pipe: Pipe) -> None:

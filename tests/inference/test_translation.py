@@ -125,3 +125,5 @@ def test_lengths_are_those_that_the_limit_counts(translator: Model) -> None:
     assert found[:-1] == [max(len(ids) - 1, 0) for ids in translator._translator.encode(TEXTS, strict=True)[0]]
     assert found[3] == 0
     assert found[-1] > 20
+    assert translator.lengths([(TEXT[2], ""), ("", "")]) == [found[-1], 0]
+    assert translator.lengths([("", TEXT[2])])[0] > 20

@@ -93,6 +93,6 @@ def test_n_that_does_not_divide() -> None:
 
 
 def test_what_is_asked_of_the_maps_reaches_them() -> None:
-    builder = LinearBuilder("phm", 4, execution="factored", parametrization="factors", rank=5, keep_products=False)
+    builder = LinearBuilder("phm", 4, execution="rank", parametrization="factors", rank=5)
     layer = builder.linear(8, 8)
-    assert (layer.execution, len(layer.V), layer.keep_products) == ("factored", 5, False)
+    assert (layer.execution, len(layer.V)) == ("rank", 5)

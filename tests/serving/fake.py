@@ -1,6 +1,7 @@
 """A model that answers at once, by rules that a test can foretell."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,10 @@ class FakeModel:
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         self._note("score", sources, {})
-        return [-float(len(source) + len(target)) for source, target in zip(sources, targets, strict=True)]
+        return [
+            -float(len(source) + len(target)) if source or not target else -math.inf  # as the real model
+            for source, target in zip(sources, targets, strict=True)
+        ]
 
     def _cut(self, texts: Sequence[Any]) -> list[bool]:
         return [length > self.max_tokens for length in self.lengths(texts)]

@@ -68,6 +68,8 @@ def test_pairs_are_scored() -> None:
     assert post({"source": "ab", "target": "c"}, "/score").json()["answers"] == [{"log_prob": -3.0}]
     found = post({"sources": ["ab", "d"], "targets": ["c", ""]}, "/score").json()["answers"]
     assert found == [{"log_prob": -3.0}, {"log_prob": -1.0}]
+    found = post({"sources": ["", ""], "targets": ["c", ""]}, "/score").json()["answers"]
+    assert found == [{"log_prob": None}, {"log_prob": 0.0}]
 
 
 def classifier(texts: int = 1) -> Service:
@@ -123,6 +125,7 @@ def test_a_text_longer_than_the_model_knows_is_413_or_is_cut_and_says_so() -> No
     assert post({"text": long}, served=service(cut=True)).json()["answers"][0]["cut"] is True
     error_of(post({"text": long, "cut": False}, served=service(cut=True)), 413)
     error_of(post({"source": long, "target": "a"}, "/score", service(cut=True)), 413)
+    error_of(post({"source": "a", "target": long}, "/score", service(cut=True)), 413)
 
 
 def test_limits_of_texts_and_characters() -> None:

@@ -102,6 +102,18 @@ def test_every_request_gets_its_own_answers_whatever_happens_to_others(clients, 
         assert len(items) == 1 or sum(map(abs, items)) <= cost
 
 
+def test_a_ticket_of_several_batches_wakes_as_many_idle_workers() -> None:
+    together = threading.Barrier(4)
+
+    def answer(key: str, items: Sequence[int]) -> Sequence[int]:
+        together.wait(SECONDS)  # breaks unless all four workers are here
+        return items
+
+    batcher: Batcher = Batcher(answer, BatchLimits(items=32), workers=4)
+    assert batcher.submit("x", list(range(128)), [1] * 128).result(2 * SECONDS) == list(range(128))
+    batcher.close(SECONDS)
+
+
 def test_what_waits_is_answered_together_by_key_and_in_order() -> None:
     gate, batcher = held(BatchLimits(items=3))
     futures = [batcher.submit(key, [item], [1]) for item, key in enumerate("xyxxx", start=1)]

@@ -55,6 +55,8 @@ def test_addresses_and_names() -> None:
         assert url_of(sock) in (f"http://127.0.0.1:{port}", f"http://[::1]:{port}")
         assert names_of(sock) == ("localhost", "127.0.0.1", "[::1]")
         assert names_of(sock, ("MT.example",))[-1] == "mt.example"
+    with listen("127.0.0.2", 0) as sock:
+        assert names_of(sock) == ("localhost", "127.0.0.1", "[::1]", "127.0.0.2")
     with listen("0.0.0.0", 0) as sock:
         assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
         assert names_of(sock) is None

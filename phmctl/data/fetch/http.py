@@ -20,6 +20,8 @@ from phmctl.files import sync_folder, write_atomic, writing
 _CHUNK = 1 << 18  # bytes
 _BROKEN = (OSError, http.client.HTTPException)  # a disk's OSError has become an OutputError before
 _STRONG_TAG = re.compile('"[\x21\x23-\x7e\x80-\xff]*"')  # as RFC 9110 has it
+_LARGEST = 64 << 30  # bytes of a file
+_SLOWEST = 1 << 12  # bytes a second of a connection
 _FINAL = {400, 401, 403, 404, 410, 451}  # answers that asking again does not change
 
 
@@ -36,6 +38,7 @@ def download(
     attempts: int = 3,
     timeout: float = 20.0,
     pause: float = 1.0,
+    limit: int = _LARGEST,
 ) -> Path:
     """Fetch `url` into `target`, unless it is there already. One process at a time may do so.
 
@@ -49,18 +52,20 @@ def download(
         sha256: the content's SHA-256 in hexadecimal, if known; a file that has another is fetched again.
         refetch: fetch it even if it is there; what was there stays until the new one is whole.
         attempts: connections tried in a row.
-        timeout: seconds without an answer after which a connection counts as broken.
+        timeout: seconds without an answer, or with less than 4 KiB a second, after which a connection counts as broken.
         pause: seconds before the second attempt, doubled for each further one.
+        limit: bytes of the file, at most.
 
     Raises:
-        DownloadError: the server cannot be reached, refuses, or sends something else than the SHA-256 says.
+        DownloadError: the server cannot be reached, refuses, redirects to what is no HTTP, or sends too much or
+            something else than the SHA-256 says.
         OutputError: the folder cannot be written.
     """
     if target.is_file() and not refetch and (sha256 is None or sha256_of(target) == sha256):
         return target
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    part = _Part(target, trusted=sha256 is not None)
+    part = _Part(target, trusted=sha256 is not None, limit=limit)
     _fetch(url, part, attempts, timeout, pause)
     part.verify(url, sha256)
     part.publish()
@@ -86,11 +91,12 @@ def _fetch(url: str, part: "_Part", attempts: int, timeout: float, pause: float)
 
 def _receive(url: str, part: "_Part", timeout: float, advance: Callable[[int], None]) -> None:
     """Receive what is missing over one connection."""
-    request = urllib.request.Request(url, headers={"User-Agent": "phmctl", **part.headers()})
+    rest = part.headers()
+    request = urllib.request.Request(url, headers={"User-Agent": "phmctl", **rest})
     try:
-        response = urllib.request.urlopen(request, timeout=timeout)
+        response = urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing behind what we have: whole already, or of another file
+        if error.code == 416 and rest:  # nothing behind what we have: whole already, or of another file
             error.close()
             return part.settle(error.headers.get("Content-Range", ""))
         raise
@@ -98,17 +104,28 @@ def _receive(url: str, part: "_Part", timeout: float, advance: Callable[[int], N
         resumed = getattr(response, "status", None) == 206
         part.begin(response, resumed=resumed)
         expected = response.headers.get("Content-Length")
-        received = part.append(response, resumed=resumed, advance=advance)
+        received = part.append(response, timeout, resumed=resumed, advance=advance)
         if expected is not None and received < int(expected):
             raise _IncompleteError(f"the connection ended after {received:,} of {int(expected):,} bytes")
     return None
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a server to HTTP addresses alone."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if not newurl.startswith(("http://", "https://")):
+            raise urllib.error.HTTPError(newurl, code, f"{msg}: {newurl} is no http address", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 class _Part:
     """What has arrived of a file, and the ETag of the file that it belongs to."""
 
-    def __init__(self, target: Path, *, trusted: bool) -> None:
-        self.target = target
+    def __init__(self, target: Path, *, trusted: bool, limit: int = _LARGEST) -> None:
+        self.target, self.limit = target, limit
         self.path = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
         self.tag_path = self._tag_of(self.path)
         self.trusted = trusted  # a SHA-256 will tell whether the pieces fit
@@ -157,17 +174,23 @@ class _Part:
         else:
             self.tag_path.unlink(missing_ok=True)
 
-    def append(self, response: Any, *, resumed: bool, advance: Callable[[int], None]) -> int:
+    def append(self, response: Any, timeout: float, *, resumed: bool, advance: Callable[[int], None]) -> int:
         """Write the answer's body; return its bytes."""
-        received = 0
+        received, began = 0, time.monotonic()
         with writing(self.path):
             handle = self.path.open("ab" if resumed else "wb")
         with handle:
-            while chunk := response.read(_CHUNK):
+            while chunk := response.read1(_CHUNK):
                 with writing(self.path):
                     handle.write(chunk)
                 received += len(chunk)
                 advance(len(chunk))
+                if handle.tell() > self.limit:
+                    self.discard()
+                    raise ValueError(f"the file has more than {self.limit:,} bytes")
+                seconds = time.monotonic() - began
+                if seconds > timeout and received < _SLOWEST * seconds:
+                    raise _IncompleteError(f"only {received:,} bytes came in {seconds:.0f} seconds")
         return received
 
     def settle(self, content_range: str) -> None:

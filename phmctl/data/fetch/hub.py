@@ -106,7 +106,8 @@ def _version(hub: Hub, dataset: Any) -> str:
 def _load(hub: Hub, cache: Path) -> Any:
     import datasets
 
-    if not sys.stderr.isatty():
+    hidden = not (sys.stderr.isatty() or datasets.are_progress_bars_disabled())
+    if hidden:
         datasets.disable_progress_bars()
     note(f"loading {hub.id} through datasets ...")
     try:
@@ -118,6 +119,9 @@ def _load(hub: Hub, cache: Path) -> Any:
         raise DownloadError(
             f"the hub does not give {hub.id!r}: {reason}\nif you have the files, name their folder: --source DIR"
         ) from error
+    finally:
+        if hidden:
+            datasets.enable_progress_bars()
 
 
 def _check_reachable(dataset: str) -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import OVER_LONG
 from phmctl.errors import DataError
-from phmctl.files import damage, file_entry, read_json_object, write_json
+from phmctl.files import damage, file_entry, read_json_object, refuse_pipes, write_json
 from phmctl.recipe.sections import PositiveInt
 
 MANIFEST = "manifest.json"
@@ -65,11 +65,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     Formats 1 and 2 counted the end of a sentence in its length: ``stricter`` says where that left sentences out.
 
     Raises:
-        DataError: the manifest is damaged or of another version.
+        DataError: the manifest is damaged or of another version, or something in the folder is no regular file.
     """
     path = folder / MANIFEST
     if not path.exists():
         return None
+    refuse_pipes(folder, DataError)
     manifest = read_json_object(path, DataError, "prepare the data again with --force")
     if manifest.get("format") not in (FORMAT, _EOS_COUNTED, _FIRST):
         raise DataError(

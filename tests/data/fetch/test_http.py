@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -25,12 +26,18 @@ class Server(BaseHTTPRequestHandler):
     tag: ClassVar[str | None]
     ranges: ClassVar[bool]
     seen: ClassVar[list[str | None]]  # the Range header of each connection
+    drip: ClassVar[float]  # seconds between two bytes
+    location: ClassVar[str | None]  # where it redirects to
 
     def do_GET(self):
         asked = self.headers.get("Range")
         self.seen.append(asked)
         if self.answers:
             return self.send_error(self.answers.pop(0))
+        if self.location:
+            self.send_response(302)
+            self.send_header("Location", self.location)
+            return self.end_headers()
         start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.ranges else 0
         if self.headers.get("If-Range") not in (None, self.tag):
             start = 0
@@ -47,7 +54,11 @@ class Server(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(self.content) - start))
         self.end_headers()
         end = start + self.cuts.pop(0) if self.cuts else None
-        self.wfile.write(self.content[start:end])
+        for byte in self.content[start:end] if self.drip else ():
+            self.wfile.write(bytes([byte]))
+            time.sleep(self.drip)
+        if not self.drip:
+            self.wfile.write(self.content[start:end])
         return None
 
     def log_message(self, *_):
@@ -57,7 +68,7 @@ class Server(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     Server.content, Server.cuts, Server.answers, Server.tag = CONTENT, [], [], '"v1"'
-    Server.ranges, Server.seen = True, []
+    Server.ranges, Server.seen, Server.drip, Server.location = True, [], 0.0, None
     instance = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     thread = threading.Thread(target=instance.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -69,7 +80,33 @@ def server():
 
 
 def fetch(server, tmp_path, **options):
-    return download(server.url, tmp_path / "raw" / "train.de", pause=0.01, timeout=5, **options)
+    return download(server.url, tmp_path / "raw" / "train.de", **{"pause": 0.01, "timeout": 5, **options})
+
+
+def test_a_file_of_too_many_bytes_is_refused_and_dropped(server, tmp_path):
+    with pytest.raises(DownloadError):
+        fetch(server, tmp_path, limit=len(CONTENT) - 1)
+    assert list((tmp_path / "raw").glob("*.part")) == []
+    assert fetch(server, tmp_path, limit=len(CONTENT)).read_bytes() == CONTENT
+
+
+def test_a_server_that_sends_a_byte_now_and_then_counts_as_broken(server, tmp_path):
+    server.content, server.drip = CONTENT[:200], 0.02
+    with pytest.raises(DownloadError):
+        fetch(server, tmp_path, timeout=0.3, attempts=1)
+
+
+@pytest.mark.parametrize("scheme", ["ftp", "file"])
+def test_a_redirection_to_what_is_no_http_is_not_followed(server, tmp_path, scheme):
+    server.location = f"{scheme}://127.0.0.1:1/train.de"
+    with pytest.raises(DownloadError, match="the server answers 302"):
+        fetch(server, tmp_path)
+
+
+def test_a_416_that_nobody_asked_for_is_the_servers(server, tmp_path):
+    server.content = b""  # of which not even the first byte is there
+    with pytest.raises(DownloadError, match="416"):
+        fetch(server, tmp_path)
 
 
 def test_a_file_comes_whole_and_once(server, tmp_path):

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from datasets import are_progress_bars_disabled
 
 from phmctl.data.card import Hub, Sides
 from phmctl.data.fetch.hub import HubRows, _version, load_rows
@@ -39,6 +40,7 @@ def make(tmp_path, kind, nested=False):
 @pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
 def test_splits_and_columns(tmp_path, kind, nested):
     loaded = load_rows(make(tmp_path, kind, nested), tmp_path / "cache")
+    assert not are_progress_bars_disabled()  # of the whole process
     assert {name: texts(pairs) for name, pairs in loaded.splits.items()} == dict.fromkeys(
         ("train", "valid", "test"), PAIRS
     )

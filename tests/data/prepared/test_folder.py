@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 from itertools import chain
 
@@ -20,6 +21,7 @@ from phmctl.data.prepared.folder import (
 from phmctl.data.prepared.manifest import FORMAT, MANIFEST, read_manifest
 from phmctl.errors import DataError, OutputError
 from phmctl.recipe.schema import ParallelSection
+from tests.data.helpers import deadline
 
 ROWS = [([5, 6], [7], "ein Hund", "a dog"), ([], [], "", ""), ([8], [9, 10, 11], "Äpfel\u2028", "<s>")]
 
@@ -168,6 +170,15 @@ _PARTS = b'{"format": "phmctl-prepared-1", "settings": {}, "token_types": {}, "s
 def test_a_damaged_manifest_is_a_users_error(tmp_path, content):
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match="--force"):
+        PreparedData.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "train.arrow"])
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path, name):
+    (tmp_path / MANIFEST).write_bytes(_PARTS % b"")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with deadline(10), pytest.raises(DataError):
         PreparedData.open(tmp_path)
 
 
