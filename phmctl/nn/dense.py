@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.nn.convert import remove
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import RANK, KroneckerWeight, PHMLinear
+from phmctl.nn.linear import RANK, PHMLinear
 from phmctl.nn.two_factors import TwoFactorLinear
 
 
@@ -97,15 +97,17 @@ def _dense(
 ) -> nn.Module:
     """Return a module's dense layer; maps made of the same tensors get the same weight."""
     dense = module.to_dense()
-    sources = [part for name, part in module.named_parameters() if name != "bias"]
     weight = cast("nn.Parameter", dense.weight)
-    if isinstance(module, KroneckerWeight) and module.n == 1:
-        module.weight.data.copy_(weight)  # a table's row of padding is zero there
-        dense.weight = module.weight
+    plain, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    if plain is not None:  # n = 1
+        plain.data.copy_(weight)  # a table's row of padding is zero there
+        dense.weight = plain
     else:
+        sources = [part for name, part in module.named_parameters() if "bias" not in name.split(".")]
         weight.requires_grad_(any(part.requires_grad for part in sources))
-        dense.weight = weights.setdefault(tuple(map(id, sources)), weight)
-    bias = getattr(module, "bias", None)
+        same = weights.setdefault(tuple(map(id, sources)), weight)
+        if same.is_meta or torch.equal(same, weight):  # not the same tensors by another parametrization
+            dense.weight = same
     if bias is not None:
         dense.bias = bias
     return dense

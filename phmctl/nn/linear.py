@@ -330,11 +330,10 @@ class PHMLinear(KroneckerWeight):
 
 def as_linear(weight: Tensor, bias: Tensor | None, *, training: bool) -> nn.Linear:
     """Return an ``nn.Linear`` with copies of a weight (k, d) and a bias (k,). No random numbers are drawn."""
-    k, d = weight.shape
-    dense = nn.Linear(d, k, bias is not None, "meta", weight.dtype).to_empty(device=weight.device).train(training)
-    dense.weight.data.copy_(weight)
+    dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta").train(training)
+    dense.weight = nn.Parameter(weight.detach().clone())
     if bias is not None:
-        dense.bias.data.copy_(bias)
+        dense.bias = nn.Parameter(bias.detach().clone())
     return dense
 
 

@@ -180,7 +180,7 @@ class PHMLSTM(nn.Module):
         last = []
         for index, layer in enumerate(self._layers()):
             weight, recurrent, bias = layer.weights()
-            h, c = (x.new_zeros(len(x), self.hidden_size) if state is None else part[index] for part in state or "hc")
+            h, c = (x.new_zeros(x.shape[0], self.hidden_size) if state is None else part[index] for part in state or "hc")
             h, c = h.to(dtype), c.to(dtype)  # (B, h)
             outputs = []
             for step, gates in enumerate(F.linear(output, weight, bias).unbind(1)):  # (B, 4h)
@@ -224,17 +224,15 @@ class PHMLSTM(nn.Module):
             )
         with torch.enable_grad():  # so that each weight says whether it learns
             weights = [layer.weights() for layer in self._layers()]
-        like, bias = weights[0][0], weights[0][2] is not None
-        dense = nn.LSTM(
-            self.input_size, self.hidden_size, self.num_layers, bias, True, device="meta", dtype=like.dtype
-        )  # no random numbers are drawn
-        dense = dense.to_empty(device=like.device).train(self.training)
+        bias = weights[0][2] is not None
+        sizes = self.input_size, self.hidden_size, self.num_layers
+        dense = nn.LSTM(*sizes, bias, True, device="meta").train(self.training)  # no random numbers are drawn
         for index, (weight, recurrent, b) in enumerate(weights):
             parts = {"weight_ih": weight, "weight_hh": recurrent}
             if b is not None:
                 parts |= {"bias_ih": b, "bias_hh": torch.zeros_like(b, requires_grad=b.requires_grad)}
             for name, part in parts.items():
-                getattr(dense, f"{name}_l{index}").copy_(part).requires_grad_(part.requires_grad)
+                setattr(dense, f"{name}_l{index}", nn.Parameter(part.detach().clone(), part.requires_grad))
         return dense
 
     def extra_repr(self) -> str:

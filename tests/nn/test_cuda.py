@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import phmctl
 from phmctl.algebra.rank_product import TILE
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
@@ -60,31 +59,13 @@ def test_bfloat16_autocast_is_near_float32(algebra: str, n: int, tokens: int) ->
         assert (value - exact[name]).norm() <= 0.03 * exact[name].norm(), name
 
 
-@pytest.mark.parametrize(("algebra", "n"), ALGEBRAS)
-@torch.no_grad()
-def test_h_is_kept_inside_a_scope_and_follows_the_device(algebra: str, n: int) -> None:
-    torch.manual_seed(0)
-    layer, x = PHMLinear(64, 96, n=n, algebra=algebra).eval(), torch.randn(3, 64)
-    with phmctl.cached():
-        before = layer(x)
-        layer.to("cuda")
-        torch.testing.assert_close(layer(x.to("cuda")).cpu(), before, rtol=1e-4, atol=1e-4)
-        assert layer.weight is layer.weight
-        assert layer.weight.is_cuda
-        with torch.autocast("cuda", torch.bfloat16):
-            assert layer.weight.dtype == (torch.float32 if n == 1 else torch.bfloat16)
-
-
 # A tile and a short one; more than two tiles, and more tokens than a CUDA grid has places.
 @pytest.mark.parametrize("tokens", [TILE["cuda"] + 5, 70_001])
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_rank_product_equals_float64_on_the_cpu(tokens: int, keep: bool) -> None:
+def test_the_rank_product_equals_float64_on_the_cpu(tokens: int) -> None:
     torch.manual_seed(0)
-    layer = PHMLinear(16, 24, n=4, execution="rank", parametrization="factors", keep_products=keep)
+    layer = PHMLinear(16, 24, n=4, execution="rank", parametrization="factors")
     x = torch.randn(tokens, 16)
     exact = outcome(layer.double(), x.double(), "cpu")
     found = outcome(layer.float(), x, "cuda")
     for name, value in exact.items():  # gradients are sums over all tokens: the norm tells, single ones may cancel
         assert (found[name] - value).norm() <= 1e-3 * value.norm(), name
-    with torch.no_grad(), phmctl.cached():
-        torch.testing.assert_close(layer.to("cuda")(x.to("cuda")).cpu(), exact["y"], rtol=1e-3, atol=1e-3)
