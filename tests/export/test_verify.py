@@ -21,7 +21,7 @@ class Wrong:
     name = "torch"
 
     def __init__(self, engine):
-        self.engine, self.ready = engine, engine.ready
+        self.engine = engine
 
     def search(self, sources, settings, *, allowed, n_best):
         found = self.engine.search(sources, settings, allowed=allowed, n_best=n_best)
