@@ -1,8 +1,8 @@
 """The miniature: a German–English corpus of 9,000 pairs that comes with the package.
 
-It is not translation data from the wild. A grammar wrote it: small, correct and rich enough in agreement, word order and
-subordinate clauses that a model must learn grammar to translate it. No German sentence occurs twice, and every lemma of
-valid and test occurs in train. ``miniature.tsv.bz2`` holds a pair a line: train, then valid, then test.
+It is not translation data from the wild. A grammar wrote it: small, correct and rich enough in agreement, word order
+and subordinate clauses that a model must learn grammar to translate it. No German sentence occurs twice, and every
+lemma of valid and test occurs in train. ``miniature.tsv.bz2`` holds a pair a line: train, then valid, then test.
 """
 
 import bz2

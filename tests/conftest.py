@@ -12,7 +12,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # Two test processes on two cores: one thread each, before torch makes its pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest

@@ -203,11 +203,11 @@ def _convert(
     weights = {(owner, key): getattr(owner, key) for owner, key in _weights(module)}
     before = sum(weight.numel() for weight in weights.values())
     row = name, type(module).__name__, tuple(next(iter(weights.values())).shape), before
-    outside = [user for weight in weights.values() for user, key in users[id(weight)] if key not in converting]
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):
         return Converted(*row, before, None, "a PHM table has no max_norm and no sparse gradient")
     if any(parametrize.is_parametrized(owner, key) for owner, key in weights):
         return Converted(*row, before, None, "its weight has a parametrization already")
+    outside = [user for weight in weights.values() for user, key in users[id(weight)] if key not in converting]
     if outside:
         return Converted(*row, before, None, f"its weight is also that of {outside[0]}, which is not converted with it")
     left = whole = after = 0.0

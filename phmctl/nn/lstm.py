@@ -113,10 +113,12 @@ class PHMLSTM(nn.Module):
             lengths, hx = None, lengths
         plain = self.cell != "standard" or needs_plain_operations() or (isinstance(x, Tensor) and x.is_meta)
         if isinstance(x, PackedSequence):
-            if lengths is not None or plain:
+            if lengths is not None:
+                raise UserError("a PackedSequence has its lengths; leave lengths out")
+            if plain:
                 raise UserError(
-                    "a PackedSequence has its lengths, and wants the standard cell outside compilers, exporters and "
-                    "torch.func; give (B, T, d) and lengths there"
+                    "a PackedSequence cannot be compiled, exported or transformed, nor read by the cell as printed; "
+                    "give (B, T, d) and lengths"
                 )
             self._check((int(x.batch_sizes[0]), len(x.batch_sizes), *x.data.shape[1:]), hx)
             return self._run_packed(x, hx)
@@ -180,7 +182,9 @@ class PHMLSTM(nn.Module):
         last = []
         for index, layer in enumerate(self._layers()):
             weight, recurrent, bias = layer.weights()
-            h, c = (x.new_zeros(x.shape[0], self.hidden_size) if state is None else part[index] for part in state or "hc")
+            h, c = (
+                x.new_zeros(x.shape[0], self.hidden_size) if state is None else part[index] for part in state or "hc"
+            )
             h, c = h.to(dtype), c.to(dtype)  # (B, h)
             outputs = []
             for step, gates in enumerate(F.linear(output, weight, bias).unbind(1)):  # (B, 4h)

@@ -97,13 +97,6 @@ def test_factors_have_the_rules_dtype() -> None:
     assert {part.dtype for part in factors} == {torch.float32}
 
 
-def test_progress_is_told() -> None:
-    seen: list[tuple[int, int, float]] = []
-    decompose(random_rule(3), progress=lambda *at: seen.append(at))
-    assert seen[0][:2] == (0, 0)
-    assert seen[-1][2] < TOLERANCE
-
-
 def test_a_rank_that_is_too_low() -> None:
     with pytest.raises(RankError, match=r"rank 7 .* generic rank is 7"):
         decompose(fixed_rule("quaternion", dtype=torch.float64), rank=7)

@@ -195,9 +195,7 @@ class Concatenations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("algebra", "n", "execution"), [("real", 1, None), ("phm", 2, "dense")]
-)
+@pytest.mark.parametrize(("algebra", "n", "execution"), [("real", 1, None), ("phm", 2, "dense")])
 def test_parts_are_never_copied_side_by_side(kind: str, algebra: str, n: int, execution: str) -> None:
     model, parts = build(kind, algebra, n, execution=execution), parts_of(kind)
     with Concatenations() as copies:

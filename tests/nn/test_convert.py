@@ -48,7 +48,7 @@ class Net(nn.Module):
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.reader = nn.LSTM(8, 4, batch_first=True)
-        self.words = nn.Embedding(12, 8, padding_idx=0)
+        self.words = nn.Embedding(12, 8)
         self.out = nn.Linear(8, 12, bias=False)
         self.out.weight = self.words.weight
 
@@ -98,6 +98,7 @@ def test_each_weight_is_built_once_a_forward(training: bool, monkeypatch: pytest
     assert len(built) == 4 * 8  # a rule for each gate
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_a_converted_lstm_is_copied_moved_and_trained() -> None:
     net, _ = phmctl.convert(nn.LSTM(8, 8, 2, dropout=0.1, proj_size=4), 4)
     for _ in range(2):
@@ -157,6 +158,13 @@ def test_the_report() -> None:
 def test_selection(select: Any, names: list[str]) -> None:
     _, report = phmctl.convert(Net(), 2, select=select)
     assert [row.name for row in report.rows] == names
+
+
+def test_a_padding_row_of_zeros_stays_zero() -> None:
+    converted, _ = phmctl.convert(nn.Embedding(12, 8, padding_idx=0), 4)
+    assert not converted(torch.tensor(0)).any()
+    assert converted(torch.tensor(1)).any()
+    assert not phmctl.to_dense(converted).weight[0].any()
 
 
 def test_half_of_what_is_tied_is_left() -> None:

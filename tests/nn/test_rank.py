@@ -261,7 +261,8 @@ def one_of_two(rank: int, folder: str) -> None:
     init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     try:
         layer = by_rank()
-        DistributedDataParallel(layer)(a_batch()[rank::2]).square().mean().backward()
+        parallel = DistributedDataParallel(layer)
+        parallel(a_batch()[rank::2]).square().mean().backward()
         if rank == 0:
             torch.save([parameter.grad for parameter in layer.parameters()], f"{folder}/gradients")
     finally:
