@@ -45,7 +45,11 @@ class LinearSection(Section):
             raise ValueError(f"parametrization 'factors' wants algebra 'phm'; {self.algebra!r} has no learned rule")
         if self.rank is not None and self.parametrization != "factors" and self.algebra != LOW_RANK:
             raise ValueError("rank wants parametrization: factors, or algebra: low-rank")
-        if self.execution == "rank" and self.parametrization != "factors" and self.algebra not in ("complex", "quaternion"):
+        if (
+            self.execution == "rank"
+            and self.parametrization != "factors"
+            and self.algebra not in ("complex", "quaternion")
+        ):
             raise ValueError("execution 'rank' wants parametrization: factors, or algebra complex or quaternion")
         return self
 
