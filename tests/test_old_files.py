@@ -8,7 +8,7 @@ import pytest
 from phmctl import verbs
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.manifest import FORMAT
-from phmctl.errors import DataError, RecipeError
+from phmctl.errors import DataError, RecipeError, RunError
 from phmctl.recipe.loading import dump_recipe, load_recipe, parse_recipe
 from phmctl.runs import Run
 from phmctl.tasks.registry import kind_of
@@ -46,12 +46,10 @@ def test_an_old_run_is_scored(old: Path, task: str) -> None:
     kind_of(run.recipe).open(run.recipe, old).check_run(run)
 
 
-@pytest.mark.parametrize("task", ["translation", "classification"])
-def test_an_old_run_is_continued(old: Path, task: str) -> None:
-    run = Run.open(old / "runs" / RUNS[task] / "v001")
-    result = verbs.train(run.recipe, data=old, runs=old / "runs", resume=True, steps=9, device="cpu")
-    assert result.run.folder == run.folder
-    assert run.checkpoint("last").name == "step-000009"
+def test_an_old_run_is_not_continued(old: Path) -> None:
+    run = Run.open(old / "runs" / RUNS["translation"] / "v001")
+    with pytest.raises(RunError, match="version before 0.1.0"):
+        verbs.train(run.recipe, data=old, runs=old / "runs", resume=True, steps=9, device="cpu")
 
 
 @pytest.mark.parametrize(("task", "answer"), [("translation", ""), ("classification", "no")])
