@@ -35,8 +35,7 @@ def preloaded(folder: Path) -> dict[str, str]:
     library = folder / "shim.so"
     subprocess.run([compiler() or "cc", "-O1", "-shared", "-fPIC", "-o", library, SHIM, "-ldl"], check=True)
     root = str(Path(__file__).parents[2])
-    # What is measured may be chosen otherwise the next time, and rounds otherwise then.
-    fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "COLUMNS": "200", "PHMCTL_MEASURE": "0"}
+    fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "COLUMNS": "200"}
     return os.environ | fixed | {"LD_PRELOAD": str(library)}
 
 
@@ -63,7 +62,6 @@ def import_all() -> None:
     """Import what every command does, so that no child must; what one of them needs besides, :func:`run` finds out."""
     import datasets  # noqa: F401
     import numpy.random  # noqa: F401
-    import phmctl.training.company
     import pyarrow.ipc  # noqa: F401
     import rich.progress
     import rich.table  # noqa: F401
@@ -80,8 +78,6 @@ def import_all() -> None:
     for name in TASKS:
         phmctl.tasks.registry.task_kind(name)
     torch.set_num_threads(1)
-    # Of two only the dead one says nothing, so nobody need wait long to name it.
-    phmctl.training.company._BEAT, phmctl.training.company._PATIENCE = 0.05, 0.3
 
 
 @dataclass(frozen=True)

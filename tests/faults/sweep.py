@@ -131,9 +131,9 @@ def _judge(ended: Ended, kind: str) -> list[str]:
     """Return what is wrong with how a disturbed command ended, or with how the process beside it did."""
     if kind == OTHER:
         first = replace(ended, second=None)
-        return [*_judge_survivor(first, 1), *_judge_killed(ended.second or first, (-9, 0))]
+        return [*_judge_survivor(first), *_judge_killed(ended.second or first, (-9, 0))]
     if kind in ("kill", "torn"):
-        return [*_judge_killed(ended), *([] if ended.second is None else _judge_survivor(ended.second, 0))]
+        return [*_judge_killed(ended), *([] if ended.second is None else _judge_survivor(ended.second))]
     allowed = (0,) if kind == "short" else (0, 1)
     problems = [*_unforeseen(ended)]
     if ended.code not in allowed:
@@ -149,9 +149,9 @@ def _judge_killed(ended: Ended, codes: Sequence[int] = (-9,)) -> list[str]:
     return [] if ended.code in codes else [f"not killed but {ended.code}: {ended.said[-300:]}"]
 
 
-def _judge_survivor(ended: Ended, lost: int) -> list[str]:
-    """It ends with 1 and names the rank that it lost; or with 0, where that one had nothing more to do for it."""
-    good = ended.code == 0 or (ended.code == 1 and f"rank {lost}" in ended.said)
+def _judge_survivor(ended: Ended) -> list[str]:
+    """It ends with 1 and says that another is lost; or with 0, where that one had nothing more to do for it."""
+    good = ended.code == 0 or (ended.code == 1 and "another process of this training" in ended.said)
     return _unforeseen(ended) + ([] if good else [f"the survivor ended with {ended.code}: {ended.said[-400:]}"])
 
 
@@ -187,8 +187,8 @@ def _tasks(asked: argparse.Namespace, swept: Sequence[Scenario], calls: dict[str
     found: list[Task] = []
     for kind in asked.kinds.split(","):  # all kills come first: a sweep that is cut off has the most telling part
         for each in [scenario for scenario in swept if kind in scenario.kinds]:
-            count, every = calls[each.name], asked.every * each.every
-            points = spread(count, asked.points) if asked.points else [*range(1, count + 1, every)]
+            count = calls[each.name]
+            points = spread(count, asked.points) if asked.points else [*range(1, count + 1, asked.every)]
             found += [(each.name, kind, points[begin : begin + PART]) for begin in range(0, len(points), PART)]
     return found
 

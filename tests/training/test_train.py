@@ -1,16 +1,27 @@
 """The real task, end to end: a tiny Transformer learns a tiny language, and resumes to the last bit."""
 
+import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from phmctl import PHMLinear
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError, RecipeError
+from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.train import TrainingResult, train
+from phmctl.training.executions import EXECUTIONS
+from phmctl.training.train import TrainingResult, train, train_task
+from tests.conftest import TINY
 from tests.training.copying import copying_recipe
+from tests.training.fake import FakeTask, make_recipe
 from tests.training.test_resume import _contents, _figures
+from tests.training.test_trainer import _without_dropout
 
 
 def _train(recipe: Recipe, data: Path, runs: Path, **options: object) -> TrainingResult:
@@ -76,3 +87,72 @@ def test_a_rank_that_gains_nothing_is_said_before_training(
     recipe = tiny_recipe.model_copy(update={"model": model, "training": training})
     train(recipe, data=miniature_data, runs=tmp_path)
     assert "warning: model.composition_rank = 64 is above 32" in capsys.readouterr().err
+
+
+def test_generators_threads_and_environment_are_left_as_they_were(tmp_path: Path) -> None:
+    recipe = make_recipe(steps=2, threads=torch.get_num_threads() + 1)
+    state, threads, environment = torch.get_rng_state(), torch.get_num_threads(), dict(os.environ)
+    run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
+    assert run.environment()["threads"] == threads + 1
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert dict(os.environ) == environment
+
+
+def test_a_compiled_model_trains_as_an_eager_one_and_goes_on(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    task = FakeTask()
+    task.build_model = _without_dropout  # type: ignore[method-assign]
+    runs = [
+        train_task(task, make_recipe(steps=8, compile=compiled), tmp_path / str(compiled), quiet=True).run
+        for compiled in (False, True)
+    ]
+    train_task(task, make_recipe(steps=12, compile=True), tmp_path, quiet=True, old=runs[1])
+    train_task(task, make_recipe(steps=12), tmp_path, quiet=True, old=runs[0])
+    eager, compiled = ([entry["loss"] for entry in read_metrics(run.metrics_path)] for run in runs)
+    assert eager == pytest.approx(compiled, rel=1e-5)
+    assert len(eager) > 4
+
+
+def test_compiling_without_a_compiler_is_refused_before_a_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RecipeError) as refused:
+        train_task(FakeTask(), make_recipe(compile=True), tmp_path, quiet=True)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sharding_is_refused_in_one_line_and_none_is_read() -> None:
+    keys = make_recipe().model_dump()
+    keys["training"]["sharding"] = "none"
+    assert resolve(keys) == make_recipe()
+    keys["training"]["sharding"] = "full"
+    with pytest.raises(RecipeError) as refused:
+        resolve(keys)
+    assert "\n" not in str(refused.value)
+
+
+FACTORS = ("model.algebra=phm", "model.n=4", "model.parametrization=factors", "training.keep=9")
+
+
+def test_a_run_keeps_the_executions_that_were_measured_and_goes_on_with_them(
+    miniature_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tuned(model: nn.Module, tokens: int) -> dict[str, str]:
+        assert tokens > 1
+        names = [name for name, module in model.named_modules() if isinstance(module, PHMLinear)]
+        return dict.fromkeys(names, "rank") | {names[0]: "dense"}
+
+    monkeypatch.setattr("phmctl.training.executions.tune", tuned)
+    recipe = load_recipe("miniature", [*FACTORS, *TINY, "training.steps=3"])
+    run = train(recipe, data=miniature_data, runs=tmp_path, quiet=True).run
+    kept = json.loads((run.folder / EXECUTIONS).read_text())
+    assert set(kept.values()) == {"rank", "dense"}
+    monkeypatch.setattr("phmctl.training.executions.tune", lambda *_, **__: pytest.fail("it is in the run"))
+    applied: list[dict[str, str]] = []
+    monkeypatch.setattr("phmctl.training.executions.set_executions", lambda model, names: applied.append(names))
+    train(load_recipe("miniature", [*FACTORS, *TINY, "training.steps=5"]), data=miniature_data, run=run, quiet=True)
+    assert applied == [kept]
