@@ -35,6 +35,7 @@ Scorer: TypeAlias = Callable[[Numbers], Numbers]
 SAMPLES, SEED = 1000, 12345
 _AT_ONCE = 20_000_000  # numbers of a block of samples
 _NORMAL_FROM = 1e4  # degrees of freedom from which t is as good as normal
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)  # of the integral of t's density
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,9 @@ def two_sided_t(t: float, freedom: float) -> float:
     """
     if freedom > _NORMAL_FROM:
         return math.erfc(abs(t) / math.sqrt(2))
-    nodes, weights = np.polynomial.legendre.leggauss(200)
     start = math.atan(abs(t) / math.sqrt(freedom))
     half = (math.pi / 2 - start) / 2
-    tail = half * float(weights @ np.cos(start + half * (nodes + 1)) ** (freedom - 1))
+    tail = half * float(_WEIGHTS @ np.cos(start + half * (_NODES + 1)) ** (freedom - 1))
     whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     return min(tail / whole, 1.0)
 
