@@ -149,11 +149,9 @@ def _standard_error(drawn: Numbers, *scores: Numbers) -> tuple[float, float]:
     if not several:
         return float(drawn.std(ddof=1)), math.inf
     variance = float(drawn.var(ddof=1))
+    if len(several) < len(scores):  # Satterthwaite's freedom grows just where s² is too small by chance: 8 % were wrong
+        return math.sqrt(variance + float(several[0].var(ddof=1))), len(several[0]) - 1.0
     parts = [(float(each.var(ddof=1)) / len(each), len(each) - 1.0) for each in several]  # variance, its freedom
-    if len(several) < len(scores):
-        (part, freedom), seeds = parts[0], len(several[0])
-        variance += part * seeds
-        parts = [(part * seeds + part, freedom)]
     small = sum(part**2 / freedom for part, freedom in parts)
     return math.sqrt(variance), max(variance**2 / small, min(freedom for _, freedom in parts)) if small else math.inf
 
