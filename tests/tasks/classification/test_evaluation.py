@@ -76,6 +76,29 @@ def test_against_another_run(runs: dict[str, Run]) -> None:
     assert any("McNemar" in table.title for table in report.tables())
 
 
+def test_a_comparison_names_the_weights_that_were_loaded(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The baseline's training may save a better checkpoint meanwhile."""
+    system, baseline = runs["encoder"], Run.open(shutil.copytree(runs["real"].folder, tmp_path / "rival"))
+    loaded = baseline.weights("best")
+    later = baseline.checkpoints_folder / "step-999999"
+    shutil.copytree(baseline.checkpoint("best"), later)
+    with (later / "manifest.json").open("a") as manifest:
+        manifest.write("\n")
+
+    def load(run: Run, *arguments: object, **options: object) -> object:
+        found = load_classifier(run, *arguments, **options)
+        if run == baseline:
+            baseline.point("best", 999999)
+        return found
+
+    monkeypatch.setattr(module, "load_classifier", load)
+    evaluate(system, against=baseline, device="cpu")
+    (written,) = [each for each in read_results(system) if each.against == baseline.name]
+    assert written.settings["against_sha256"] == loaded.sha256
+
+
 def test_other_examples_do_not_compare(runs: dict[str, Run]) -> None:
     with pytest.raises(RunError, match="has other test examples than"):
         evaluate(runs["encoder"], against=runs["lstm-pair"], device="cpu")
