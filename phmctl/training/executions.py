@@ -22,11 +22,8 @@ EXECUTIONS = "executions.json"  # in the run: module name -> dense or rank
 def apply_executions(model: nn.Module, task: "Task", run: Run, processes: Processes) -> None:
     """Set how the maps that hold factors are applied, where ``model.execution`` is ``auto``; every process calls it.
 
-    Rank 0 reads what the run says, or measures it for the tokens of a micro-batch and writes it.
-
-    Raises:
-        RunError: what the run says is damaged.
-        OutputError: the run cannot be written.
+    Rank 0 reads what the run says (RunError: it is damaged), or measures it for the tokens of a micro-batch and writes
+    it.
     """
     if run.recipe.model.execution != "auto":
         return

@@ -40,7 +40,9 @@ class MetricsLog:
         if path:
             warn_of_foreign(path, entries)
         read = zip([*lines, end], [*entries, read_entry(end)], strict=True)
-        kept = [(line, entry) for line, entry in read if entry and entry["step"] <= last.get(entry.get("event"), step)]
+        kept = [
+            (line, entry) for line, entry in read if entry and entry["step"] <= last.get(str(entry.get("event")), step)
+        ]
         self._kept = b"".join(line + b"\n" for line, _ in kept)
         self._events = {(entry.get("event"), entry["step"]) for _, entry in kept}
         # trained before this process; not every event has the time

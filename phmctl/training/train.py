@@ -75,20 +75,10 @@ def train(
     quiet: bool = False,
     noted: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
-    """Train a recipe's model on its prepared data; see :func:`phmctl.train`, which finds recipe and run.
+    """Train a recipe's model on its prepared data; :func:`phmctl.train` has the arguments' meanings and the errors.
 
-    Torch's generators and number of threads are as before when it returns.
-
-    Args:
-        recipe: the experiment.
-        data: the data folder; by default the one that a run to continue was trained with, ``$PHMCTL_DATA`` or ``data``.
-        runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-        resume: continue the newest run that differs in nothing that a step computes instead of starting one;
-            ``"auto"`` starts one where there is none. What ``torchrun`` starts again continues the run that it began.
-        run: continue this one; implies `resume`.
-        checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
-        quiet: print nothing.
-        noted: further entries of a new run's ``environment.json``.
+    `noted` are further entries of a new run's ``environment.json``. What ``torchrun`` starts again continues the run
+    that it began. Torch's generators and threads are as before when it returns.
     """
     from phmctl.data.prepared.folder import data_root
     from phmctl.tasks.registry import kind_of
@@ -160,14 +150,21 @@ def train_task(
                 run = old or Run.create(root, recipe, environment={**environment, **(noted or {})}, fill=task.furnish)
                 stack.enter_context(run.claimed())
                 point = None if old is None else read_to_resume(task, old, checkpoint)
-        run = Run(processes.broadcast(run and run.folder) or Path(), recipe)
-        state = processes.broadcast(point and point.state)
-        point = point or (None if state is None else Checkpoint({}, state))
-        trainer = _build(task, run, device, processes, point, start, quiet)
+        run = Run(processes.broadcast(run.folder if run else Path()), recipe)
+        counters = processes.broadcast(point.state if point else None)
+        point = point or (None if counters is None else Checkpoint({}, counters))
+        first = 0 if point is None else int(point.state["step"])
+        board = run.folder / "tensorboard" if settings.tensorboard and processes.leads else None
+        with processes.agreed():
+            path, validated = run.metrics_path if processes.leads else None, point.state["validated"] if point else 0
+            log = MetricsLog(path, first, validated, board)
+        progress = ProgressLine(settings.steps, first, quiet=quiet or not processes.leads)
+        begin: dict[str, Any] = {"initial": start.tensors if start else None, "checkpoint": point}
+        trainer = Trainer(task, run, device, log, progress, processes=processes, **begin)
         unfinished = not trainer.finished
         with processes.agreed():
             if start is not None:
-                trainer.progress.say(start.words())
+                progress.say(start.words())
             if old is not None:
                 unfinished = unfinished or is_at_end(old, recipe, trainer.state.step)  # its average may be missing
                 if trainer.finished:
@@ -176,14 +173,13 @@ def train_task(
                     continue_at(old, recipe, environment, point)
         if processes.leads:
             stack.enter_context(run.attempted())
-        first = trainer.state.step
         if processes.broadcast(unfinished):
             _fit(trainer, stop)
         else:
-            trainer.progress.say(_opening(trainer))
+            progress.say(_opening(trainer))
     state, seconds = trainer.state, time.perf_counter() - began
-    code = stop.exit_code or 0
-    return TrainingResult(run, state.step, state.step - first, seconds, state.best_score, state.best_step, code)
+    now, best = state.step - first, (state.best_score, state.best_step)
+    return TrainingResult(run, state.step, now, seconds, *best, stop.exit_code or 0)
 
 
 def _environment(
@@ -200,26 +196,6 @@ def _environment(
     }
     noted |= {"initialised_from": start.as_json()} if start else {}
     return noted | ({"data": str(data.resolve())} if data else {})
-
-
-def _build(
-    task: "Task",
-    run: Run,
-    device: torch.device,
-    processes: Processes,
-    point: Checkpoint | None,
-    start: Start | None,
-    quiet: bool,
-) -> Trainer:
-    """Build the trainer of a run, at the checkpoint `point` if there is one; no checkpoint and no log is changed."""
-    state = {} if point is None else point.state
-    first = int(state.get("step", 0))
-    board = run.folder / "tensorboard" if run.recipe.training.tensorboard and processes.leads else None
-    with processes.agreed():
-        log = MetricsLog(run.metrics_path if processes.leads else None, first, state.get("validated"), board)
-    progress = ProgressLine(run.recipe.training.steps, first, quiet=quiet or not processes.leads)
-    initial = start.tensors if start else None
-    return Trainer(task, run, device, log, progress, processes=processes, initial=initial, checkpoint=point)
 
 
 def _fit(trainer: Trainer, stop: StopRequest) -> None:
