@@ -174,10 +174,10 @@ class ClassificationTraining(CountedTraining):
 class DecodingSection(Section):
     """Beam search."""
 
-    beam: PositiveInt = 5
-    alpha: NonNegative = 0.6  # GNMT length penalty exponent: ((5 + |Y|) / 6)^alpha
-    max_ratio: Positive = 2.0  # longest output = max_ratio * source tokens + max_extra
-    max_extra: NonNegativeInt = 20
+    beam: Annotated[int, Field(ge=1, le=1000)] = 5
+    alpha: Annotated[float, Field(ge=0, le=100)] = 0.6  # GNMT length penalty exponent: ((5 + |Y|) / 6)^alpha
+    max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # longest output = max_ratio * source tokens + max_extra
+    max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20
     batch_tokens: PositiveInt = 2048  # source tokens a batch, padding included
     # how the maps are applied, if not as model.execution says; `rank` decomposes a rule that is not held as factors
     execution: Literal["auto", "dense", "factored", "rank"] | None = None
