@@ -395,7 +395,7 @@ def load_model(
             tensors become its parameters, if they lie there already.
 
     Raises:
-        RunError: a name or a shape differs from the model's.
+        RunError: a name, a shape or a type differs from the model's.
     """
     own = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
@@ -438,3 +438,5 @@ def _compare(own: Mapping[str, "Tensor"], tensors: Mapping[str, "Tensor"], where
                 f"{where} does not fit the model of its recipe: {name} is {tuple(tensors[name].shape)} there, "
                 f"{tuple(tensor.shape)} in the model"
             )
+        if tensor.dtype != tensors[name].dtype:
+            raise RunError(f"{where} is damaged: {name} is {tensors[name].dtype}, not {tensor.dtype}; {_advice(where)}")

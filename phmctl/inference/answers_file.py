@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from phmctl.console import note
 from phmctl.errors import OutputError, UserError
@@ -60,7 +60,7 @@ class AnswersFile:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             mode = "r+b" if self._made or path.is_file() else "wb"
-            self._handle: BinaryIO = open(path, mode, buffering=0, opener=_open_or_make)  # noqa: SIM115
+            self._handle: IO[bytes] = open(path, mode, buffering=0, opener=_open_or_make)  # noqa: SIM115
         try:
             self._plain = stat.S_ISREG(os.fstat(self._handle.fileno()).st_mode)
             self._prepare(resume)
@@ -132,7 +132,7 @@ class AnswersFile:
         """Yield the groups of the input's lines that are not answered yet.
 
         Raises:
-            OutputError: the answers in the file belong to other lines than those that the input begins with, or the file
+            OutputError: the answers in the file belong to other lines than those that the input begins with, or it
             has no record and not as many lines as the input.
         """
         if self._whole is not None:

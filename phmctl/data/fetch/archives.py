@@ -138,7 +138,7 @@ def _extract_tar(archive: Path, folder: Path, room: _Room) -> None:
         """Counts what headers of long names and attributes hold, before it is read into memory at once."""
 
         @classmethod
-        def frombuf(cls, buf: bytes, encoding: str, errors: str) -> Self:
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
             header = super().frombuf(buf, encoding, errors)
             if header.type in _EXTENSIONS:
                 room.take(header.size, members=0, names=True)
