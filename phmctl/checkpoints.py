@@ -258,7 +258,7 @@ def load_model(
             that lie there already become its parameters.
 
     Raises:
-        RunError: a name or a shape differs from the model's.
+        RunError: a name, a shape or a type differs from the model's.
     """
     if device is None:
         copy_tensors(model_tensors(model), tensors, where)
@@ -298,9 +298,10 @@ def _check_fit(model: Mapping[str, "Tensor"], tensors: Mapping[str, "Tensor"], w
     wrong = [f"it lacks {name}" for name in sorted(model.keys() - tensors.keys())]
     wrong += [f"it has an unknown {name}" for name in sorted(tensors.keys() - model.keys())]
     wrong = wrong or [
-        f"{name} is {tuple(tensors[name].shape)} there, {tuple(tensor.shape)} in the model"
+        f"{name} is {tuple(tensors[name].shape)} of {tensors[name].dtype} there, "
+        f"{tuple(tensor.shape)} of {tensor.dtype} in the model"
         for name, tensor in model.items()
-        if tensor.shape != tensors[name].shape
+        if (tensor.shape, tensor.dtype) != (tensors[name].shape, tensors[name].dtype)
     ]
     if wrong:
         raise RunError(f"{where} does not fit the model of its recipe: {wrong[0]}; was it written by another version?")

@@ -128,12 +128,16 @@ def warn(message: str) -> None:
 
 
 def emit(text: str) -> None:
-    """Print a result on stdout, as UTF-8 whatever the locale.
+    """Print a result on stdout, as UTF-8 whatever the locale. A terminal gets it :func:`printable`, a pipe as it is.
 
     Raises:
         StdoutError: stdout cannot be written: the disk is full.
         SystemExit: the reader of a pipe has enough (``| head``); no fault, so nothing is said.
     """
+    _write(printable(text) if sys.stdout.isatty() else text)
+
+
+def _write(text: str) -> None:
     try:
         sys.stdout.flush()
         if hasattr(sys.stdout, "buffer"):
@@ -162,7 +166,13 @@ def _discard(stream: TextIO) -> None:
 
 def emit_json(value: Any) -> None:
     """Print the one JSON document of a ``--json`` call on stdout; raises as :func:`emit` does."""
-    emit(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    emit(json_text(value, indent=2) + "\n")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return JSON in which what no terminal should see stands as JSON's own escapes: ``\\u202e``."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 @dataclass(frozen=True)
@@ -218,7 +228,7 @@ def print_table(
     pen.width = _WIDEST  # rich would break the title at the table's width
     with pen.capture() as above:
         pen.print(printable(title), style="italic", soft_wrap=True)
-    emit("".join(f"{line.rstrip()}\n" for line in (*above.get().splitlines(), *(airy if better else lined))))
+    _write("".join(f"{line.rstrip()}\n" for line in (*above.get().splitlines(), *(airy if better else lined))))
 
 
 def _made(columns: Sequence[str], cells: Sequence[Sequence[str]], text: Sequence[int], **look: Any) -> "RichTable":

@@ -274,6 +274,13 @@ def test_a_model_of_another_shape_is_refused() -> None:
         load_model(nn.Linear(3, 2), {"weight": tensors["weight"]}, Path("here"))
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.complex64, torch.int64])
+def test_numbers_of_another_type_are_refused(kind: torch.dtype) -> None:
+    tensors = model_tensors(nn.Linear(3, 2))
+    with pytest.raises(RunError, match="weight is"):
+        load_model(nn.Linear(3, 2), {**tensors, "weight": tensors["weight"].to(kind)}, Path("here"))
+
+
 def test_nothing_is_pickled(folder: Path) -> None:
     assert json.loads((folder / "manifest.json").read_text()).keys() == {
         "state.json",

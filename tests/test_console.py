@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.console import Table, emit, emit_json, note, once, people, print_table, progress, warn
+from phmctl.console import Table, emit, emit_json, note, once, people, print_table, printable, progress, warn
 from phmctl.errors import StdoutError
 
 MARKUP = "[x] [/red] :smile:"
@@ -211,3 +211,25 @@ def test_equal_notes_are_said_once_in_a_block_that_asks_for_it(capsys: pytest.Ca
             warn(message)
     warn("a")
     assert capsys.readouterr().err.split("\n")[:-1] == ["warning: a", "warning: b", "warning: a"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_no_escapes_and_a_pipe_the_text_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdout", stream)
+    text = "\x1b[2J\u202e\x9bm\tä\n"
+    emit(text)
+    found = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert found == ("\\x1b[2J\\u202e\\x9bm\tä\n" if terminal else text)
+
+
+def test_json_has_nothing_in_it_that_a_terminal_should_not_see(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    value = {"a": "\x1b[2J\u202e\x7f\x9bä\ud800"}
+    emit_json(value)
+    said = capfdbinary.readouterr().out.decode()
+    assert json.loads(said) == value
+    assert printable(said) == said
+    assert "ä" in said

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,12 @@ def test_the_layers_stand_at_the_top(layer: type) -> None:
 def test_the_way_back_stands_at_the_top() -> None:
     assert phmctl.to_dense is to_dense
     assert "to_dense" in phmctl.__all__
+
+
+def test_libraries_of_which_more_is_used_than_they_promise_have_an_upper_bound() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    wanted = {*project["dependencies"], *project["optional-dependencies"]["serve"]}
+    assert all("<" in each for each in wanted if each.startswith(("sacrebleu", "uvicorn")))
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 the work failed, 2 the user's input is wrong, 130 interrupted, 128 + n ended by signal n.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -143,6 +144,8 @@ def _fail_unforeseen(error: Exception) -> None:
     if isinstance(error, OSError) and place.name == "echo":  # Typer's own output: help, the version, completion
         refused = stdout_refused(error)
         _fail(str(refused), refused.exit_code)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        _fail(f"{str(error.filename)[:100]}...: no file can have so long a name; choose a shorter one", 2)
     _fail(
         f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno})\n"
         f"this is a fault of phmctl or of the machine; {_DEBUG}=1 in the environment shows the full traceback",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader, TextIOWrapper
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +43,9 @@ _TALK_DATA = re.compile(
 BLANKS = " \t"  # not str.strip(): NBSP belongs to the sentence
 
 _SEPARATOR = {"tsv": "\t", "csv": ","}
-_LONGEST_JSON = 1 << 30  # bytes of a line: a whole corpus, where it is one array
+_LONGEST_JSON = 1 << 28  # bytes of a corpus that is one JSON array: it is read at once
+_BEGINNING = 1 << 12  # bytes that tell an array from objects
+_BEFORE_JSON = BOM_UTF8 + BOM_UTF32_LE + BOM_UTF32_BE + b" \t\r\n"
 _WHOLE = range(-(2**31), 2**31)  # what an extra can be
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -399,15 +401,19 @@ def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
 
 def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a JSON-lines file, or of one that holds a single JSON array, with their lines."""
-    lines = ((number, line) for number, line in enumerate(read_lines(path, _LONGEST_JSON), start=1) if line.strip())
-    first = next(lines, None)
-    if first is None:
-        return
-    if first[1].lstrip().startswith("["):
-        text = "\n".join([first[1], *(line for _, line in lines)])
-        records: Iterable[tuple[int, Any]] = enumerate(_parsed(path, first[0], text), start=1)
+    with reading(path), open_bytes(path) as handle:
+        beginning = handle.read(_BEGINNING).lstrip(_BEFORE_JSON)
+    if beginning.startswith(b"["):
+        lines, size = [], 0
+        for line in read_lines(path, _LONGEST_JSON):
+            lines.append(line)
+            size += len(line)
+            if size > _LONGEST_JSON:
+                raise DataError(f"{path} is one JSON array of over {_LONGEST_JSON:,} bytes; write an object a line")
+        records: Iterable[tuple[int, Any]] = enumerate(_parsed(path, 1, "\n".join(lines)), start=1)
     else:
-        records = ((number, _parsed(path, number, line)) for number, line in chain([first], lines))
+        numbered = enumerate(read_lines(path), start=1)
+        records = ((number, _parsed(path, number, line)) for number, line in numbered if line.strip())
     for number, record in records:
         if not isinstance(record, dict):
             raise DataError(f"{path}, line {number}: no JSON object but {str(record)[:40]!r}")
@@ -416,9 +422,16 @@ def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _parsed(path: Path, number: int, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {number}: no JSON ({error})") from error
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
 
 
 def _whole(value: str, column: Column, place: tuple[str, int]) -> int:

@@ -1,13 +1,12 @@
 """``decode``: what a model answers to lines of text, as they come."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phmctl.console import emit, warn
+from phmctl.console import emit, json_text, warn
 from phmctl.errors import OutputError
 from phmctl.inference.answers_file import AnswersFile
 from phmctl.metrics.degenerate import Degenerate
@@ -50,7 +49,7 @@ def answer(
             output.add(group, text)
         if as_json:
             objects = ({"line": place, **each} for place, each in enumerate(predictor.as_json(found), start=number))
-            emit("".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in objects))
+            emit("".join(f"{json_text(each)}\n" for each in objects))
         elif output is None:
             emit(text)
         number += len(group)

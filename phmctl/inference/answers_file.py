@@ -11,9 +11,10 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from phmctl.console import note
 from phmctl.errors import OutputError, UserError
@@ -42,8 +43,8 @@ class AnswersFile:
         resume: go on with a file that another process has begun; where there is none, begin it.
 
     Raises:
-        OutputError: the file cannot be written, another process writes it, or it cannot be resumed: it has no record,
-            was changed since, or comes from something else; or it can, and `resume` is not set.
+        OutputError: the file cannot be written, another process writes it, or it cannot be resumed: it was changed
+            since, or comes from something else; or it can, and `resume` is not set.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, Any], *, resume: bool = False) -> None:
@@ -54,11 +55,12 @@ class AnswersFile:
         self._synced = time.monotonic()
         self._input, self._output = hashlib.sha256(), hashlib.sha256()
         self._mark = _Mark(0, 0, "", "")
+        self._whole: int | None = None  # lines of a file to resume that has no record: it should be complete
         self._made = not path.exists()
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             mode = "r+b" if self._made or path.is_file() else "wb"
-            self._handle: BinaryIO = open(path, mode, buffering=0, opener=_open_or_make)  # noqa: SIM115
+            self._handle: IO[bytes] = open(path, mode, buffering=0, opener=_open_or_make)  # noqa: SIM115
         try:
             self._plain = stat.S_ISREG(os.fstat(self._handle.fileno()).st_mode)
             self._prepare(resume)
@@ -84,10 +86,7 @@ class AnswersFile:
         if self.record.exists():
             self._take_up(resume)
         elif resume and self.path.stat().st_size:
-            raise OutputError(
-                f"{self.path} cannot be resumed: {self.record.name} is not beside it, so it is complete already or was "
-                "not written by decode; leave --resume out to write it anew"
-            )
+            self._whole = sum(chunk.count(b"\n") for chunk in iter(partial(self._handle.read, _CHUNK), b""))
 
     def _take_up(self, resume: bool) -> None:
         header, *marks = _read_record(self.record)
@@ -133,8 +132,12 @@ class AnswersFile:
         """Yield the groups of the input's lines that are not answered yet.
 
         Raises:
-            OutputError: the answers in the file belong to other lines than those that the input begins with.
+            OutputError: the answers in the file belong to other lines than those that the input begins with, or it
+            has no record and not as many lines as the input.
         """
+        if self._whole is not None:
+            self._check_whole(sum(map(len, groups)))
+            return
         left = self._mark.lines
         for group in groups:
             answered, rest = group[:left], group[left:]
@@ -146,6 +149,14 @@ class AnswersFile:
                 yield rest
         if left:
             raise self._other_input(f"the input has {self._mark.lines - left:,}")
+
+    def _check_whole(self, lines: int) -> None:
+        if lines != self._whole:
+            raise OutputError(
+                f"{self.path} cannot be resumed: it has {self._whole:,} lines, the input {lines:,}, and "
+                f"{self.record.name} is not beside it; leave --resume out to write it anew"
+            )
+        note(f"{self.path} has the answers to all {lines:,} lines already")
 
     def _check_input(self) -> None:
         if self._input.hexdigest() != self._mark.input_sha256:
@@ -205,7 +216,7 @@ class AnswersFile:
 
     def finish(self) -> None:
         """Say that all is answered: the file is flushed to the disk, and its record removed."""
-        if not self._plain:
+        if not self._plain or self._whole is not None:
             return
         with writing(self.path):
             self._begin()

@@ -180,10 +180,10 @@ class ClassificationTraining(CountedTraining):
 class DecodingSection(Section):
     """Beam search."""
 
-    beam: PositiveInt = 5
-    alpha: NonNegative = 0.6  # GNMT length penalty exponent: ((5 + |Y|) / 6)^alpha
-    max_ratio: Positive = 2.0  # longest output = max_ratio * source tokens + max_extra
-    max_extra: NonNegativeInt = 20
+    beam: Annotated[int, Field(ge=1, le=1000)] = 5
+    alpha: Annotated[float, Field(ge=0, le=100)] = 0.6  # GNMT length penalty exponent: ((5 + |Y|) / 6)^alpha
+    max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # longest output = max_ratio * source tokens + max_extra
+    max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20
     batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens a batch, padding included
     # how a trained model answers: `dense` (`auto`, none), or `rank` where maps hold factors
     execution: Literal["auto", "dense", "rank"] | None = None

@@ -9,7 +9,7 @@ PositiveInt = Annotated[int, Field(ge=1, le=_MOST)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=_MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Vocabulary = Annotated[int, Field(ge=8, le=10**7)]
-Width = Annotated[int, Field(ge=1, le=2**20)]  # the product of two, in bytes, is a number that torch can hold
+Width = Annotated[int, Field(ge=1, le=2**16)]  # the product of two, in bytes, is what one machine can hold
 Layers = Annotated[int, Field(ge=1, le=1000)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]

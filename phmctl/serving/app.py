@@ -73,10 +73,14 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
+        # A body with two lengths ends elsewhere for a proxy that believes the other one: nothing follows it.
+        two_lengths = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}
+        more = [(b"x-content-type-options", b"nosniff"), *([(b"connection", b"close")] if two_lengths else [])]
+
         async def counting(message: Any) -> None:
             if message["type"] == "http.response.start":
                 self.service.replies[str(message["status"])] += 1
-                message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
+                message["headers"] = [*message["headers"], *more]
             await send(message)
 
         try:

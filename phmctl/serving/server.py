@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -17,7 +18,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from phmctl.console import note
+from phmctl.console import note, warn
 from phmctl.errors import UserError
 from phmctl.serving.app import LOCAL_NAMES, build_app
 from phmctl.serving.requests import Limits
@@ -26,6 +27,7 @@ from phmctl.serving.service import Service
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 1024
 _LAST_WORDS = 1.0  # seconds to send what was answered, when all is answered
+_LAST_REQUESTS = 0.5  # seconds of them in which requests still come, by connections that are open
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -45,14 +47,16 @@ def listen(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(_BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         if sock is not None:
             sock.close()
         raise UserError(_why(host, port, error)) from error
     return sock
 
 
-def _why(host: str, port: int, error: OSError) -> str:
+def _why(host: str, port: int, error: OSError | UnicodeError) -> str:
+    if not isinstance(error, OSError):
+        return f"{host!r} is no name of a host ({error}); --host takes an address of this machine"
     if error.errno == errno.EADDRINUSE:
         return f"port {port} of {host} is in use; take another with --port, or --port 0 for a free one"
     if error.errno == errno.EACCES:
@@ -110,12 +114,14 @@ def serve(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=_LAST_WORDS,
+        backlog=1,  # connections that asyncio accepts at a time: where descriptors run out, it tries as often in vain
     )
     return asyncio.run(_serve(_Server(config, ready), service, sock, grace))
 
 
 async def _serve(server: "_Server", service: Service, sock: socket.socket, grace: float) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop.set_exception_handler(lambda _, what: warn(f"{what['message']}: {what.get('exception')}"))  # no tracebacks
     received: list[int] = []
 
     def hear(number: int) -> None:
@@ -164,7 +170,14 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicor
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)  # uvicorn has made it as short as what is accepted at a time
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        while select.select(sockets or (), (), (), 0)[0]:  # who is connected is answered: 503
+            await asyncio.sleep(0)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -208,6 +221,11 @@ def _limited(limits: Limits) -> type[H11Protocol]:
         def _watch(self) -> None:
             if self._late is None:
                 self._late = self.loop.call_later(limits.seconds, self._close_if_idle)
+
+        def shutdown(self) -> None:
+            """Close, a little later: a request may be on its way, and is answered."""
+            end = super().shutdown
+            self.loop.call_later(_LAST_REQUESTS, lambda: self.transport.is_closing() or end())
 
         def _close_if_idle(self) -> None:
             if self.conn.their_state is h11.IDLE:

@@ -63,6 +63,8 @@ def test_summaries_are_whole_and_have_no_marks(tmp_path: Path) -> None:
         (["count-params"], "wants a RECIPE, or --paper"),
         (["decode", "no-such-run"], "no-such-run"),
         (["train", "miniature", "--run", "x"], "train has no --run: --resume RUN goes on with a run"),
+        (["train", "x" * 300], "so long a name"),
+        (["decode", "x" * 300], "so long a name"),
         (["bench", "layer", "--n", "x"], "whole numbers"),
         (["bench", "layer", "--dtype", "float1"], "did you mean 'float16'"),
     ],

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from phmctl.data import readers
 from phmctl.data.card import Cleaning, Rows
 from phmctl.data.clean import CleanRows
 from phmctl.data.readers import check_columns, missing_columns, tables
@@ -231,3 +232,25 @@ def test_an_extra_has_32_bits(tmp_path, number):
         list(tables([path], rows))
     path.write_text("text\tlabel\textra\na\tb\t-2147483648\n")
     assert next(iter(tables([path], rows))).extras == {"extra": -(2**31)}
+
+
+def test_a_json_line_has_the_limit_of_all_lines_and_an_array_one_of_its_own(tmp_path, monkeypatch):
+    import gzip
+
+    rows = {"format": "jsonl", "texts": ("text",), "label": None}
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "' + b"x" * (17 << 20) + b'"}\n', 1))
+    with pytest.raises(DataError, match="longer than"):
+        read(path, **rows)
+    monkeypatch.setattr(readers, "_LONGEST_JSON", 200)
+    array = json.dumps([{"text": "x" * 10}] * 20)
+    for content in (array, array.replace(", ", ",\n")):
+        with pytest.raises(DataError):
+            read(put(tmp_path / "b.jsonl", content), **rows)
+    assert len(read(put(tmp_path / "c.jsonl", *[json.dumps({"text": "x" * 10})] * 20), **rows)) == 20
+
+
+@pytest.mark.parametrize("content", ['{"text": "a", "text": "b"}', '[{"text": "a", "text": "b"}]'])
+def test_a_key_twice_in_json_is_refused(tmp_path, content):
+    with pytest.raises(DataError, match=r"line 1: no JSON .*twice"):
+        read(put(tmp_path / "a.jsonl", content), format="jsonl", texts=("text",), label=None)

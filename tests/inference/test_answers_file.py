@@ -99,7 +99,7 @@ def test_what_is_not_ours_is_refused_and_left(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("somebody's\n")
     with pytest.raises(OutputError, match=r"out\.resume\.jsonl is not beside it"):
-        AnswersFile(path, ORIGIN, resume=True)
+        write(path, [LINES], resume=True)
     assert path.read_text() == "somebody's\n"
     write(path, [LINES[:4], LINES[4:]], stop_after=1)
     before = path.read_bytes()
@@ -118,6 +118,14 @@ def test_what_is_not_ours_is_refused_and_left(tmp_path: Path) -> None:
     path.write_bytes(before.replace(b"LINE 0", b"LINE O"))
     with pytest.raises(OutputError, match="was changed since it was written"):
         AnswersFile(path, ORIGIN, resume=True)
+
+
+def test_a_complete_file_is_resumed_by_doing_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    for _ in range(2):
+        write(path, [LINES[:4], LINES[4:]], resume=True)
+        assert path.read_text() == answer(LINES)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("record", [b"nothing\n", b"[]\n", b'{"format": 1}\n{"lines": 1}\n', b"\xff\n"])

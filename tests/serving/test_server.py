@@ -39,8 +39,9 @@ def test_a_port_in_use_is_the_users_mistake() -> None:
 def test_a_strange_address_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192.0.2.1, port 0.*--host"):
         listen("192.0.2.1", 0)
-    with pytest.raises(UserError, match="cannot listen on no such host"):
-        listen("no such host", 0)
+    for name in ("no such host", "x..y", "x" * 300):
+        with pytest.raises(UserError):
+            listen(name, 0)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may listen on any port")
@@ -151,6 +152,27 @@ def test_requests_one_behind_another_on_one_connection_keep_their_order(server: 
     ]
 
 
+def test_a_body_with_two_lengths_is_the_last_of_its_connection(server: Server) -> None:
+    body = json.dumps({"text": "a"}).encode()
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    with server.connect() as connection:
+        connection.sendall(head("/translate", len(body), "Transfer-Encoding: chunked") + chunked)
+        connection.sendall(head("/translate", len(body), "Connection: close") + body)
+        assert read_all(connection).count(b"HTTP/1.1") == 1
+
+
+def test_more_connections_than_descriptors_do_not_fill_the_log() -> None:
+    with fake_server(descriptors=40) as server:
+        many = [server.connect() for _ in range(80)]
+        time.sleep(3)
+        for connection in many:
+            connection.close()
+        until(lambda: _answers(server))
+        code, said = server.end()
+    assert code == 143
+    assert len(said) < 4000
+
+
 # ------------------------------------------------------------------------------------------------------- the end
 
 
@@ -197,6 +219,24 @@ def test_a_second_signal_ends_it_at_once() -> None:
         assert server.end(signal.SIGINT)[0] == 130
         with pytest.raises(httpx.HTTPError):
             hung.result(SECONDS)
+
+
+def test_a_request_on_an_open_connection_is_answered_while_the_server_ends() -> None:
+    body = json.dumps({"text": "a"}).encode()
+    with fake_server() as server, server.connect() as connection:
+        server.health()
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: not _listens(server))
+        connection.sendall(head("/translate", len(body)) + body)
+        assert read_all(connection).startswith(b"HTTP/1.1 503")
+
+
+def _listens(server: Server) -> bool:
+    try:
+        server.connect().close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def test_a_client_that_keeps_sending_does_not_keep_the_server() -> None:

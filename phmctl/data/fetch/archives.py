@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO
+from typing import IO, Self
 
 from phmctl.data.card import Url
 from phmctl.data.fetch.http import download
@@ -28,6 +28,10 @@ _CHUNK = 1 << 20  # bytes
 _RATIO = 200
 _ALWAYS = 256 << 20  # bytes that any archive may unpack to
 _LARGEST = 64 << 30
+_NAMES = 32 << 20  # bytes that a tar archive's names and attributes may have
+_EXTENSIONS = {
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+}
 
 
 class DamagedError(DataError):
@@ -104,14 +108,16 @@ class _Room:
         packed = archive.stat().st_size
         self._archive, self._members, self._left = archive, members, members
         self._limit = limit or min(_LARGEST, max(_ALWAYS, _RATIO * packed))
-        self._bytes = self._limit
+        self._bytes, self._names = self._limit, _NAMES
 
-    def take(self, size: int, members: int = 1) -> None:
-        """Count bytes and members; raises :class:`DataError` where they are too many."""
+    def take(self, size: int, members: int = 1, *, names: bool = False) -> None:
+        """Count bytes, of names if they are such, and members; raises :class:`DataError` where they are too many."""
         self._bytes -= max(size, 0)
+        self._names -= size if names else 0
         self._left -= members
-        if self._bytes < 0 or self._left < 0:
+        if min(self._bytes, self._names, self._left) < 0:
             much = f"{self._limit:,} bytes" if self._bytes < 0 else f"{self._members:,} members"
+            much = f"{_NAMES:,} bytes of names" if self._names < 0 else much
             raise DataError(
                 f"{self._archive} holds more than {much}: no corpus, it seems; nothing was extracted\n"
                 "if it is right, its entry in the card may say how much it is: unpacked: BYTES, members: NUMBER"
@@ -128,7 +134,17 @@ def _reading(archive: Path) -> Iterator[None]:
 
 
 def _extract_tar(archive: Path, folder: Path, room: _Room) -> None:
-    with tarfile.open(archive) as tar:
+    class Header(tarfile.TarInfo):
+        """Counts what headers of long names and attributes hold, before it is read into memory at once."""
+
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+            header = super().frombuf(buf, encoding, errors)
+            if header.type in _EXTENSIONS:
+                room.take(header.size, members=0, names=True)
+            return header
+
+    with tarfile.open(archive, tarinfo=Header) as tar:
         members = []
         for member in tar:
             room.take(member.size)

@@ -1,7 +1,9 @@
 """Unpacking: what is inside comes out whole, and nothing is ever written outside."""
 
+import gzip
 import io
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -51,6 +53,24 @@ def test_content_comes_out(tmp_path, name):
     folder = extract(path, tmp_path / "out" / "set")
     assert files(folder) == {name.removeprefix("./"): content for name, content in CONTENT.items()}
     assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_headers_of_names_are_not_read_into_memory_without_limit(tmp_path, kind):
+    path = tmp_path / "a.tar.gz"
+    head = link("x", "", kind)
+    head.size = 1 << 28
+    with gzip.open(path, "wb", 1) as file:
+        file.write(head.tobuf())
+        for _ in range(1 << 8):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="bytes of names"):
+            extract(path, tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
 
 OUTSIDE = [
