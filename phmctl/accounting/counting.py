@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import Ledger, ledger_for_recipe
-from phmctl.accounting.published import published_tables, table_names
+from phmctl.accounting.published import PublishedTable, published_tables, table_names
 from phmctl.dimension import WITH_N
 from phmctl.errors import RecipeError, UserError, nearest
 from phmctl.recipe.loading import Override, common_overrides, resolve
@@ -59,20 +58,17 @@ def count_parameters(
         RecipeError: the recipe, an algebra or a setting is wrong.
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    tables = table_names()
+    tables, recipes = table_names(), shipped_names("recipes")
     if recipe is None and not paper:
         raise UserError("count-params wants a RECIPE, or --paper for the published tables")
-    if recipe is None or (paper and recipe in tables and recipe not in shipped_names("recipes")):
+    if recipe is None or (paper and recipe in tables and recipe not in recipes):
         if ns or algebras or overrides:
             what = f"{recipe} is a published table" if recipe else "these are published tables"
             raise UserError(f"{what}, not a recipe: --n, --algebra and --set have no part in it")
-        names = [recipe] if recipe else tables
-        return ParameterCount(
-            recipe or "the papers", (), tuple(each for name in names for each in published_tables(name))
-        )
-    if paper and recipe not in shipped_names("recipes") and not Path(recipe).is_file():
+        return ParameterCount(recipe or "the papers", (), tuple(published_tables(recipe or "")))
+    if paper and recipe not in recipes and not Path(recipe).is_file():
         raise UserError(
-            f"no table or recipe {recipe!r}{nearest(recipe, [*tables, *shipped_names('recipes')])}\n"
+            f"no table or recipe {recipe!r}{nearest(recipe, [*tables, *recipes])}\n"
             f"tables: {', '.join(tables)}; recipes: phmctl recipes"
         )
     try:
@@ -105,13 +101,6 @@ def split_list(text: str | None) -> list[str]:
 
 def _choices(ns: Sequence[int], algebras: Sequence[str]) -> Iterator[list[Override]]:
     """Yield the overrides of each variant."""
-    if not algebras:
-        yield from (common_overrides(n=n) for n in ns)
-        if not ns:
-            yield []
-        return
-    for algebra in algebras:
-        if algebra in WITH_N and ns:
-            yield from (common_overrides(algebra=algebra, n=n) for n in ns)
-        else:
-            yield common_overrides(algebra=algebra)
+    for algebra in algebras or (None,):
+        several = ns if algebra is None or algebra in WITH_N else ()
+        yield from (common_overrides(algebra=algebra, n=n) for n in several or (None,))

@@ -3,11 +3,11 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from phmctl.accounting.counting import ParameterCount
-from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import Ledger, Row, Totals
+from phmctl.accounting.published import PublishedTable
 from phmctl.console import note, print_table
 
 _COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
@@ -24,8 +24,10 @@ def print_count(count: ParameterCount) -> None:
         print_comparison(count.recipe, count.ledgers)
     for table in count.published:
         print_published(table)
-        if table.measure is not None and count.ledgers:
-            _print_notes([f"{count.recipe} itself, counted so: {_measured(count, table.measure)}"])
+        if table.maps is not None and count.ledgers:
+            names = (ledger.name.removeprefix(f"{count.recipe} ") for ledger in count.ledgers)
+            counted = (f"{name} {table.measure(each):,}" for name, each in zip(names, count.ledgers, strict=True))
+            _print_notes([f"{count.recipe} itself, counted so: {', '.join(counted)}"])
 
 
 def print_ledger(ledger: Ledger) -> None:
@@ -33,7 +35,7 @@ def print_ledger(ledger: Ledger) -> None:
 
     A terminal too narrow for all columns gets the first ones, whole, and is told of the others.
     """
-    rows = [_cells(row.component, row.copies, _shape(row), row) for row in ledger.folded()]
+    rows = [_cells(row.component, row.copies, "×".join(map(str, row.shape)), row) for row in ledger.folded()]
     rows.append(_cells("total", "", "", ledger.totals))
     rows.append(_cells("without embeddings", "", "", ledger.without_embeddings))
     whole = [_COLUMNS, *rows]
@@ -43,14 +45,9 @@ def print_ledger(ledger: Ledger) -> None:
     print_table(f"{ledger.name}: parameters", _COLUMNS[:shown], [row[:shown] for row in rows])
     if not fits:
         _print_notes([f"{', '.join(_COLUMNS[shown:])}: on a terminal of {width} columns, into a pipe, or with --json"])
-    print_savings(ledger)
-    _print_notes(ledger.notes)
-
-
-def print_savings(ledger: Ledger) -> None:
-    """Print what the model saves against its dense twin, with and without embeddings."""
     whole, inner = ledger.totals, ledger.without_embeddings
     note(f"saved against the dense twin: {1 - whole.share:.1%}; without embeddings {1 - inner.share:.1%}")
+    _print_notes(ledger.notes)
 
 
 def print_comparison(recipe: str, ledgers: Sequence[Ledger]) -> None:
@@ -66,29 +63,20 @@ def print_comparison(recipe: str, ledgers: Sequence[Ledger]) -> None:
 
 
 def print_published(table: PublishedTable) -> None:
-    """Print a published table: each arrangement that was tried, its exact count, and whether it is the figure."""
+    """Print a published table: the arrangements that matter, their exact counts, and whether each is the figure."""
     rows = []
     for row in table.rows:
-        for index, candidate in enumerate(row.candidates):
-            label, figure = (row.label, row.figure) if index == 0 else ("", "")
-            holds = "yes" if candidate.holds else f"no, {candidate.off:+.1%}".replace("-", "−")
-            rows.append((label, figure, _number(candidate.count), holds, candidate.arrangement))
+        for index, count in enumerate(row.counts):
+            holds = "yes" if row.holds(count) else f"no, {row.off(count):+.1%}".replace("-", "−")
+            figure = count.figure or ("" if index else row.figure)
+            rows.append(("" if index else row.label, figure, _number(count.count), holds, count.arrangement))
     print_table(table.title, _PUBLISHED, rows, text=(4,))
     _print_notes(table.notes)
-
-
-def _measured(count: ParameterCount, measure: Callable[[Ledger], int]) -> str:
-    names = (ledger.name.removeprefix(f"{count.recipe} ") for ledger in count.ledgers)
-    return ", ".join(f"{name} {measure(ledger):,}" for name, ledger in zip(names, count.ledgers, strict=True))
 
 
 def _cells(name: str, copies: int | str, shape: str, row: Row | Totals) -> list[str]:
     numbers = (row.dense, row.parameters, row.components, row.rule, row.bias, row.norm, row.embedding)
     return [name, str(copies), shape, *map(_number, numbers)]
-
-
-def _shape(row: Row) -> str:
-    return "×".join(map(str, row.shape))
 
 
 def _number(value: int) -> str:

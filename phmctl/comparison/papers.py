@@ -7,10 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phmctl.accounting.figures import PublishedTable
 from phmctl.accounting.ledger import ledger_for_recipe
-from phmctl.accounting.printed import PRINTED, SPEED, Column, Printed, Row
-from phmctl.accounting.published import published_tables
+from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
 from phmctl.comparison.compare import check_asked, copy_notes, readable_runs
 from phmctl.comparison.formats import as_csv, as_latex
 from phmctl.comparison.variants import Trained, Variant, group, mean_and_spread, settle
@@ -20,6 +18,8 @@ from phmctl.recipe.loading import flatten
 from phmctl.runs.differences import value_words
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.tasks.answers import spread
+
+SPEED = "seconds/100 steps"  # the metric that is read from a training's log
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,11 @@ class PaperComparison:
         printed: the table.
         cells: its cells, row by row.
         counts: by row, parameters of what was trained here, counted as the table counts them.
-        counted: what is counted, in words.
     """
 
-    printed: Printed
+    printed: PublishedTable
     cells: tuple[Cell, ...]
     counts: Mapping[str, int]
-    counted: str
 
     def tables(self) -> Iterator[Table]:
         """Yield the table as printed, where it has several columns, and one for each column that was trained here."""
@@ -128,8 +126,12 @@ class PaperComparison:
         for column in columns:
             cells = self._of(column=column)
             if len(columns) == 1 or any(cell.variant for cell in cells):
-                title = self.printed.title if len(columns) == 1 else f"{column.label}: published, and here"
-                yield Table(title, _HEAD, [self._cells(cell) for cell in cells])
+                named = (
+                    f"{self.printed.title}: {column.metric}"
+                    if len(columns) == 1
+                    else f"{column.label}: published, and here"
+                )
+                yield Table(named, _HEAD, [self._cells(cell) for cell in cells])
 
     def _of(self, row: Row | None = None, column: Column | None = None) -> list[Cell]:
         return [cell for cell in self.cells if row in (None, cell.row) and column in (None, cell.column)]
@@ -144,7 +146,7 @@ class PaperComparison:
         """Return what must be read with the table: how it is scored and counted, and what differs in the setup."""
         lines = [self.printed.score, f"not published: {self.printed.unsaid}"]
         if self.counts:
-            lines.append(f"counted here: {self.counted}")
+            lines.append(f"counted here: {self.printed.counted}")
         for column in self.printed.columns:
             cells = [cell for cell in self._of(column=column) if cell.variant is not None]
             if cells and column.remark:
@@ -237,7 +239,7 @@ def compare_papers(
     """Put what was trained here beside published tables.
 
     Args:
-        name: of a table or of a paper's tables, a key of :data:`~phmctl.accounting.printed.PRINTED`.
+        name: of a table or of a paper's tables, a key of :func:`~phmctl.accounting.published.table_names`.
         runs: runs, folders of runs, or tags; by default all below the root.
         recipe: all runs of this one too.
         root: the folder of runs.
@@ -248,9 +250,10 @@ def compare_papers(
         RunError: a name means no run.
     """
     name = f"table{name}" if name.isdecimal() else name
-    check_known("published table", name, PRINTED)
+    check_known("published table", name, table_names())
+    tables = published_tables(name)
     names = [*runs, *([recipe] if recipe else [])]
-    known = dict.fromkeys(each for printed in PRINTED[name] for each in _recipes(printed))
+    known = dict.fromkeys(each for table in tables for each in _recipes(table))
     if recipe:
         check_known(f"recipe of {name}", recipe, known)
     summaries = readable_runs(names, root)
@@ -258,20 +261,17 @@ def compare_papers(
         check_known(f"recipe of {name}", summary.run.recipe.name, known)
     check_asked(summaries, "test", checkpoint)
     variants = group(settle(summaries, "test", checkpoint))
-    counting = {table.key: table for table in published_tables(name)}
-    return [_compare(printed, variants, counting.get(printed.key), root) for printed in PRINTED[name]]
+    return [_compare(table, variants, root) for table in tables]
 
 
-def _recipes(printed: Printed) -> Iterator[str]:
+def _recipes(printed: PublishedTable) -> Iterator[str]:
     """Yield the recipes that reproduce a table, and those that stand in."""
     for column in printed.columns:
         yield from dict.fromkeys(column.recipe + row.size for row in printed.rows)
         yield from column.stand_ins
 
 
-def _compare(
-    printed: Printed, variants: Sequence[Variant], counting: PublishedTable | None, root: Path | None
-) -> PaperComparison:
+def _compare(printed: PublishedTable, variants: Sequence[Variant], root: Path | None) -> PaperComparison:
     cells = tuple(
         Cell(row, column, score, _fitting(row, column, variants), root)
         for index, row in enumerate(printed.rows)
@@ -280,9 +280,9 @@ def _compare(
     counts = {}
     for cell in cells:
         if cell.variant is not None and not (cell.stands_in and cell.row.label in counts):
-            counts[cell.row.label] = _count(cell.variant, counting)
+            counts[cell.row.label] = _count(cell.variant, printed)
     known = {label: count for label, count in counts.items() if count is not None}
-    return PaperComparison(printed, cells, known, "everything" if counting is None else counting.counted)
+    return PaperComparison(printed, cells, known)
 
 
 def _fitting(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:
@@ -299,8 +299,8 @@ def _is(variant: Variant, recipe: str, name: str) -> bool:
     return (own.name, own.variant) == (recipe, name)
 
 
-def _count(variant: Variant, counting: PublishedTable | None) -> int | None:
+def _count(variant: Variant, printed: PublishedTable) -> int | None:
     """Count a model as the table does."""
-    if counting is not None and counting.measure is not None:
-        return counting.measure(ledger_for_recipe(variant.first.run.recipe))
+    if printed.maps is not None:
+        return printed.measure(ledger_for_recipe(variant.first.run.recipe))
     return None if variant.parameters is None else variant.parameters.total

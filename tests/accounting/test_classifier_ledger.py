@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.accounting.ledger import Ledger, ledger_for
-from phmctl.accounting.published_classifiers import encoder_parameters, lstm_parameters
+from phmctl.accounting.published import published_tables
 from phmctl.assembly import ClassifierSection, build_classifier
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection
 from phmctl.tasks.registry import task_kind
@@ -67,8 +67,9 @@ def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(chosen: dict[st
     ],
 )
 def test_the_defaults_are_the_models_of_tables_1_and_5(choice: dict[str, Any], lstm: int, encoder: int) -> None:
-    assert lstm_parameters(counted(PairClassifierSection(kind="lstm-pair", **choice), 99, 3)) == lstm
-    assert encoder_parameters(counted(EncoderClassifierSection(kind="encoder", **choice), 99)) == encoder
+    (table_1,), (table_5,) = published_tables("table1"), published_tables("table5")
+    assert table_1.measure(counted(PairClassifierSection(kind="lstm-pair", **choice), 99, 3)) == lstm
+    assert table_5.measure(counted(EncoderClassifierSection(kind="encoder", **choice), 99)) == encoder
 
 
 def test_one_over_n_is_true_of_the_lstm_s_components_alone() -> None:

@@ -1,143 +1,299 @@
-"""The identities of the published tables, each against a real model on the meta device."""
+"""The published parameter figures: every count in ``published.yaml`` is that of a real model, to the unit.
+
+S is the sum of k·d over the linear maps, K the number of distinct rules.
+"""
+
+import re
+from functools import cache
+from typing import Any
 
 import pytest
 
-from phmctl.accounting.figures import agrees
-from phmctl.accounting.ledger import ledger_for_settings
-from phmctl.accounting.published import (
-    base_model,
-    ceng501_de_en,
-    ceng501_shakespeare,
-    fitting_vocabulary,
-    phm_plus,
-    published_tables,
-    table_2,
-    table_4,
-)
+from phmctl.accounting.ledger import Ledger, Row, ledger_for, ledger_for_settings
+from phmctl.accounting.published import agrees, published_tables, table_names, value_of
+from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
+from phmctl.tasks.registry import task_kind
+
+TABLES = {table.key: table for table in published_tables()}
+ROWS = [pytest.param(key, row, id=f"{key} {row.label}") for key, table in TABLES.items() for row in table.rows]
+D, HEAD, ATTENTIONS = 512, 64, 18  # of the base Transformer, six and six layers
+NI = {2: ("linear", "none"), 3: ("hierarchical", "none"), 4: ("none", "hierarchical"), 5: ("hierarchical",) * 2}
+NI |= {6: ("bilinear", "none"), 7: ("none", "bilinear"), 8: ("bilinear",) * 2}
 
 
-def maps(layers=6, **changes):
-    return ledger_for_settings(base_model(layers, **changes), 8, 8)
+def chosen(variant: str) -> dict[str, Any]:
+    """The algebra and n of a row's models."""
+    n = re.search(r"-n(\d+)", variant)
+    return {"algebra": variant.partition("-")[0], "n": int(n[1]) if n else 1}
 
 
-@pytest.fixture(scope="module")
-def tables():
-    return {table.key: table for table in (table_2(), table_4(), ceng501_shakespeare(), ceng501_de_en())}
+def base(layers: int = 6, **changes: Any) -> Ledger:
+    shape = {"encoder_layers": layers, "decoder_layers": layers, "width": D, "feed_forward": 4 * D, "heads": 8}
+    return ledger_for_settings(TransformerSection(**(shape | changes)), 8, 8)
 
 
-def test_44m_is_six_and_six_layers():
-    assert maps().map_weights == 44_040_192 == 6 * (12 + 16) * 512**2
+def classifier(table: str, **changes: Any) -> Ledger:
+    """The model of Table 1 or of Table 5."""
+    kind = {"table1": lambda: PairClassifierSection(kind="lstm-pair", **changes)}
+    kind |= {"table5": lambda: EncoderClassifierSection(kind="encoder", **changes)}
+    return ledger_for(task_kind("classification"), kind[table](), {"vocabulary": 8, "classes": 2})
 
 
-def test_the_four_layers_of_the_text_are_not_44m():
-    count = maps(4).map_weights
-    assert count == 29_360_128
-    assert not agrees("44M", count)
+@cache
+def phm_plus(table: str, n: int, vocabulary: int) -> Ledger:
+    """CENG501's model: embeddings and generator are PHM too, the feed-forward is as wide as the model."""
+    layers, width, heads = {"ceng501-shakespeare": (4, 512, 8), "ceng501-de-en": (2, 256, 4)}[table]
+    settings = TransformerSection(
+        algebra="real" if n == 1 else "phm",
+        n=n,
+        width=width,
+        feed_forward=width,
+        heads=heads,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        projections="packed",
+        embeddings="phm",
+        generator="phm",
+        generator_bias=True,
+        share_embeddings=False,
+        norm="post",
+        final_norm=False,
+    )
+    return ledger_for_settings(settings, vocabulary, vocabulary)
 
 
-@pytest.mark.parametrize(("n", "figure"), [(2, "22M"), (4, "11M"), (8, "5.5M")])
-def test_the_phm_rows_follow(n, figure):
-    ledger = maps(algebra="phm", n=n)
-    assert ledger.without_embeddings.components == 44_040_192 // n
-    assert agrees(figure, ledger.map_weights)
+VOCABULARY = {"ceng501-shakespeare": 8192, "ceng501-de-en": 32768}
 
 
-@pytest.mark.parametrize(
-    ("changes", "rules", "count", "holds"),
-    [
-        ({"rules": "sublayer"}, 30, 2_875_392, True),
-        ({"projections": "separate"}, 96, 3_145_728, False),
-        ({}, 66, 3_022_848, False),
-    ],
-)
-def test_at_16_the_arrangement_of_the_rules_decides(changes, rules, count, holds):
-    ledger = maps(algebra="phm", n=16, **changes)
-    assert (ledger.rules, ledger.map_weights) == (rules, count)
-    assert agrees("2.9M", count) is holds
+@cache
+def composed(row: int = 1, width: int = D, algebra: str = "real", n: int = 1) -> Ledger:
+    """The model of a row of Li et al., Table 1: post-norm, with three tables."""
+    layers, heads = NI.get(row, ("none", "none"))
+    settings = TransformerSection(
+        algebra=algebra,
+        n=n,
+        width=width,
+        heads=width // HEAD,
+        feed_forward=4 * width,
+        norm="post",
+        final_norm=False,
+        share_embeddings=False,
+        generator="dense",
+        compose_layers=layers,
+        compose_heads=heads,
+    )
+    return ledger_for_settings(settings, 8, 8)
 
 
-def test_2_9m_needs_24_to_48_rules(tables):
-    assert any("needs 24 to 48 rules" in text for text in tables["table2"].notes)
+def added(row: int, width: int = D, **choice: Any) -> int:
+    """What a row's compositions add to the model, less the output maps that they stand for."""
+    return composed(row, width, **choice).totals.parameters - composed(1, width, **choice).totals.parameters
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_a_dagger_row_has_exactly_twice_the_components(n):
-    plain, doubled = (maps(algebra="phm", n=n, upsize=upsize).without_embeddings for upsize in (1, 2))
-    assert doubled.components == 2 * plain.components
-    assert doubled.rule == plain.rule
+def compositions(row: int) -> list[Row]:
+    return [
+        each
+        for each in composed(row).rows
+        if ".composition." in each.component
+        or (".output." in each.component and not each.component.endswith("attention.output"))
+    ]
 
 
-@pytest.mark.parametrize(("layers", "width", "heads", "vocabulary"), [(4, 512, 8, 8192), (2, 256, 4, 32768)])
-def test_the_reproduction_has_43_and_23_rules(layers, width, heads, vocabulary):
-    ledger = ledger_for_settings(phm_plus(layers, width, heads, 16), vocabulary, vocabulary)
-    assert ledger.rules == {4: 43, 2: 23}[layers]
+def weights(row: int) -> int:
+    """Of compositions alone: no biases, no norms, and nothing taken off for output maps."""
+    return sum(each.components for each in compositions(row))
 
 
-@pytest.mark.parametrize(
-    ("layers", "width", "heads", "vocabulary", "n", "count"),
-    [
-        (4, 512, 8, 8192, 1, 29_421_568),
-        (4, 512, 8, 8192, 16, 2_072_576),
-        (2, 256, 4, 32768, 1, 27_309_056),
-        (2, 256, 4, 32768, 16, 1_844_224),
-    ],
-)
-def test_the_reproduction_s_rows_at_1_and_16_are_exact(layers, width, heads, vocabulary, n, count):
-    ledger = ledger_for_settings(phm_plus(layers, width, heads, n), vocabulary, vocabulary)
-    assert ledger.totals.parameters == count
+def with_tables(rows: int, width: int) -> int:
+    """The base model with three tables of so many rows."""
+    return composed(1, width).without_embeddings.parameters + 3 * rows * width
 
 
-@pytest.mark.parametrize("key", ["ceng501-shakespeare", "ceng501-de-en"])
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_the_other_rows_hold_only_with_a_map_left_at_16(tables, key, n):
-    row = next(row for row in tables[key].rows if row.label == f"PHM+ n={n}")
-    everywhere, left = row.candidates
-    assert not everywhere.holds
-    assert everywhere.off == pytest.approx(everywhere.count / left.count - 1)
-    assert everywhere.off > 0
-    assert left.holds
-    assert f"{left.count:,}" == row.figure
+def of_the_paper(key: str, variant: str) -> list[int]:
+    """Tables 2 to 4."""
+    choice = chosen(variant) | {"upsize": 2 if variant.endswith("-x2") else 1}
+    ours = base(**choice).map_weights
+    if variant == "real":
+        return [ours, base(4).map_weights]
+    return [base(**choice, rules="sublayer").map_weights, ours] if variant == "phm-n16" else [ours]
 
 
-def test_no_vocabulary_does_instead(tables):
-    """Each n would want another one, and none is a whole number."""
-    texts = [tables[key].notes[-1] for key in ("ceng501-shakespeare", "ceng501-de-en")]
-    assert "7,041.4 at n = 2, 7,254.4 at n = 4, 7,661.4 at n = 8" in texts[0]
-    assert "32,512.6 at n = 2, 32,596.9 at n = 4, 32,746.9 at n = 8" in texts[1]
+def of_classifiers(key: str, variant: str) -> list[int]:
+    """Tables 1 and 5."""
+    ledger = classifier(key, **chosen(variant))
+    count = TABLES[key].measure(ledger)
+    biases = sum(row.bias for row in ledger.rows if row.component.startswith(TABLES[key].maps.below))
+    return [count - biases, count] if variant == "quaternion" else [count]
 
 
-@pytest.mark.parametrize("n", [1, 2, 4, 8, 16])
-def test_the_fitting_vocabulary_is_found_where_there_is_one(n):
-    settings = phm_plus(2, 32, 2, n)
-    wanted = ledger_for_settings(settings, 160, 160).totals.parameters
-    assert fitting_vocabulary(wanted, settings, 96) == 160
+def of_the_reproduction(key: str, variant: str) -> list[int]:
+    """CENG501: where n everywhere does not give the figure, one d×d map a layer was left at n = 16."""
+    vocabulary, n = VOCABULARY[key], chosen(variant)["n"]
+    ours, at_16 = phm_plus(key, n, vocabulary), phm_plus(key, 16, vocabulary)
+    left = [
+        (there if here.component.endswith(".feed_forward.contract") else here).parameters
+        for here, there in zip(ours.rows, at_16.rows, strict=True)
+    ]
+    return [*([] if n in (1, 16) else [sum(left)]), ours.totals.parameters]
 
 
-def test_every_row_of_every_table_is_explained(tables):
-    assert {key: [row.label for row in table.rows if not row.holds] for key, table in tables.items()} == {
-        "table2": [],
-        "table4": [],
-        "ceng501-shakespeare": [],
-        "ceng501-de-en": [],
+def of_neuron_interaction(number: int) -> list[int]:
+    """Li et al., Table 1, rows 1 to 8."""
+    identities = {
+        1: [with_tables(28_556, D)],
+        2: [12 * D**2],
+        3: [88 * D**2, added(3)],
+        4: [ATTENTIONS * 184 * HEAD**2, added(4)],
+        5: [sum(each.parameters for each in compositions(5)), added(5)],
+        6: [64 * D**2, added(6)],
+        7: [ATTENTIONS * 3 * D**2, added(7)],
+        8: [64 * D**2 + ATTENTIONS * 3 * D**2, added(8)],
     }
+    return identities[number]
 
 
-def test_rows_stand_in_the_published_order(tables):
-    figures = [row.figure for row in tables["table2"].rows]
-    assert figures == ["44M", "11M", "22M", "11M", "5.5M", "2.9M", "44M", "22M", "11M"]
-    assert [row.figure for row in tables["table4"].rows] == ["44M", "22M", "11M", "5.5M", "2.9M"]
+def of_its_second_table(label: str) -> list[int]:
+    width, rows = (1024, (28_530, 33_087)) if label.startswith("Big") else (512, (28_556, 33_113))
+    plain = [with_tables(each, width) for each in rows]
+    if not label.endswith("NI"):
+        return plain
+    return [total for each in plain for total in (each + (64 + 54) * width**2, each + added(8, width))]
+
+
+@pytest.mark.parametrize(("key", "row"), ROWS)
+def test_each_count_is_that_of_a_model_and_the_first_is_the_figure(key: str, row: Any) -> None:
+    if key == "ni":
+        expected = of_neuron_interaction(1 + TABLES[key].rows.index(row))
+    elif key == "ni-table2":
+        expected = of_its_second_table(row.label)
+    else:
+        kinds = {"table1": of_classifiers, "table5": of_classifiers}
+        kinds |= dict.fromkeys(VOCABULARY, of_the_reproduction)
+        expected = kinds.get(key, of_the_paper)(key, row.variant)
+    assert [count.count for count in row.counts] == expected
+    assert row.holds(row.counts[0])
+
+
+# The identities.
+
+
+def test_tables_2_and_4_are_six_and_six_layers_not_the_four_of_the_text() -> None:
+    assert base().map_weights == 6 * (12 + 16) * D**2
+    assert not agrees("44M", base(4).map_weights)
+    for n in (2, 4, 8):
+        plain, doubled = (base(algebra="phm", n=n, upsize=upsize).without_embeddings for upsize in (1, 2))
+        assert (plain.components, doubled.components) == (44_040_192 // n, 2 * plain.components)
+        assert plain.rule == doubled.rule
 
 
 @pytest.mark.parametrize(
-    ("recipe", "keys"),
+    ("changes", "rules", "count"),
+    [({"rules": "sublayer"}, 30, 2_875_392), ({"projections": "separate"}, 96, 3_145_728), ({}, 66, 3_022_848)],
+)
+def test_at_16_the_arrangement_of_the_rules_decides(changes: dict[str, str], rules: int, count: int) -> None:
+    ledger = base(algebra="phm", n=16, **changes)
+    assert (ledger.rules, ledger.map_weights) == (rules, count)
+    components = ledger.without_embeddings.components
+    assert [K for K in range(200) if agrees("2.9M", components + K * 16**3)] == [*range(24, 49)]
+    assert agrees("2.9M", count) is (24 <= rules <= 48)
+
+
+def test_table_1_is_four_gates_of_two_maps_with_one_bias() -> None:
+    S, bias = 4 * 300 * (300 + 300), 4 * 300
+    counts = [row.counts[0].count for row in TABLES["table1"].rows]
+    assert counts == [S + bias, S // 4, *(S // n + 8 * n**3 + bias for n in (2, 5, 10))]
+    for n, figure, as_printed in ((5, "146K", 145_450), (10, "81K", 75_200)):
+        fused = TABLES["table1"].measure(classifier("table1", algebra="phm", n=n, gates="fused"))
+        assert fused == as_printed == S // n + 2 * n**3 + bias
+        assert not agrees(figure, fused)
+
+
+def test_table_5_is_two_layers_with_biases_without_norms_and_n_8_decides() -> None:
+    d, ff = 128, 512
+    S, biases = 2 * (3 * d * d + d * d + 2 * d * ff), 2 * (3 * d + d + ff + d)
+    counts = [row.counts[0].count for row in TABLES["table5"].rows]
+    assert counts == [S + biases, S // 4, *(S // n + 8 * n**3 + biases for n in (2, 4, 8))]
+    measure = TABLES["table5"].measure
+    separate = measure(classifier("table5", algebra="phm", n=8, projections="separate"))
+    norms = sum(row.norm for row in classifier("table5").rows if row.component.startswith("encoder."))
+    others = [separate, counts[-1] + norms, counts[-1] - biases]
+    assert others == [57_600, 56_576, 53_248]
+    assert not any(agrees("56K", count) for count in others)
+
+
+@pytest.mark.parametrize(("key", "rules"), [("ceng501-shakespeare", 43), ("ceng501-de-en", 23)])
+def test_the_reproduction_fits_no_single_vocabulary(key: str, rules: int) -> None:
+    vocabulary = VOCABULARY[key]
+    assert phm_plus(key, 16, vocabulary).rules == rules
+    wanted = []
+    for row, n in zip(TABLES[key].rows[1:4], (2, 4, 8), strict=True):
+        here, there = (phm_plus(key, n, types).totals.parameters for types in (vocabulary, vocabulary + 16))
+        wanted.append(f"{vocabulary + 16 * (value_of(row.figure) - here) / (there - here):,.1f} at n = {n}")
+    assert ", ".join(wanted) in TABLES[key].notes[-1]
+    assert not any(".0 " in each for each in wanted)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (2, 12 * D**2),
+        (3, 88 * D**2),
+        (4, ATTENTIONS * 184 * HEAD**2),
+        (6, 26 * D**2),
+        (7, ATTENTIONS * 3 * D**2),
+        (8, 26 * D**2 + ATTENTIONS * 3 * D**2),
+    ],
+)
+def test_compositions_are_polynomials_in_d(row: int, expected: int) -> None:
+    assert weights(row) == expected
+
+
+def test_what_is_added_takes_the_output_maps_off() -> None:
+    assert added(7) == weights(7) - ATTENTIONS * D**2 + ATTENTIONS * (2 * D - D)  # u and v come, the map's bias goes
+    assert added(8) == added(6) + added(7)
+    assert added(6) == 26 * D**2 + 2 * 2 * D
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_phm_takes_one_nth_of_a_composition_and_its_rules(n: int) -> None:
+    """Two stacks of 13 maps with a rule each; u and v stay."""
+    assert added(6, algebra="phm", n=n) == 26 * D**2 // n + 2 * 2 * D + 2 * 13 * n**3
+
+
+# Which table, and how figures are read.
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
     [
         ("table4-shakespeare", ["table4"]),
         ("ceng501-de-en", ["ceng501-de-en"]),
-        ("ceng501-shakespeare", ["ceng501-shakespeare"]),
+        ("ceng501", ["ceng501-shakespeare", "ceng501-de-en"]),
         ("table1-snli", ["table1"]),
-        ("table5-agreement", ["table5"]),
         ("table5", ["table5"]),
+        ("ni", ["ni", "ni-table2"]),
+        ("ni-wmt14-en-de", ["ni", "ni-table2"]),
+        ("miniature", list(TABLES)),
     ],
 )
-def test_a_recipe_gets_the_table_that_it_reproduces(recipe, keys):
-    assert [table.key for table in published_tables(recipe)] == keys
+def test_a_recipe_gets_the_table_that_it_reproduces(name: str, keys: list[str]) -> None:
+    assert [table.key for table in published_tables(name)] == keys
+    assert set(keys) <= {*table_names(), "ni-table2"}
+
+
+@pytest.mark.parametrize(
+    ("figure", "unit", "cut", "least", "most"),
+    [
+        ("44M", None, False, 43_500_000, 44_499_999),
+        ("5.5M", None, False, 5_450_000, 5_549_999),
+        ("721K", None, False, 720_500, 721_499),
+        ("29,421,568", None, False, 29_421_568, 29_421_568),
+        ("400K", 10_000, False, 395_000, 404_999),
+        ("14.1M", None, True, 14_100_000, 14_199_999),
+    ],
+)
+def test_agreement_is_rounding_to_the_printed_digits(
+    figure: str, unit: int | None, cut: bool, least: int, most: int
+) -> None:
+    found = [agrees(figure, count, unit, cut=cut) for count in (least - 1, least, most, most + 1)]
+    assert found == [False, True, True, False]

@@ -6,19 +6,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from phmctl.accounting.figures import value_of
-from phmctl.accounting.printed import PRINTED, Column, Printed
-from phmctl.accounting.published import published_tables
+from phmctl.accounting.published import Column, PublishedTable, published_tables
 from phmctl.cli.main import app
 from phmctl.comparison.papers import Cell, compare_papers
 from phmctl.errors import UserError
-from phmctl.recipe.loading import flatten, load_recipe
+from phmctl.recipe.loading import common_overrides, flatten, load_recipe
 from phmctl.shipped import shipped_names
 from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
 
-TABLES = list({table.key: table for tables in PRINTED.values() for table in tables}.values())
 COLUMNS = [
-    pytest.param(table, column, id=f"{table.key}-{column.label}") for table in TABLES for column in table.columns
+    pytest.param(table, column, id=f"{table.key}-{column.label}")
+    for table in published_tables()
+    for column in table.columns
 ]
 SMALL = ("model.width=32", "model.feed_forward=64", "model.heads=4")
 
@@ -35,7 +34,7 @@ def cell_of(cells: tuple[Cell, ...], row: str, column: str = "") -> Cell:
 
 
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
-def test_each_row_has_a_score_and_each_column_its_recipe(table: Printed, column: Column) -> None:
+def test_each_row_has_a_score_and_each_column_its_recipe(table: PublishedTable, column: Column) -> None:
     assert len(column.scores) == len(table.rows)
     assert all(float(score) > 0 for score in column.scores)
     names = shipped_names("recipes")
@@ -45,16 +44,16 @@ def test_each_row_has_a_score_and_each_column_its_recipe(table: Printed, column:
 
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
 def test_the_shipped_recipe_is_of_the_published_setup_and_each_row_is_one_of_its_models(
-    table: Printed, column: Column
+    table: PublishedTable, column: Column
 ) -> None:
     own = dict(flatten(load_recipe(column.recipe).model_dump()))
     assert {key: own[key] for key in column.setup} == dict(column.setup)
     for row in table.rows:
-        settings = [part for part in row.options if "=" in part]
-        choice = {"--n": f"model.n={row.n}", "--algebra": f"model.algebra={row.algebra}"}
-        settings += [choice[row.options[0]]] if row.options[:1] in (("--n",), ("--algebra",)) else []
-        settings += ["model.algebra=phm"] if row.n > 1 else []
-        assert load_recipe(column.recipe + row.size, settings).variant == row.variant
+        given = list(zip(row.options[::2], row.options[1::2], strict=True))
+        settings = [value for name, value in given if name == "--set"]
+        choice = {name.removeprefix("--"): int(value) if name == "--n" else value for name, value in given}
+        choice.pop("set", None)
+        assert load_recipe(column.recipe + row.size, [*common_overrides(**choice), *settings]).variant == row.variant
 
 
 @pytest.mark.parametrize(
@@ -75,16 +74,6 @@ def test_the_shipped_recipe_is_of_the_published_setup_and_each_row_is_one_of_its
 def test_published_scores(table: str, row: str, column: str, score: str, tmp_path: Path) -> None:
     (found, *_) = compare_papers(table, root=tmp_path)
     assert cell_of(found.cells, row, column).published == score
-
-
-@pytest.mark.parametrize(
-    "table", [table for table in TABLES if table.key not in ("table3", "ni-table2")], ids=lambda t: t.key
-)
-def test_counting_and_comparing_have_the_same_figures(table: Printed) -> None:
-    """One place: the two commands cannot print different ones."""
-    counted = {one.key: one for one in published_tables(table.key)}[table.key]
-    assert {row.label: row.figure for row in counted.rows} == table.figures()
-    assert all(value_of(figure) > 0 for figure in table.figures().values())
 
 
 @pytest.fixture(scope="module")
