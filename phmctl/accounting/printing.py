@@ -38,8 +38,7 @@ def print_ledger(ledger: Ledger) -> None:
     rows = [_cells(row.component, row.copies, "×".join(map(str, row.shape)), row) for row in ledger.folded()]
     rows.append(_cells("total", "", "", ledger.totals))
     rows.append(_cells("without embeddings", "", "", ledger.without_embeddings))
-    whole = [_COLUMNS, *rows]
-    width = sum(max(map(len, cells)) + 3 for cells in zip(*whole, strict=True)) + 1
+    width = sum(max(map(len, cells)) + 3 for cells in zip(_COLUMNS, *rows, strict=True)) + 1
     fits = not sys.stdout.isatty() or width <= shutil.get_terminal_size().columns
     shown = len(_COLUMNS) if fits else _NARROW
     print_table(f"{ledger.name}: parameters", _COLUMNS[:shown], [row[:shown] for row in rows])

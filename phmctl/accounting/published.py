@@ -28,7 +28,7 @@ class Count(NamedTuple):
         figure: which figure it is of, where a row prints several.
     """
 
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
     arrangement: str
     figure: str | None = None
 

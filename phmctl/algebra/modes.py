@@ -14,7 +14,7 @@ def needs_plain_operations() -> bool:
     """
     return (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )

@@ -23,7 +23,7 @@ TILE = {"cpu": 1 << 10, "cuda": 1 << 15}
 
 def block_sums(W: Tensor, S: Tensor) -> Tensor:
     """Return the blocks ``T[r] = Σᵢ W[i, r] · S[i]``. (n, R), (n, k/n, d/n) -> (R, k/n, d/n)."""
-    return (W.t() @ S.flatten(1)).unflatten(1, S.shape[1:])
+    return (W.t() @ S.flatten(1)).view(-1, *S.shape[1:])
 
 
 def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -55,7 +55,7 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
 
 def _plain(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
     """Return the same for x (N, d) by operations that torch has every rule for, all tokens at once: (N, k)."""
-    mixed = V @ x.unflatten(1, (V.shape[1], -1))  # (N, R, d/n)
+    mixed = V @ x.view(x.shape[0], V.shape[1], -1)  # (N, R, d/n)
     products = torch.bmm(mixed.transpose(0, 1), T.transpose(1, 2)).transpose(0, 1)  # (N, R, k/n)
     y = (U @ products).flatten(1)  # (N, k)
     return y if bias is None else y + bias

@@ -46,6 +46,8 @@ class Kronecker(nn.Module):
         UserError: no such algebra.
     """
 
+    A: Tensor  # of a fixed algebra
+
     def __init__(self, n: int, *, algebra: str = LEARNED, parts: int = 1, zero_row: int | None = None) -> None:
         super().__init__()
         check_algebra(algebra, n)
@@ -221,9 +223,9 @@ def _convert(
             return Converted(*row, before, None, str(problem))
         done.append((owner, key, weight))
     for owner, key, weight in done:
-        made = owner.parametrizations[key]  # type: ignore[union-attr, index]
+        made = owner.parametrizations[key]  # type: ignore[index]
         shared = first.setdefault(id(weight), made)
-        owner.parametrizations[key] = shared  # type: ignore[index, operator, assignment, union-attr]
+        owner.parametrizations[key] = shared  # type: ignore[index, operator]
         for part in shared.parameters():
             part.requires_grad_(weight.requires_grad)
             after += part.numel()
@@ -257,7 +259,7 @@ def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
     module._buffers.pop(key, None)  # where no gradient is wanted torch leaves a buffer
     module._parameters[key] = weight
     if isinstance(module, nn.LSTM) and not parametrize.is_parametrized(module):
-        module._init_flat_weights()  # type: ignore[no-untyped-call]
+        module._init_flat_weights()
 
 
 def _kronecker(owner: nn.Module, key: str, weight: Tensor, n: int, algebra: str) -> Kronecker:
@@ -290,7 +292,7 @@ def _build_once_a_forward(module: nn.Module) -> None:
 
     def forget(self: nn.Module) -> None:
         if isinstance(self, nn.LSTM):  # which keeps the weights that it was called with: H, and its graph
-            self._flat_weights = [None] * len(self._flat_weights_names)  # type: ignore[assignment, list-item]
+            self._flat_weights = [None] * len(self._flat_weights_names)
 
     kind.forward, kind._apply = forward, apply
     if isinstance(module, nn.LSTM):

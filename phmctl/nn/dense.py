@@ -39,7 +39,12 @@ def freeze(model: nn.Module) -> nn.Module:
 
     Their blocks T are computed once, as buffers. A copy does not learn from what it answers.
     """
-    return _replaced(model, lambda module: BlockLinear(module) if _by_rank(module) else None, inplace=False)
+
+    def blocks(module: nn.Module) -> nn.Module | None:
+        by_rank = isinstance(module, PHMLinear) and module.n > 1 and module.execution == RANK
+        return BlockLinear(cast("PHMLinear", module)) if by_rank else None
+
+    return _replaced(model, blocks, inplace=False)
 
 
 class BlockLinear(nn.Module):
@@ -69,10 +74,6 @@ class BlockLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last axis. (..., d) -> (..., k)."""
         return rank_linear(x, self.T, self.U, self.V, self.bias)
-
-
-def _by_rank(module: nn.Module) -> bool:
-    return isinstance(module, PHMLinear) and module.n > 1 and module.execution == RANK
 
 
 def _replaced(model: nn.Module, make: Callable[[nn.Module], nn.Module | None], *, inplace: bool) -> nn.Module:

@@ -164,9 +164,9 @@ class PHMLSTM(nn.Module):
             hx = [part.to(exact) for part in state]
             rest = biased, self.num_layers, 0.0, self.training, False
             if sizes is None:
-                output, h, c = torch._VF.lstm(x.to(exact), hx, flat, *rest, True)  # type: ignore[attr-defined]
+                output, h, c = torch._VF.lstm(x.to(exact), hx, flat, *rest, True)
             else:
-                output, h, c = torch._VF.lstm(x.to(exact), sizes, hx, flat, *rest)  # type: ignore[attr-defined]
+                output, h, c = torch._VF.lstm(x.to(exact), sizes, hx, flat, *rest)
         return output.to(dtype), (h.to(dtype), c.to(dtype))
 
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
@@ -182,9 +182,8 @@ class PHMLSTM(nn.Module):
         last = []
         for index, layer in enumerate(self._layers()):
             weight, recurrent, bias = layer.weights()
-            h, c = (
-                x.new_zeros(x.shape[0], self.hidden_size) if state is None else part[index] for part in state or "hc"
-            )
+            zeros = x.new_zeros(x.shape[0], self.hidden_size)
+            h, c = (zeros, zeros) if state is None else (state[0][index], state[1][index])
             h, c = h.to(dtype), c.to(dtype)  # (B, h)
             outputs = []
             for step, gates in enumerate(F.linear(output, weight, bias).unbind(1)):  # (B, 4h)

@@ -144,7 +144,7 @@ def train_task(
         stack.enter_context(isolated(device, processes.threads(settings.threads)))
         environment = _environment(recipe, device, processes, data, start)
         stop = stack.enter_context(StopRequest(insist=not processes.many))
-        run, point = None, None
+        run = point = None
         with processes.agreed():
             if processes.leads:
                 run = old or Run.create(root, recipe, environment={**environment, **(noted or {})}, fill=task.furnish)
@@ -154,13 +154,14 @@ def train_task(
         counters = processes.broadcast(point.state if point else None)
         point = point or (None if counters is None else Checkpoint({}, counters))
         first = 0 if point is None else int(point.state["step"])
-        board = run.folder / "tensorboard" if settings.tensorboard and processes.leads else None
         with processes.agreed():
             path, validated = run.metrics_path if processes.leads else None, point.state["validated"] if point else 0
-            log = MetricsLog(path, first, validated, board)
+            log = MetricsLog(
+                path, first, validated, run.folder / "tensorboard" if path and settings.tensorboard else None
+            )
         progress = ProgressLine(settings.steps, first, quiet=quiet or not processes.leads)
-        begin: dict[str, Any] = {"initial": start.tensors if start else None, "checkpoint": point}
-        trainer = Trainer(task, run, device, log, progress, processes=processes, **begin)
+        initial = start.tensors if start else None
+        trainer = Trainer(task, run, device, log, progress, processes=processes, initial=initial, checkpoint=point)
         unfinished = not trainer.finished
         with processes.agreed():
             if start is not None:
@@ -178,8 +179,8 @@ def train_task(
         else:
             progress.say(_opening(trainer))
     state, seconds = trainer.state, time.perf_counter() - began
-    now, best = state.step - first, (state.best_score, state.best_step)
-    return TrainingResult(run, state.step, now, seconds, *best, stop.exit_code or 0)
+    best = state.best_score, state.best_step
+    return TrainingResult(run, state.step, state.step - first, seconds, *best, stop.exit_code or 0)
 
 
 def _environment(
