@@ -2,8 +2,8 @@
 
     python examples/heal.py
 
-A network learns to tell which of 16 hidden prototypes a noisy vector comes from, up to its sign. Its linear layers are
-replaced by the nearest PHM maps (n = 4), a quarter of the weights; the result is then trained for some hundred steps
+A network learns to tell which of 16 hidden prototypes a noisy vector comes from, up to its sign. The weights of its
+linear layers become the nearest sums of Kronecker products (n = 4), a quarter of the numbers; the result is then trained for some hundred steps
 to give the dense network's own probabilities. Nothing but inputs is needed for that: no labels.
 """
 
@@ -49,8 +49,7 @@ def train(model: nn.Module, prototypes: Tensor, steps: int, teacher: nn.Module |
 @torch.no_grad()
 def accuracy(model: nn.Module, test: tuple[Tensor, Tensor]) -> float:
     """Return the share of right answers."""
-    with phmctl.cached():
-        return (model(test[0]).argmax(1) == test[1]).float().mean().item()
+    return (model(test[0]).argmax(1) == test[1]).float().mean().item()
 
 
 def main() -> None:
