@@ -27,7 +27,7 @@ FLOORS = (
         "exports",
         "extras",
     },
-    {"algebra", "backends", "metrics", "miniature"},
+    {"algebra", "metrics", "miniature"},
     {"nn", "data"},
     {"models"},
     {"assembly"},
