@@ -3,8 +3,8 @@
     python examples/heal.py
 
 A network learns to tell which of 16 hidden prototypes a noisy vector comes from, up to its sign. The weights of its
-linear layers become the nearest sums of Kronecker products (n = 4), a quarter of the numbers; the result is then trained
-for some hundred steps to give the dense network's own probabilities. Nothing but inputs is needed for that: no labels.
+linear layers become the nearest sums of Kronecker products (n = 4), a quarter of the numbers; the result is trained for
+some hundred steps to give the dense network's own probabilities. Nothing but inputs is needed for that: no labels.
 """
 
 import argparse
