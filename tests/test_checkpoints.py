@@ -266,7 +266,7 @@ def test_buffers_are_saved() -> None:
 
 def test_a_model_of_another_shape_is_refused() -> None:
     tensors = model_tensors(nn.Linear(3, 2))
-    with pytest.raises(RunError, match=r"weight is \(2, 3\) there, \(2, 4\) in the model"):
+    with pytest.raises(RunError, match=r"weight is \(2, 3\) .*there, \(2, 4\) .*in the model"):
         load_model(nn.Linear(4, 2), tensors, Path("here"))
     with pytest.raises(RunError, match="it has an unknown bias"):
         load_model(nn.Linear(3, 2, bias=False), tensors, Path("here"))

@@ -164,8 +164,12 @@ def joined(timeout: float) -> Iterator[Processes]:
         follow(os.getppid())  # a torchrun that is killed ends nobody
     # Host tensors go by gloo, so that what hosts tell each other waits for no device.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    limit = timedelta(seconds=timeout)
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        # torchrun keeps one store for all restarts, where gloo would find the addresses of processes that are dead.
+        store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
+        store = dist.PrefixStore(f"start-{restarts()}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         with nullcontext() if where.rank == 0 else silence():
             yield Processes(where)
             dist.barrier()  # rank 0 may keep the store where the others meet
@@ -194,6 +198,6 @@ def job() -> str | None:
     return f"{socket.gethostname()}:{os.getppid()}" if given == "none" else given
 
 
-def is_restart() -> bool:
-    """Return whether ``torchrun --max-restarts`` started this process again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """Return how often ``torchrun --max-restarts`` has started the processes again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -121,7 +121,7 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
             f"{folder} cannot be continued from: its position is {state.position:,} in state.json, and epoch "
             f"{state.epoch:,} has {batches:,} batches; resume from another one"
         )
-    return checkpoint
+    return Checkpoint(checkpoint.tensors, state.model_dump())
 
 
 def is_at_end(run: Run, recipe: Recipe, step: int) -> bool:

@@ -18,7 +18,7 @@ from phmctl.runs.metrics import read_metrics
 from phmctl.training.batches import pieces_of
 from phmctl.training.initial import Start, find_start
 from phmctl.training.metrics_log import MetricsLog, summary_writer
-from phmctl.training.processes import Processes, is_restart, job, joined
+from phmctl.training.processes import Processes, job, joined, restarts
 from phmctl.training.progress import ProgressLine
 from phmctl.training.resume import (
     check_same,
@@ -103,7 +103,7 @@ def train(
 
 def _run_to_continue(root: Path, recipe: Recipe, resume: bool | Literal["auto"], run: Run | None) -> Run | None:
     """Return the run to continue; None to start one."""
-    begun = run or (run_of_job(root, recipe, job()) if is_restart() else None)
+    begun = run or (run_of_job(root, recipe, job()) if restarts() else None)
     if begun is not None:
         check_same(begun, recipe)
         return begun
