@@ -1,4 +1,6 @@
-"""The published parameter figures: every count in ``published.yaml`` is that of a real model, to the unit.
+"""The published parameter figures: the counts in ``published.yaml`` are those of real models, to the unit.
+
+Only 64d² is no model's: the text does not say what has it.
 
 S is the sum of k·d over the linear maps, K the number of distinct rules.
 """
