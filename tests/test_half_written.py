@@ -1,5 +1,6 @@
 """A run of which a piece is missing or cut off: each a run error that names the file, and nothing is written."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from phmctl import verbs
 from phmctl.cli.decode import decode
 from phmctl.cli.eval import evaluate
 from phmctl.errors import OutputError, RunError
-from phmctl.files import write_atomic, write_json
+from phmctl.files import file_entry, write_atomic, write_json
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
@@ -117,6 +118,26 @@ def test_references_are_a_piece_of_a_score(run: Path) -> None:
     cut(run / "text/test.target")
     decode_test(run)
     refuse(score, run, r"text/test\.target is damaged")
+
+
+def change_data(run: Path, **changed: object) -> None:
+    data = json.loads((run / "data.json").read_text())
+    data["copies"] = [file_entry(run, entry["name"]) for entry in data["copies"]]
+    (run / "data.json").write_text(json.dumps({**data, **changed}))
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_text_that_is_shorter_than_its_other_side_is_refused(run: Path, side: str) -> None:
+    lines = (run / f"text/test.{side}").read_text().splitlines(keepends=True)
+    (run / f"text/test.{side}").write_text("".join(lines[:-1]))
+    change_data(run)
+    refuse(score, run, "sources and")
+
+
+@pytest.mark.parametrize(("key", "value"), [("settings", []), ("sources", -1), ("splits", 5), ("labels", 3)])
+def test_data_of_other_types_is_damaged(run: Path, key: str, value: object) -> None:
+    change_data(run, **{key: value})
+    refuse(lambda folder: Run.open(folder).data(), run, "damaged")
 
 
 def test_a_pointer_to_nowhere_is_named(run: Path) -> None:

@@ -361,7 +361,12 @@ class Run:
         Raises:
             RunError: it is missing or damaged.
         """
-        return read_json_object(self.folder / DATA, RunError, "copy the whole run again, or train anew")
+        path, advice = self.folder / DATA, "copy the whole run again, or train anew"
+        value = read_json_object(path, RunError, advice)
+        for key, kind in {"settings": dict, "splits": dict, "sources": list, "labels": list}.items():
+            if not isinstance(value.get(key, kind()), kind):
+                raise RunError(f"{path} is damaged: {key!r} is no {kind.__name__}; {advice}")
+        return value
 
 
 def check_split(runs: Sequence[Run], split: str, also: Iterable[str] = ()) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from phmctl.console import Table, note, progress, warn
 from phmctl.data.clean import clean_line
-from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
+from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text
 from phmctl.data.readers import guess_format, read_sentences
 from phmctl.errors import DataError, RunError
 from phmctl.exports import Export, decoding_of_export
@@ -71,8 +71,10 @@ class Text:
     @classmethod
     def of_split(cls, run: Run, split: str) -> Self:
         """Return a split that the run keeps. Raises RunError."""
-        references = [read_text(run, split, "target")]
-        return cls(split, read_text(run, split, "source"), references, read_extras(run, split))
+        source, target = (read_text(run, split, side) for side in ("source", "target"))
+        if len(source) != len(target):
+            raise RunError(f"{run.folder}: {split} has {len(source):,} sources and {len(target):,} targets; {ADVICE}")
+        return cls(split, source, [target], read_extras(run, split))
 
 
 def own_text(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text | None:
