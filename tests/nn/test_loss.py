@@ -92,16 +92,22 @@ def test_validation_computes_no_gradient(context, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_padding_is_left_out_before_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = []
-    product = loss_module.linear
-    monkeypatch.setattr(loss_module, "linear", lambda x, *rest, **options: rows.append(len(x)) or product(x, *rest))
+@pytest.mark.parametrize("ignore", [0, -100])
+def test_padding_has_no_gradient(ignore: int) -> None:
     hidden, weight = torch.randn(3, 10, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(1, 11, (3, 10))
-    targets[:, 6:] = 0
-    vocabulary_loss(hidden, weight, None, targets)[0].backward()
-    assert rows == [18, 18]
+    targets[:, 6:] = ignore
+    vocabulary_loss(hidden, weight, None, targets, ignore=ignore)[0].backward()
     assert hidden.grad[:, 6:].abs().sum() == 0 < hidden.grad[:, :6].abs().sum()
+
+
+def test_an_ignored_id_is_no_column() -> None:
+    """Where no row is left out beforehand, as on a GPU."""
+    logits, targets = torch.randn(4, 11), torch.tensor([3, -100, 5, -100])
+    wanted = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.1)
+    sums, gradient = loss_module._loss_and_gradient(logits, targets, 0.1, -100)
+    torch.testing.assert_close(sums[0], wanted)
+    assert not gradient[[1, 3]].any()
 
 
 def test_only_padding_has_no_loss() -> None:

@@ -116,7 +116,7 @@ def test_a_translator_of_them_equals_its_dense_form(projections: str, choice: di
         (
             "miniature",
             ["model.algebra=monarch", "model.n=2", "model.execution=rank"],
-            "execution is about hypercomplex maps",
+            "execution 'rank' wants parametrization: factors",
         ),
         ("miniature", ["model.algebra=monarch", "model.n=2", "model.rules=model"], "rules is about hypercomplex maps"),
         ("miniature", ["model.algebra=monarch", "model.n=2", "model.embeddings=phm"], "embeddings and generator are"),

@@ -162,7 +162,7 @@ def test_differences_name_key_and_both_values() -> None:
     [
         (["model.parametrization=factors"], "'real' has no learned rule"),
         (["model.algebra=phm", "model.n=4", "model.rank=5"], "rank wants parametrization: factors"),
-        (["model.algebra=phm", "model.n=4", "model.execution=rank"], "wants parametrization: factors to train"),
+        (["model.algebra=phm", "model.n=4", "model.execution=rank"], "wants parametrization: factors"),
         (["model.execution=ranks"], "ranks"),
     ],
 )
