@@ -186,7 +186,8 @@ def joined(timeout: float) -> Iterator[Processes]:
 
 def is_loss(error: BaseException) -> bool:
     """Whether an error of torch says that another process does not answer. gloo's have no class of their own."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    signs = ("gloo", "caused pair closure")  # the file that raised it; what follows a time-out
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(s in str(error) for s in signs))
 
 
 def job() -> str | None:

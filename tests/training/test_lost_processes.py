@@ -80,6 +80,7 @@ def test_kills_at_random_steps_of_random_ranks(tmp_path: Path, seed: int) -> Non
         (RuntimeError("Error(s) in loading state_dict: cannot restore"), False),
         (ConnectionError("the store is gone"), False),
         (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), True),
+        (RuntimeError("Application timeout caused pair closure"), True),
         (dist.DistStoreError("wait timeout after 4000ms"), True),
     ],
 )
