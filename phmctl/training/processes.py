@@ -187,7 +187,8 @@ def joined(timeout: float) -> Iterator[Processes]:
 def is_loss(error: BaseException) -> bool:
     """Whether an error of torch says that another process does not answer. gloo's have no class of their own."""
     signs = ("gloo", "caused pair closure")  # the file that raised it; what follows a time-out
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(s in str(error) for s in signs))
+    told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return told or isinstance(error, dist.DistError)
 
 
 def job() -> str | None:
