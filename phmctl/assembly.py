@@ -77,7 +77,7 @@ def answering(model: nn.Module, execution: str | None = None) -> nn.Module:
     for module in model.modules():
         if isinstance(module, PHMLinear) and module.factors is not None:
             module.execution = "rank"
-    return freeze(model)
+    return freeze(model, inplace=True)
 
 
 # ------------------------------------------------------------------------------------------------------ the models

@@ -41,14 +41,19 @@ class NearestSum(NamedTuple):
     relative_error: float  # ‖W − H‖ / ‖W‖, Frobenius norms
 
 
-def _blocks(weight: Tensor, n: int) -> Tensor:
-    """Return the blocks of a matrix (k, d) as rows, (n², kd/n²), in float64."""
-    k, d = weight.shape
-    check_divides(n, in_features=d, out_features=k)
+def check_numbers(weight: Tensor) -> None:
+    """Refuse (UserError) a weight without numbers, or with some that are not finite."""
     if weight.is_meta:
         raise UserError("the weight is on the meta device and has no numbers; load them first")
     if not weight.isfinite().all():
         raise UserError("the weight has NaN or infinite numbers; no sum of Kronecker products is near to it")
+
+
+def _blocks(weight: Tensor, n: int) -> Tensor:
+    """Return the blocks of a matrix (k, d) as rows, (n², kd/n²), in float64."""
+    k, d = weight.shape
+    check_divides(n, in_features=d, out_features=k)
+    check_numbers(weight)
     return weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)
 
 

@@ -78,7 +78,7 @@ Algebra = Annotated[
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Execution = Annotated[
     str | None,
-    typer.Option(help="How PHM maps are applied: dense (auto), or rank, which decomposes rules that are not factors."),
+    typer.Option(help="How PHM maps are applied: dense (auto), or rank, where they hold factors."),
 ]
 Precision = Annotated[
     str | None, typer.Option(help="Translation: float32, or bfloat16, in which weights are then kept.")

@@ -231,6 +231,7 @@ def _convert(
             after += part.numel()
         left += (getattr(owner, key) - weight).norm().item() ** 2
         whole += weight.norm().item() ** 2
+    for owner in {owner for owner, _, _ in done}:
         _build_once_a_forward(owner)
     return Converted(*row, int(after), (left / whole) ** 0.5 if whole else 0.0)
 

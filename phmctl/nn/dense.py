@@ -34,17 +34,24 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     return _replaced(model, lambda module: None, inplace=inplace)
 
 
-def freeze(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that answers: as :func:`to_dense`, but maps of execution ``rank`` keep their blocks.
+def freeze(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """Replace the PHM maps of a model as :func:`to_dense` does, but let maps of execution ``rank`` keep their blocks.
 
-    Their blocks T are computed once, as buffers. A copy does not learn from what it answers.
+    Their blocks T are computed once, as buffers: these maps do not learn.
+
+    Args:
+        model: any module.
+        inplace: change `model` itself, as of :func:`to_dense`.
+
+    Returns:
+        the model, or its copy, in the same mode.
     """
 
     def blocks(module: nn.Module) -> nn.Module | None:
         by_rank = isinstance(module, PHMLinear) and module.n > 1 and module.execution == RANK
         return BlockLinear(cast("PHMLinear", module)) if by_rank else None
 
-    return _replaced(model, blocks, inplace=False)
+    return _replaced(model, blocks, inplace=inplace)
 
 
 class BlockLinear(nn.Module):

@@ -16,7 +16,7 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
     natural_rank,
 )
-from phmctl.algebra.kronecker import kronecker_sum, nearest_components, nearest_sum
+from phmctl.algebra.kronecker import check_numbers, kronecker_sum, nearest_components, nearest_sum
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.dimension import check_divides
@@ -111,7 +111,11 @@ class KroneckerWeight(nn.Module):
             RankError: the layer's factors have too low a rank for the nearest rule.
             UserError: the weight has no numbers, or some that are not finite.
         """
-        if self.algebra == LEARNED and self.owns_rule and self.n > 1:
+        if self.n == 1:
+            check_numbers(weight)
+            self.weight.copy_(weight)
+            return 0.0
+        if self.algebra == LEARNED and self.owns_rule:
             A, S, error = nearest_sum(weight, self.n)
             if self.holds_factors:
                 for part, nearest in zip((self.W, self.U, self.V), decompose(A, len(self.V)).factors, strict=True):
@@ -119,8 +123,8 @@ class KroneckerWeight(nn.Module):
             else:
                 self.A.copy_(A)
         else:
-            S, error = nearest_components(weight, self.A if self.n > 1 else weight.new_ones(1, 1, 1))
-        (self.weight if self.n == 1 else self.S).copy_(S.view_as(self.weight) if self.n == 1 else S)
+            S, error = nearest_components(weight, self.A)
+        self.S.copy_(S)
         return error
 
     def _set_fixed_rule(self) -> None:

@@ -1,4 +1,4 @@
-"""What a task is to the rest of the house. Nothing else knows what a batch, a loss, a score or an answer is about.
+"""What a task is to the rest of the package. Nothing else knows what a batch, a loss, a score or an answer is about.
 
 :class:`Task` is a recipe bound to its data: what the trainer asks. :class:`TaskKind` is what the commands ask, with or
 without data; there is one for each task, found by its name in :mod:`phmctl.tasks.registry`.
