@@ -2,9 +2,10 @@
 
 The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
 ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``; :func:`convert` makes the weights of any model PHM (by
-:class:`Kronecker`), :func:`to_dense` and :func:`freeze` go back; :func:`tune` sets what is faster here. :func:`load`
-makes a :class:`Model` of a run, to ask from a program; :func:`prepare`, :func:`train` and :func:`evaluate` are the
-commands of these names. All are imported on first use, so that ``import phmctl`` does not import torch.
+:class:`Kronecker`), :func:`to_dense` and :func:`freeze` go back; :func:`tune` sets what is faster here;
+:func:`parameter_groups` fits learning rates to the structure. :func:`load` makes a :class:`Model` of a run, to ask from
+a program; :func:`prepare`, :func:`train` and :func:`evaluate` are the commands of these names. All are imported on
+first use, so that ``import phmctl`` does not import torch.
 """
 
 from importlib import import_module
@@ -24,6 +25,7 @@ __all__ = [
     "evaluate",
     "freeze",
     "load",
+    "parameter_groups",
     "prepare",
     "to_dense",
     "train",
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
+    from phmctl.nn.rates import parameter_groups
     from phmctl.nn.tune import tune
     from phmctl.verbs import evaluate, prepare, train
 
@@ -56,6 +59,7 @@ _HOMES = {
     "Kronecker": "phmctl.nn.convert",
     "convert": "phmctl.nn.convert",
     "freeze": "phmctl.nn.dense",
+    "parameter_groups": "phmctl.nn.rates",
     "to_dense": "phmctl.nn.dense",
     "train": "phmctl.verbs",
     "tune": "phmctl.nn.tune",

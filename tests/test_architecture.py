@@ -1,6 +1,7 @@
-"""The house's own rules: which way imports run, and how long files and functions may be."""
+"""The order of the package's layers, and what holds for every file of it."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,22 +12,10 @@ import pytest
 import phmctl
 
 PACKAGE = Path(phmctl.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
-FLOORS = (
-    {
-        "errors",
-        "dimension",
-        "shipped",
-        "files",
-        "console",
-        "devices",
-        "timing",
-        "recipe",
-        "runs",
-        "checkpoints",
-        "exports",
-        "extras",
-    },
+TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+LAYERS = (  # from the lowest: a module imports from its own layer and from those before it
+    {"errors", "dimension", "shipped", "files", "console", "devices", "timing", "recipe", "runs", "checkpoints",
+     "exports", "extras"},
     {"algebra", "metrics", "miniature"},
     {"nn", "data"},
     {"models"},
@@ -38,18 +27,15 @@ FLOORS = (
     {"reports"},
     {"serving", "verbs", "probes"},
     {"cli", "__main__"},
-)
+)  # fmt: skip
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Imports of a second and more, or that only some commands need.
 HEAVY = {"torch", "datasets", "pydantic", "sacrebleu", "tokenizers", "pyarrow", "numpy", "rich", "yaml"}
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     """The package or module directly below phmctl that a file belongs to."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
-
-
-def floor(name: str) -> int | None:
-    return next((level for level, rooms in enumerate(FLOORS) if name in rooms), None)
+    return path.with_suffix("").parts[0]
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -60,100 +46,71 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def edges() -> set[tuple[str, str]]:
+    pairs = (
+        (package(path), name.split(".")[1])
+        for path, tree in TREES.items()
+        for name in imports(tree)
+        if name.startswith("phmctl.")
+    )
+    return {(own, other) for own, other in pairs if own in LEVEL and other in LEVEL and own != other}
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(PACKAGE.parent))
+def test_every_package_has_a_layer():
+    assert {package(path) for path in TREES} - {"__init__", "_shipped"} == LEVEL.keys()
 
 
-def test_every_room_has_a_floor():
-    rooms = {room(path) for path in MODULES} - {"__init__", "_shipped"}
-    assert {name for name in rooms if floor(name) is None} == set()
+def test_imports_run_downwards():
+    assert {(own, other) for own, other in edges() if LEVEL[other] > LEVEL[own]} == set()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_run_downwards(path):
-    own = floor(room(path))
-    if own is None:
-        return  # phmctl/__init__.py offers the public surface
-    rooms = {name.split(".")[1] for name in imports(parse(path)) if name.startswith("phmctl.")}
-    upwards = {name for name in rooms if (level := floor(name)) is not None and level > own}
-    assert upwards == set()
+def test_packages_of_one_layer_do_not_import_each_other_in_a_circle():
+    assert {(own, other) for own, other in edges() if (other, own) in edges()} == set()
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if room(path) in {"models", "nn", "algebra"}], ids=name_of)
-def test_layers_and_models_take_plain_arguments(path):
+def test_layers_and_models_take_plain_arguments():
     """Recipes are read by the assembly, above them."""
-    assert not [name for name in imports(parse(path)) if name.startswith("phmctl.recipe")]
+    assert not [own for own, other in edges() if own in {"models", "nn", "algebra"} and other == "recipe"]
 
 
-def test_rooms_of_one_floor_do_not_import_each_other_in_a_circle():
-    edges = {
-        (room(path), name.split(".")[1])
-        for path in MODULES
-        for name in imports(parse(path))
-        if name.startswith("phmctl.") and floor(room(path)) is not None
-    }
-    mutual = {(a, b) for a, b in edges if a < b and (b, a) in edges}
-    assert mutual == set()
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_files_are_short(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_functions_are_short(path):
-    functions = (node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    long = {node.name: length for node in functions if (length := body_lines(node)) > 80}
-    assert long == {}
+def test_files_and_functions_are_short():
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    long = [path for path in TREES if len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) > 500]
+    for path, tree in TREES.items():
+        found = (node for node in ast.walk(tree) if isinstance(node, functions))
+        long += [path / node.name for node in found if body_lines(node) > 80]
+    assert long == []
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines from ``def`` to the end, the docstring left out."""
     first = function.body[0]
-    documented = ast.get_docstring(function) is not None
-    docstring = (first.end_lineno or 0) - first.lineno + 1 if documented else 0
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(function) is not None else 0
     return (function.end_lineno or 0) - function.lineno + 1 - docstring
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_the_package_asserts_nothing(path):
-    assert [node.lineno for node in ast.walk(parse(path)) if isinstance(node, ast.Assert)] == []
+def test_every_module_is_documented():
+    assert [path for path, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_every_module_and_public_name_is_documented(path):
-    tree = parse(path)
-    if path.name == "__init__.py" and not tree.body:
-        return
-    missing = [node.name for node in public_names(tree) if not ast.get_docstring(node) and not is_stub(node)]
-    assert ast.get_docstring(tree)
-    assert missing == []
+@pytest.mark.parametrize("name", [name for name in phmctl.__all__ if not name.startswith("__")])
+def test_the_public_names_are_documented(name: str):
+    offered = getattr(phmctl, name)
+    members = vars(offered).items() if inspect.isclass(offered) else ()
+    bare = [key for key, value in members if not key.startswith("_") and callable(value) and not value.__doc__]
+    assert offered.__doc__
+    assert bare == []
 
 
-def public_names(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Public functions and classes, and the public methods of public classes."""
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    for node in tree.body:
-        if isinstance(node, kinds) and not node.name.startswith("_"):
-            yield node
-            inner = node.body if isinstance(node, ast.ClassDef) else []
-            yield from (member for member in inner if isinstance(member, kinds) and not member.name.startswith("_"))
-
-
-def is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    """A protocol's member or an overload: its body is an ellipsis."""
-    return ast.unparse(node.body[0]) == "..." or any(".setter" in ast.unparse(line) for line in node.decorator_list)
-
-
-@pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=name_of)
-def test_commands_import_nothing_heavy_at_module_level(path):
-    top = ast.Module([node for node in parse(path).body if isinstance(node, ast.Import | ast.ImportFrom)], [])
-    assert {name.split(".")[0] for name in imports(top)} & HEAVY == set()
+def test_commands_import_nothing_heavy_at_module_level():
+    top = {
+        name.split(".")[0]
+        for path, tree in TREES.items()
+        if package(path) == "cli"
+        for node in tree.body
+        for name in (imports(node) if isinstance(node, ast.Import | ast.ImportFrom) else ())
+    }
+    assert top & HEAVY == set()
 
 
 def test_the_command_line_starts_without_heavy_imports():

@@ -125,8 +125,8 @@ class TrainingSection(Section):
     beta2: Probability = 0.98
     epsilon: Positive = 1e-9
     weight_decay: NonNegative = 0.0
-    learning_rate: Positive = 1e-3  # the peak
-    rule_rate: Positive = 1.0  # times it, for learned rules: A, or W, U and V
+    learning_rate: Positive = 1e-3  # the peak, of tables, norms and biases
+    rates: Literal["structured", "one"] = "structured"  # of maps: by their width and their factors; or one for all
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"
     warmup: NonNegativeInt = 4000  # steps
     clip: NonNegative = 0.0  # global gradient norm; 0 is off

@@ -6,53 +6,49 @@ that does.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from phmctl.nn.linear import KroneckerWeight
+from phmctl.nn.rates import grouped, relative_rates
 from phmctl.recipe.schema import TrainingSection
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def build_optimiser(model: nn.Module, settings: TrainingSection) -> Adam | AdamW:
+def build_optimiser(
+    model: nn.Module, settings: TrainingSection, rates: Mapping[str, float] | None = None
+) -> Adam | AdamW:
     """Return the recipe's optimiser over all trainable parameters (a shared one once).
 
-    The fused kernels are used: one pass over the memory instead of eight, on the CPU and on CUDA alike.
+    `rates` has each parameter's rate as a multiple of the recipe's, by name; None: what ``training.rates`` says. The
+    fused kernels are used: one pass over the memory instead of eight, on the CPU and on CUDA alike.
     """
     kind = AdamW if settings.optimizer == "adamw" else Adam
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    rules = _rules(model) if settings.weight_decay or settings.rule_rate != 1.0 else set()
-    groups: list[dict[str, Any]] = [{"params": [parameter for parameter in parameters if parameter not in rules]}]
-    if rules:
-        kept = [parameter for parameter in parameters if parameter in rules]
-        groups.append({"params": kept, "weight_decay": 0.0, "relative": settings.rule_rate})
     return kind(
-        groups,
+        grouped(model, build_rates(model, settings) if rates is None else rates, settings.learning_rate),
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
-        fused=fused,
+        fused=all(parameter.device.type in ("cpu", "cuda") for parameter in parameters),
     )
 
 
-def _rules(model: nn.Module) -> set[Tensor]:
-    """Return the learned rules of a model, or the factors of rules."""
-    maps = (module for module in model.modules() if isinstance(module, KroneckerWeight))
-    found = (layer._parameters.get(name) for layer in maps for name in "AWUV")
-    return {rule for rule in found if rule is not None and rule.requires_grad}
+def build_rates(model: nn.Module, settings: TrainingSection) -> dict[str, float]:
+    """Return each trainable parameter's rate as a multiple of the recipe's, as ``training.rates`` says."""
+    if settings.rates == "structured":
+        return relative_rates(model)
+    return {name: 1.0 for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
-    """Set the learning rate of every group: that of rules is `training.rule_rate` times the others'."""
+    """Set the learning rate of every group: its own multiple of the model's rate."""
     for group in optimiser.param_groups:
-        group["lr"] = rate * group.get("relative", 1.0)
+        group["lr"] = rate * group["relative"]
 
 
 def skip_updates_when(optimiser: Optimizer, flag: Tensor) -> None:

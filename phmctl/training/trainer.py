@@ -27,7 +27,7 @@ from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.nn.dense import to_dense
 from phmctl.runs import Run
 from phmctl.training.batches import BatchStream, parts_of, seed_dropout
-from phmctl.training.executions import apply_executions
+from phmctl.training.choices import apply_executions, choose_rates
 from phmctl.training.initial import initialise
 from phmctl.training.metrics_log import EARLY_STOP, VALIDATION, MetricsLog
 from phmctl.training.nonfinite import Guard, trace
@@ -75,7 +75,7 @@ class Trainer:
         self.model: nn.Module = task.build_model(device)
         initialise(self.model, initial or {})
         apply_executions(self.model, task, run, self.processes)
-        self.optimiser = build_optimiser(self.model, self.settings)
+        self.optimiser = build_optimiser(self.model, self.settings, choose_rates(self.model, run, self.processes))
         self.state = TrainingState() if checkpoint is None else TrainingState.from_json(checkpoint.state)
         self._unsaved = checkpoint is None
         if checkpoint is not None:

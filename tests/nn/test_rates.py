@@ -1,0 +1,92 @@
+"""Rates by structure: the fraction of its scale that each factor moves, and what the optimiser does with it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from phmctl import PHMLSTM, PHMEmbedding, PHMLinear, convert
+from phmctl.errors import UserError
+from phmctl.nn.rates import parameter_groups, relative_rates
+from phmctl.nn.two_factors import TwoFactorLinear
+
+
+@given(n=st.sampled_from([1, 2, 4, 8]), width=st.sampled_from([64, 256]), wider=st.sampled_from([1, 4]))
+def test_every_factor_moves_by_the_dense_weights_fraction_of_its_scale(n: int, width: int, wider: int) -> None:
+    torch.manual_seed(0)
+    layer = PHMLinear(width, width * wider, n=n)
+    rates = relative_rates(layer)
+    dense = min(1.0, 128 / width) / layer.weight.square().mean().sqrt().item()
+    for name, parameter in layer.named_parameters():
+        if name != "bias":
+            assert rates[name] / parameter.square().mean().sqrt().item() == pytest.approx(dense, rel=0.05)
+    assert rates["bias"] == 1.0
+
+
+def test_a_rule_has_the_rate_of_the_formula() -> None:
+    """rate(A) = rate(H) √(d/n) where the entries of H have the variance 1/d."""
+    rates = relative_rates(PHMLinear(512, 512, n=4, initialization="xavier_uniform"))
+    assert rates["A"] == pytest.approx(0.25 * math.sqrt(512 / 4), rel=0.02)
+    assert rates["S"] == pytest.approx(0.25, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"parametrization": "factors"}, {"rank": 4}, {"algebra": "quaternion"}])
+def test_factors_and_fixed_rules(options: dict[str, object]) -> None:
+    layer = PHMLinear(512, 512, n=4, **options)  # type: ignore[arg-type]
+    rates = relative_rates(layer)
+    scale = layer.weight.square().mean().sqrt().item()
+    assert rates.keys() == {name for name, _ in layer.named_parameters()}
+    for name in rates.keys() - {"bias"}:
+        own = layer.get_parameter(name).square().mean().sqrt().item()
+        assert rates[name] == pytest.approx(0.25 * own / scale, rel=0.05)
+
+
+def test_tables_take_the_models_rate_and_so_does_a_weight_that_is_tied_to_one() -> None:
+    model = nn.ModuleDict({"head": nn.Linear(512, 1000, bias=False), "table": nn.Embedding(1000, 512)})
+    model["head"].weight = model["table"].weight
+    assert set(relative_rates(model).values()) == {1.0}
+    table = PHMEmbedding(1000, 512, n=4)  # of entries N(0, 1)
+    assert relative_rates(table) == pytest.approx({"S": 1.0, "A": 0.5}, rel=0.02)
+
+
+@pytest.mark.parametrize("maker", [lambda: PHMLSTM(256, 256, n=4), lambda: convert(nn.LSTM(256, 256), 4)[0]])
+def test_lstms_of_ours_and_converted_ones(maker: object) -> None:
+    rates = relative_rates(maker())  # type: ignore[operator]
+    assert {rate for rate in rates.values() if rate == pytest.approx(0.5, rel=0.05)}  # S
+    assert [rate for rate in rates.values() if 3 < rate < 15]  # A
+
+
+def test_two_thin_maps() -> None:
+    layer = TwoFactorLinear(512, 512, blocks=1, inner=128)
+    rates, scale = relative_rates(layer), layer.weight.square().mean().sqrt().item()
+    assert rates["L"] == pytest.approx(0.25 * layer.L.square().mean().sqrt().item() / scale, rel=0.01)
+
+
+def test_a_factor_that_begins_at_zero_still_learns() -> None:
+    layer = PHMLinear(256, 256, n=4)
+    with torch.no_grad():
+        layer.A.zero_()
+    assert relative_rates(layer)["A"] == 0.5
+
+
+def test_groups_serve_any_optimiser() -> None:
+    model = nn.Sequential(PHMLinear(256, 256, n=4), nn.LayerNorm(256), nn.Linear(256, 8))
+    model[1].weight.requires_grad_(False)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimiser = torch.optim.AdamW(parameter_groups(model, 1e-3), weight_decay=0.0)
+    model(torch.randn(64, 256)).square().mean().backward()
+    optimiser.step()
+    rates = relative_rates(model)
+    assert "1.weight" not in rates
+    for name, rate in rates.items():  # Adam's first step moves each number by its rate
+        moved = (model.get_parameter(name) - before[name]).abs().median().item()
+        assert moved == pytest.approx(1e-3 * rate, rel=0.02), name
+
+
+@pytest.mark.parametrize("lr", [0, -1.0, math.nan])
+def test_a_rate_that_is_none(lr: float) -> None:
+    with pytest.raises(UserError):
+        parameter_groups(nn.Linear(2, 2), lr)
