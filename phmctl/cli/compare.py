@@ -20,6 +20,22 @@ Split = Annotated[str, typer.Option(help="test or valid.")]
 OfCheckpoint = Annotated[
     str | None, typer.Option("--checkpoint", help="Take results of this one only: best, last, average or step-N.")
 ]
+BestOf = Annotated[
+    str | None,
+    typer.Option(
+        "--best-of",
+        metavar="KEY",
+        help="Take each model at the value of this recipe key that is best on valid, and print the trials.",
+        show_default=False,
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        help="parameters (without embeddings) or minutes: compare models only that spend what the baseline does.",
+        show_default=False,
+    ),
+]
 EvalFirst = Annotated[bool, typer.Option("--eval", help="Score the runs that have no result.")]
 
 
@@ -30,6 +46,8 @@ def compare(
     split: Split = "test",
     checkpoint: OfCheckpoint = None,
     score: EvalFirst = False,
+    best: BestOf = None,
+    budget: Budget = None,
     form: Annotated[
         str | None, typer.Option("--format", help="table (default), csv, latex or json.", show_default=False)
     ] = None,
@@ -56,9 +74,10 @@ def compare(
     check_known("format", form, ("table", "csv", "latex", "json"))
     if paper is None:
         asked = {"split": split, "checkpoint": checkpoint, "baseline": baseline, "score": score}
+        asked |= {"best": best, "budget": budget}
         return _compare(runs or (), recipe, runs_root, form, asked)
-    if baseline is not None or score or split != "test":
-        raise UserError("--baseline, --eval and --split have no part in --paper: leave them out")
+    if any((baseline, best, budget, score)) or split != "test":
+        raise UserError("--baseline, --best-of, --budget, --eval and --split have no part in --paper: leave them out")
     return _compare_papers(paper, runs or (), form, recipe=recipe, root=runs_root, checkpoint=checkpoint)
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from phmctl.comparison.trials import Trials, best_of, uneven, within_budget
 from phmctl.comparison.variants import Trained, Variant, group, settle
 from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
@@ -30,6 +31,7 @@ class Comparison:
         baseline: that which the others are compared with.
         tests: by label, the tested differences from the baseline.
         checkpoint: the only one whose results were asked for.
+        trials: of each model, the values of a key it was tried with; of these the best on valid is compared.
     """
 
     split: str
@@ -38,6 +40,7 @@ class Comparison:
     baseline: Variant
     tests: Mapping[str, tuple[Test, ...]]
     checkpoint: str | None = None
+    trials: tuple[Trials, ...] = ()
 
     @cached_property
     def corrected(self) -> dict[tuple[str, str], float]:
@@ -64,6 +67,8 @@ class Comparison:
 
     def notes(self) -> Iterator[str]:
         """Yield what a reader of the figures must know."""
+        yield from map(str, self.trials)
+        yield from uneven(self.trials)
         yield from _shared([(one.label, list(_notes(one))) for one in self.variants], len(self.variants))
         yield from copy_notes(self.variants)
         if not self.same_machine:
@@ -87,6 +92,7 @@ class Comparison:
             "split": self.split,
             "baseline": self.baseline.label,
             "metrics": [asdict(metric) for metric in self.metrics],
+            "trials": [asdict(each) for each in self.trials],
             "variants": [self._variant_json(variant) for variant in self.variants],
             "differences": list(self.differences()),
             "notes": list(self.notes()),
@@ -134,6 +140,8 @@ def compare_runs(
     checkpoint: str | None = None,
     baseline: str | None = None,
     score: bool = False,
+    best: str | None = None,
+    budget: str | None = None,
 ) -> Comparison:
     """Compare runs, those of equal settings with different seeds taken together.
 
@@ -145,11 +153,15 @@ def compare_runs(
         checkpoint: take results of this one only: ``best``, ``last``, ``average`` or ``step-…``.
         baseline: a run or a variant's label; by default the dense one, or the first.
         score: score the runs that have no result.
+        best: a recipe key, ``training.learning_rate``: of each model's runs those count whose value is best on valid.
+        budget: ``parameters`` (without embeddings) or ``minutes`` (of training): compare those only that spend, within
+            a tenth, what the baseline does.
 
     Raises:
         RunError: a name means no run, or the runs are of several tasks or test sets.
     """
     summaries = select(names, recipe, root, baseline)
+    summaries, trials = best_of(summaries, best) if best else (summaries, [])
     check_asked(summaries, split, checkpoint)
     trained = settle(summaries, split, checkpoint)
     if score and any(one.result is None for one in trained):
@@ -160,9 +172,11 @@ def compare_runs(
         trained = settle(summaries, split, checkpoint)
     variants = group(trained)
     first = _find_baseline(variants, baseline)
+    if budget is not None:
+        variants = within_budget(variants, first, budget)
     _check_alike(variants, first, split)
     metrics = tuple(kind_of(first.first.run.recipe).metrics)
-    return Comparison(split, metrics, tuple(variants), first, _test(variants, first), checkpoint)
+    return Comparison(split, metrics, tuple(variants), first, _test(variants, first), checkpoint, tuple(trials))
 
 
 def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:

@@ -41,6 +41,7 @@ def make_run(
     rate: float = 1000.0,
     data: str = "a",
     copy: Mapping[str, float] | None = None,
+    loss: float = 2.5,
 ) -> Run:
     """Write a translator's run, finished, whose translations of the test set are `hypotheses` (None: not scored)."""
     loaded = load_recipe(recipe, [*settings, f"training.seed={seed}"])
@@ -50,7 +51,7 @@ def make_run(
         for side, lines in (("source", SOURCES[: len(references)]), ("target", references)):
             write_atomic(run.text_folder / f"test.{side}", "".join(f"{line}\n" for line in lines))
 
-    run = finish(Run.create(root, loaded, environment=environment, fill=fill), rate)
+    run = finish(Run.create(root, loaded, environment=environment, fill=fill), rate, loss)
     if hypotheses is not None:
         score(run, hypotheses, references, decoding or {}, copy)
     return run
@@ -71,7 +72,7 @@ def make_classifier(root: Path, right: Sequence[bool], *, settings: Sequence[str
     return run
 
 
-def finish(run: Run, rate: float) -> Run:
+def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
     """Give a run a log and a checkpoint of its last step, with the shapes of its model."""
     steps = run.recipe.training.steps
     entries = [
@@ -84,9 +85,9 @@ def finish(run: Run, rate: float) -> Run:
         }
         for step in (steps // 2, steps)
     ]
-    entries.append({"event": "validation", "step": steps, "loss": 2.5, "seconds": 60.0})
+    entries.append({"event": "validation", "step": steps, "loss": loss, "seconds": 60.0})
     write_atomic(run.metrics_path, "".join(json.dumps(entry) + "\n" for entry in entries))
-    state = {"step": steps, "best_step": steps, "best_score": -2.5, "stale": 0}
+    state = {"step": steps, "best_step": steps, "best_score": -loss, "stale": 0}
     write_checkpoint(run.checkpoints_folder / f"step-{steps:06d}", {"model": tensors_of(run.recipe)}, state)
     for pointer in ("last", "best"):
         run.point(pointer, steps)

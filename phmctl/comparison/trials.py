@@ -1,0 +1,131 @@
+"""Fair budgets of ``compare``: each model at its best of the values tried (``--best-of``), and models of equal cost
+(``--budget``)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phmctl.comparison.variants import Variant
+from phmctl.console import warn
+from phmctl.errors import RecipeError, RunError, check_known, nearest
+from phmctl.recipe.loading import flatten
+from phmctl.runs.differences import run_differences, value_words
+from phmctl.runs.summary import Summary
+
+BUDGETS = ("parameters", "minutes")
+_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The values of a key that one model was trained with.
+
+    Attributes:
+        model: the variant's name.
+        key: the recipe key, ``training.learning_rate``.
+        scores: by value, the mean over seeds of the best score on valid.
+        metric: what the scores are; ``loss`` is better where it is less.
+        best: the value that was chosen.
+    """
+
+    model: str
+    key: str
+    scores: dict[float | str, float]
+    metric: str
+    best: float | str
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
+        edge = ", the end of what was tried" if self.at_the_edge else ""
+        return f"{self.model}: {self.key} = {value_words(self.best)}{edge} ({self.metric} on valid by value: {values})"
+
+    @property
+    def at_the_edge(self) -> bool:
+        """Whether a number beyond those tried may be better."""
+        return len(self.scores) > 1 and self.best in (min(self.scores), max(self.scores))  # type: ignore[type-var]
+
+
+def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list[Trials]]:
+    """Return the runs of each model that have its best value of a key, and the trials of each model.
+
+    Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean over
+    seeds of the validation that chose each run's best checkpoint.
+
+    Raises:
+        RecipeError: the runs' recipes have no such key.
+        RunError: a run has no validation, so nothing says how good it is.
+    """
+    models: list[list[Summary]] = []
+    for one in summaries:
+        keys = dict(flatten(one.recipe.model_dump()))
+        if key not in keys:
+            raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
+        fitting = next((members for members in models if _same(members[0], one, key)), None)
+        models.append([one]) if fitting is None else fitting.append(one)
+    kept, trials = [], []
+    for members in models:
+        found = _trials(members, key)
+        kept += [one for one in members if _value(one, key) == found.best]
+        trials.append(found)
+    return kept, trials
+
+
+def uneven(trials: Sequence[Trials]) -> list[str]:
+    """Return a line where some models were tried with more values than others."""
+    counts = {len(each.scores) for each in trials}
+    if len(counts) < 2:
+        return []
+    told = ", ".join(f"{each.model} {len(each.scores)}" for each in trials)
+    return [f"models were tried with different numbers of values ({told}): the comparison favours those with more"]
+
+
+def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -> list[Variant]:
+    """Return the baseline and the models that spend, within a tenth, what it does; warn of those left out.
+
+    Raises:
+        UserError: there is no such budget.
+        RunError: nothing says what the baseline spends, or no other model is within it.
+    """
+    check_known("budget", budget, BUDGETS)
+    allowed = _spent(baseline, budget)
+    if allowed is None:
+        raise RunError(f"--budget {budget}: {baseline.label} does not say how much it spends")
+    spent = {variant.label: _spent(variant, budget) for variant in variants}
+    kept = [v for v in variants if abs((spent[v.label] or 0.0) - allowed) <= _TOLERANCE * allowed]
+    told = ", ".join(f"{label} {value:,.6g}" for label, value in spent.items() if value is not None)
+    if len(kept) < 2:
+        raise RunError(f"--budget {budget}: no model spends what {baseline.label} does, within a tenth ({told})")
+    if len(kept) < len(variants):
+        warn(f"left out, for they do not spend what {baseline.label} does within a tenth ({budget}: {told})")
+    return kept
+
+
+def _spent(variant: Variant, budget: str) -> float | None:
+    sizes = variant.parameters
+    return variant.minutes if budget == "minutes" else None if sizes is None else float(sizes.without_embeddings)
+
+
+def _trials(members: Sequence[Summary], key: str) -> Trials:
+    found: dict[float | str, list[float]] = {}
+    metrics = set()
+    for one in members:
+        if one.best is None:
+            raise RunError(f"{one.run.folder} has no validation to choose by; train it, or leave it out")
+        metrics.add(one.best.metric)
+        found.setdefault(_value(one, key), []).append(one.best.value)
+    if len(metrics) > 1:
+        raise RunError(f"{members[0].run.name} and its trials are chosen by different metrics: {', '.join(metrics)}")
+    metric = metrics.pop()
+    scores = {value: math.fsum(each) / len(each) for value, each in sorted(found.items(), key=lambda item: item[0])}  # type: ignore[arg-type, return-value]
+    choose = min if metric == "loss" else max
+    return Trials(members[0].recipe.variant, key, scores, metric, choose(scores, key=lambda value: scores[value]))
+
+
+def _value(one: Summary, key: str) -> float | str:
+    value = dict(flatten(one.recipe.model_dump()))[key]
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def _same(one: Summary, other: Summary, key: str) -> bool:
+    left, right = [(each.recipe.name, each.recipe.model.algebra, each.recipe.model.n) for each in (one, other)]
+    return left == right and not run_differences(one.run, other.run).keys() - {key, "made with"}

@@ -1,0 +1,80 @@
+"""Fair budgets: each model at its best rate, and models of equal cost."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.cli.main import app
+from phmctl.comparison.compare import compare_runs
+from phmctl.errors import RecipeError, RunError, UserError
+from tests.comparison.runs import REFERENCES, make_run, worse
+
+SMALL = ("model.width=32", "model.feed_forward=64")
+PHM = (*SMALL, "model.algebra=phm", "model.n=4")
+KEY = "training.learning_rate"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models of two seeds and three rates; the losses are such that one seed alone would mislead."""
+    root = tmp_path_factory.mktemp("trials")
+    losses = {
+        "real": {1e-3: (2.0, 2.4), 2e-3: (1.9, 2.0), 4e-3: (1.8, 3.0)},
+        "phm": {1e-3: (2.6, 2.6), 2e-3: (2.5, 2.5), 4e-3: (2.1, 2.1)},
+    }
+    for name, settings in (("real", SMALL), ("phm", PHM)):
+        for rate, seeds in losses[name].items():
+            for seed, loss in enumerate(seeds, start=1):
+                lines = worse(REFERENCES, 3 if rate == 4e-3 else 6)
+                make_run(root, settings=[*settings, f"{KEY}={rate}"], seed=seed, hypotheses=lines, loss=loss)
+    return root
+
+
+def test_each_model_is_compared_at_its_best_rate_on_valid(root: Path) -> None:
+    found = compare_runs(recipe="miniature", root=root, best=KEY)
+    assert {each.model: each.best for each in found.trials} == {"real": 2e-3, "phm-n4": 4e-3}
+    assert [len(variant.runs) for variant in found.variants] == [2, 2]
+    assert {one.run.recipe.training.learning_rate for variant in found.variants for one in variant.runs} == {2e-3, 4e-3}
+    told = found.as_json()["trials"]
+    assert {each["model"]: each["scores"] for each in told}["real"] == pytest.approx({1e-3: 2.2, 2e-3: 1.95, 4e-3: 2.4})
+    notes = "\n".join(found.notes())
+    assert "the end of what was tried" in notes  # the PHM model's best rate is the largest
+    assert "different numbers" not in notes
+
+
+def test_unequal_trials_are_said(root: Path, tmp_path: Path) -> None:
+    for rate in (1e-3, 2e-3):
+        make_run(tmp_path, settings=[*SMALL, f"{KEY}={rate}"], loss=rate)
+    make_run(tmp_path, settings=[*PHM, f"{KEY}=0.001"])
+    assert "real 2" in "\n".join(compare_runs(recipe="miniature", root=tmp_path, best=KEY).notes())
+
+
+def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:
+    make_run(tmp_path, settings=SMALL)
+    make_run(tmp_path, settings=PHM)
+    with pytest.raises(RunError):  # nobody spends what the dense model does
+        compare_runs(recipe="miniature", root=tmp_path, budget="parameters")
+    found = compare_runs(recipe="miniature", root=tmp_path, budget="minutes")
+    assert len(found.variants) == 2
+    make_run(tmp_path, settings=(*SMALL, "model.dropout=0.3"))
+    found = compare_runs(recipe="miniature", root=tmp_path, budget="parameters")
+    assert {variant.first.run.recipe.model.algebra for variant in found.variants} == {"real"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"best": "training.learning_rat"}, RecipeError), ({"budget": "dollars"}, UserError)],
+)
+def test_what_cannot_be_compared_so(root: Path, options: dict[str, str], error: type[UserError]) -> None:
+    with pytest.raises(error):
+        compare_runs(recipe="miniature", root=root, **options)  # type: ignore[arg-type]
+
+
+def test_the_command(root: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["compare", "--recipe", "miniature", "--runs", str(root), "--best-of", KEY, "--json"]
+    )
+    assert done.exit_code == 0
+    done = CliRunner().invoke(app, ["compare", "--paper", "table2", "--best-of", KEY])
+    assert isinstance(done.exception, UserError)
