@@ -27,6 +27,7 @@ from phmctl.nn.composition import (
     begin_as_base,
 )
 from phmctl.nn.dense import freeze, to_dense
+from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.feedforward import FeedForward
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.positions import SinusoidalPositions
@@ -119,8 +120,14 @@ def build_transformer(
     if phm_tables or phm_generator:
         target_rows = -(-target_rows // n) * n
     source_rows = -(-source_vocabulary // n) * n if phm_tables else source_vocabulary
-    source = builder.embedding(target_rows if shared else source_rows, section.width, hypercomplex=phm_tables)
-    target = source if shared else builder.embedding(target_rows, section.width, hypercomplex=phm_tables)
+
+    def table(rows: int) -> PHMEmbedding | NarrowEmbedding:
+        if section.embedding_width is None:
+            return builder.embedding(rows, section.width, hypercomplex=phm_tables)
+        return builder.narrow_embedding(rows, section.embedding_width, section.width, hypercomplex=phm_tables)
+
+    source = table(target_rows if shared else source_rows)
+    target = source if shared else table(target_rows)
     positions = SinusoidalPositions(section.width, device)
     encoder = _stack(section, builder, section.encoder_layers, "encoder")
     decoder = _stack(section, builder, section.decoder_layers, "decoder")

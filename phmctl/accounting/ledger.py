@@ -222,6 +222,8 @@ def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
             shape = (module.out_features, module.in_features)
             kind: Kind = "generator" if name == "generator" else "map"
             dense = math.prod(shape) + bias
+            if name.endswith("embedding.map"):  # of a narrow table
+                return Row(name, "embedding", shape, dense=dense, rule=rule, embedding=components)
             return Row(name, kind, shape, dense=dense, components=components, rule=rule, bias=bias)
         case PHMEmbedding() | nn.Embedding():
             shape = (module.num_embeddings, module.embedding_dim)

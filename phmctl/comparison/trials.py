@@ -42,7 +42,7 @@ class Trials:
     @property
     def at_the_edge(self) -> bool:
         """Whether a number beyond those tried may be better."""
-        return len(self.scores) > 1 and self.best in (min(self.scores), max(self.scores))  # type: ignore[type-var]
+        return len(self.scores) > 1 and self.best in (min(self.scores), max(self.scores))
 
 
 def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list[Trials]]:
@@ -116,7 +116,7 @@ def _trials(members: Sequence[Summary], key: str) -> Trials:
     if len(metrics) > 1:
         raise RunError(f"{members[0].run.name} and its trials are chosen by different metrics: {', '.join(metrics)}")
     metric = metrics.pop()
-    scores = {value: math.fsum(each) / len(each) for value, each in sorted(found.items(), key=lambda item: item[0])}  # type: ignore[arg-type, return-value]
+    scores = {value: math.fsum(each) / len(each) for value, each in sorted(found.items(), key=lambda item: item[0])}
     choose = min if metric == "loss" else max
     return Trials(members[0].recipe.variant, key, scores, metric, choose(scores, key=lambda value: scores[value]))
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from phmctl.data.special import PAD
 from phmctl.models.stack import Stack, embed
 from phmctl.models.state import DecoderState, Memory
-from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.nn.positions import SinusoidalPositions
@@ -23,8 +23,8 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        source_embedding: PHMEmbedding,
-        target_embedding: PHMEmbedding,
+        source_embedding: PHMEmbedding | NarrowEmbedding,
+        target_embedding: PHMEmbedding | NarrowEmbedding,
         positions: SinusoidalPositions,
         encoder: Stack,
         decoder: Stack,
@@ -53,7 +53,7 @@ class Transformer(nn.Module):
         hidden = self.decode(self.encode(source), target)  # (B, T, d)
         if labels is None:
             return hidden
-        weight, bias = self.output_map()
+        hidden, weight, bias = self.output(hidden)
         return vocabulary_loss(hidden, weight, bias, labels, smoothing=smoothing, ignore=PAD)
 
     def encode(self, source: Tensor) -> Memory:
@@ -69,15 +69,18 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., d) to logits (..., V)."""
-        if self.generator is not None:
-            return self.generator(hidden)  # type: ignore[no-any-return]
-        return F.linear(hidden, self.target_embedding.weight)
+        return F.linear(*self.output(hidden))
 
-    def output_map(self) -> tuple[Tensor, Tensor | None]:
-        """Return the generator's weight (V, d) and its bias (V,) or None."""
-        if self.generator is None:
-            return self.target_embedding.weight, None
-        return self.generator.weight, self.generator.bias
+    def output(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return states, weight and bias (V,) or None whose linear map are the logits: (..., d) and (V, d).
+
+        Of a tied table of e columns they have e in place of d.
+        """
+        if self.generator is not None:
+            return hidden, self.generator.weight, self.generator.bias
+        if isinstance(self.target_embedding, NarrowEmbedding):
+            return *self.target_embedding.as_output(hidden), None
+        return hidden, self.target_embedding.weight, None
 
     def start(self, memory: Memory, beams: int, max_length: int) -> DecoderState:
         """Begin decoding the memory's sentences with `beams` hypotheses each, for at most `max_length` steps."""
@@ -92,5 +95,5 @@ class Transformer(nn.Module):
         state.position += 1
         return self.logits(self.decoder_norm(x))
 
-    def _embed(self, embedding: PHMEmbedding, ids: Tensor) -> Tensor:
+    def _embed(self, embedding: nn.Module, ids: Tensor) -> Tensor:
         return embed(embedding, self.positions, ids, self.dropout if self.training else 0.0)  # (B, T, d)

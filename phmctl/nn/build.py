@@ -9,7 +9,7 @@ from torch import nn
 from phmctl.algebra.bilinear import Factors
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
-from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 from phmctl.nn.two_factors import TwoFactorLinear
 
@@ -115,3 +115,9 @@ class LinearBuilder:
             initialization=initialization,
             device=self.device,
         )
+
+    def narrow_embedding(self, vocabulary: int, narrow: int, width: int, *, hypercomplex: bool) -> NarrowEmbedding:
+        """Build a table (vocabulary × narrow) and a map to the width."""
+        plain = copy.copy(self)
+        plain.bias = False
+        return NarrowEmbedding(self.embedding(vocabulary, narrow, hypercomplex=hypercomplex), plain.map(narrow, width))

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.nn.convert import remove
-from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import RANK, PHMLinear
 from phmctl.nn.two_factors import TwoFactorLinear
 
@@ -89,7 +89,7 @@ def _replaced(model: nn.Module, make: Callable[[nn.Module], nn.Module | None], *
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}
     for module in list(model.modules()):
-        if isinstance(module, (PHMLinear, PHMEmbedding, TwoFactorLinear)):
+        if isinstance(module, (PHMLinear, PHMEmbedding, NarrowEmbedding, TwoFactorLinear)):
             replaced[id(module)] = make(module) or _dense(module, weights)
         elif is_parametrized(module):
             remove(module, weights)
@@ -101,7 +101,7 @@ def _replaced(model: nn.Module, make: Callable[[nn.Module], nn.Module | None], *
 
 
 def _dense(
-    module: PHMLinear | PHMEmbedding | TwoFactorLinear, weights: dict[tuple[int, ...], nn.Parameter]
+    module: PHMLinear | PHMEmbedding | NarrowEmbedding | TwoFactorLinear, weights: dict[tuple[int, ...], nn.Parameter]
 ) -> nn.Module:
     """Return a module's dense layer; maps made of the same tensors get the same weight."""
     dense = module.to_dense()

@@ -10,7 +10,8 @@ from phmctl.algebra.modes import without_autocast
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, UserError
-from phmctl.nn.linear import KroneckerWeight
+from phmctl.nn.linear import KroneckerWeight, PHMLinear
+from phmctl.nn.two_factors import TwoFactorLinear
 
 
 class PHMEmbedding(KroneckerWeight):
@@ -135,3 +136,39 @@ class PHMEmbedding(KroneckerWeight):
         """Return the arguments, for ``repr``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}, n={self.n}, algebra={self.algebra!r}{padding}"
+
+
+class NarrowEmbedding(nn.Module):
+    """A table of e columns and a map from e to d: V·e + e·d parameters instead of V·d (Lan et al. 2020, ALBERT, §3.1).
+
+    Attributes:
+        table: (V, e).
+        map: from e to d, without bias.
+        weight: the table (V, d) that both are, computed at every use.
+    """
+
+    def __init__(self, table: PHMEmbedding, map: PHMLinear | TwoFactorLinear) -> None:
+        super().__init__()
+        self.table, self.map = table, map
+        self.num_embeddings, self.embedding_dim = table.num_embeddings, map.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        """The table (V, d)."""
+        weight: Tensor = self.map(self.table.weight)
+        return weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look tokens up. Integers (...) -> (..., d)."""
+        rows: Tensor = self.map(self.table(ids))
+        return rows
+
+    def as_output(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return states (..., d) at the table's width, (..., e), and the table (V, e): their products are logits."""
+        return F.linear(hidden, self.map.weight.T), self.table.weight
+
+    @torch.no_grad()
+    def to_dense(self) -> nn.Embedding:
+        """Return an ``nn.Embedding`` of d columns: the same lookup, to rounding, with parameters of its own."""
+        table = nn.Embedding(self.num_embeddings, self.embedding_dim, _weight=self.weight.clone())
+        return table.train(self.training)

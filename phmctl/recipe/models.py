@@ -240,6 +240,8 @@ class TransformerSection(StackSection):
     encoder_layers: Annotated[int, Field(ge=0, le=1000)] = 6
     decoder_layers: Layers = 6
     embeddings: Literal["dense", "phm"] = "dense"
+    # columns of the tables, with a map of the model's algebra to the width; a tied generator has both, transposed
+    embedding_width: Width | None = None
     generator: Literal["dense", "phm", "tied"] = "tied"  # tied: the target embedding's weight
     generator_bias: bool = False
     share_embeddings: bool = True  # source and target share one table; wants a joint vocabulary
@@ -260,6 +262,9 @@ class TransformerSection(StackSection):
         """How many layers each composed stack has."""
         layers = {"encoder_layers": self.encoder_layers, "decoder_layers": self.decoder_layers}
         return {key: count for key, count in layers.items() if self.compose_in in ("both", key.partition("_")[0])}
+
+    def _widths(self) -> dict[str, int]:
+        return super()._widths() | ({"embedding_width": self.embedding_width} if self.embedding_width else {})
 
     @property
     def variant(self) -> str:

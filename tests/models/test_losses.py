@@ -20,7 +20,7 @@ def test_the_transformer_returns_both_sums_of_its_hidden_states() -> None:
     section = TransformerSection(algebra="phm", n=4, encoder_layers=1, decoder_layers=1, **SIZES)
     model = build_transformer(section, 12, 12)
     hidden = model(IDS, IDS)
-    weight, bias = model.output_map()
+    _, weight, bias = model.output(hidden)
     found, expected = model(IDS, IDS, IDS, 0.1), vocabulary_loss(hidden, weight, bias, IDS, smoothing=0.1)
     assert [loss.item() for loss in found] == [loss.item() for loss in expected]
     log = F.cross_entropy(model.logits(hidden).flatten(0, 1), IDS.flatten(), ignore_index=0, reduction="sum")
