@@ -4,8 +4,8 @@ The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :clas
 ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``; :func:`convert` makes the weights of any model PHM (by
 :class:`Kronecker`), :func:`to_dense` and :func:`freeze` go back; :func:`tune` sets what is faster here;
 :func:`parameter_groups` fits learning rates to the structure. :func:`load` makes a :class:`Model` of a run, to ask from
-a program; :func:`prepare`, :func:`train` and :func:`evaluate` are the commands of these names. All are imported on
-first use, so that ``import phmctl`` does not import torch.
+a program; :func:`prepare`, :func:`train`, :func:`distil` and :func:`evaluate` are the commands of these names. All are
+imported on first use, so that ``import phmctl`` does not import torch.
 """
 
 from importlib import import_module
@@ -22,6 +22,7 @@ __all__ = [
     "Translation",
     "__version__",
     "convert",
+    "distil",
     "evaluate",
     "freeze",
     "load",
@@ -34,6 +35,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translation
+    from phmctl.distillation import distil
     from phmctl.inference.loading import load
     from phmctl.inference.model import Classified, Model
     from phmctl.nn.convert import Kronecker, convert
@@ -53,6 +55,7 @@ _HOMES = {
     "PHMLSTM": "phmctl.nn.lstm",
     "PHMLinear": "phmctl.nn.linear",
     "Translation": "phmctl.decoding.translator",
+    "distil": "phmctl.distillation",
     "evaluate": "phmctl.verbs",
     "load": "phmctl.inference.loading",
     "prepare": "phmctl.verbs",

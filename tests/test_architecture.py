@@ -25,7 +25,7 @@ LAYERS = (  # from the lowest: a module imports from its own layer and from thos
     {"training", "accounting", "benchmarks", "export", "inference"},
     {"comparison", "sweeps"},
     {"reports"},
-    {"serving", "verbs", "probes"},
+    {"serving", "verbs", "probes", "distillation"},
     {"cli", "__main__"},
 )  # fmt: skip
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -19,6 +19,7 @@ from phmctl.cli.bench import bench
 from phmctl.cli.compare import compare
 from phmctl.cli.count_params import count_params
 from phmctl.cli.decode import decode
+from phmctl.cli.distil import distil
 from phmctl.cli.eval import evaluate
 from phmctl.cli.export import export
 from phmctl.cli.options import Once, Summaries
@@ -83,6 +84,7 @@ app.command("train", cls=TrainCommand)(train)
 app.command("decode")(decode)
 app.command("eval", cls=Once)(evaluate)
 app.command("compare", cls=Once)(compare)
+app.command("distil", cls=Once)(distil)
 app.command("report", cls=Once)(report)
 app.command("serve")(serve)
 app.command("export")(export)

@@ -172,6 +172,8 @@ class ClassificationTraining(CountedTraining):
     """Batches of texts or pairs."""
 
     label_smoothing: Probability = 0.0
+    teacher: str | None = None  # a run of the same labels and vocabulary, whose probabilities are learned
+    teacher_weight: Annotated[float, Field(ge=0, le=1)] = 0.5  # of its probabilities in the loss; the labels have the rest
 
 
 # ----------------------------------------------------------------------------------------------------- decoding

@@ -1,6 +1,7 @@
 """``training.initialise_from``: begin with the tensors of another run, as in fine-tuning.
 
-Every tensor of the same name and shape is used; with ``model.composition_start: base`` also attention's output maps,
+Every tensor of the same name and shape is used; where the source has a dense weight and the model a rule and
+components, the nearest sum of Kronecker products; with ``model.composition_start: base`` also attention's output maps,
 by the compositions of heads that begin as these; and of rules held as factors, where the model has a lower rank, the
 terms of the largest norm. The new run's environment keeps the source run, its checkpoint and SHA-256, and which tensors
 were used, are new, or were left.
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.algebra.kronecker import nearest_components, nearest_sum
+from phmctl.algebra.rules import LEARNED, fixed_rule
 from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
 from phmctl.errors import DataError, RunError
+from phmctl.nn.linear import KroneckerWeight
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 
@@ -117,11 +121,12 @@ def _source(recipe: Recipe) -> Run | None:
 def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     checkpoint = read_checkpoint(folder, ("model",))
     theirs = checkpoint.tensors["model"]
-    shapes = {name: tensor.shape for name, tensor in model_tensors(task.build_model(torch.device("meta"))).items()}
+    model = task.build_model(torch.device("meta"))
+    shapes = {name: tensor.shape for name, tensor in model_tensors(model).items()}
     heads = {}
     if getattr(recipe.model, "composition_start", None) == "base":  # the names that a bilinear composition gives them
         heads = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in theirs.items()}
-    offered = {**heads, **theirs, **_strongest_terms(theirs, shapes)}
+    offered = {**heads, **theirs, **_strongest_terms(theirs, shapes), **_nearest_sums(theirs, model)}
     used = {name: tensor for name, tensor in offered.items() if shapes.get(name) == tensor.shape}
     if not used:
         raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
@@ -130,6 +135,23 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     left = tuple(name for name, tensor in theirs.items() if id(tensor) not in ids and name not in used)
     step, digest = int(checkpoint.state["step"]), checkpoint_digest(folder, "model")
     return Start(run.folder, folder.name, step, digest, used, new, left)
+
+
+def _nearest_sums(theirs: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return A and S of the maps and tables whose weight is dense in the source, nearest to that weight."""
+    found: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        weight = theirs.get(f"{name}.weight")
+        if not isinstance(module, KroneckerWeight) or module.n == 1 or module.holds_factors or weight is None:
+            continue
+        rows, columns = module.n * module.S.shape[1], module.n * module.S.shape[2]
+        if weight.shape != (rows, columns):
+            continue
+        if module.algebra == LEARNED and module.owns_rule:
+            found[f"{name}.A"], found[f"{name}.S"], _ = nearest_sum(weight, module.n)
+        elif module.algebra != LEARNED:
+            found[f"{name}.S"], _ = nearest_components(weight, fixed_rule(module.algebra, dtype=weight.dtype))
+    return found
 
 
 def _strongest_terms(theirs: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
 from phmctl.data.copies import check_same_data, check_same_vocabulary
 from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.data.prepared.show import coverage_of
-from phmctl.errors import DataError
+from phmctl.errors import DataError, RunError
+from phmctl.nn.dense import to_dense
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
@@ -65,8 +67,31 @@ class ClassificationTask:
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Return the label-smoothed cross-entropy summed over the examples, and their number."""
-        smoothing = self.recipe.training.label_smoothing
-        return model(*batch.sides, labels=batch.labels, smoothing=smoothing), batch.target_tokens
+        training = self.recipe.training
+        if self._teacher is None:
+            return model(*batch.sides, labels=batch.labels, smoothing=training.label_smoothing), batch.target_tokens
+        logits, teacher = model(*batch.sides), self._teacher.to(batch.labels.device)  # (B, classes)
+        with torch.no_grad():
+            taught = teacher(*batch.sides).softmax(1)
+        weight = training.teacher_weight
+        own = label_loss(logits, batch.labels, training.label_smoothing)
+        return (1 - weight) * own + weight * label_loss(logits, taught), batch.target_tokens
+
+    @cached_property
+    def _teacher(self) -> nn.Module | None:
+        """The model whose probabilities are learned, or None. Raises RunError: it has other labels or tokens."""
+        training = self.recipe.training
+        if training.teacher is None:
+            return None
+        run = Run.open(training.teacher)
+        if run.recipe.task != self.recipe.task or run.data().get("labels") != self.prepared.labels:
+            raise RunError(f"training.teacher: {run.folder} is no classifier of the labels {self.prepared.labels}")
+        check_same_vocabulary(run, self.prepared)
+        if texts_of(run.recipe.model) != self.prepared.texts:  # type: ignore[arg-type]
+            raise RunError(f"training.teacher: {run.folder} reads another number of texts than {self.prepared.texts}")
+        from phmctl.tasks.classification.predictor import trained_classifier
+
+        return to_dense(trained_classifier(run, "auto", "cpu"), inplace=True).eval()
 
     @torch.no_grad()
     def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:

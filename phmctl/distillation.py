@@ -1,0 +1,167 @@
+"""``phmctl distil``: a small model learns from a trained one.
+
+Translation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation", §3.2): the teacher translates its training text
+by beam search, and the student trains on these translations beside the references. Classification (Hinton et al. 2015,
+"Distilling the Knowledge in a Neural Network", §2): the student learns the teacher's probabilities beside the labels.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phmctl.console import note, progress, silence
+from phmctl.errors import RunError, UserError, check_known
+from phmctl.files import write_atomic
+
+if TYPE_CHECKING:
+    from phmctl.recipe.loading import RecipeLike
+    from phmctl.recipe.schema import Recipe
+    from phmctl.runs import Run
+    from phmctl.training.train import TrainingResult
+
+STARTS = ("nearest", "random")
+_SLICE = 2000  # lines between two reports of progress
+
+
+def distil(
+    teacher: str | Path,
+    recipe: "RecipeLike | None" = None,
+    *,
+    n: int | None = None,
+    algebra: str | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    settings: Sequence[str] = (),
+    start: str = "nearest",
+    beam: int | None = None,
+    references: bool = True,
+    data: str | Path | None = None,
+    runs: str | Path | None = None,
+    tag: str | None = None,
+    quiet: bool = True,
+) -> "TrainingResult":
+    """Train a student of a trained translator or classifier.
+
+    Args:
+        teacher: a run, by the data that it was trained on.
+        recipe: the student's; by default the teacher's.
+        n: the student's PHM hyperparameter.
+        algebra: the student's.
+        seed: the student's.
+        steps: of the student's training.
+        settings: further recipe keys of the student: ``["model.width=128"]``.
+        start: ``nearest``: the student begins with the teacher's tables, norms and biases, and with the Kronecker sums
+            that are nearest to its weights, where the shapes are equal; ``random``: as any training.
+        beam: of the teacher's search; the teacher's recipe's where None.
+        references: train on the references too, not on the teacher's translations alone.
+        data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
+        runs: the folder of runs.
+        tag: a name for the student's run.
+        quiet: print nothing on stderr.
+
+    Raises:
+        RunError: there is no such run, or it is of a task that has no students, of another task or of other data than
+            the student's recipe.
+        DataError: the teacher's data is not prepared.
+        UserError: no such start, or an option that the task does not have.
+    """
+    from phmctl.data.prepared.folder import data_root
+    from phmctl.recipe.loading import common_overrides, resolve
+    from phmctl.runs import Run
+    from phmctl.verbs import train
+
+    check_known("start", start, STARTS)
+    run = Run.open(teacher)
+    task = run.recipe.task
+    if task not in ("translation", "classification"):
+        raise RunError(f"{run.folder} is a run of task {task!r}; teachers are translators and classifiers")
+    if task != "translation" and (beam is not None or not references):
+        raise UserError("beam and references are of translators; this teacher is a classifier")
+    root = data_root() if data is None else Path(data)
+    common = common_overrides(n=n, algebra=algebra, seed=seed, steps=steps)
+    student = resolve(run.recipe if recipe is None else recipe, common, settings)
+    _check_student(run, student)
+    own = [*settings]
+    if task == "translation":
+        with silence() if quiet else nullcontext():
+            name = _taught_corpus(run, student, root, beam, references)
+        own += [f"data.card={name}", "data.direction=forward", "data.copies=false"]
+    else:
+        own += [f"training.teacher={run.folder.resolve()}"]
+    if start == "nearest" and student.model.kind == run.recipe.model.kind:
+        own += [f"training.initialise_from={run.folder.resolve()}"]
+    return train(
+        run.recipe if recipe is None else recipe,
+        n=n, algebra=algebra, seed=seed, steps=steps, settings=own, data=root, runs=runs, tag=tag, quiet=quiet,
+    )  # fmt: skip
+
+
+def _check_student(run: "Run", student: "Recipe") -> None:
+    """Refuse (RunError) a student of another task, corpus or vocabulary."""
+    if student.task != run.recipe.task:
+        raise RunError(f"{run.folder} was trained for task {run.recipe.task!r}, and the student's is {student.task!r}")
+    theirs, ours = run.recipe.data.model_dump(), student.data.model_dump()
+    for key in ("card", "tokenizer", "vocabulary", "joint", "direction"):
+        if theirs.get(key) != ours.get(key):
+            raise RunError(
+                f"{run.folder} was trained with data.{key} = {theirs.get(key)}, and the student's is {ours.get(key)}: "
+                "a teacher and its student read the same tokens"
+            )
+
+
+def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, references: bool) -> str:
+    """Prepare the corpus that the teacher's translations make, once for all its students; return its name."""
+    from phmctl.data.copies import read_text
+    from phmctl.data.prepared.folder import PreparedData
+    from phmctl.data.tokenizer import TokenizerPair
+    from phmctl.recipe.schema import TranslationRecipe
+    from phmctl.tasks.registry import kind_of
+    from phmctl.verbs import prepare
+
+    recipe = run.recipe_of(TranslationRecipe)
+    prepared = PreparedData.find(recipe.data, root)
+    kind_of(recipe).open(recipe, root).check_run(run)
+    beam = recipe.decoding.beam if beam is None else beam
+    checkpoint = run.weights("auto")
+    mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {beam} {references}".encode()).hexdigest()[:8]
+    name = f"{recipe.data.card}-taught-{mark}"
+    folder = root / "taught" / name
+    files = {side: folder / f"train.{side}" for side in ("source", "reference", "teacher")}
+    if not files["teacher"].exists():
+        pair, train = TokenizerPair.load(prepared.folder), prepared.split("train")
+        sources = [pair.source.decode(train.source[row]) for row in range(len(train))]
+        note(f"{run.name} translates its {len(sources):,} training lines, beam {beam} ...")
+        folder.mkdir(parents=True, exist_ok=True)
+        targets = (pair.target.decode(train.target[row]) for row in range(len(train)))
+        _write(files["source"], sources)
+        _write(files["reference"], list(targets))
+        for split in ("valid", "test"):
+            for side in ("source", "target"):
+                _write(folder / f"{split}.{side}", read_text(run, split, side))
+        _write(files["teacher"], _translations(run, sources, beam))
+    pairs = [(files["source"], files["reference"])] * references + [(files["source"], files["teacher"])]
+    splits: dict[str, Any] = {
+        split: (folder / f"{split}.source", folder / f"{split}.target") for split in ("valid", "test")
+    }
+    settings = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
+    prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **settings)
+    return name
+
+
+def _translations(run: "Run", sources: Sequence[str], beam: int) -> list[str]:
+    from phmctl import load
+
+    model = load(run.folder)
+    found: list[str] = []
+    with progress("translating", len(sources)) as advance:
+        for begin in range(0, len(sources), _SLICE):
+            part = sources[begin : begin + _SLICE]
+            found += [answers[0].text for answers in model.translate(part, beam=beam)]
+            advance(len(part))
+    return found
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    write_atomic(path, "".join(f"{line}\n" for line in lines))

@@ -1,0 +1,84 @@
+"""A student of a translator and of a classifier: what it begins with, what it trains on, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import phmctl
+from phmctl.checkpoints import read_checkpoint
+from phmctl.cli.main import app
+from phmctl.data.prepared.folder import PreparedData
+from phmctl.errors import RecipeError, RunError, UserError
+from phmctl.nn.linear import PHMLinear
+from phmctl.runs import Run
+from tests.training.copying import copying_recipe
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory, copying_data: Path) -> Run:
+    recipe = copying_recipe(n=1, steps=150, warmup=20)
+    return phmctl.train(recipe, data=copying_data, runs=tmp_path_factory.mktemp("runs")).run
+
+
+def test_a_translator_teaches(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
+    result = phmctl.distil(teacher.folder, n=4, steps=150, data=copying_data, runs=tmp_path)
+    student = result.run.recipe
+    assert (student.model.algebra, student.model.n) == ("phm", 4)
+    data = PreparedData.find(student.data, copying_data)
+    assert 1700 < len(data.split("train")) <= 1800  # each line with its reference, and with the teacher's translation
+    folder = copying_data / "taught" / student.data.card
+    told = (folder / "train.teacher").read_text().splitlines()
+    model = phmctl.load(teacher.folder)
+    sources = (folder / "train.source").read_text().splitlines()
+    assert [answers[0].text for answers in model.translate(sources[:20])] == told[:20]
+    taught = phmctl.evaluate(result.run.folder, "valid").as_json()["scores"][0]["value"]
+    assert taught > 80
+
+    before = (folder / "train.teacher").stat().st_mtime_ns
+    other = phmctl.distil(teacher.folder, n=2, steps=1, data=copying_data, runs=tmp_path)
+    assert other.run.recipe.data == student.data  # the teacher translates once for all its students
+    assert (folder / "train.teacher").stat().st_mtime_ns == before
+
+
+def test_the_student_begins_with_the_nearest_sums(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
+    settings = ["training.learning_rate=1e-30", "training.save_every=1"]
+    tensors = {}
+    for start in ("nearest", "random"):
+        run = phmctl.distil(
+            teacher.folder, n=4, steps=1, start=start, settings=settings, data=copying_data, runs=tmp_path
+        ).run
+        tensors[start] = read_checkpoint(run.checkpoint("last"), ["model"]).tensors["model"]
+    theirs = read_checkpoint(teacher.checkpoint("best"), ["model"]).tensors["model"]
+    name = "encoder.0.feed_forward.inner"
+    name = next(key for key in theirs if key.endswith("weight") and key.replace("weight", "S") in tensors["nearest"])
+    weight, stem = theirs[name], name.removesuffix("weight")
+    dense = torch.nn.Linear(*reversed(weight.shape))
+    dense.weight.data.copy_(weight)
+    layer, _ = PHMLinear.from_dense(dense, 4)
+    torch.testing.assert_close(tensors["nearest"][f"{stem}S"], layer.S.data, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(tensors["random"][f"{stem}S"], layer.S.data, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"start": "nearer"}, UserError),
+        ({"settings": ["data.vocabulary=60"]}, RunError),
+        ({"n": 3}, RecipeError),
+        ({"recipe": "agreement-resplit"}, RunError),
+    ],
+)
+def test_what_is_no_student(
+    teacher: Run, copying_data: Path, options: dict[str, object], error: type[UserError]
+) -> None:
+    with pytest.raises(error):
+        phmctl.distil(teacher.folder, data=copying_data, **options)  # type: ignore[arg-type]
+
+
+def test_the_command(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
+    asked = ["distil", str(teacher.folder), "--n", "2", "--steps", "2", "--data", str(copying_data)]
+    done = CliRunner().invoke(app, [*asked, "--runs", str(tmp_path), "--no-references", "--beam", "1"])
+    assert done.exit_code == 0
+    assert Run.open(Path(done.stdout.strip())).recipe.model.n == 2
