@@ -4,12 +4,9 @@ A step is what the trainer does for one: the batch's loss, the backward pass, th
 see the same batches. Ratios are of tokens per second: above 1 is faster than the baseline.
 """
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
-from torch import Tensor, nn
 
 from phmctl.accounting.multiplications import multiplications
 from phmctl.benchmarks.ratios import Bench, Spread, check_positive, compare, machine, parameters_of
@@ -17,11 +14,10 @@ from phmctl.data.prepared.folder import data_root
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import check_known
 from phmctl.nn.tune import tune
-from phmctl.recipe.schema import Recipe, TrainingSection
+from phmctl.recipe.schema import Recipe
 from phmctl.tasks.base import Candidate
 from phmctl.tasks.registry import kind_of
-from phmctl.training.optimiser import build_optimiser
-from phmctl.training.precision import build_autocast
+from phmctl.training.budget import mean_loss, stepper
 
 R = TypeVar("R", bound=Recipe)
 
@@ -57,19 +53,18 @@ def bench_training(
     sample = [task.collate(rows).to(device) for rows in plan]
     items = sum(batch.target_tokens for batch in sample)
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        total, count = task.loss(model, batch)
-        return total / count
-
     candidates, executions = {}, {}
     for name, each in variants_of(recipe).items():
         model = kind.open(each, data).build_model(device)
-        candidates[name] = Candidate(model, loss)
+        candidates[name] = Candidate(model, partial(mean_loss, task))
         if each.model.execution == "auto":
             executions[name] = tune(model, task.cost(plan[0]).tokens)
     candidates |= kind.candidates(task, device)
     check_known("candidate", baseline, list(candidates))
-    steps = {name: _stepper(candidate, training, sample, device) for name, candidate in candidates.items()}
+    steps = {
+        name: stepper(each.model, each.loss, training, sample, device, each.optimiser)
+        for name, each in candidates.items()
+    }
     timings = compare("training steps", steps, rounds=rounds, baseline=baseline, device=device)
     products = {name: multiplications(step) / len(sample) for name, step in steps.items()}
     rows = []
@@ -97,24 +92,3 @@ def variants_of(recipe: R) -> dict[str, R]:
             variants[f"base {recipe.base.variant}"] = recipe.base
         variants[recipe.variant] = recipe
     return variants
-
-
-def _stepper(
-    candidate: Candidate, training: TrainingSection, sample: Sequence[Any], device: torch.device
-) -> Callable[[], object]:
-    """Return a function that trains one step on each batch of the sample."""
-    model, autocast = candidate.model, build_autocast(device, training.precision)
-    optimiser = candidate.optimiser or build_optimiser(model, training)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    model.train()
-
-    def steps() -> None:
-        for batch in sample:
-            with autocast():
-                value = candidate.loss(model, batch)
-            value.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(parameters, training.clip or torch.inf)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-
-    return steps

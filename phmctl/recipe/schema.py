@@ -118,7 +118,8 @@ class TrainingSection(Section):
 
     batch_key: ClassVar[str] = ""  # the task's field that says how large a micro-batch is
 
-    steps: PositiveInt  # optimiser steps
+    steps: NonNegativeInt = 0  # optimiser steps
+    minutes: NonNegative = 0.0  # of steps, in place of `steps`: as many as fit, timed before step 1
     accumulate: PositiveInt = 1  # micro-batches an optimiser step
     optimizer: Literal["adam", "adamw"] = "adam"
     beta1: Probability = 0.9
@@ -147,6 +148,17 @@ class TrainingSection(Section):
     compile: bool = False  # torch.compile of the model; on a CPU it wants a C++ compiler
     timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that one of many processes waits for another
 
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if not self.steps and not self.minutes:
+            raise ValueError("'training.steps' is missing (or minutes)")
+        if self.steps and self.minutes:
+            raise ValueError(
+                f"steps = {self.steps} and minutes = {self.minutes:g} both say how long a training is; set one of them "
+                "to 0: --set training.steps=0"
+            )
+        return self
+
 
 class TranslationTraining(TrainingSection):
     """Batches are measured in tokens."""
@@ -173,7 +185,9 @@ class ClassificationTraining(CountedTraining):
 
     label_smoothing: Probability = 0.0
     teacher: str | None = None  # a run of the same labels and vocabulary, whose probabilities are learned
-    teacher_weight: Annotated[float, Field(ge=0, le=1)] = 0.5  # of its probabilities in the loss; the labels have the rest
+    teacher_weight: Annotated[float, Field(ge=0, le=1)] = (
+        0.5  # of its probabilities in the loss; the labels have the rest
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- decoding

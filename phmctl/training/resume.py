@@ -68,10 +68,11 @@ def data_of(run: Run) -> Path | None:
 def forbidden(trained: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return the keys, with both values, for which a recipe would not continue a training with another.
 
-    ``training.steps`` may differ too, unless the schedule is linear, which ends there.
+    ``training.steps`` may differ too, unless the schedule is linear, which ends there; minutes are the run's steps.
     """
     allowed = keys_changing(recipe, CHOICE, NOTHING)
     allowed |= set() if recipe.training.schedule == "linear" else {"training.steps"}
+    allowed |= {"training.steps", "training.minutes"} if recipe.training.minutes else set()
     return {key: pair for key, pair in differences(trained, recipe).items() if key not in allowed}
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from phmctl.checkpoints import AVERAGE, Checkpoint, load_model, model_tensors, read_checkpoint, saved_steps
-from phmctl.console import warn
+from phmctl.console import note, warn
 from phmctl.devices import check_compiler, has_bfloat16, isolated
+from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
 from phmctl.runs.metrics import read_metrics
 from phmctl.training.batches import pieces_of
+from phmctl.training.budget import steps_within
 from phmctl.training.initial import Start, find_start
 from phmctl.training.metrics_log import MetricsLog, summary_writer
 from phmctl.training.processes import Processes, job, joined, restarts
@@ -94,11 +96,28 @@ def train(
         where = processes.broadcast(where)
         with processes.agreed():
             task = kind.open(recipe, where)
+            if recipe.training.minutes:
+                noted = {**(noted or {}), "minutes": recipe.training.minutes}
+                recipe = _with_steps(recipe, task, old, processes)
         more: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "processes": processes, "noted": noted}
         result = train_task(task, recipe, root, old=old, data=where, **more)
         if result.exit_code == 0 and processes.leads:
             kind.conclude(result.run, read_metrics(result.run.metrics_path))
     return result
+
+
+def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Processes) -> Recipe:
+    """Return a recipe with the steps that its minutes are: those of the run that goes on, or timed here."""
+    training = recipe.training
+    if processes.many:
+        raise UserError("training.minutes times the steps of one process; with several give training.steps")
+    if old is not None:
+        steps = old.recipe.training.steps
+    else:
+        device = processes.device(training.device)
+        steps = steps_within(training.minutes, task, recipe.model.execution, training, device)
+        note(f"training.minutes = {training.minutes:g}: {steps:,} steps")
+    return recipe.model_copy(update={"training": training.model_copy(update={"steps": steps, "minutes": 0.0})})
 
 
 def _run_to_continue(root: Path, recipe: Recipe, resume: bool | Literal["auto"], run: Run | None) -> Run | None:
