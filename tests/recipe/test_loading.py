@@ -110,7 +110,7 @@ def test_a_common_option_is_named_as_it_was_written() -> None:
     assert refusal(MINIMAL, *common_overrides(algebra="quatern")).startswith(
         "--algebra quatern: model.algebra should be"
     )
-    assert refusal(MINIMAL, *common_overrides(steps=0)).startswith("--steps 0: training.steps should be greater")
+    assert refusal(MINIMAL, *common_overrides(steps=-1)).startswith("--steps -1: training.steps should be greater")
 
 
 def test_a_fixed_algebra_brings_its_n() -> None:
