@@ -114,6 +114,27 @@ def bench_train(
     _show(bench_training(resolved, data, batches=batches, rounds=rounds, baseline=against), json=json)
 
 
+@bench.command("rates")
+def bench_rates(
+    recipe: options.RecipeArgument,
+    n: options.N = None,
+    algebra: options.Algebra = None,
+    device: options.Device = None,
+    settings: options.Settings = None,
+    data: options.DataRoot = None,
+    json: options.Json = False,
+) -> None:
+    """Learning rates: of each map's factors, and how far one step of each moves the output, beside a dense weight's."""
+    from phmctl.benchmarks.rates import bench_rates, rates_table
+
+    resolved = _recipe(recipe, n, algebra, device, settings)
+    rows = bench_rates(resolved, data)
+    if json:
+        emit_json({"recipe": resolved.name, "learning_rate": resolved.training.learning_rate, "rows": rows})
+    else:
+        rates_table(resolved, rows).show()
+
+
 @bench.command("decode")
 def bench_decode(
     recipe: options.RecipeArgument,

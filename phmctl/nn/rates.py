@@ -5,13 +5,17 @@ weight (k, d) wants a rate that falls with d (muP: Yang et al. 2021, "Tensor Pro
 made of factors wants a rate for each of them (Qiu et al. 2024, "Compute Better Spent"): entries of A are about √(d/n)
 times as large as those of S, and at one rate A hardly moves.
 
-The rule here: in a step every factor f moves by the same fraction of its scale as the dense weight H that it makes,
-``rate(f) / rms(f) = rate(H) / rms(H)``. That is Adam on factors that are all scaled to the entries of H. The rate of H
-is ``128 / d`` of the model's rate, and never more than that; the rate of a table, dense or of factors, is the model's.
+The rule here: in a step every factor f moves by the same fraction of its scale, ``rate(f) = c · rate(H) · rms(f) /
+rms(H)``: Adam on factors that are all scaled to the entries of the weight H. The rate of a dense weight is ``64 / d``
+of the model's rate, and never more than that. With c = 2 for Kronecker sums a step of S moves the output as far as one
+of the dense weight (``phmctl bench rates`` shows it), and the best rates of both lie at one place (docs/results.md);
+of a rule that is held as W, U and V, whose changes add up, c = 1/2. The rate of a table, dense or of factors, is the
+model's.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,89 +26,95 @@ from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import KroneckerWeight
 from phmctl.nn.two_factors import TwoFactorLinear
 
-WIDTH = 128  # d of the widest map that takes the model's own rate
+_WIDTH = 64  # d of the widest dense map that has the model's own rate
+_GAIN = {"rule": 2.0, "factors": 0.5}  # c of Kronecker sums, by how their rule is held
 
 
-def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, object]]:
+def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
     """Return parameter groups for any of torch's optimisers, with a rate that fits for each factor of each map.
 
     Weights of PHM layers, of converted modules and of torch's own layers get the rates of this module; tables, norms
-    and biases get `lr`. Learned rules get no weight decay: H would decay twice as fast as the dense weight.
+    and biases get `lr`. Of a weight's factors one alone decays (S, of two thin maps the second), so that H decays as
+    the dense weight does and not faster.
 
     Args:
         model: its weights as they are at the start of the training: their scales count.
         lr: the rate of tables, norms and biases. A schedule multiplies the ``lr`` of each group.
+        weight_decay: of AdamW.
 
     Raises:
         UserError: `lr` is not above zero.
     """
     if not lr > 0:
         raise UserError(f"lr = {lr} must be above zero")
-    return grouped(model, relative_rates(model), lr)
+    return grouped(model, relative_rates(model), lr, weight_decay)
 
 
 def relative_rates(model: nn.Module) -> dict[str, float]:
     """Return the rate of each trainable parameter as a multiple of the model's rate, by its name."""
     rates: dict[Tensor, float] = {}
-    weights = sorted(_weights(model), key=lambda weight: weight[1] is not None)  # a tied weight is a table
-    for scale, fan_in, factors in weights:
-        own = 1.0 if fan_in is None else min(1.0, WIDTH / fan_in)
-        for factor in factors:
-            share = _rms(factor) / scale if scale and _rms(factor) else 1.0
-            rates.setdefault(factor, float(f"{own * share:.3g}"))
+    for weight in _weights(model):
+        for factor in weight.factors:
+            share = _rms(factor) / weight.scale if weight.scale and _rms(factor) else 1.0
+            rates.setdefault(factor, float(f"{weight.gain * weight.rate * share:.3g}"))
     return {name: rates.get(each, 1.0) for name, each in model.named_parameters() if each.requires_grad}
 
 
-def grouped(model: nn.Module, rates: Mapping[str, float], lr: float) -> list[dict[str, object]]:
-    """Return a parameter group for each rate, without weight decay for learned rules."""
-    rules, groups = set(learned_rules(model)), dict[tuple[float, bool], dict[str, object]]()
+def grouped(model: nn.Module, rates: Mapping[str, float], lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Return a parameter group for each rate and decay; :func:`parameter_groups` says what decays."""
+    decays: dict[Tensor, float] = {}  # AdamW multiplies by the group's rate
+    for weight in _weights(model):
+        for factor in weight.factors:
+            decays.setdefault(factor, weight.rate if factor is weight.factors[-1] else 0.0)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        rate, is_rule = rates[name], parameter in rules
-        group = groups.setdefault((rate, is_rule), {"params": [], "lr": lr * rate, "relative": rate})
-        group["params"].append(parameter)  # type: ignore[attr-defined]
-        if is_rule:
-            group["weight_decay"] = 0.0
+        if parameter.requires_grad:
+            rate = rates[name]
+            decay = weight_decay * (decays[parameter] / rate if parameter in decays else 1.0)
+            group = {"params": [], "lr": lr * rate, "relative": rate, "weight_decay": decay}
+            groups.setdefault((rate, decay), group)["params"].append(parameter)
     return list(groups.values())
 
 
-def learned_rules(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the learned rules of a model's layers, or the factors of rules."""
-    for module in model.modules():
-        if isinstance(module, KroneckerWeight):
-            yield from (part for name in "AWUV" if (part := module._parameters.get(name)) is not None)
-        elif parametrize.is_parametrized(module):
-            for chain in module.parametrizations.values():  # type: ignore[operator]
-                yield from list(chain.parameters())[:-1]  # A and S, or S alone
+def dense_rate(fan_in: int) -> float:
+    """Return the rate of a dense map of d inputs as a multiple of the model's rate."""
+    return min(1.0, _WIDTH / fan_in)
+
+
+class _Weight(NamedTuple):
+    scale: float  # root mean square of the entries of H
+    rate: float  # of the dense weight, as a multiple of the model's
+    gain: float  # c
+    factors: Sequence[nn.Parameter]  # the last one decays
+
+
+def _weights(model: nn.Module) -> list[_Weight]:
+    """Return the weights of a model, tables first: a map that is tied to one has its rate."""
+    return sorted(_each_weight(model), key=lambda weight: weight.rate != 1.0)
 
 
 @torch.no_grad()
-def _weights(model: nn.Module) -> Iterator[tuple[float, int | None, Iterable[nn.Parameter]]]:
-    """Yield of each weight H of a model its scale, its fan-in d, or None of a table, and the parameters that make it.
-
-    The scale is the root mean square of the entries of H; of a Kronecker sum √n · rms(A) · rms(S).
-    """
+def _each_weight(model: nn.Module) -> Iterator[_Weight]:
+    """Yield each weight H; the scale of a Kronecker sum is √n · rms(A) · rms(S)."""
     for module in model.modules():
         if isinstance(module, KroneckerWeight):
-            factors = [part for name in ("weight", *"ASWUV") if (part := module._parameters.get(name)) is not None]
-            scale = _rms(module.weight) if module.n == 1 else _kronecker_scale(module.A, module.S)
-            yield scale, None if isinstance(module, PHMEmbedding) else module.in_features, factors
+            factors = [part for name in ("weight", *"AWUVS") if (part := module._parameters.get(name)) is not None]
+            scale = _rms(module.weight) if module.n == 1 else math.sqrt(module.n) * _rms(module.A) * _rms(module.S)
+            rate = 1.0 if isinstance(module, PHMEmbedding) else dense_rate(module.in_features)
+            plain = module.n == 1 or isinstance(module, PHMEmbedding)
+            gain = 1.0 if plain else _GAIN["factors" if module.holds_factors else "rule"]
+            yield _Weight(scale, rate, gain, factors)
         elif isinstance(module, TwoFactorLinear):
-            yield _rms(module.weight), module.in_features, (module.R, module.L)
+            yield _Weight(_rms(module.weight), dense_rate(module.in_features), 1, (module.R, module.L))
         elif isinstance(module, nn.Embedding):
-            yield _rms(module.weight), None, list(module.parameters())
+            yield _Weight(_rms(module.weight), 1, 1, list(module.parameters()))
         else:
-            own = module.named_parameters(recurse=False)
-            yield from ((_rms(w), w.shape[1], [w]) for name, w in own if "weight" in name and w.dim() == 2)
+            own = [part for name, part in module.named_parameters(recurse=False) if "weight" in name]
+            yield from (_Weight(_rms(part), dense_rate(part.shape[1]), 1, [part]) for part in own if part.dim() == 2)
             if parametrize.is_parametrized(module):
                 for name, chain in module.parametrizations.items():  # type: ignore[union-attr, operator]
                     H = getattr(module, name)
-                    yield _rms(H), H.shape[-1], list(chain.parameters())
-
-
-def _kronecker_scale(A: Tensor, S: Tensor) -> float:
-    return math.sqrt(len(A)) * _rms(A) * _rms(S)
+                    yield _Weight(_rms(H), dense_rate(H.shape[-1]), _GAIN["rule"], list(chain.parameters()))
 
 
 def _rms(tensor: Tensor) -> float:

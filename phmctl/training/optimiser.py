@@ -1,8 +1,8 @@
 """The optimiser: Adam or AdamW, its state as named tensors, and its learning rate at each step.
 
-Weight decay falls on every parameter, as in the AdamW paper and by torch's default, but not on rules: H is a product of
-A and S, and would decay twice as fast as the dense weight that it stands for if both did. With S alone it decays as
-that does.
+Weight decay is on every parameter, as in the AdamW paper and by torch's default, but of the factors of a weight on one:
+H is a product of A and S, and would decay twice as fast as the dense weight if both did. The norm that ``clip`` bounds
+is that of all gradients: Adam's steps do not depend on their scale, so A and S need no bounds of their own.
 """
 
 import math
@@ -27,9 +27,10 @@ def build_optimiser(
     fused kernels are used: one pass over the memory instead of eight, on the CPU and on CUDA alike.
     """
     kind = AdamW if settings.optimizer == "adamw" else Adam
+    rates = build_rates(model, settings) if rates is None else rates
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return kind(
-        grouped(model, build_rates(model, settings) if rates is None else rates, settings.learning_rate),
+        grouped(model, rates, settings.learning_rate, settings.weight_decay),
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,

@@ -1,0 +1,37 @@
+"""``bench rates``: a row a factor, and a step of S that moves the output as the dense weight's does."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phmctl.benchmarks.rates import bench_rates
+from phmctl.cli.main import app
+from phmctl.recipe.loading import load_recipe
+from tests.conftest import TINY
+
+
+@pytest.mark.parametrize(
+    ("settings", "factors"),
+    [((), {"weight"}), (("model.algebra=phm", "model.n=4"), {"A", "S"}), (("model.algebra=quaternion",), {"S"})],
+)
+def test_a_step_moves_the_output_as_the_dense_weights_does(
+    settings: tuple[str, ...], factors: set[str], miniature_data: Path
+) -> None:
+    rows = bench_rates(load_recipe("miniature", [*TINY, "model.width=64", *settings]), miniature_data)
+    maps = [row for row in rows if row["map"] != "source_embedding"]
+    assert {row["factor"] for row in maps} == factors
+    changes = [row["change"] for row in maps if row["factor"] != "A"]
+    bound = (0.999, 1.001) if "weight" in factors else (0.5, 2.0)
+    assert bound[0] < min(changes) <= max(changes) < bound[1]
+    assert all(row["rate"] == pytest.approx(3e-3 * row["multiple"]) for row in rows)
+
+
+def test_the_command(miniature_data: Path) -> None:
+    settings = [part for each in TINY for part in ("--set", each)]
+    done = CliRunner().invoke(
+        app, ["bench", "rates", "miniature", "--n", "2", "--data", str(miniature_data), "--json", *settings]
+    )
+    assert done.exit_code == 0
+    assert {row["factor"] for row in json.loads(done.stdout)["rows"]} == {"weight", "A", "S"}
