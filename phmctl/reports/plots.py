@@ -1,10 +1,13 @@
-"""What the page's pictures show. Each function draws one figure; :func:`phmctl.reports.drawing.to_svg` writes it."""
+"""What the page's pictures show: each function draws one figure, :func:`to_svg` writes it. Text stays text."""
 
+import io
 import math
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phmctl.reports.drawing import FAINT, INK, legend_label, new_figure, series
+from phmctl.extras import require
 from phmctl.tasks.answers import spread
 
 if TYPE_CHECKING:
@@ -16,11 +19,76 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[float, float]]
 
+_INK, _FAINT = "#1c2127", "#6b7480"
+_SERIES = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
 _STYLES = ("-", "--", ":", "-.")
+_LONGEST = 44  # characters of a label
 _DECADES = 1000  # a ratio of values from which an axis is logarithmic
 _MOST = 240  # points of a line
-_POSITIVE, _NEGATIVE = (0.20, 0.47, 0.74), (0.80, 0.33, 0.25)  # seen on light and on dark
+_POSITIVE, _NEGATIVE = (0.20, 0.47, 0.74), (0.80, 0.33, 0.25)
 _SQUARE = 8  # rules of this order and below are shown with their nearest algebra, larger ones by themselves
+_STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 8.5,
+    "axes.edgecolor": _FAINT,
+    "axes.titlesize": 8.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.linewidth": 0.7,
+    "grid.color": _FAINT,
+    "grid.alpha": 0.35,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+}
+
+
+def style() -> Any:
+    """Return the context in which a picture is made and written. Raises MissingExtraError without matplotlib."""
+    return require("matplotlib", "report").rc_context(_STYLE)
+
+
+def new_figure(width: float = 4.4, height: float = 2.75) -> "Figure":
+    """Return an empty figure, by default as wide as a telephone's page; sizes in inches of 72 CSS pixels."""
+    require("matplotlib", "report")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=72, layout="constrained")
+
+
+def legend_label(text: str) -> str:
+    """Return a label as matplotlib shows it: short, on one line, and not hidden for its first character."""
+    plain = " ".join(text.split())
+    short = plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
+    return f" {short}" if short.startswith("_") else short
+
+
+def series(index: int) -> str:
+    """Return the colour of a series, from 0 on; after eight they begin again."""
+    return _SERIES[index % len(_SERIES)]
+
+
+def to_svg(figure: "Figure", key: str) -> str:
+    """Return a figure as an inline SVG.
+
+    Args:
+        figure: what was drawn.
+        key: begins the names in it, so that those of several pictures of a page differ; letters, digits and ``-``.
+    """
+    from matplotlib import rc_context
+
+    text = io.StringIO()
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": key}):
+        warnings.simplefilter("ignore")  # about letters that matplotlib's type lacks: the page's has them
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = text.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r' (?:xmlns(?::xlink)?|version)="[^"]*"', "", svg).replace("xlink:href", "href")
+    return svg.replace('id="', f'id="{key}-').replace('href="#', f'href="#{key}-').replace("url(#", f"url(#{key}-")
 
 
 def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
@@ -68,7 +136,7 @@ def breakdown(found: Mapping[str, "Breakdown"]) -> "Figure":
         scores = [rows.get(name, ()) for name, _ in names]
         heights = [math.fsum(each) / len(each) if each else math.nan for each in scores]
         errors = [spread(each) or 0.0 for each in scores]
-        axes.bar(places, heights, wide * 0.92, yerr=errors, color=series(index), ecolor=INK, label=legend_label(label))
+        axes.bar(places, heights, wide * 0.92, yerr=errors, color=series(index), ecolor=_INK, label=legend_label(label))
     axes.set_xticks(range(len(names)), [f"{legend_label(name)[:12]}\n{count:,}" for name, count in names])
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("below each part, how many items it has")
@@ -103,8 +171,8 @@ def distances(found: Mapping[str, float], chance: float) -> "Figure":
     """Draw how far the rule of each map is from the nearest known algebra, beside what chance would give."""
     figure = new_figure(5.0, 1.2 + 0.17 * len(found))
     axes = figure.add_subplot(xlabel="distance to the nearest known algebra", xlim=(0, 1))
-    axes.axvspan(chance, 1, color=FAINT, alpha=0.15, linewidth=0)
-    axes.axvline(chance, color=FAINT, linewidth=1, linestyle="--")
+    axes.axvspan(chance, 1, color=_FAINT, alpha=0.15, linewidth=0)
+    axes.axvline(chance, color=_FAINT, linewidth=1, linestyle="--")
     axes.plot(list(found.values()), range(len(found)), "o", color=series(0), markersize=4)
     axes.set_yticks(range(len(found)), [legend_label(name) for name in found], fontsize=8)
     axes.invert_yaxis()
@@ -124,7 +192,7 @@ def spectra(found: Mapping[str, Sequence[Sequence[float]]]) -> "Figure":
             axes.plot(range(1, len(one) + 1), one, color=series(0), alpha=0.35, linewidth=0.8)
         means = [math.fsum(column) / len(column) for column in zip(*values, strict=True)] if _even(values) else []
         axes.plot(places, means, "o-", color=series(1), markersize=3) if means else None
-        axes.axhline(1 / math.sqrt(len(values[0])), color=FAINT, linewidth=1, linestyle="--")
+        axes.axhline(1 / math.sqrt(len(values[0])), color=_FAINT, linewidth=1, linestyle="--")
         axes.set_xticks([1, len(values[0])])
         if place:
             axes.set_yticklabels([])

@@ -1,7 +1,6 @@
 """``report``: all about several runs on one page that needs no network."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ from phmctl.comparison.formats import comparison_tables, methods
 from phmctl.comparison.variants import Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError
+from phmctl.extras import require
 from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.reports import plots
-from phmctl.reports.drawing import style, to_svg
-from phmctl.reports.html import Markup, Part, element, join, listing, picture, plural, section, table
+from phmctl.reports.blocks import Blocks, Picture, plural
+from phmctl.reports.plots import style, to_svg
 from phmctl.reports.rules import rules_part
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.tasks.answers import Answers, Breakdown
@@ -24,6 +24,7 @@ from phmctl.tasks.registry import kind_of
 
 _PAGE = Path(__file__).with_name("page.html")
 _SAMPLES = 5  # of each kind
+_FAVOUR = "most in favour of"
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
 
 
@@ -51,40 +52,45 @@ def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> C
 def render(found: Comparison) -> str:
     """Return the page."""
     runs = [one.run for variant in found.variants for one in variant.runs]
-    title = ", ".join(dict.fromkeys(run.recipe.name for run in runs))
-    parts = [(name, key, part) for name, key, part in _parts(found) if part is not None]
-    links = element("nav", *(element("a", name, href=f"#{key}") for name, key, _ in parts), aria_label="sections")
     lead = f"{plural(len(runs), 'run')} of {plural(len(found.variants), 'model')}, {found.split} set"
     lead += f"; baseline {found.baseline.label}" if len(found.variants) > 1 else ""
-    footer = element("footer", f"phmctl {__version__}. Everything on this page is in this file.")
-    head = element("header", element("h1", title), element("p", lead, class_="lead"), links)
-    body = join([head, element("main", *(section(name, key, part) for name, key, part in parts)), footer])
-    page = _PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition("{title}")
-    middle, _, after = rest.partition("{body}")
-    return f"{before}{escape(title)}{middle}{body}{after}"
+    page = require("jinja2", "report").Environment(autoescape=True).from_string(_PAGE.read_text(encoding="utf-8"))
+    rendered: str = page.render(
+        title=", ".join(dict.fromkeys(run.recipe.name for run in runs)),
+        lead=lead,
+        sections=[section for section in _sections(found) if section[2]],
+        kind=_kind,
+        version=__version__,
+    )
+    return rendered
 
 
-def _parts(found: Comparison) -> Iterator[tuple[str, str, Markup | None]]:
+def _kind(table: Table, column: int) -> str:
+    """Return the class of a column's cells: sentences wrap, other text and numbers do not."""
+    if column and column in table.text and table.title.startswith(_FAVOUR):
+        return "prose"
+    return "text" if column == 0 or column in table.text else "number"
+
+
+def _sections(found: Comparison) -> Iterator[tuple[str, str, Blocks]]:
     yield "Scores", "scores", _scores(found)
     yield "What differs", "differences", _differences(found)
+    yield "Samples", "samples", _samples(found)
     yield "Learning curves", "curves", _curves(found)
     yield "Parts of the test set", "parts", _breakdowns(found)
     yield "Parameters", "parameters", _ledger(found)
     yield "Learned rules", "rules", _rules(found)
-    yield "Samples", "samples", _samples(found)
     yield "Runs and recipes", "runs", _recipes(found)
 
 
-def _scores(found: Comparison) -> Markup:
-    scores, *others = (_as_html(each) for each in comparison_tables(found))
-    tables = [scores, *_intervals(found), *others]
+def _scores(found: Comparison) -> Blocks:
+    scores, *others = comparison_tables(found)
     lines = [*(f"Tested by: {method}." for method in methods(found)), *found.notes()]
     missing = [f"no result yet: {command}" for command in found.missing()]
-    return join([*tables, listing([*lines, *missing])])
+    return [*(("table", each) for each in (scores, *_intervals(found), *others)), ("lines", [*lines, *missing])]
 
 
-def _intervals(found: Comparison) -> Iterator[Markup]:
+def _intervals(found: Comparison) -> Iterator[Table]:
     """Yield the 95 % intervals of what was tested, which are wider than the deviation over seeds."""
     tested = {label: [(test.metric, test.found.system) for test in tests] for label, tests in found.tests.items()}
     first = next(iter(found.tests.values()), ())
@@ -101,27 +107,22 @@ def _intervals(found: Comparison) -> Iterator[Markup]:
         for metric, each in tested.get(variant.label, ())
     ]
     if rows:
-        yield table("95 % intervals", ["model", "metric", "mean", "interval", "over"], rows, text=(0, 1, 4))
+        yield Table("95 % intervals", ["model", "metric", "mean", "interval", "over"], rows, text=(1, 4))
 
 
-def _as_html(shown: Table) -> Markup:
-    rows = [[str(cell) for cell in row] for row in shown.rows]
-    return table(shown.title, list(shown.columns), rows, text=(0, *shown.text))
-
-
-def _differences(found: Comparison) -> Markup | None:
+def _differences(found: Comparison) -> Blocks:
     lines = list(found.differences())
     if len(found.variants) == 1:
-        return None
+        return []
     if lines:
-        return join([element("p", f"Besides n and the seed, from {found.baseline.label}:"), listing(lines)])
-    return element("p", "Nothing but n, the algebra and the seed.")
+        return [("text", f"Besides n and the seed, from {found.baseline.label}:"), ("lines", lines)]
+    return [("text", "Nothing but n, the algebra and the seed.")]
 
 
 # ------------------------------------------------------------------------------------------------------------- plots
 
 
-def _curves(found: Comparison) -> Markup | None:
+def _curves(found: Comparison) -> Blocks:
     logs = {variant.label: [read_metrics(one.run.metrics_path) for one in variant.runs] for variant in found.variants}
     pictures = []
     wanted = [
@@ -134,43 +135,41 @@ def _curves(found: Comparison) -> Markup | None:
             svg = to_svg(plots.curves(lines, words), f"curve-{event}-{name}")
             ends = "; ".join(f"{label} ends at {_end(seeds)}" for label, seeds in lines.items())
             caption = f"{words.capitalize()}. A colour is a model, a style of line a seed."
-            pictures.append(picture(svg, f"{words} over the steps: {ends}", caption))
-    return element("div", *pictures, class_="grid") if pictures else None
+            pictures.append(Picture(svg, f"{words} over the steps: {ends}", caption))
+    return [("grid", pictures)] if pictures else []
 
 
 def _end(seeds: Sequence[Sequence[tuple[float, float]]]) -> str:
     return mean_and_spread([points[-1][1] for points in seeds if points])
 
 
-def _breakdowns(found: Comparison) -> Markup | None:
+def _breakdowns(found: Comparison) -> Blocks:
     comparer = kind_of(found.baseline.first.run.recipe).comparer
-    if comparer is None:
-        return None
     by_title: dict[str, dict[str, Breakdown]] = {}
-    for variant in found.variants:
-        for each in comparer.breakdowns(variant.answered) if variant.answered else ():
+    for variant in found.variants if comparer is not None else ():
+        for each in comparer.breakdowns(variant.answered) if comparer and variant.answered else ():
             by_title.setdefault(each.title, {})[variant.label] = each
     pictures = []
     for index, (title, parts) in enumerate(by_title.items()):
         words = "; ".join(f"{label}: {_part_words(each)}" for label, each in parts.items())
         caption = f"{title[0].upper()}{title[1:]}. Whiskers: standard deviation over seeds, where there are several."
-        pictures.append(picture(to_svg(plots.breakdown(parts), f"part-{index}"), f"{title}. {words}", caption))
-    return element("div", *pictures, class_="grid") if pictures else None
+        pictures.append(Picture(to_svg(plots.breakdown(parts), f"part-{index}"), f"{title}. {words}", caption))
+    return [("grid", pictures)] if pictures else []
 
 
 def _part_words(one: Breakdown) -> str:
     return ", ".join(f"{name} {mean_and_spread(scores)}" for name, _, scores in one.parts)
 
 
-def _ledger(found: Comparison) -> Markup | None:
+def _ledger(found: Comparison) -> Blocks:
     rows = {variant.label: counts for variant in found.variants if (counts := _counts(variant))}
     if not rows:
-        return None
+        return []
     words = "; ".join(
         f"{label}: " + ", ".join(f"{name} {count:,}" for name, count in each.items() if count)
         for label, each in rows.items()
     )
-    shown = picture(
+    shown = Picture(
         to_svg(plots.ledger(rows), "ledger"), f"Parameters. {words}", "What the parameters of each model are of."
     )
     names = list(dict.fromkeys(name for each in rows.values() for name in each))
@@ -178,7 +177,7 @@ def _ledger(found: Comparison) -> Markup | None:
         [label, *(f"{each.get(name, 0):,}" for name in names), f"{sum(each.values()):,}"]
         for label, each in rows.items()
     ]
-    return join([element("div", shown, class_="grid"), table("parameters", ["model", *names, "all"], cells)])
+    return [("grid", [shown]), ("table", Table("parameters", ["model", *names, "all"], cells))]
 
 
 def _counts(variant: Variant) -> dict[str, int]:
@@ -197,28 +196,25 @@ def _counts(variant: Variant) -> dict[str, int]:
     return {**counts, "embeddings, generator": sizes.total - sum(counts.values())}
 
 
-def _rules(found: Comparison) -> Markup | None:
-    parts = [rules_part(variant, f"rule-{index}") for index, variant in enumerate(found.variants)]
-    shown = [part for part in parts if part is not None]
-    if not shown:
-        return None
+def _rules(found: Comparison) -> Blocks:
+    shown = [block for index, variant in enumerate(found.variants) for block in rules_part(variant, f"rule-{index}")]
     words = (
         "A layer's matrix H stays as it is when its terms are mixed by an invertible matrix P, so a rule is known "
         "up to P only. It is compared with known algebras in the basis that is nearest to each: the distance is "
         "‖P·A − A*‖ / ‖A*‖, 0 where the algebra lies in the span of the learned matrices, 1 where orthogonal to it."
     )
-    return join([element("p", words), *shown])
+    return [("text", words), *shown] if shown else []
 
 
 # ----------------------------------------------------------------------------------------------- samples and recipes
 
 
-def _samples(found: Comparison) -> Markup | None:
+def _samples(found: Comparison) -> Blocks:
     others = [variant for variant in found.variants if variant is not found.baseline and variant.answered]
     comparer = kind_of(found.baseline.first.run.recipe).comparer
     if comparer is None or not found.baseline.answered or not others:
-        return None
-    base, parts = found.baseline.answered[0], []
+        return []
+    base, blocks = found.baseline.answered[0], Blocks()
     scores = comparer.item_scores(base)
     for variant in others:
         own = variant.answered[0]
@@ -227,16 +223,16 @@ def _samples(found: Comparison) -> Markup | None:
         better = [row for row in reversed(order) if gains[row] > 0][:_SAMPLES]
         worse = [row for row in order if gains[row] < 0][:_SAMPLES]
         names = (found.baseline.label, variant.label)
-        parts.append(element("h3", f"{variant.label} beside {found.baseline.label}"))
-        for caption, rows in ((f"most in favour of {names[1]}", better), (f"most in favour of {names[0]}", worse)):
+        blocks.append(("heading", f"{variant.label} beside {found.baseline.label}"))
+        for favoured, rows in ((names[1], better), (names[0], worse)):
             if rows:
-                parts.append(_sample_table(caption, names, rows, (base, own), gains))
-    return join(parts)
+                blocks.append(("table", _sample_table(f"{_FAVOUR} {favoured}", names, rows, (base, own), gains)))
+    return blocks
 
 
 def _sample_table(
     caption: str, names: tuple[str, str], rows: Sequence[int], answers: tuple[Answers, Answers], gains: Sequence[float]
-) -> Markup:
+) -> Table:
     base, own = answers
     cells = [
         [
@@ -249,35 +245,21 @@ def _sample_table(
         ]
         for row in rows
     ]
-    head = ["line", "source", "reference", *names, "difference"]
-    return table(caption, head, cells, text=(0, 1, 2, 3, 4), prose=True)
+    return Table(caption, ["line", "source", "reference", *names, "difference"], cells, text=(1, 2, 3, 4))
 
 
-def _recipes(found: Comparison) -> Markup:
-    rows: list[list[Part]] = []
+def _recipes(found: Comparison) -> Blocks:
+    rows: list[list[str]] = []
     for variant in found.variants:
         for one in variant.runs:
             environment: Mapping[str, Any] = one.run.environment()
             where = environment.get("processor") or environment.get("device_name") or ""
             commit = str(environment.get("git") or "")[:7]
-            rows.append(
-                [
-                    one.run.name,
-                    variant.label,
-                    str(one.seed),
-                    one.summary.state,
-                    f"{one.summary.step:,}",
-                    commit,
-                    str(where),
-                ]
-            )
+            seed, step = str(one.seed), f"{one.summary.step:,}"
+            rows.append([one.run.name, variant.label, seed, one.summary.state, step, commit, str(where)])
     head = ["run", "model", "seed", "state", "step", "commit", "processor"]
     recipes = [
-        element(
-            "details",
-            element("summary", f"recipe of {variant.label}"),
-            element("pre", dump_recipe(variant.first.run.recipe)),
-        )
+        ("details", (f"recipe of {variant.label}", [("code", dump_recipe(variant.first.run.recipe))]))
         for variant in found.variants
     ]
-    return join([table("runs", head, rows, text=(0, 1, 3, 5, 6)), *recipes])
+    return [("table", Table("runs", head, rows, text=(1, 3, 5, 6))), *recipes]

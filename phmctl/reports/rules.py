@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from phmctl.algebra.known import NearestAlgebra, Spectra, chance_distance, nearest_known, spectra
 from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.variants import Trained, Variant
+from phmctl.console import Table
 from phmctl.reports import plots
-from phmctl.reports.drawing import to_svg
-from phmctl.reports.html import Markup, Part, element, join, picture, plural, table
+from phmctl.reports.blocks import Blocks, Picture, plural
+from phmctl.reports.plots import to_svg
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,38 +75,42 @@ def _rules(tensors: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor, Tens
             yield place or "the map", A, S
 
 
-def rules_part(variant: Variant, key: str) -> Markup | None:
-    """Return what a variant's first run has learned; None where it has no learned rule."""
+def rules_part(variant: Variant, key: str) -> Blocks:
+    """Return what a variant's first run has learned; nothing where it has no learned rule."""
     one = next(iter(variant.scored or variant.runs))
     found = learned_rules(one)
     if not found:
-        return None
+        return []
     orders = {len(each.A) for each in found}
     n = max(orders, key=lambda order: sum(len(each.A) == order for each in found))
     usual = [each for each in found if len(each.A) == n]
     chance = chance_distance(n)
     near = sum(each.nearest.distance < chance for each in usual)
-    heading = element("h3", f"{variant.label}, seed {one.seed}: {plural(len(found), 'rule')}, n = {n}")
-    summary = element(
-        "p",
+    summary = (
         f"Nearer to a known algebra than 19 of 20 random rules are (distance below {chance:.2f}): {near} of "
-        f"{plural(len(usual), 'rule')}; one in twenty would be by chance.",
+        f"{plural(len(usual), 'rule')}; one in twenty would be by chance."
     )
-    return join([heading, summary, _overview(usual, chance, key), _rule_table(found), _tiles(found, key)])
+    return [
+        ("heading", f"{variant.label}, seed {one.seed}: {plural(len(found), 'rule')}, n = {n}"),
+        ("text", summary),
+        ("grid", _overview(usual, chance, key)),
+        ("details", (f"all as a table ({plural(len(found), 'rule')})", [("table", _rule_table(found))])),
+        ("details", ("the matrices A₁ … Aₙ of each rule", _tiles(found, key))),
+    ]
 
 
-def _overview(found: list[Learned], chance: float, key: str) -> Markup:
+def _overview(found: list[Learned], chance: float, key: str) -> list[Picture]:
     by_name = {each.name: each for each in found}
     nearest = ", ".join(f"{name} {one.nearest.distance:.2f} ({one.nearest.name})" for name, one in by_name.items())
     far = plots.distances({name: one.nearest.distance for name, one in by_name.items()}, chance)
     values = plots.spectra({name: one.spectra for name, one in by_name.items()})
-    pictures = [
-        picture(
+    return [
+        Picture(
             to_svg(far, f"{key}-far"),
             f"Distances to the nearest known algebra: {nearest}",
             "How far each learned rule is from the nearest known algebra, after the change of basis that is free.",
         ),
-        picture(
+        Picture(
             to_svg(values, f"{key}-spectra"),
             "Singular values of each map's terms, outputs and inputs; the table has how many terms are in use.",
             "Singular values that no basis changes, largest first: a line a map, and their mean. Left: how much of H "
@@ -113,11 +118,10 @@ def _overview(found: list[Learned], chance: float, key: str) -> Markup:
             "alike.",
         ),
     ]
-    return element("div", *pictures, class_="grid")
 
 
-def _rule_table(found: list[Learned]) -> Markup:
-    rows: list[list[Part]] = [
+def _rule_table(found: list[Learned]) -> Table:
+    rows = [
         [
             each.name,
             "×".join(str(size * len(each.A)) for size in each.S.shape[1:]),
@@ -129,24 +133,22 @@ def _rule_table(found: list[Learned]) -> Markup:
         for each in found
     ]
     head = ["map", "k×d", "nearest algebra", "distance", "terms in use", "singular values of the terms"]
-    whole = table("learned rules", head, rows, text=(0, 2))
-    return element("details", element("summary", f"all as a table ({plural(len(found), 'rule')})"), whole)
+    return Table("learned rules", head, rows, text=(2,))
 
 
-def _tiles(found: list[Learned], key: str) -> Markup:
+def _tiles(found: list[Learned], key: str) -> Blocks:
     tiles = []
     for index, each in enumerate(found[:_MOST]):
         near = each.nearest
         svg = to_svg(plots.heat(each.A, near.aligned, near.rule), f"{key}-{index}")
         largest = float(each.A.abs().max())
         words = f"The {len(each.A)} matrices of {each.name}; largest entry {largest:.2f}; nearest algebra {near.name}"
-        tiles.append(picture(svg, words, f"{each.name}: {near.name} at {near.distance:.2f}"))
-    more = [element("p", f"… and {len(found) - _MOST} more")] if len(found) > _MOST else []
-    summary = element("summary", "the matrices A₁ … Aₙ of each rule")
+        tiles.append(Picture(svg, words, f"{each.name}: {near.name} at {near.distance:.2f}"))
     words = (
         "Each tile: the matrices as they were learned (A), in the basis nearest to the known algebra (P·A), and that "
         "algebra (A*); of more than eight matrices, A alone. Blue is positive, red negative; the stronger, the larger "
         "beside the largest of its line."
     )
     kind = "tiles wide" if any(len(each.A) > _NARROW for each in found) else "tiles"
-    return element("details", summary, element("p", words), element("div", *tiles, class_=kind), *more, open="")
+    more = [("text", f"… and {len(found) - _MOST} more")] if len(found) > _MOST else []
+    return [("text", words), (kind, tiles), *more]
