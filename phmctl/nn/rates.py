@@ -9,7 +9,7 @@ The rule here: in a step every factor f moves by the same fraction of its scale,
 rms(H)``: Adam on factors that are all scaled to the entries of the weight H. The rate of a dense weight is ``64 / d``
 of the model's rate, and never more than that. With c = 2 for Kronecker sums a step of S moves the output as far as one
 of the dense weight (``phmctl bench rates`` shows it), and the best rates of both lie at one place (docs/results.md);
-of a rule that is held as W, U and V, whose changes add up, c = 1/2. The rate of a table, dense or of factors, is the
+of a product of factors whose changes add up (W, U and V; low rank; Monarch), c = 1/2. The rate of a table, dense or of factors, is the
 model's.
 """
 
@@ -27,7 +27,7 @@ from phmctl.nn.linear import KroneckerWeight
 from phmctl.nn.two_factors import TwoFactorLinear
 
 _WIDTH = 64  # d of the widest dense map that has the model's own rate
-_GAIN = {"rule": 2.0, "factors": 0.5}  # c of Kronecker sums, by how their rule is held
+_GAIN = {"rule": 2.0, "factors": 0.5}  # c: of A and S; of W, U, V and S, and of two thin maps
 
 
 def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def _each_weight(model: nn.Module) -> Iterator[_Weight]:
             gain = 1.0 if plain else _GAIN["factors" if module.holds_factors else "rule"]
             yield _Weight(scale, rate, gain, factors)
         elif isinstance(module, TwoFactorLinear):
-            yield _Weight(_rms(module.weight), dense_rate(module.in_features), 1, (module.R, module.L))
+            yield _Weight(_rms(module.weight), dense_rate(module.in_features), _GAIN["factors"], (module.R, module.L))
         elif isinstance(module, nn.Embedding):
             yield _Weight(_rms(module.weight), 1, 1, list(module.parameters()))
         else:
