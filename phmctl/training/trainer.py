@@ -271,7 +271,8 @@ class Trainer:
             self.state.window_loss = self._loss.item()
             if self.processes.leads:
                 self.log.flush()
-                tensors = {"model": model_tensors(self.model), MOMENTS: optimiser_tensors(self.optimiser, self.model)}
+                gather = optimiser_tensors if self.state.step else prepare_moments  # before step 1 Adam has none
+                tensors = {"model": model_tensors(self.model), MOMENTS: gather(self.optimiser, self.model)}
                 folder = self.run.checkpoints_folder / step_name(self.state.step)
                 write_checkpoint(folder, tensors, self.state.model_dump())
                 derive(self.run, self.settings)

@@ -81,6 +81,20 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(fit: Fit, tmp_path: Path
     assert _figures(resumed.run) == _figures(whole.run)
 
 
+def test_a_run_stopped_before_its_first_step_goes_on(fit: Fit, tmp_path: Path) -> None:
+    class StoppedAtOnce(FakeTask):
+        def build_model(self, device: torch.device) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().build_model(device)
+
+    whole = fit(root=tmp_path / "whole", **SETTINGS)
+    stopped = fit(StoppedAtOnce(), root=tmp_path / "cut", **SETTINGS)
+    assert (stopped.steps, stopped.exit_code) == (0, 143)
+    resumed = fit(old=stopped.run, **SETTINGS)
+    assert _contents(resumed.run) == _contents(whole.run)
+    assert _figures(resumed.run) == _figures(whole.run)
+
+
 def test_a_run_stopped_at_every_step_equals_an_uninterrupted_one(fit: Fit, tmp_path: Path) -> None:
     settings = SETTINGS | {"steps": 12, "accumulate": 1, "validate_every": 3, "save_every": 4}
     whole = fit(root=tmp_path / "whole", **settings)
