@@ -85,7 +85,7 @@ def test_a_recipe_builds_its_model(name, choice):
 def test_a_recipe_says_where_its_values_come_from(name):
     text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# ")
-    assert text.count("#") >= 6
+    assert text.count("#") >= 6 or "\nextends: " in text
 
 
 @pytest.mark.parametrize(

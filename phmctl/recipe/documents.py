@@ -102,14 +102,14 @@ class Document:
     Attributes:
         content: what the schema will check.
         where: the file, as messages call it.
-        lines: the line of each key in the file.
+        places: the file and line of each key.
         options: the keys that the command line set, and the option as the user wrote it.
         problems: what was found wrong before the schema is asked.
     """
 
     content: dict[str, Any]
     where: str = ""
-    lines: dict[KeyPath, int] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)
     options: dict[KeyPath, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -132,7 +132,7 @@ class Document:
         with a section is wrong with them; then the key itself, an option that set a part of it, and what it stands in.
         """
         depth = len(path)
-        keys = (key for key in (*self.lines, *self.options) if len(key) > depth and key[:depth] == path)
+        keys = (key for key in (*self.places, *self.options) if len(key) > depth and key[:depth] == path)
         inside = {".".join(key[depth:]): key for key in keys}
         words = re.findall(r"\w+(?:\.\w+)*", message)
         named = sorted((inside[word] for word in words if word in inside), key=lambda key: key not in self.options)
@@ -142,9 +142,22 @@ class Document:
         return next((place for place in found if place), self.where)
 
     def _known(self, key: KeyPath) -> str:
-        if key in self.options:
-            return self.options[key]
-        return f"{self.where}:{self.lines[key]}" if key in self.lines else ""
+        return self.options.get(key) or self.places.get(key, "")
+
+    def extend(self, base: "Document") -> None:
+        """Take from `base` what this document does not say itself, key by key."""
+        self.content = _merged(self.content, base.content)
+        self.places = base.places | self.places
+        self.problems = base.problems + self.problems
+
+
+def _merged(own: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    deeper = {key: _merged(own[key], base[key]) for key in own if _are_mappings(own[key], base.get(key))}
+    return base | own | deeper
+
+
+def _are_mappings(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def change(section: Model, changes: Mapping[str, Any], refusal: type[UserError]) -> Model:
@@ -184,11 +197,10 @@ def parse_document(text: str, where: str, refusal: type[UserError]) -> Document:
         raise refusal(f"{where} does not hold a mapping of keys; see the shipped ones for the form")
     document = Document(content, where)
     for path, line in _key_lines(node, ()):
-        if path in document.lines:  # YAML lets the last one win
-            document.problems.append(
-                f"{where}:{line}: key {'.'.join(path)!r} is in line {document.lines[path]} already; remove one"
-            )
-        document.lines[path] = line
+        if path in document.places:  # YAML lets the last one win
+            first = document.places[path].rpartition(":")[2]
+            document.problems.append(f"{where}:{line}: key {'.'.join(path)!r} is in line {first} already; remove one")
+        document.places[path] = f"{where}:{line}"
     return document
 
 

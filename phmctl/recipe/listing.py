@@ -16,9 +16,18 @@ def list_recipes() -> list[dict[str, str]]:
 
 
 def _describe(name: str) -> dict[str, str]:
-    content = yaml.load((shipped("recipes") / f"{name}.yaml").read_bytes(), _QUICK)
-    found = {"task": content.get("task", "translation"), "description": content.get("description", "")}
-    return {"name": name, **{key: str(value) for key, value in found.items()}}
+    own = content = _read(name)
+    while "task" not in content and "extends" in content:
+        content = _read(content["extends"])
+    return {
+        "name": name,
+        "task": content.get("task", "translation"),
+        "description": own.get("description", ""),
+    }
+
+
+def _read(name: str) -> Any:
+    return yaml.load((shipped("recipes") / f"{name}.yaml").read_bytes(), _QUICK)
 
 
 def describe_recipe(name: str) -> dict[str, Any]:

@@ -20,6 +20,9 @@ RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 FORMAT = 1  # of the recipe that a run keeps; what has no number is of format 1, too
 
+_MOST_BASES = 5  # of a recipe that extends one that extends one
+_OWN = ("name", "description")  # what no recipe takes from the one that it extends
+
 _COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
 _NUMBERS = ("n", "seed", "steps")
 _COMMON |= {"init": "training.initialise_from"}
@@ -91,21 +94,22 @@ def override(options: Iterable[tuple[str, str]]) -> list[Override]:
     return _each_once([*common_overrides(**common), *(value for option, value in pairs if option == "--set")])
 
 
-def find_recipe(name: str) -> Path:
-    """Return the file of a recipe given by path or shipped name.
+def find_recipe(name: str, folder: Path = Path()) -> Path:
+    """Return the file of a recipe given by path, relative to `folder`, or shipped name.
 
     Raises:
         RecipeError: there is none.
     """
-    path = Path(name)
+    path = folder / name
     if path.is_file():
         return path
     packaged = shipped("recipes") / f"{name}.yaml"
     if packaged.is_file():
         return packaged
     known = shipped_names("recipes")
+    beside = [] if folder == Path() else [file.name for file in folder.glob("*.yaml")]
     raise RecipeError(
-        f"no recipe {name!r}: neither a file nor a shipped recipe{nearest(name, known)}\n"
+        f"no recipe {name!r}: neither a file nor a shipped recipe{nearest(name, [*known, *beside])}\n"
         f"shipped recipes: {', '.join(known)}"
     )
 
@@ -114,13 +118,14 @@ def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
     """Load and validate a recipe.
 
     Args:
-        name: a path or a shipped recipe's name.
+        name: a path or a shipped recipe's name. What it does not say itself is that of the recipe that it `extends`.
         overrides: settings; as text ``key.path=value``, the value in YAML. Later ones win.
 
     Raises:
         RecipeError: with all problems at once, a line each.
     """
-    return _resolve(read_document(find_recipe(name), RecipeError), overrides)
+    path = find_recipe(name)
+    return _resolve(read_document(path, RecipeError), overrides, path)
 
 
 def resolve(
@@ -155,10 +160,34 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] =
     return _resolve(parse_document(text, where, RecipeError), overrides)
 
 
-def _resolve(document: Document, overrides: Sequence[str | Override]) -> Recipe:
+def _resolve(document: Document, overrides: Sequence[str | Override], path: Path | None = None) -> Recipe:
+    _extend(document, [] if path is None else [path.resolve()])
     for each in sorted(map(_parsed, overrides), key=lambda change: not change.implied):  # what is said wins
         _set(document, each)
     return validate_recipe(document)
+
+
+def _extend(document: Document, files: list[Path]) -> None:
+    """Take what a document does not say from the recipe that its key `extends` names; `files` lead to the document."""
+    if "extends" not in document.content:
+        return
+    place, name = document.place(("extends",), ""), document.content.pop("extends")
+    if not isinstance(name, str):
+        raise RecipeError(f"{place}: extends should be a recipe's name or file, not {name!r}")
+    if len(files) > _MOST_BASES:
+        raise RecipeError(f"{place}: {len(files)} recipes extend one another; at most {_MOST_BASES} may")
+    try:
+        path = find_recipe(name, files[-1].parent if files else Path())
+    except (RecipeError, OSError) as error:  # so long a name
+        raise RecipeError(f"{place}: {error}") from error
+    if path.resolve() in files:
+        raise RecipeError(f"{place}: extends {name!r}, which extends this recipe")
+    base = read_document(path, RecipeError)
+    _extend(base, [*files, path.resolve()])
+    for key in _OWN:
+        base.content.pop(key, None)
+        base.places.pop((key,), None)
+    document.extend(base)
 
 
 def _parsed(each: str | Override) -> Override:
