@@ -90,16 +90,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint; one that has this name already is replaced.
-
-    Args:
-        folder: its name; the parent is made.
-        tensors: group -> name -> tensor, each group one file. No two tensors may share storage.
-        state: what JSON can hold; floats keep every bit.
-
-    Raises:
-        OutputError: the folder cannot be written (read-only, full).
-    """
+    """Write a checkpoint; one that has this name already is replaced."""
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         tidy(folder.parent)
@@ -169,11 +160,7 @@ def prune(folder: Path, keep: set[int]) -> None:
 
 
 def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
-    """Read the state and the named groups of a checkpoint, after checking their sizes and SHA-256.
-
-    Raises:
-        RunError: a file is missing, truncated or damaged; the message names it and what to do.
-    """
+    """Read the state and the named groups of a checkpoint, after checking their sizes and SHA-256."""
     verify_checkpoint(folder, groups)
     tensors = {group: _load_tensors(folder / f"{group}.safetensors") for group in groups}
     return Checkpoint(tensors, read_state(folder))
@@ -248,18 +235,7 @@ def model_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
 def load_model(
     model: "nn.Module", tensors: Mapping[str, "Tensor"], where: Path, device: "torch.device | None" = None
 ) -> None:
-    """Copy tensors that :func:`model_tensors` gave into a model of the same shape.
-
-    Args:
-        model: built from the same recipe.
-        tensors: by name; a shared one once.
-        where: the checkpoint's folder, for the message.
-        device: of a model that was built on ``meta``, so that nothing was drawn for its start: where it goes. Tensors
-            that lie there already become its parameters.
-
-    Raises:
-        RunError: a name, a shape or a type differs from the model's.
-    """
+    """Copy tensors that :func:`model_tensors` gave into a model of the same shape."""
     if device is None:
         copy_tensors(model_tensors(model), tensors, where)
         return

@@ -46,11 +46,7 @@ class Export(Run):
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open an export by its folder; the files are verified when they are used (:meth:`verify`).
-
-        Raises:
-            RunError: it is not complete, is damaged, or of a later version's format.
-        """
+        """Open an export by its folder; the files are verified when they are used (:meth:`verify`)."""
         folder = Path(path)
         manifest = _read_manifest(folder / EXPORT)
         wrong = damaged_files(folder, [entry for entry in manifest["files"] if entry["name"] == RECIPE])
@@ -75,11 +71,7 @@ class Export(Run):
         return f"{self.manifest['run']}@{self.to}{f'-{quantize}' if quantize else ''}"
 
     def verify(self) -> None:
-        """Compare the files that answering wants with the manifest, in size and SHA-256.
-
-        Raises:
-            RunError: one is missing or damaged.
-        """
+        """Compare the files that answering wants with the manifest, in size and SHA-256."""
         aside = ("text/", "README.md")  # not wanted to answer; what is read of the text is verified when it is read
         wanted = [entry for entry in self.manifest["files"] if not entry["name"].startswith(aside)]
         wrong = damaged_files(self.folder, wanted)
@@ -87,11 +79,7 @@ class Export(Run):
             raise RunError(f"{self.folder / wrong[0]} {damage(self.folder, wanted, wrong[0])}; {_ADVICE}")
 
     def checkpoint(self, name: str = "best") -> Path:
-        """Return the export's folder, which holds the weights of one checkpoint.
-
-        Raises:
-            RunError: another checkpoint is asked for by its name.
-        """
+        """Return the export's folder, which holds the weights of one checkpoint."""
         own = self.manifest["checkpoint"]
         if name not in (AUTO, "best", own):
             raise RunError(
@@ -129,11 +117,7 @@ def _as_exported(recipe: Recipe) -> Recipe:
 
 
 def open_model(path: Path | str) -> Run:
-    """Open what can answer: a run, or an export of one.
-
-    Raises:
-        RunError: there is neither, or it is not complete.
-    """
+    """Open what can answer: a run, or an export of one."""
     return Export.open(path) if (Path(path) / EXPORT).is_file() else Run.open(path)
 
 

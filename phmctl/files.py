@@ -52,16 +52,6 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock that a file stands for; the file is made and stays. The end of the process gives the lock back.
 
     Where the file system has no locks (some of Lustre, NFS and FUSE) a warning says so, and the lock counts as held.
-
-    Args:
-        path: the lock's file; its folder is made. Who holds the lock may remove both: who waits makes them anew.
-        wait: wait while another holds it.
-
-    Yields:
-        whether the lock is held: False only without `wait`.
-
-    Raises:
-        OutputError: the file cannot be written.
     """
     while True:
         with writing(path):
@@ -143,9 +133,6 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
     Names of files that are no UTF-8 stand in text as lone surrogates, which are written as escapes, as JSON has them.
     A link is followed; a pipe or a device (``/dev/stdout``) is written to, for a rename would put a file in its place.
-
-    Raises:
-        OutputError: the folder cannot be written.
     """
     payload = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with writing(path):
@@ -193,11 +180,7 @@ def _open_temporary(path: Path) -> tuple[BufferedWriter, Path]:
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`, to be filled and renamed; what still has its name at the end is removed.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Yield an empty folder beside `path`, to be filled and renamed; what still has its name at the end is removed."""
     while True:
         temporary = _temporary(path)
         temporary.mkdir()
@@ -228,11 +211,7 @@ def _hold(path: Path) -> int | None:
 
 
 def move_into_place(temporary: Path, folder: Path) -> None:
-    """Rename a folder that is filled; what has its name already steps aside, for a moment, and is removed.
-
-    Raises:
-        OSError: it cannot be renamed: what was there stays.
-    """
+    """Rename a folder that is filled; what has its name already steps aside, for a moment, and is removed."""
     aside = _temporary(folder, "old")
     if folder.exists():
         folder.rename(aside)
@@ -248,11 +227,7 @@ def move_into_place(temporary: Path, folder: Path) -> None:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise.
-
-    Raises:
-        OutputError: it cannot be made or renamed: what was there stays.
-    """
+    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise."""
     with ExitStack() as stack:
         with writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -267,9 +242,6 @@ def clear(folder: Path) -> None:
     """Clear what a killed process left beside a folder: what is half made goes, what had stepped aside comes back.
 
     For who alone may write there: see :func:`put_back`.
-
-    Raises:
-        OutputError: the place cannot be written.
     """
     with writing(folder):
         put_back(folder.parent, folder.name)
@@ -280,9 +252,6 @@ def put_back(parent: Path, name: str | None = None) -> None:
     """Put back what :func:`move_into_place` had moved aside when its process died: the folder `name`, or all.
 
     For who alone may write there: nothing tells whether the process lives.
-
-    Raises:
-        OSError: it cannot be renamed.
     """
     for entry in parent.glob(".*.old"):
         match = _ASIDE.fullmatch(entry.name)
@@ -295,11 +264,7 @@ def put_back(parent: Path, name: str | None = None) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder so that a crash leaves no part of it under its name.
-
-    Raises:
-        OSError: it cannot be renamed. What cannot be removed after that is left to :func:`sweep`.
-    """
+    """Remove a folder so that a crash leaves no part of it under its name."""
     temporary = _temporary(folder)
     folder.rename(temporary)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -338,13 +303,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json_object(path: Path, failure: type[UserError], advice: str) -> dict[str, Any]:
-    """Return the JSON object that a file holds.
-
-    Args:
-        path: the file.
-        failure: what to raise where there is none: missing, unreadable, no UTF-8, no JSON, or JSON of another kind.
-        advice: what to do about it, the end of the message.
-    """
+    """Return the JSON object that a file holds."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -22,24 +22,15 @@ from phmctl.tasks.registry import kind_of
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` found.
+    """What ``compare`` found."""
 
-    Attributes:
-        split: ``test`` or ``valid``.
-        metrics: the task's figures.
-        variants: in the order of their recipes, algebras and n.
-        baseline: that which the others are compared with.
-        tests: by label, the tested differences from the baseline.
-        checkpoint: the only one whose results were asked for.
-        trials: of each model, the values of a key it was tried with; of these the best on valid is compared.
-    """
-
-    split: str
-    metrics: tuple[Metric, ...]
-    variants: tuple[Variant, ...]
-    baseline: Variant
-    tests: Mapping[str, tuple[Test, ...]]
-    checkpoint: str | None = None
+    split: str  # test or valid
+    metrics: tuple[Metric, ...]  # the task's figures
+    variants: tuple[Variant, ...]  # in the order of their recipes, algebras and n
+    baseline: Variant  # that which the others are compared with
+    tests: Mapping[str, tuple[Test, ...]]  # by label, the tested differences from the baseline
+    checkpoint: str | None = None  # the only one whose results were asked for
+    # of each model, the values of a key it was tried with; of these the best on valid is compared.
     trials: tuple[Trials, ...] = ()
 
     @cached_property
@@ -143,23 +134,7 @@ def compare_runs(
     best: str | None = None,
     budget: str | None = None,
 ) -> Comparison:
-    """Compare runs, those of equal settings with different seeds taken together.
-
-    Args:
-        names: runs, folders of runs, or tags.
-        recipe: all runs of this recipe, beside those named.
-        root: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-        split: ``test`` or ``valid``.
-        checkpoint: take results of this one only: ``best``, ``last``, ``average`` or ``step-…``.
-        baseline: a run or a variant's label; by default the dense one, or the first.
-        score: score the runs that have no result.
-        best: a recipe key, ``training.learning_rate``: of each model's runs those count whose value is best on valid.
-        budget: ``parameters`` (without embeddings) or ``minutes`` (of training): compare those only that spend, within
-            a tenth, what the baseline does.
-
-    Raises:
-        RunError: a name means no run, or the runs are of several tasks or test sets.
-    """
+    """Compare runs, those of equal settings with different seeds taken together."""
     summaries = select(names, recipe, root, baseline)
     summaries, trials = best_of(summaries, best) if best else (summaries, [])
     check_asked(summaries, split, checkpoint)
@@ -189,11 +164,7 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
 
 
 def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, baseline: str | None) -> list[Summary]:
-    """Return what is known of the runs that are meant; one that is damaged is left out with a warning.
-
-    Raises:
-        RunError: a name means no run, or there is none.
-    """
+    """Return what is known of the runs that are meant; one that is damaged is left out with a warning."""
     wanted = [*names, *([recipe] if recipe else [])]
     if not wanted:
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
@@ -206,11 +177,7 @@ def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, b
 
 
 def readable_runs(names: Sequence[str | Path], root: Path | None) -> list[Summary]:
-    """Return what is known of the runs that are meant; one that is damaged is left out with a warning.
-
-    Raises:
-        RunError: a name means no run.
-    """
+    """Return what is known of the runs that are meant; one that is damaged is left out with a warning."""
     found = []
     for one in list_runs(names, root):
         if isinstance(one, Summary):

@@ -24,20 +24,13 @@ SPEED = "seconds/100 steps"  # the metric that is read from a training's log
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a published table.
+    """A cell of a published table."""
 
-    Attributes:
-        row, column: where it stands.
-        published: what is printed there.
-        variant: what was trained here of it; None where nothing was.
-        root: the folder of runs that was asked for; None is the usual one.
-    """
-
-    row: Row
+    row: Row  # where it stands
     column: Column
-    published: str
-    variant: Variant | None
-    root: Path | None = None
+    published: str  # what is printed there
+    variant: Variant | None  # what was trained here of it; None where nothing was
+    root: Path | None = None  # the folder of runs that was asked for; None is the usual one
 
     @property
     def recipe(self) -> str:
@@ -103,17 +96,11 @@ def _seconds(one: Trained) -> float | None:
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """A published table beside what was trained here.
+    """A published table beside what was trained here."""
 
-    Attributes:
-        printed: the table.
-        cells: its cells, row by row.
-        counts: by row, parameters of what was trained here, counted as the table counts them.
-    """
-
-    printed: PublishedTable
-    cells: tuple[Cell, ...]
-    counts: Mapping[str, int]
+    printed: PublishedTable  # the table
+    cells: tuple[Cell, ...]  # its cells, row by row
+    counts: Mapping[str, int]  # by row, parameters of what was trained here, counted as the table counts them
 
     def tables(self) -> Iterator[Table]:
         """Yield the table as printed, where it has several columns, and one for each column that was trained here."""
@@ -236,19 +223,7 @@ def compare_papers(
     root: Path | None = None,
     checkpoint: str | None = None,
 ) -> list[PaperComparison]:
-    """Put what was trained here beside published tables.
-
-    Args:
-        name: of a table or of a paper's tables, a key of :func:`~phmctl.accounting.published.table_names`.
-        runs: runs, folders of runs, or tags; by default all below the root.
-        recipe: all runs of this one too.
-        root: the folder of runs.
-        checkpoint: take results of this one only.
-
-    Raises:
-        UserError: there is no such table, or it has no cell of these recipes; the message names the nearest.
-        RunError: a name means no run.
-    """
+    """Put what was trained here beside published tables."""
     name = f"table{name}" if name.isdecimal() else name
     check_known("published table", name, table_names())
     tables = published_tables(name)

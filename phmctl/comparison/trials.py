@@ -18,21 +18,13 @@ _TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Trials:
-    """The values of a key that one model was trained with.
+    """The values of a key that one model was trained with."""
 
-    Attributes:
-        model: the variant's name.
-        key: the recipe key, ``training.learning_rate``.
-        scores: by value, the mean over seeds of the best score on valid.
-        metric: what the scores are; ``loss`` is better where it is less.
-        best: the value that was chosen.
-    """
-
-    model: str
-    key: str
-    scores: dict[float | str, float]
-    metric: str
-    best: float | str
+    model: str  # the variant's name
+    key: str  # the recipe key, training.learning_rate
+    scores: dict[float | str, float]  # by value, the mean over seeds of the best score on valid
+    metric: str  # what the scores are; loss is better where it is less
+    best: float | str  # the value that was chosen
 
     def __str__(self) -> str:
         values = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
@@ -50,10 +42,6 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
 
     Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean over
     seeds of the validation that chose each run's best checkpoint.
-
-    Raises:
-        RecipeError: the runs' recipes have no such key.
-        RunError: a run has no validation, so nothing says how good it is.
     """
     models: list[list[Summary]] = []
     for one in summaries:
@@ -80,12 +68,7 @@ def uneven(trials: Sequence[Trials]) -> list[str]:
 
 
 def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -> list[Variant]:
-    """Return the baseline and the models that spend, within a tenth, what it does; warn of those left out.
-
-    Raises:
-        UserError: there is no such budget.
-        RunError: nothing says what the baseline spends, or no other model is within it.
-    """
+    """Return the baseline and the models that spend, within a tenth, what it does; warn of those left out."""
     check_known("budget", budget, BUDGETS)
     allowed = _spent(baseline, budget)
     if allowed is None:

@@ -70,17 +70,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class Variant:
-    """The runs that are equal in all but their seed.
+    """The runs that are equal in all but their seed."""
 
-    Attributes:
-        label: what it is called in tables: ``phm-n4``, with what else tells it from others.
-        runs: a run a seed, by seed.
-        doubles: runs left out since a newer one has the same seed.
-    """
-
-    label: str
-    runs: tuple[Trained, ...]
-    doubles: tuple[Run, ...] = field(default=())
+    label: str  # what it is called in tables: phm-n4, with what else tells it from others
+    runs: tuple[Trained, ...]  # a run a seed, by seed
+    doubles: tuple[Run, ...] = field(default=())  # runs left out since a newer one has the same seed
 
     @property
     def first(self) -> Trained:

@@ -24,12 +24,7 @@ _USE = {
 
 
 def model_card(subject: Subject, described: Mapping[str, Any]) -> str:
-    """Return the card of an export.
-
-    Args:
-        subject: what is exported.
-        described: the manifest's entries.
-    """
+    """Return the card of an export."""
     parts = [_what(subject, described), _data(subject.run), _scores(subject.run), _verified(described), _size(subject)]
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"
 

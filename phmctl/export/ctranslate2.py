@@ -32,19 +32,7 @@ def check_quantize(quantize: str) -> None:
 
 
 def write_ctranslate2(form: DenseForm, tokenizers: TokenizerPair, quantize: str, longest: int, folder: Path) -> None:
-    """Write a Transformer's dense form as a CTranslate2 model into ``folder/model``.
-
-    Args:
-        form: of a Transformer.
-        tokenizers: whose token types are the model's vocabularies.
-        quantize: one of :data:`QUANTIZATIONS`.
-        longest: rows of the table of positions: the longest source or output, in tokens with EOS.
-        folder: the export.
-
-    Raises:
-        UserError: `quantize` is not known, or not to this machine.
-        MissingExtraError: CTranslate2 is not installed, or is too old for the model.
-    """
+    """Write a Transformer's dense form as a CTranslate2 model into ``folder/model``."""
     check_quantize(quantize)
     specs = require("ctranslate2.specs", "ctranslate2")
     try:

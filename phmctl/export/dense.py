@@ -26,15 +26,10 @@ _JOINED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "v
 
 @dataclass(frozen=True)
 class DenseForm:
-    """A model without phmctl.
+    """A model without phmctl."""
 
-    Attributes:
-        config: what :mod:`phmctl.models.plain` builds it from; ``shared`` names the tables that serve twice.
-        tensors: float32 on the CPU, by name; a shared one once.
-    """
-
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
+    config: dict[str, Any]  # what :mod:`phmctl.models.plain` builds it from; shared names the tables that serve twice
+    tensors: dict[str, Tensor]  # float32 on the CPU, by name; a shared one once
 
     def whole(self) -> dict[str, Tensor]:
         """Return the tensors with a shared one under each of its names."""
@@ -43,16 +38,7 @@ class DenseForm:
 
 @torch.no_grad()
 def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> DenseForm:
-    """Return the dense twin of a trained model.
-
-    Args:
-        model: a Transformer or a classifier of this package; it is left as it is.
-        section: the ``model`` section of its recipe.
-        sizes: the tokenizers': ``source`` and ``target``, or ``vocabulary``. Rows from there on are cut off.
-
-    Raises:
-        UserError: it composes layers or heads, which no format here has a place for.
-    """
+    """Return the dense twin of a trained model."""
     if isinstance(section, StackSection) and {section.compose_layers, section.compose_heads} != {"none"}:
         raise UserError(
             f"the model composes what plain Transformers do not (compose_layers: {section.compose_layers}, "

@@ -20,9 +20,6 @@ def with_engine(
     """Return what answers for a run by an engine: itself for torch, else an export that is made once and kept in it.
 
     It lies in the run's folder, under ``exports/``, and is made anew when the checkpoint is another by now.
-
-    Raises:
-        UserError: no such engine, or not of an export; see :func:`phmctl.export.verb.export` for the others.
     """
     if engine is None and quantize is None:
         return run

@@ -12,11 +12,7 @@ from phmctl.runs import EXPORT
 
 
 def check_output(folder: Path, *, force: bool) -> None:
-    """Refuse an output folder that would be overwritten.
-
-    Raises:
-        OutputError: it is a file, or is not empty: without `force`, or with it where it holds no export.
-    """
+    """Refuse an output folder that would be overwritten."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -30,16 +26,7 @@ def check_output(folder: Path, *, force: bool) -> None:
 
 
 def write_export(folder: Path, fill: Callable[[Path], Mapping[str, Any]], *, force: bool = False) -> None:
-    """Write an export; where it fails, nothing is left and what stood there stands.
-
-    Args:
-        folder: where it shall lie.
-        fill: writes its files into the folder given, and returns the manifest's entries.
-        force: replace an export that stands there.
-
-    Raises:
-        OutputError: the folder cannot be written, or would be overwritten.
-    """
+    """Write an export; where it fails, nothing is left and what stood there stands."""
     check_output(folder, force=force)
     target = folder.resolve()
     with writing(folder), replacing(target) as temporary:

@@ -71,11 +71,7 @@ def architecture(subject: Subject) -> tuple[str | None, str]:
 
 
 def write_huggingface(subject: Subject, folder: Path) -> None:
-    """Write tokenizer and model as ``from_pretrained`` reads them.
-
-    Raises:
-        MissingExtraError: transformers is not installed.
-    """
+    """Write tokenizer and model as ``from_pretrained`` reads them."""
     pair = subject.tokenizers
     write_tokenizer(pair.source, folder)
     if not pair.joint:
@@ -202,15 +198,7 @@ def _norm(form: DenseForm, ours: str, theirs: str) -> Iterator[tuple[str, Tensor
 
 
 def verify_huggingface(subject: Subject, folder: Path, count: int | None = None) -> Verification:
-    """Compare ids and logits with the library's own, on the run's own text.
-
-    Returns:
-        `equal` counts the sentences all of whose logits, of the reference, are those of torch within 0.001;
-        `largest` is the largest difference of a logit.
-
-    Raises:
-        PhmctlError: the library's tokenizer gives other ids.
-    """
+    """Compare ids and logits with the library's own, on the run's own text."""
     texts = subject.texts(count)
     library = require("transformers", "huggingface")
     _check_ids(subject, library, folder, texts)

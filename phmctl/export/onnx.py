@@ -43,11 +43,7 @@ def check_onnx(section: Any) -> None:
 
 
 def write_onnx(form: DenseForm, folder: Path) -> None:
-    """Write the graphs of a model's dense form.
-
-    Raises:
-        MissingExtraError: onnx or onnxruntime is not installed.
-    """
+    """Write the graphs of a model's dense form."""
     model = plain.MODELS[form.config["kind"]](form.config)
     model.load_state_dict(form.whole())
     model.eval()
@@ -106,18 +102,7 @@ class _DecoderStep(nn.Module):
 
 
 def _step(layer: Any, x: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """Advance a layer by one position.
-
-    Args:
-        layer: the plain one.
-        x: (B, K, d).
-        mask: (B, 1, 1, S).
-        memory: keys and values of the source, (2, B, heads, S, w).
-        past: those of the tokens so far, (2, B·K, heads, t, w).
-
-    Returns:
-        (B, K, d), and the past with one token more.
-    """
+    """Advance a layer by one position."""
     written = []
 
     def attend_past(h: Tensor) -> Tensor:

@@ -21,17 +21,7 @@ CONFIG, SAFETENSORS_FILE, TORCH_FILE, CODE = "config.json", "model.safetensors",
 
 
 def write_plain(subject: Subject, to: str, form: str, folder: Path) -> None:
-    """Write ``config.json``, the weights and the code that reads them.
-
-    Args:
-        subject: the model.
-        to: ``safetensors`` or ``torch``.
-        form: ``dense`` (``model.…``), or ``both``: that and the PHM form (``phm.…`` and ``phm.json``).
-        folder: the export.
-
-    Raises:
-        UserError: no such form.
-    """
+    """Write ``config.json``, the weights and the code that reads them."""
     check_known("form", form, FORMS)
     whole = subject.form
     write_json(folder / CONFIG, whole.config)

@@ -22,19 +22,12 @@ from phmctl.tasks.classification.predictor import TextClassifier, load_classifie
 
 @dataclass(frozen=True)
 class Subject:
-    """A run's model at one checkpoint.
+    """A run's model at one checkpoint."""
 
-    Attributes:
-        run: the run.
-        weights: which checkpoint.
-        model: as it was trained, in evaluation mode, on the CPU.
-        answering: the translator or the classifier around it, for the run's own text.
-    """
-
-    run: Run
-    weights: Weights
-    model: nn.Module
-    answering: Translator | TextClassifier
+    run: Run  # the run
+    weights: Weights  # which checkpoint
+    model: nn.Module  # as it was trained, in evaluation mode, on the CPU
+    answering: Translator | TextClassifier  # the translator or the classifier around it, for the run's own text
 
     @property
     def section(self) -> Any:
@@ -113,12 +106,7 @@ def _chosen(found: list[Any], count: int | None) -> list[Any]:
 
 
 def open_subject(run: Run, checkpoint: str) -> Subject:
-    """Load a run's model for export.
-
-    Raises:
-        RunError: the run has no such checkpoint, or something of it is missing or damaged.
-        UserError: its task has nothing to export.
-    """
+    """Load a run's model for export."""
     weights = run.weights(checkpoint)
     if isinstance(run.recipe, TranslationRecipe):
         settings = change_decoding(run.recipe.decoding, precision="float32")  # which the export is compared with

@@ -25,15 +25,10 @@ EXACT = "float32"
 
 @dataclass(frozen=True)
 class Exported:
-    """What ``export`` made.
+    """What ``export`` made."""
 
-    Attributes:
-        export: the export.
-        verification: how its answers compare with torch's.
-    """
-
-    export: Export
-    verification: Verification
+    export: Export  # the export
+    verification: Verification  # how its answers compare with torch's
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values: the manifest and the folder."""
@@ -74,25 +69,7 @@ def export(
     force: bool = False,
     texts: int | None = None,
 ) -> Exported:
-    """Export a run's model.
-
-    Args:
-        run: the run.
-        to: one of :data:`~phmctl.exports.FORMATS`.
-        output: the folder to write; an empty one, or one that does not exist.
-        checkpoint: ``auto``, ``best``, ``last``, ``average`` or ``step-…``.
-        quantize: of CTranslate2, the type of its matrices; ``float32`` where None.
-        form: of safetensors and torch, ``dense`` or ``both`` (with the PHM form, the default).
-        force: replace an export that stands there.
-        texts: how many of the run's own validation texts are compared; None: all.
-
-    Raises:
-        UserError: an option is wrong, or the format cannot express the model; the message says which can.
-        MissingExtraError: the format's library is not installed.
-        RunError: the run has no checkpoint, or something of it is missing or damaged.
-        OutputError: the folder would be overwritten or cannot be written.
-        PhmctlError: the export does not answer as the run does.
-    """
+    """Export a run's model."""
     check_known("format", to, FORMATS)
     check_options(to, quantize, form)
     clear(output.resolve())
@@ -184,11 +161,7 @@ def _write(subject: Subject, to: str, folder: Path, quantize: str, form: str) ->
 
 
 def _verify(subject: Subject, to: str, folder: Path, quantize: str, texts: int | None) -> Verification:
-    """Compare the export with the run.
-
-    Raises:
-        PhmctlError: it differs although its numbers are float32.
-    """
+    """Compare the export with the run."""
     ours = subject.answering
     if to == HUGGINGFACE:
         from phmctl.export.huggingface import verify_huggingface

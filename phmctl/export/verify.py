@@ -22,22 +22,14 @@ NEAR = 1e-3  # nats: two next tokens whose log-probabilities are nearer than thi
 
 @dataclass(frozen=True)
 class Verification:
-    """How an export's answers compare with torch's.
+    """How an export's answers compare with torch's."""
 
-    Attributes:
-        split: whose text was answered; None: the run keeps none, and nothing was compared.
-        texts: how many were.
-        equal: how many answers are the same: greedy outputs, token by token, or labels.
-        ties: of the others, those that part where torch itself has two next tokens, or two classes, alike.
-        largest: the largest difference of a log-probability between answers that are the same, in nats.
-        scores: BLEU (or accuracy) of both, ``torch`` and ``export``, with its signature; None without references.
-    """
-
-    split: str | None
-    texts: int = 0
-    equal: int = 0
-    ties: int = 0
-    largest: float = 0.0
+    split: str | None  # whose text was answered; None: the run keeps none, and nothing was compared
+    texts: int = 0  # how many were
+    equal: int = 0  # how many answers are the same: greedy outputs, token by token, or labels
+    ties: int = 0  # of the others, those that part where torch itself has two next tokens, or two classes, alike
+    largest: float = 0.0  # the largest difference of a log-probability between answers that are the same, in nats
+    # BLEU (or accuracy) of both, torch and export, with its signature; None without references.
     scores: dict[str, Any] | None = None
 
     @property
@@ -51,14 +43,7 @@ class Verification:
 
 
 def verify_translator(subject: Subject, ours: Translator, engine: Engine, count: int | None = None) -> Verification:
-    """Compare an engine's greedy outputs with torch's on the run's own text.
-
-    Args:
-        subject: what was exported.
-        ours: its translator.
-        engine: of the export.
-        count: how many sentences, evenly chosen; None: all.
-    """
+    """Compare an engine's greedy outputs with torch's on the run's own text."""
     lines = subject.texts(count)
     if not lines:
         return Verification(None)

@@ -44,19 +44,12 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Two classifiers on the same items.
+    """Two classifiers on the same items."""
 
-    Attributes:
-        difference: accuracy of the system less that of the baseline.
-        only_baseline: items that only the baseline has right.
-        only_system: items that only the system has right.
-        p_value: how probable a split at least so uneven is if both err equally often; exact, two-sided.
-    """
-
-    difference: float
-    only_baseline: int
-    only_system: int
-    p_value: float
+    difference: float  # accuracy of the system less that of the baseline
+    only_baseline: int  # items that only the baseline has right
+    only_system: int  # items that only the system has right
+    p_value: float  # how probable a split at least so uneven is if both err equally often; exact, two-sided
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -64,11 +57,7 @@ class McNemar:
 
 
 def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
-    """Return the share of right predictions.
-
-    Raises:
-        ValueError: the lengths differ, or there is nothing to score (all functions of this module).
-    """
+    """Return the share of right predictions."""
     total = _count(predictions, references)
     right = sum(map(str.__eq__, predictions, references))
     share, weight = right / total, _Z * _Z / total

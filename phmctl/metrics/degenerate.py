@@ -10,11 +10,7 @@ _DISTINCT = 10_000  # answers of which so many are distinct are not degenerate
 
 
 class Degenerate:
-    """Counts answers as they come.
-
-    Args:
-        equal: share of equal answers to different lines from which they are remarkable.
-    """
+    """Counts answers as they come."""
 
     def __init__(self, equal: float = 1.0) -> None:
         self._equal = equal

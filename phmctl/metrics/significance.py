@@ -49,31 +49,18 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two systems on the same items.
+    """Two systems on the same items."""
 
-    Attributes:
-        baseline, system: their means over seeds; the interval of a single seed is over items alone.
-        difference: system less baseline.
-        p_value: how probable a difference at least so large, either way, is if the systems do not differ; not below
-            1/(samples + 1).
-    """
-
-    baseline: Estimate
+    baseline: Estimate  # their means over seeds; the interval of a single seed is over items alone
     system: Estimate
-    difference: Estimate
+    difference: Estimate  # system less baseline
+    # how probable a difference at least so large, either way, is if the systems do not differ; not below 1/(samples
+    # + 1).
     p_value: float
 
 
 def compare(baseline: Scorer, system: Scorer, items: int, *, samples: int = SAMPLES, seed: int = SEED) -> Difference:
-    """Compare two systems as the module's text says.
-
-    Args:
-        baseline: scores the one system's trainings.
-        system: the other's.
-        items: N, how many test items there are.
-        samples: B, how often they are drawn.
-        seed: of the drawing.
-    """
+    """Compare two systems as the module's text says."""
     chance = np.random.default_rng(seed)
     one, other = (each(np.ones((1, items)))[0] for each in (baseline, system))  # (S,) each
     weights = [_draw_seeds(len(each), samples, chance) for each in (one, other)]  # (B, S) each
@@ -96,11 +83,7 @@ def compare(baseline: Scorer, system: Scorer, items: int, *, samples: int = SAMP
 
 
 def accuracy_scorer(right: Sequence[Sequence[bool]]) -> Scorer:
-    """Score by the share of right answers, in per cent.
-
-    Args:
-        right: for each seed whether each item is right, (S, N).
-    """
+    """Score by the share of right answers, in per cent."""
     table = np.asarray(right, dtype=float)  # (S, N)
     return lambda counts: 100 * counts @ table.T / table.shape[1]
 

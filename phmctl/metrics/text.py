@@ -34,15 +34,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Copy:
-    """What whoever copies the source would reach: where both sides are one language, a model must be above it.
+    """What whoever copies the source would reach: where both sides are one language, a model must be above it."""
 
-    Attributes:
-        bleu: of the source as the translation.
-        shared_words: the share of the source's words that stand in their references, whatever their case.
-    """
-
-    bleu: float
-    shared_words: float
+    bleu: float  # of the source as the translation
+    shared_words: float  # the share of the source's words that stand in their references, whatever their case
 
     @classmethod
     def read(cls, kept: object) -> Self | None:
@@ -92,24 +87,16 @@ class ValueBin:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired bootstrap of one metric.
-
-    Attributes:
-        baseline, system: the corpus scores.
-        difference: system less baseline.
-        baseline_interval, system_interval: half widths of the 95 % confidence intervals of the scores.
-        p_value: how probable so large a difference is if the systems do not differ.
-        signature: sacrebleu's, with the resamples and their seed.
-    """
+    """A paired bootstrap of one metric."""
 
     name: str
-    baseline: float
+    baseline: float  # the corpus scores
     system: float
-    difference: float
-    baseline_interval: float
+    difference: float  # system less baseline
+    baseline_interval: float  # half widths of the 95 % confidence intervals of the scores
     system_interval: float
-    p_value: float
-    signature: str
+    p_value: float  # how probable so large a difference is if the systems do not differ
+    signature: str  # sacrebleu's, with the resamples and their seed
 
 
 def usual_tokenizer(language: object) -> str:
@@ -134,19 +121,7 @@ def bleu(
     tokenize: str = USUAL,
     others: Sequence[Sequence[str]] = (),
 ) -> Score:
-    """Return BLEU with exponential smoothing.
-
-    Args:
-        hypotheses: translations.
-        references: raw references.
-        lowercase: compare in lower case.
-        tokenize: sacrebleu's tokenizer: ``13a``, ``zh``, ``ja-mecab``, ``flores200``, ...
-        others: further references, each with a line for each hypothesis.
-
-    Raises:
-        ValueError: as many hypotheses as references are wanted, and at least one (all scores of this module).
-        UserError: there is no such tokenizer, or what it needs is not there.
-    """
+    """Return BLEU with exponential smoothing."""
     return _score("BLEU", hypotheses, [references, *others], lowercase, tokenize)
 
 
@@ -228,16 +203,7 @@ def bleu_by_length(
     tokenize: str = USUAL,
     others: Sequence[Sequence[str]] = (),
 ) -> list[LengthBin]:
-    """Return BLEU over the sentences of each source length in words.
-
-    Args:
-        sources: the raw source sentences, whose words (by white space; a Chinese character is one) are counted.
-        hypotheses: translations.
-        references: raw references.
-        bins: ascending lower ends; a bin holds lengths above its lower end, up to the next one's. The first also holds
-            lengths of zero.
-        lowercase, tokenize, others: see :func:`bleu`.
-    """
+    """Return BLEU over the sentences of each source length in words."""
     _check(sources, references)
     lengths = [len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source)) for source in sources]
     places = [max(sum(length > low for low in bins) - 1, 0) for length in lengths]
@@ -258,12 +224,7 @@ def bleu_by_value(
     tokenize: str = USUAL,
     others: Sequence[Sequence[str]] = (),
 ) -> list[ValueBin]:
-    """Return BLEU over the sentences that share a value, by the value; those of an unknown one (below 0) come last.
-
-    Args:
-        values: of each sentence.
-        hypotheses, references, lowercase, tokenize, others: see :func:`bleu`.
-    """
+    """Return BLEU over the sentences that share a value, by the value; those of an unknown one (below 0) come last."""
     _check(hypotheses, references)
     found = []
     for value in sorted(set(values), key=lambda value: (value < 0, value)):
@@ -307,14 +268,7 @@ def text_scorer(
     lowercase: bool = False,
     tokenize: str = USUAL,
 ) -> "Scorer":
-    """Return what scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`.
-
-    Args:
-        name: of the metric, as its score has it: ``BLEU``, ``chrF2``, ``TER``.
-        systems: the hypotheses of each training.
-        references: raw references.
-        lowercase, tokenize: see :func:`bleu`.
-    """
+    """Return what scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`."""
     import numpy as np
 
     metric = _metric(name.rstrip("0123456789"), lowercase, [list(references)], tokenize, _has_no_blanks(references))

@@ -73,12 +73,7 @@ def series(index: int) -> str:
 
 
 def to_svg(figure: "Figure", key: str) -> str:
-    """Return a figure as an inline SVG.
-
-    Args:
-        figure: what was drawn.
-        key: begins the names in it, so that those of several pictures of a page differ; letters, digits and ``-``.
-    """
+    """Return a figure as an inline SVG."""
     from matplotlib import rc_context
 
     text = io.StringIO()

@@ -29,18 +29,7 @@ _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "
 
 
 def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> Comparison:
-    """Write a page about runs.
-
-    Args:
-        names: runs, folders of runs, or tags.
-        output: the file, which is replaced.
-        options: of :func:`~phmctl.comparison.compare.compare_runs`.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        RunError: a name means no run, or the runs do not compare.
-        OutputError: the file cannot be written.
-    """
+    """Write a page about runs."""
     if output.is_dir():
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
     with style():  # first of all: is matplotlib there?

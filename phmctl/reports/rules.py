@@ -22,20 +22,13 @@ _NARROW = 5  # matrices that a narrow tile shows well
 
 @dataclass(frozen=True)
 class Learned:
-    """A rule and the components of the first map that holds it.
+    """A rule and the components of the first map that holds it."""
 
-    Attributes:
-        name: of the map.
-        A, S: (n, n, n), (n, k/n, d/n).
-        nearest: the known algebra nearest to A.
-        spectra: of A and S.
-    """
-
-    name: str
-    A: "Tensor"
+    name: str  # of the map
+    A: "Tensor"  # (n, n, n), (n, k/n, d/n)
     S: "Tensor"
-    nearest: NearestAlgebra
-    spectra: Spectra
+    nearest: NearestAlgebra  # the known algebra nearest to A
+    spectra: Spectra  # of A and S
 
     @property
     def terms(self) -> float:
@@ -45,11 +38,7 @@ class Learned:
 
 
 def learned_rules(one: Trained) -> list[Learned]:
-    """Return the rules in a run's checkpoint: that which was scored, else the best, else the last.
-
-    Raises:
-        RunError: the checkpoint is damaged.
-    """
+    """Return the rules in a run's checkpoint: that which was scored, else the best, else the last."""
     names = one.run.checkpoint_names()
     wanted = one.result.checkpoint if one.result is not None else ""
     name = next((each for each in (wanted, "best", "last") if each in names), None)

@@ -105,16 +105,7 @@ def _nearest_run(path: Path, root: Path | None = None) -> str:
 
 
 def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Path]:
-    """Return the folders of some runs, each once, by recipe, variant and version.
-
-    Args:
-        names: of each, a run's folder; a folder of runs, such as a variant's or a recipe's, of which all are meant; its
-            name below the root; or the tag that ``train --tag`` gave. None of them: all below the root.
-        root: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-
-    Raises:
-        RunError: a name means no run.
-    """
+    """Return the folders of some runs, each once, by recipe, variant and version."""
     root = root or runs_root()
     found = [folder for name in names for folder in _named(name, root)] if names else list(_below(root))
     return sorted({folder.resolve(): folder for folder in found}.values(), key=_order)

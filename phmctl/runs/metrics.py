@@ -13,9 +13,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a metrics file. A line that is none is left out, with a warning that names it.
 
     An end that a crash cut short, without a line break, is left out silently.
-
-    Raises:
-        RunError: the file cannot be read.
     """
     lines, end = read_lines(path)
     entries = [read_entry(line) for line in lines]

@@ -29,19 +29,13 @@ _UNFIT = re.compile(r"[^A-Za-z0-9.-]+")
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides a result; it names the result's files.
+    """What decides a result; it names the result's files."""
 
-    Attributes:
-        split: ``test`` or ``valid``.
-        weights: which checkpoint, and what tells its weights from others.
-        values: the settings that decide what is found, as JSON values; not what only changes the speed.
-        label: the settings that people look for, shortly: ``beam-5.alpha-0.6``.
-    """
-
-    split: str
-    weights: Weights
+    split: str  # test or valid
+    weights: Weights  # which checkpoint, and what tells its weights from others
+    # the settings that decide what is found, as JSON values; not what only changes the speed.
     values: Mapping[str, Any] = field(default_factory=dict)
-    label: str = ""
+    label: str = ""  # the settings that people look for, shortly: beam-5.alpha-0.6
 
     def beside(self, against: str, weights: Weights) -> Self:
         """Return what decides the comparison of this with a baseline's weights."""
@@ -57,35 +51,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """One result of a run.
+    """One result of a run."""
 
-    Attributes:
-        path: its file.
-        split: ``test`` or ``valid``.
-        checkpoint: the name of the checkpoint's folder: ``step-001800``, ``average``.
-        settings: what decided it beside the weights: of a translator ``decoding`` and ``lowercase``.
-        scores: by name: BLEU, chrF and TER; accuracy, a share; a rule's errors.
-        report: all that the task found, as ``eval --json`` prints it.
-        against: the baseline's name where the report holds a comparison.
-        checkpoint_sha256: of the checkpoint's manifest; this and what follows is None in files of earlier versions.
-        seed: of the training.
-        version: of phmctl.
-        git: its commit.
-        answers: the file of what was scored, a line an example: ``.hyp``, ``.predictions.tsv``.
-    """
-
-    path: Path
-    split: str
-    checkpoint: str
-    settings: Mapping[str, Any]
-    scores: Mapping[str, float]
-    report: Mapping[str, Any]
-    against: str | None = None
+    path: Path  # its file
+    split: str  # test or valid
+    checkpoint: str  # the name of the checkpoint's folder: step-001800, average
+    settings: Mapping[str, Any]  # what decided it beside the weights: of a translator decoding and lowercase
+    scores: Mapping[str, float]  # by name: BLEU, chrF and TER; accuracy, a share; a rule's errors
+    report: Mapping[str, Any]  # all that the task found, as eval --json prints it
+    against: str | None = None  # the baseline's name where the report holds a comparison
+    # of the checkpoint's manifest; this and what follows is None in files of earlier versions.
     checkpoint_sha256: str | None = None
-    seed: int | None = None
-    version: str | None = None
-    git: str | None = None
-    answers: Path | None = None
+    seed: int | None = None  # of the training
+    version: str | None = None  # of phmctl
+    git: str | None = None  # its commit
+    answers: Path | None = None  # the file of what was scored, a line an example: .hyp, .predictions.tsv
 
     def as_json(self) -> dict[str, Any]:
         """Return what tells results apart, and the scores; the file has the report."""
@@ -102,19 +82,7 @@ def write_result(
     answers: Path | None = None,
     against: str | None = None,
 ) -> Path:
-    """Write a result into a run; return its file.
-
-    Args:
-        run: what was scored.
-        setting: what decides the result.
-        report: all that was found, JSON values.
-        scores: the figures by which runs are compared, by name.
-        answers: what was scored, a file beside the result.
-        against: the baseline's name where the report holds a comparison; the setting names it too.
-
-    Raises:
-        OutputError: the run's folder cannot be written.
-    """
+    """Write a result into a run; return its file."""
     made = {
         "format": _FORMAT,
         "split": setting.split,

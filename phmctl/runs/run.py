@@ -51,15 +51,10 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class Weights:
-    """What tells the weights of one checkpoint from others.
+    """What tells the weights of one checkpoint from others."""
 
-    Attributes:
-        name: the checkpoint's.
-        sha256: of the manifest that holds the SHA-256 of each of its files.
-    """
-
-    name: str
-    sha256: str
+    name: str  # the checkpoint's
+    sha256: str  # of the manifest that holds the SHA-256 of each of its files
 
 
 @dataclass(frozen=True)
@@ -82,15 +77,6 @@ class Run:
 
         The folder is filled under another name and then renamed, so a run that exists is complete, and of two
         processes that start at once each gets its own number.
-
-        Args:
-            root: the folder of all runs.
-            recipe: the resolved recipe.
-            environment: further entries of ``environment.json`` (device, precision, …).
-            fill: writes what else belongs into the run (tokenizer, text); called before the run has its final name.
-
-        Raises:
-            OutputError: the folder cannot be written.
         """
         parent = root / recipe.name / recipe.variant
         with writing(parent):
@@ -110,9 +96,6 @@ class Run:
         """Open a run by its folder, by a variant's folder, or by its name below the root.
 
         Of several versions it is the newest that has a checkpoint: a start that failed does not hide the run before it.
-
-        Raises:
-            RunError: nothing is there (the message names the nearest run), or the run is not complete.
         """
         folder = find_run(Path(path))
         if (folder / EXPORT).is_file():
@@ -129,11 +112,7 @@ class Run:
 
     @classmethod
     def versions(cls, root: Path, recipe: "Recipe") -> Iterator[Self]:
-        """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not.
-
-        Raises:
-            RunError: one is not complete.
-        """
+        """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not."""
         for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
             yield cls.open(folder)
 
@@ -143,11 +122,7 @@ class Run:
         return f"{self.recipe.name}/{self.recipe.variant}/{self.folder.resolve().name}"
 
     def recipe_of(self, kind: type[Kind]) -> Kind:
-        """Return the recipe as one of the task wanted.
-
-        Raises:
-            RunError: it is another task's.
-        """
+        """Return the recipe as one of the task wanted."""
         if not isinstance(self.recipe, kind):
             wanted = kind.model_fields["task"].default
             raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {wanted!r}")
@@ -199,14 +174,7 @@ class Run:
         return next((name for name in wanted if name in names), "last")
 
     def checkpoint(self, name: str = "best") -> Path:
-        """Return a checkpoint's folder.
-
-        Args:
-            name: ``auto``, ``best``, ``last``, ``average``, ``step-000200`` or plainly ``200``.
-
-        Raises:
-            RunError: there is none of this name; the message lists those that exist.
-        """
+        """Return a checkpoint's folder."""
         name = self.choice() if name == AUTO else name
         if name in POINTERS:
             return self._follow(name)
@@ -223,9 +191,6 @@ class Run:
 
         A training beside this process may prune the folder while it is read: then `name` is followed again. Where
         ``auto`` is not what the recipe asks for, that is said.
-
-        Raises:
-            RunError: what `read` raises, or there is no checkpoint of this name.
         """
         folder = self.checkpoint(name)
         if name == AUTO:
@@ -272,11 +237,7 @@ class Run:
         return self.checkpoints_folder / target
 
     def weights(self, name: str = "best") -> Weights:
-        """Return what tells a checkpoint's weights from others.
-
-        Raises:
-            RunError: there is no such checkpoint, or it is not complete.
-        """
+        """Return what tells a checkpoint's weights from others."""
         folder = self.checkpoint(name)
         if not (folder / MANIFEST).is_file():
             verify_checkpoint(folder, ())  # says what is missing and which checkpoint to use instead
@@ -287,11 +248,7 @@ class Run:
         verify_checkpoint(self.checkpoint(name), ("model",))
 
     def point(self, name: str, step: int | None) -> None:
-        """Let ``last`` or ``best`` name the checkpoint of a step; None removes it.
-
-        Raises:
-            OutputError: the pointer cannot be written.
-        """
+        """Let ``last`` or ``best`` name the checkpoint of a step; None removes it."""
         path = self.checkpoints_folder / name
         if step is None:
             with writing(path):
@@ -306,12 +263,7 @@ class Run:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep other processes from training this run while the block lasts.
-
-        Raises:
-            RunError: another process trains it.
-            OutputError: the folder cannot be written.
-        """
+        """Keep other processes from training this run while the block lasts."""
         for pause in (0.02, 0.2, None):  # whoever lists runs asks for the lock, and holds it for that moment
             with locked(self.folder / LOCK, wait=False) as held:
                 if held:
@@ -344,11 +296,7 @@ class Run:
                 path.unlink(missing_ok=True) if failed is None else write_json(path, {"error": failed})
 
     def environment(self) -> dict[str, Any]:
-        """Return what ``environment.json`` holds.
-
-        Raises:
-            RunError: it is damaged.
-        """
+        """Return what ``environment.json`` holds."""
         path, advice = self.folder / ENVIRONMENT, "copy the run again"
         value = read_json_object(path, RunError, advice)
         if not isinstance(value.get("resumed", []), list):
@@ -356,11 +304,7 @@ class Run:
         return value
 
     def data(self) -> dict[str, Any]:
-        """Return what ``data.json`` holds: the manifest of the data that the run was trained on.
-
-        Raises:
-            RunError: it is missing or damaged.
-        """
+        """Return what ``data.json`` holds: the manifest of the data that the run was trained on."""
         path, advice = self.folder / DATA, "copy the whole run again, or train anew"
         value = read_json_object(path, RunError, advice)
         for key, kind in {"settings": dict, "splits": dict, "sources": list, "labels": list}.items():
@@ -392,11 +336,7 @@ def check_checkpoint(runs: Sequence[Run], name: str, also: Collection[str] = ())
 
 
 def write_recipe(folder: Path, recipe: "Recipe") -> None:
-    """Write a run's recipe, as YAML for people and as JSON, which is read in a fiftieth of the time.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Write a run's recipe, as YAML for people and as JSON, which is read in a fiftieth of the time."""
     from phmctl.recipe.loading import dump_recipe
 
     text = dump_recipe(recipe)
@@ -405,14 +345,7 @@ def write_recipe(folder: Path, recipe: "Recipe") -> None:
 
 
 def read_recipe(path: Path) -> "Recipe":
-    """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant.
-
-    Args:
-        path: the YAML file; what is JSON beside it is read instead where it is of the same text.
-
-    Raises:
-        RunError: it is missing or damaged, or something in its folder is no regular file.
-    """
+    """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant."""
     from phmctl.recipe.documents import read_document
     from phmctl.recipe.loading import validate_recipe
     from phmctl.recipe.schema import RECIPES

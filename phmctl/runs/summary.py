@@ -29,19 +29,12 @@ _HEADER = 1 << 24  # bytes of a safetensors header, at most
 
 @dataclass(frozen=True)
 class Best:
-    """The validation that chose the best checkpoint.
+    """The validation that chose the best checkpoint."""
 
-    Attributes:
-        step: of the checkpoint.
-        metric: what decided, as the log calls it: ``bleu``, ``accuracy``, ``loss``.
-        value: of it.
-        metrics: all that the validation found.
-    """
-
-    step: int
-    metric: str
-    value: float
-    metrics: Mapping[str, float]
+    step: int  # of the checkpoint
+    metric: str  # what decided, as the log calls it: bleu, accuracy, loss
+    value: float  # of it
+    metrics: Mapping[str, float]  # all that the validation found
 
 
 @dataclass(frozen=True)
@@ -59,34 +52,21 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run, as its files tell it.
+    """A run, as its files tell it."""
 
-    Attributes:
-        run: the run.
-        tag: the name that ``train --tag`` gave it.
-        changed: by key, the value in the recipe as it was written, and that in the run; without algebra, n and seed,
-            and without what changes nothing that is trained.
-        unmodified_known: whether it is known what the recipe was as written; otherwise `changed` is empty.
-        state: ``running`` (a process holds it), ``finished``, ``stopped`` (it can be resumed), ``failed``.
-        reason: why it failed.
-        step: of the newest checkpoint or log line.
-        seconds: of training, None where the log does not say.
-        best: the best validation, None before the first.
-        parameters: None where there is no checkpoint.
-        results: what ``eval`` wrote into it.
-    """
-
-    run: Run
-    tag: str | None
+    run: Run  # the run
+    tag: str | None  # the name that train --tag gave it
+    # by key, the value in the recipe as it was written, and that in the run; without algebra, n and seed, and
+    # without what changes nothing that is trained.
     changed: Mapping[str, tuple[Any, Any]]
-    unmodified_known: bool
-    state: State
-    reason: str | None
-    step: int
-    seconds: float | None
-    best: Best | None
-    parameters: Parameters | None
-    results: tuple[Result, ...]
+    unmodified_known: bool  # whether it is known what the recipe was as written; otherwise `changed` is empty
+    state: State  # running (a process holds it), finished, stopped (it can be resumed), failed
+    reason: str | None  # why it failed
+    step: int  # of the newest checkpoint or log line
+    seconds: float | None  # of training, None where the log does not say
+    best: Best | None  # the best validation, None before the first
+    parameters: Parameters | None  # None where there is no checkpoint
+    results: tuple[Result, ...]  # what eval wrote into it
 
     @property
     def recipe(self) -> Recipe:
@@ -139,11 +119,7 @@ class Damaged:
 
 
 def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Summary | Damaged]:
-    """Return what is known of some runs, or of all below the root; see :func:`phmctl.runs.find.select_runs`.
-
-    Raises:
-        RunError: a name means no run.
-    """
+    """Return what is known of some runs, or of all below the root; see :func:`phmctl.runs.find.select_runs`."""
     return [_summarise_any(folder) for folder in select_runs(names, root)]
 
 
@@ -155,11 +131,7 @@ def _summarise_any(folder: Path) -> Summary | Damaged:
 
 
 def summarise(folder: Path) -> Summary:
-    """Read what a run is.
-
-    Raises:
-        RunError: it is not complete, or damaged.
-    """
+    """Read what a run is."""
     if not (folder / RECIPE).is_file():
         raise RunError(f"{folder} is not a run: {RECIPE} is missing")
     run = Run(folder, read_recipe(folder / RECIPE))

@@ -42,12 +42,7 @@ _HUNG_UP = 499  # as nginx counts clients that did not wait; nobody is there to 
 
 
 def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
-    """Return the ASGI application.
-
-    Args:
-        service: what answers.
-        names: of the server, as a Host header gives them, without the port; None is any.
-    """
+    """Return the ASGI application."""
     routes = [Route("/", _page()), Route("/health", partial(_health, service))]
     routes += [Route(f"/{name}", partial(_ask, service, name), methods=["POST"]) for name in VERBS]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
@@ -56,13 +51,7 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
 
 
 class Guard:
-    """What stands before every route: the Host header, the common headers, the count of replies, the last resort.
-
-    Args:
-        app: the application.
-        service: counts the replies.
-        names: see :func:`build_app`.
-    """
+    """What stands before every route: the Host header, the common headers, the count of replies, the last resort."""
 
     def __init__(self, app: Any, service: Service, names: Sequence[str] | None) -> None:
         self.app, self.service, self.names = app, service, names
@@ -158,12 +147,7 @@ def _check_type(request: Request) -> None:
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes:
-    """Return a request's body.
-
-    Raises:
-        RequestError: it is too large (413), or does not come in time (408).
-        ClientDisconnect: the client hung up.
-    """
+    """Return a request's body."""
     too_large = RequestError(f"the body is larger than the {limits.body_bytes} bytes of a request", 413)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.body_bytes and "expect" in request.headers:

@@ -29,18 +29,12 @@ _LONGEST_RETRY = 60  # seconds that a client is told to wait, at most
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How much is taken at once, and how much may wait.
+    """How much is taken at once, and how much may wait."""
 
-    Attributes:
-        items: of a batch.
-        cost: of a batch, the sum of its items'; an item that costs more gets a batch of its own.
-        queue: items that may wait; a ticket that would make them more is refused.
-        wait: seconds that a batch waits, at most, to become as large as the one before it. A lone client never waits.
-    """
-
-    items: int = 64
-    cost: int = 2048
-    queue: int = 1024
+    items: int = 64  # of a batch
+    cost: int = 2048  # of a batch, the sum of its items'; an item that costs more gets a batch of its own
+    queue: int = 1024  # items that may wait; a ticket that would make them more is refused
+    # seconds that a batch waits, at most, to become as large as the one before it. A lone client never waits.
     wait: float = 0.005
 
 
@@ -82,14 +76,7 @@ class _Item(Generic[X, Y]):
 
 
 class Batcher(Generic[K, X, Y]):
-    """Answers items in batches, on threads of its own.
-
-    Args:
-        answer: returns the answers to items of one key, in their order. What it raises is the failure of its batch,
-            which is then tried again in halves, so that only the items at fault fail.
-        limits: how much is taken at once, and how much may wait.
-        workers: how many batches are answered at a time.
-    """
+    """Answers items in batches, on threads of its own."""
 
     def __init__(
         self, answer: Callable[[K, Sequence[X]], Sequence[Y]], limits: BatchLimits | None = None, *, workers: int = 1
@@ -129,14 +116,6 @@ class Batcher(Generic[K, X, Y]):
     def submit(self, key: K, items: Sequence[X], costs: Sequence[int]) -> "Future[list[Y]]":
         """Queue a ticket and return the future of its answers. Cancelling the future drops what has not begun,
         and so does the first failure.
-
-        Args:
-            key: what its items must share with others to be answered together.
-            items: what is asked.
-            costs: of each item, in the unit of the limits.
-
-        Raises:
-            BusyError: the queue is full, or :meth:`stop` was called.
         """
         future: Future[list[Y]] = Future()
         ticket: _Ticket[Y] = _Ticket(future, len(items))
@@ -161,11 +140,7 @@ class Batcher(Generic[K, X, Y]):
             self._changed.notify_all()
 
     def close(self, within: float = 0.0) -> int:
-        """Stop, give what waits some seconds to be answered, refuse the rest (BusyError), and end the workers.
-
-        Returns:
-            the number of items that were not answered.
-        """
+        """Stop, give what waits some seconds to be answered, refuse the rest (BusyError), and end the workers."""
         self.stop()
         with self._changed:
             self._changed.wait_for(lambda: not self._queued and not self._running, within)

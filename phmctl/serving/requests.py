@@ -20,46 +20,27 @@ Text = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may be.
+    """What a request may be."""
 
-    Attributes:
-        body_bytes: its body.
-        texts: of a request.
-        characters: of a text.
-        beam: the widest search.
-        seconds: until its head, and again its body, has come.
-        connections: open at a time.
-    """
-
-    body_bytes: int = 1 << 20
-    texts: int = 128
-    characters: int = 10_000
-    beam: int = 16
-    seconds: float = 10.0
-    connections: int = 256
+    body_bytes: int = 1 << 20  # its body
+    texts: int = 128  # of a request
+    characters: int = 10_000  # of a text
+    beam: int = 16  # the widest search
+    seconds: float = 10.0  # until its head, and again its body, has come
+    connections: int = 256  # open at a time
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that was read.
+    """A request that was read."""
 
-    Attributes:
-        texts: what to answer, one answer each.
-        options: a translator's: beam, alpha, n_best.
-        cut: whether texts longer than the model knows are cut; None leaves it to the server.
-    """
-
-    texts: Sequence[Text]
-    options: Mapping[str, Any]
-    cut: bool | None = None
+    texts: Sequence[Text]  # what to answer, one answer each
+    options: Mapping[str, Any]  # a translator's: beam, alpha, n_best
+    cut: bool | None = None  # whether texts longer than the model knows are cut; None leaves it to the server
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body.
-
-    Raises:
-        RequestError: it is no UTF-8, no JSON (NaN and Infinity are none), no object, or names a key twice.
-    """
+    """Return the JSON object of a body."""
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
     except UnicodeDecodeError as error:

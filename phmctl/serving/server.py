@@ -31,15 +31,7 @@ _LAST_REQUESTS = 0.5  # seconds of them in which requests still come, by connect
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; connections wait in it until :func:`serve` is called.
-
-    Args:
-        host: a name or an address.
-        port: 0 takes a free one.
-
-    Raises:
-        UserError: the port is in use or not allowed, or this machine has no such address.
-    """
+    """Return a socket that listens; connections wait in it until :func:`serve` is called."""
     sock = None
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -91,18 +83,7 @@ def serve(
     grace: float = 30.0,
     ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until SIGINT or SIGTERM; then take nothing new, answer what waits, and return. A second signal ends it.
-
-    Args:
-        service: what answers.
-        sock: of :func:`listen`.
-        names: see :func:`phmctl.serving.app.build_app`.
-        grace: seconds for what waits at the end.
-        ready: called when requests are answered and signals heard.
-
-    Returns:
-        the exit code, 130 or 143.
-    """
+    """Serve until SIGINT or SIGTERM; then take nothing new, answer what waits, and return. A second signal ends it."""
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what matters of it, the application says
     config = uvicorn.Config(
         build_app(service, names),

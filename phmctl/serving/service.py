@@ -28,27 +28,14 @@ class Key:
 
 @dataclass(frozen=True)
 class Verb:
-    """Something that clients can ask.
+    """Something that clients can ask."""
 
-    Attributes:
-        read: reads a request's JSON.
-        answer: asks the model about texts, with options.
-    """
-
-    read: Callable[[Mapping[str, Any]], Asked]
-    answer: Callable[[Sequence[Any], Mapping[str, Any]], list[Answer]]
+    read: Callable[[Mapping[str, Any]], Asked]  # reads a request's JSON
+    answer: Callable[[Sequence[Any], Mapping[str, Any]], list[Answer]]  # asks the model about texts, with options
 
 
 class Service:
-    """Reads requests, queues their texts, and lets the model answer them in batches.
-
-    Args:
-        model: answers; used by as many threads as there are workers.
-        limits: what a request may be.
-        batching: what a batch and the queue may be.
-        workers: batches that are answered at a time.
-        cut: answer the beginning of a text that is longer than the model knows, where a request does not say.
-    """
+    """Reads requests, queues their texts, and lets the model answer them in batches."""
 
     def __init__(
         self,
@@ -67,12 +54,7 @@ class Service:
         self.batcher: Batcher[Key, Text, Answer] = Batcher(self._answer, batching, workers=workers)
 
     def ask(self, name: str, body: Mapping[str, Any]) -> "Future[list[Answer]]":
-        """Queue what a request asks, and return the future of its answers, one a text in their order.
-
-        Raises:
-            RequestError: the request is wrong, or a text is longer than the model knows (413).
-            BusyError: the queue is full, or the server is stopping.
-        """
+        """Queue what a request asks, and return the future of its answers, one a text in their order."""
         asked = self.verbs[name].read(body)
         lengths = self._lengths(name, asked)
         return self.batcher.submit(Key(name, tuple(asked.options.items())), asked.texts, lengths)
