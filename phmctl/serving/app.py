@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from phmctl.console import warn
 from phmctl.errors import BusyError, RequestError, UserError
-from phmctl.serving.requests import Limits, read_json
+from phmctl.serving.requests import Limits
 from phmctl.serving.service import Answer, Service
 
 PAGE = Path(__file__).with_name("page.html")
@@ -122,9 +122,9 @@ async def _ask(service: Service, name: str, request: Request) -> Response:
         _check_type(request)
         body = await _read_body(request, service.limits)
         if len(body) < _MANY_CHARACTERS:
-            future = _submit(service, name, body)
+            future = service.ask(name, body)
         else:
-            future = await asyncio.to_thread(_submit, service, name, body)
+            future = await asyncio.to_thread(service.ask, name, body)
         return JSONResponse({"model": service.model.name, "answers": await _wait(request, future)})
     except BusyError as error:
         return _error(str(error), 503, {"retry-after": str(error.retry_after)})
@@ -134,10 +134,6 @@ async def _ask(service: Service, name: str, request: Request) -> Response:
         return _error(str(error), 400)
     except ClientDisconnect:
         return _error("the client hung up", _HUNG_UP)
-
-
-def _submit(service: Service, name: str, body: bytes) -> "Future[list[Answer]]":
-    return service.ask(name, read_json(body))
 
 
 def _check_type(request: Request) -> None:
