@@ -16,15 +16,17 @@ class LinearSection(Section):
     takes_two_factors: ClassVar[bool] = False
 
     kind: str
-    algebra: Algebra = "real"
-    # a fixed algebra sets its own in place of 1; phm and monarch (its blocks) want 2 or more
+    algebra: Algebra = "real"  # phm learns the rule; low-rank and monarch are for comparison
+    # number of components of phm, of blocks of monarch: 2 or more; a fixed algebra implies its own
     n: Annotated[int, Field(ge=1, le=1024)] = 1
-    rules: Literal["separate", "sublayer", "model"] = "separate"  # how far one learned rule A is shared
-    # how maps are applied: dense builds H, rank multiplies by R blocks; auto is the faster one, timed before step 1
+    # maps that share one learned rule: none, those of a sublayer, all
+    rules: Literal["separate", "sublayer", "model"] = "separate"
+    # how maps with factors are applied: dense builds H, rank multiplies by R blocks; auto times both before step 1
     execution: Literal["auto", "dense", "rank"] = "auto"
-    parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is held as A, or as its factors W, U and V
-    rank: Width | None = None  # R of the factors, by default that of a random rule; of low-rank what it is named after
-    bias: bool = True  # biases of the linear maps
+    parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is stored as A, or as its factors W, U and V
+    # number of terms R of the factors, by default that of a random rule; rank of low-rank maps
+    rank: Width | None = None
+    bias: bool = True  # whether linear maps have biases
 
     @model_validator(mode="after")
     def _settle_n(self) -> Self:
@@ -100,25 +102,26 @@ class StackSection(LinearSection):
 
     takes_two_factors: ClassVar[bool] = True
 
-    width: Width = 512  # d, the residual width
+    width: Width = 512  # residual width d
     feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`
-    heads: Width = 8
-    upsize: Layers = 1  # 2 doubles the inner widths (attention, feed-forward): the † rows of Table 2
+    heads: Width = 8  # number of attention heads; must divide the width
+    upsize: Layers = 1  # factor of the inner widths (attention, feed-forward); 2: the † rows of Table 2
     # fused: QKV one map, cross-attention Q and fused KV (§4.2); separate: one map each of Q, K, V;
     # packed: one in-projection of 3d rows in cross-attention too (CENG501)
     projections: Literal["fused", "separate", "packed"] = "fused"
-    norm: Literal["pre", "post"] = "pre"
-    final_norm: bool = True  # a layer norm behind each stack
-    dropout: Probability = 0.1  # residual and embedding
-    attention_dropout: Probability = 0.0
-    activation_dropout: Probability = 0.0
-    # what a stack's output is made of: the top layer's (none), or all layers' (Li et al. 2020)
+    norm: Literal["pre", "post"] = "pre"  # layer norm before or after each sublayer
+    final_norm: bool = True  # a layer norm after each stack
+    dropout: Probability = 0.1  # of residuals and embeddings
+    attention_dropout: Probability = 0.0  # of attention weights
+    activation_dropout: Probability = 0.0  # after the ReLU of the feed-forward
+    # output of a stack: that of the top layer (none), or a composition of all layers (Li et al. 2020)
     compose_layers: Literal["none", "linear", "scalar", "hierarchical", "bilinear"] = "none"
-    compose_heads: Literal["none", "hierarchical", "bilinear"] = "none"  # none: the heads side by side and one map
-    composition_rank: Width | None = None  # r of bilinear; by default the width
-    first_order: bool = True  # bilinear: append a 1 to the parts, for features of first order (eq. 11)
-    composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: the composition's maps are, whatever the others
-    # base: linear and bilinear ones begin as what they replace, so that a model with --init goes on from that run
+    # output of attention: heads concatenated and one map (none), or a composition of the heads
+    compose_heads: Literal["none", "hierarchical", "bilinear"] = "none"
+    composition_rank: Width | None = None  # r of bilinear compositions; by default the width
+    first_order: bool = True  # bilinear: append a 1 to the parts, for first-order features (eq. 11)
+    composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: maps of compositions are dense
+    # base: linear and bilinear compositions start as what they replace, to continue from the run of --init
     composition_start: Literal["random", "base"] = "random"
 
     @model_validator(mode="after")
@@ -237,15 +240,16 @@ class TransformerSection(StackSection):
     """The encoder-decoder Transformer."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: Annotated[int, Field(ge=0, le=1000)] = 6
-    decoder_layers: Layers = 6
-    embeddings: Literal["dense", "phm"] = "dense"
-    # columns of the tables, with a map of the model's algebra to the width; a tied generator has both, transposed
+    encoder_layers: Annotated[int, Field(ge=0, le=1000)] = 6  # number of encoder layers
+    decoder_layers: Layers = 6  # number of decoder layers
+    embeddings: Literal["dense", "phm"] = "dense"  # phm: PHM+
+    # columns of the embeddings, which a map of the model's algebra takes to the width; null: the width
     embedding_width: Width | None = None
-    generator: Literal["dense", "phm", "tied"] = "tied"  # tied: the target embedding's weight
-    generator_bias: bool = False
-    share_embeddings: bool = True  # source and target share one table; wants a joint vocabulary
-    compose_in: Literal["both", "encoder", "decoder"] = "both"  # where compose_layers and compose_heads are meant
+    # map to the vocabulary; tied: the weight of the target embedding
+    generator: Literal["dense", "phm", "tied"] = "tied"
+    generator_bias: bool = False  # only if the generator is not tied
+    share_embeddings: bool = True  # one embedding for source and target; needs data.joint
+    compose_in: Literal["both", "encoder", "decoder"] = "both"  # stacks to which compose_layers and compose_heads apply
 
     @model_validator(mode="after")
     def _fit_generator(self) -> Self:
@@ -278,10 +282,10 @@ class EncoderClassifierSection(StackSection):
     kind: Literal["encoder"]
     width: Width = 128
     feed_forward: Width = 512
-    heads: Width = 4
-    layers: Layers = 2
+    heads: Width = 4  # number of attention heads; must divide the width
+    layers: Layers = 2  # number of layers
     projections: Literal["fused", "separate"] = "fused"
-    pooling: Literal["last", "mean"] = "last"  # the last real position's state, or the mean over the real positions
+    pooling: Literal["last", "mean"] = "last"  # state of the last token, or mean over all tokens
 
     @property
     def composed_stacks(self) -> dict[str, int]:
@@ -293,14 +297,16 @@ class PairClassifierSection(LinearSection):
     """One LSTM over both texts, max and mean pooling over time, a two-layer perceptron (Table 1)."""
 
     kind: Literal["lstm-pair"]
-    width: Width = 300  # of the LSTM's state
-    embedding_width: Width = 300
-    gates: Literal["separate", "fused"] = "separate"  # a PHM map a gate and input, or one an input for all four gates
+    width: Width = 300  # width of the LSTM state
+    embedding_width: Width = 300  # width of word embeddings
+    # separate: one map for each gate and input; fused: one for each input
+    gates: Literal["separate", "fused"] = "separate"
     cell: Literal["standard", "as_printed"] = "standard"  # as_printed: no σ on o, no tanh on c
     combination: Literal["concat", "full"] = "concat"  # [u; v], or [u; v; |u−v|; u∗v]
-    hidden: Width = 300  # inner width of the perceptron, which is dense in every variant
-    embeddings: Literal["auto", "vectors", "trained"] = "auto"  # auto: frozen vectors if the data has them
-    dropout: Probability = 0.1
+    hidden: Width = 300  # hidden width of the classifier, which is always dense
+    # vectors: frozen word vectors of the data; auto: if there are any
+    embeddings: Literal["auto", "vectors", "trained"] = "auto"
+    dropout: Probability = 0.1  # of words and before the maps of the classifier
 
     def _widths(self) -> dict[str, int]:
         return {"width": self.width, "embedding_width": self.embedding_width}
@@ -310,11 +316,11 @@ class ProbeSection(LinearSection):
     """A perceptron that reads a linguistic property from sentence vectors of a translator's frozen encoder."""
 
     kind: Literal["probe"] = "probe"
-    encoder: str | None = None  # the translator's run
-    checkpoint: str = "auto"  # of that run: the average if it made one, otherwise the best
-    vectors: Literal["encoder", "embeddings"] = "encoder"  # embeddings: their mean, a bag of words: the baseline
-    pooling: Literal["mean", "max", "last"] = "mean"  # over the encoder's positions, the end of sentence among them
-    hidden: NonNegativeInt = 50  # units of the hidden layer; 0 is one map from vectors to classes
+    encoder: str | None = None  # run of the translator
+    checkpoint: str = "auto"  # of that run; auto: the average if it has one, otherwise the best
+    vectors: Literal["encoder", "embeddings"] = "encoder"  # embeddings: their mean, the bag-of-words baseline
+    pooling: Literal["mean", "max", "last"] = "mean"  # over the positions of the encoder, end of sentence included
+    hidden: NonNegativeInt = 50  # width of the hidden layer; 0: one map from vectors to classes
     dropout: Probability = 0.0  # before the hidden layer's sigmoid
 
     @property
@@ -332,4 +338,4 @@ class RuleModelSection(LinearSection):
     """One linear map that is to find a multiplication rule (Figure 2)."""
 
     kind: Literal["rule"] = "rule"
-    bias: bool = False
+    bias: bool = False  # whether the map has a bias

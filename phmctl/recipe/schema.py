@@ -68,24 +68,24 @@ __all__ = [  # the sections of recipes/models.py are found here too
 class CorpusSection(Section):
     """Which corpus of text."""
 
-    card: str  # the dataset card's id, or a name of the user's own corpus
+    card: str  # the name of a dataset card or of your own corpus
 
 
 class ParallelSection(CorpusSection):
     """Which corpus of sentence pairs in two languages, and how its text becomes tokens."""
 
-    tokenizer: Literal["bpe", "word"] = "bpe"
-    vocabulary: Vocabulary = 8000  # token types, special tokens included; a side, if not joint
+    tokenizer: Literal["bpe", "word"] = "bpe"  # byte-pair encoding, or words
+    vocabulary: Vocabulary = 8000  # token types, special tokens included; of each side if not joint
     joint: bool = True  # one vocabulary for both sides
     direction: Literal["forward", "reverse"] = "forward"  # reverse: from the corpus' target language to its source
-    copies: bool = False  # train has each target as its own source too: what is to be left alone is learned early
+    copies: bool = False  # train has each target as its own source too, for style transfer
     max_tokens: PositiveInt = 256  # longest side kept in train, in tokens of the text
 
 
 class LabelledSection(CorpusSection):
     """Which corpus of labelled texts or pairs of texts, and how its text becomes tokens."""
 
-    tokenizer: Literal["bpe", "word"] = "word"
+    tokenizer: Literal["bpe", "word"] = "word"  # byte-pair encoding, or words
     vocabulary: Vocabulary = 20_000  # token types, special tokens included
     max_tokens: PositiveInt = 128  # longest text kept in train, in tokens of the text
 
@@ -93,16 +93,16 @@ class LabelledSection(CorpusSection):
 class ProbingSection(LabelledSection):
     """Which corpus of labelled sentences; the keys of its tokens say where it lies, for encoders have their own."""
 
-    language: str | None = None  # of the sentences: an encoder that reads another is warned of
+    language: str | None = None  # language of the sentences; training warns if the encoder reads another
 
 
 class RuleDataSection(Section):
     """Products of random numbers, made on the fly: what a PHM layer is to learn a rule from (Figure 2)."""
 
-    product: Literal["rotation-3d", "hamilton", "octonion"]
-    samples: PositiveInt = 1000  # of training
-    dims: Width = 1  # hypercomplex features in, and out
-    seed: Seed = 1  # of the true map and of the samples
+    product: Literal["rotation-3d", "hamilton", "octonion"]  # the rule to learn
+    samples: PositiveInt = 1000  # number of training examples
+    dims: Width = 1  # number of hypercomplex features of input and output
+    seed: Seed = 1  # draws the true map and the samples
 
     @property
     def components(self) -> int:
@@ -118,35 +118,37 @@ class TrainingSection(Section):
 
     batch_key: ClassVar[str] = ""  # the task's field that says how large a micro-batch is
 
-    steps: NonNegativeInt = 0  # optimiser steps
-    minutes: NonNegative = 0.0  # of steps, in place of `steps`: as many as fit, timed before step 1
-    accumulate: PositiveInt = 1  # micro-batches an optimiser step
-    optimizer: Literal["adam", "adamw"] = "adam"
-    beta1: Probability = 0.9
-    beta2: Probability = 0.98
-    epsilon: Positive = 1e-9
-    weight_decay: NonNegative = 0.0
-    learning_rate: Positive = 1e-3  # the peak, of tables, norms and biases
-    rates: Literal["structured", "one"] = "structured"  # of maps: by their width and their factors; or one for all
-    schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"
-    warmup: NonNegativeInt = 4000  # steps
-    clip: NonNegative = 0.0  # global gradient norm; 0 is off
+    steps: NonNegativeInt = 0  # number of optimiser steps; required unless `minutes` is set
+    minutes: NonNegative = 0.0  # in place of `steps`: as many steps as fit into these minutes, timed before step 1
+    accumulate: PositiveInt = 1  # number of micro-batches of an optimiser step
+    optimizer: Literal["adam", "adamw"] = "adam"  # adamw decouples the weight decay
+    beta1: Probability = 0.9  # Adam: decay of the first moment
+    beta2: Probability = 0.98  # Adam: decay of the second moment
+    epsilon: Positive = 1e-9  # Adam: term added to the denominator
+    weight_decay: NonNegative = 0.0  # of a PHM weight one factor decays
+    learning_rate: Positive = 1e-3  # peak learning rate of embeddings, norms and biases; of maps with rates: one
+    # structured: each factor of a map has the rate that fits its width and scale
+    rates: Literal["structured", "one"] = "structured"
+    schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # learning rate after warm-up
+    warmup: NonNegativeInt = 4000  # number of steps in which the learning rate rises
+    clip: NonNegative = 0.0  # largest global gradient norm; 0 is off
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, float32 master weights
-    seed: Seed = 1
-    log_every: Annotated[PositiveInt, NOTHING] = 50  # steps
-    validate_every: Annotated[PositiveInt, CHOICE] = 500  # steps
-    save_every: Annotated[PositiveInt, CHOICE] = 500  # steps
-    keep: Annotated[PositiveInt, NOTHING] = 1  # newest checkpoints kept beside `best`, to resume from
+    seed: Seed = 1  # draws initialisation, dropout and batch order
+    log_every: Annotated[PositiveInt, NOTHING] = 50  # steps between lines of metrics.jsonl
+    validate_every: Annotated[PositiveInt, CHOICE] = 500  # steps between validations
+    save_every: Annotated[PositiveInt, CHOICE] = 500  # steps between checkpoints
+    keep: Annotated[PositiveInt, NOTHING] = 1  # number of newest checkpoints to keep beside `best`
     average: Annotated[NonNegativeInt, CHOICE] = (
-        0  # average the last so many checkpoints at the end (their weights are kept); 0 is off
+        0  # number of last checkpoints whose weights are averaged at the end; 0 is off
     )
-    patience: Annotated[NonNegativeInt, CHOICE] = 0  # validations without improvement before the run stops; 0 is off
+    # number of validations without improvement after which training stops; 0 is off
+    patience: Annotated[NonNegativeInt, CHOICE] = 0
     device: Annotated[str, NOTHING] = "auto"  # auto, cpu, cuda, cuda:1
     initialise_from: str | None = None  # a run: the model begins with its tensors of the same name and shape
-    threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads; 0 leaves torch's own choice
-    tensorboard: Annotated[bool, NOTHING] = False
-    compile: bool = False  # torch.compile of the model; on a CPU it wants a C++ compiler
-    timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that one of many processes waits for another
+    threads: Annotated[NonNegativeInt, NOTHING] = 0  # number of CPU threads; 0 leaves torch's own choice
+    tensorboard: Annotated[bool, NOTHING] = False  # write TensorBoard files too; needs the extra tensorboard
+    compile: bool = False  # torch.compile of the model; needs a C++ compiler on a CPU
+    timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that one process waits for another
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -165,10 +167,10 @@ class TranslationTraining(TrainingSection):
 
     batch_key = "batch_tokens"
 
-    batch_tokens: PositiveInt = 4096  # sentences × longest side of a micro-batch, padding included
-    label_smoothing: Probability = 0.1
-    validate_bleu: bool = False  # greedy BLEU on the validation set; `best` then follows it
-    # what BLEU splits by (13a, zh, ja-mecab, char, …), in `eval` too; by default what the card's language wants
+    batch_tokens: PositiveInt = 4096  # tokens of a micro-batch: sentences × longest side, padding included
+    label_smoothing: Probability = 0.1  # share of the probability spread over all classes
+    validate_bleu: bool = False  # compute greedy BLEU on valid; `best` then follows BLEU
+    # sacrebleu tokenizer of BLEU (13a, zh, ja-mecab, char, …); by default that of the card's language
     bleu_tokenizer: Annotated[str | None, CHOICE] = None
 
 
@@ -177,16 +179,16 @@ class CountedTraining(TrainingSection):
 
     batch_key = "batch_size"
 
-    batch_size: PositiveInt = 64  # texts, pairs or samples of a micro-batch
+    batch_size: PositiveInt = 64  # number of texts, pairs or samples of a micro-batch
 
 
 class ClassificationTraining(CountedTraining):
     """Batches of texts or pairs."""
 
-    label_smoothing: Probability = 0.0
-    teacher: str | None = None  # a run of the same labels and vocabulary, whose probabilities are learned
+    label_smoothing: Probability = 0.0  # share of the probability spread over all classes
+    teacher: str | None = None  # run whose probabilities are learned; same labels and vocabulary
     teacher_weight: Annotated[float, Field(ge=0, le=1)] = (
-        0.5  # of its probabilities in the loss; the labels have the rest
+        0.5  # weight of the teacher's probabilities in the loss; the labels have the rest
     )
 
 
@@ -196,14 +198,14 @@ class ClassificationTraining(CountedTraining):
 class DecodingSection(Section):
     """Beam search."""
 
-    beam: Annotated[int, Field(ge=1, le=1000)] = 5
-    alpha: Annotated[float, Field(ge=0, le=100)] = 0.6  # GNMT length penalty exponent: ((5 + |Y|) / 6)^alpha
-    max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # longest output = max_ratio * source tokens + max_extra
-    max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20
-    batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens a batch, padding included
-    # how a trained model answers: `dense` (`auto`, none), or `rank` where maps hold factors
+    beam: Annotated[int, Field(ge=1, le=1000)] = 5  # beam size; 1 is greedy
+    alpha: Annotated[float, Field(ge=0, le=100)] = 0.6  # exponent of the length penalty ((5 + |Y|) / 6)^alpha
+    max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # longest output = max_ratio × source tokens + max_extra
+    max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20  # see max_ratio
+    batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens of a batch, padding included
+    # how a trained model answers: `dense` (also `auto`, null), or `rank` where maps hold factors
     execution: Literal["auto", "dense", "rank"] | None = None
-    # bfloat16: multiply by weights that are kept in it, on a device that has it; none is float32
+    # bfloat16: compute in it on a device that has it; null is float32
     precision: Literal["float32", "bfloat16"] | None = None
 
 
@@ -217,7 +219,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     task: str
-    description: Annotated[str, NOTHING] = ""
+    description: Annotated[str, NOTHING] = ""  # one sentence about the recipe
     data: Section
     model: LinearSection
     training: TrainingSection
