@@ -6,6 +6,7 @@ forward, and reads H where it reads its weight.
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -121,11 +122,13 @@ class Conversion:
 
     Attributes:
         rows: a row for each module that was selected.
+        left: modules with weights that have no PHM counterpart, as ``nn.Conv2d``: how many of each class.
         before: parameters of the model, a shared one once.
         after: those of the converted one.
     """
 
     rows: list[Converted] = field(default_factory=list)
+    left: Counter[str] = field(default_factory=Counter)
     before: int = 0
     after: int = 0
 
@@ -142,6 +145,8 @@ class Conversion:
             lines.append((row.name, row.kind, shape, f"{row.before:,}", f"{row.after:,}", error))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        if self.left:
+            table.append("without a PHM counterpart: " + ", ".join(f"{n} {kind}" for kind, n in self.left.items()))
         share = self.after / self.before if self.before else 1.0
         return "\n".join([*table, f"{self.before:,} → {self.after:,} parameters ({share:.1%})"])
 
@@ -182,14 +187,25 @@ def convert(
     chosen = [(name, module) for name, module in _candidates(model) if _selected(name, module, select)]
     if not chosen:
         raise UserError("no module is selected to convert; select takes names as model.named_modules() gives them")
-    report = Conversion(before=_count(model))
+    left = Counter(type(module).__name__ for module in _without_counterpart(model))
+    report = Conversion(left=left, before=_count(model))
     users = _users(model)
     converting = {id(owner) for _, module in chosen for owner, _ in _weights(module)}
     first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
     for name, module in chosen:
         report.rows.append(_convert(name, module, order, algebra, users, converting, first))
     report.after = _count(model)
+    if hasattr(model, "save_pretrained"):
+        object.__setattr__(model, "save_pretrained", refuse_to_save)
     return model, report
+
+
+def refuse_to_save(*args: Any, **options: Any) -> None:
+    """Stand for ``save_pretrained`` of a converted model of `transformers`, whose ``from_pretrained`` draws anew."""
+    raise UserError(
+        "from_pretrained would not find the weights of a converted model: save phmctl.to_dense(model), or its "
+        "state_dict() and convert before load_state_dict()"
+    )
 
 
 def _convert(
@@ -322,6 +338,16 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             id(module) not in inside and (isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM)) or _is_conv1d(module))
         ):
             yield name, module
+
+
+def _without_counterpart(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that hold a weight of two axes or more and are no layer that can be converted."""
+    known = {id(part) for _, module in _candidates(model) for part in module.modules()}
+    for module in model.modules():
+        if isinstance(module, (PHMLinear, PHMEmbedding, PHMLSTM)):
+            known.update(map(id, module.modules()))
+        if id(module) not in known and any(part.dim() > 1 for part in module.parameters(recurse=False)):
+            yield module
 
 
 def _is_conv1d(module: nn.Module) -> bool:

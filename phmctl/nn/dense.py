@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from phmctl.algebra.rank_product import block_sums, rank_linear
-from phmctl.nn.convert import remove
+from phmctl.nn.convert import refuse_to_save, remove
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import RANK, PHMLinear
 from phmctl.nn.two_factors import TwoFactorLinear
@@ -88,6 +88,8 @@ def _replaced(model: nn.Module, make: Callable[[nn.Module], nn.Module | None], *
     model = model if inplace else copy.deepcopy(model)
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}
+    if model.__dict__.get("save_pretrained") is refuse_to_save:
+        object.__delattr__(model, "save_pretrained")
     for module in list(model.modules()):
         if isinstance(module, (PHMLinear, PHMEmbedding, NarrowEmbedding, TwoFactorLinear)):
             replaced[id(module)] = make(module) or _dense(module, weights)

@@ -9,8 +9,8 @@ The rule here: in a step every factor f moves by the same fraction of its scale,
 rms(H)``: Adam on factors that are all scaled to the entries of the weight H. The rate of a dense weight is ``64 / d``
 of the model's rate, and never more than that. With c = 2 for Kronecker sums a step of S moves the output as far as one
 of the dense weight (``phmctl bench rates`` shows it), and the best rates of both lie at one place (docs/results.md);
-of a product of factors whose changes add up (W, U and V; low rank; Monarch), c = 1/2. The rate of a table, dense or of factors, is the
-model's.
+of a product of factors whose changes add up (W, U and V; low rank; Monarch), c = 1/2. The rate of a table, dense or of
+factors, is the model's.
 """
 
 import math

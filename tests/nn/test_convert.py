@@ -359,3 +359,25 @@ def test_models_of_transformers(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(dense(ids).logits, wanted, rtol=1e-4, atol=1e-5)
     dense.save_pretrained(tmp_path)
     torch.testing.assert_close(type(model).from_pretrained(tmp_path).eval()(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_report_counts_what_has_no_counterpart() -> None:
+    _, report = phmctl.convert(nn.Sequential(Net(), nn.GRU(8, 8)), 2)
+    assert report.left == {"Conv2d": 1, "GRU": 1}
+    assert "1 Conv2d, 1 GRU" in str(report)
+
+
+def test_a_converted_model_of_transformers_is_not_saved_such_that_it_is_drawn_anew(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    model, _ = phmctl.convert(transformers.BertModel(config), 2)
+    with pytest.raises(UserError):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    dense = phmctl.to_dense(model)
+    dense.save_pretrained(tmp_path)
+    again = transformers.BertModel.from_pretrained(tmp_path)
+    for name, tensor in dense.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
