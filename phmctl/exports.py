@@ -16,26 +16,20 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from phmctl.errors import RunError, UserError
-from phmctl.files import are_file_entries, damage, damaged_files, read_json_object, sha256_text
-from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
+from phmctl.files import sha256_text
+from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Loaded, Run, Weights, read_recipe
+from phmctl.sealed import read_seal, verify
 
 FORMAT = 1  # of the folder; a higher one is a later version's
 
-CTRANSLATE2, ONNX, SAFETENSORS, TORCH, HUGGINGFACE = FORMATS = (
-    "ctranslate2",
-    "onnx",
-    "safetensors",
-    "torch",
-    "huggingface",
-)
-ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS, TORCH)  # those that phmctl answers with
+CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", "safetensors", "huggingface")
+ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # those that phmctl answers with
 MODEL = "model"  # the folder of CTranslate2's own files
 _ADVICE = "copy the export again, or make it anew with: phmctl export"
-_WANTED = ("to", "run", "checkpoint", "checkpoint_sha256", "files")
 
 
 @dataclass(frozen=True)
@@ -46,13 +40,14 @@ class Export(Run):
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open an export by its folder; the files are verified when they are used (:meth:`verify`)."""
+        """Open an export by its folder; the files are verified when they are used."""
         folder = Path(path)
         manifest = _read_manifest(folder / EXPORT)
-        wrong = damaged_files(folder, [entry for entry in manifest["files"] if entry["name"] == RECIPE])
-        if wrong:
-            raise RunError(f"{folder / RECIPE} is missing or damaged; {_ADVICE}")
-        return cls(folder, _as_exported(read_recipe(folder / RECIPE)), manifest)
+        verify(folder, manifest["files"], RunError, _ADVICE, [RECIPE])
+        recipe = read_recipe(folder / RECIPE)
+        if isinstance(recipe, TranslationRecipe):
+            recipe = recipe.model_copy(update={"decoding": decoding_of_export(recipe.decoding)})
+        return cls(folder, recipe, manifest)
 
     @property
     def to(self) -> str:
@@ -62,7 +57,7 @@ class Export(Run):
     @property
     def engine(self) -> str:
         """What computes its answers: ``torch``, ``ctranslate2`` or ``onnx``."""
-        return TORCH if self.to in (SAFETENSORS, TORCH) else self.to
+        return "torch" if self.to == SAFETENSORS else self.to
 
     @property
     def name(self) -> str:
@@ -71,15 +66,13 @@ class Export(Run):
         return f"{self.manifest['run']}@{self.to}{f'-{quantize}' if quantize else ''}"
 
     def verify(self) -> None:
-        """Compare the files that answering wants with the manifest, in size and SHA-256."""
-        aside = ("text/", "README.md")  # not wanted to answer; what is read of the text is verified when it is read
+        """Compare the files that answering wants with the manifest; of the text what is read is verified then."""
+        aside = ("text/", "README.md")
         wanted = [entry for entry in self.manifest["files"] if not entry["name"].startswith(aside)]
-        wrong = damaged_files(self.folder, wanted)
-        if wrong:
-            raise RunError(f"{self.folder / wrong[0]} {damage(self.folder, wanted, wrong[0])}; {_ADVICE}")
+        verify(self.folder, wanted, RunError, _ADVICE)
 
     def checkpoint(self, name: str = "best") -> Path:
-        """Return the export's folder, which holds the weights of one checkpoint."""
+        """The export's folder, which holds the weights of one checkpoint; RunError for another's name."""
         own = self.manifest["checkpoint"]
         if name not in (AUTO, "best", own):
             raise RunError(
@@ -89,31 +82,23 @@ class Export(Run):
         return self.folder
 
     def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
-        """Return what `read` makes of the export's only checkpoint, which nobody prunes."""
+        """What `read` makes of the export's only checkpoint, which nobody prunes."""
         self.checkpoint(name)
         return read(name)
 
     def weights(self, name: str = "best") -> Weights:
-        """Return what tells the export's weights from others."""
         self.checkpoint(name)
         made = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
-        return Weights(f"{self.manifest['checkpoint']} ({self.to})", _digest(made))
+        return Weights(f"{self.manifest['checkpoint']} ({self.to})", sha256_text([json.dumps(made)]))
 
     def verify_weights(self, name: str = "best") -> None:
-        """Compare the weights with the manifest. Raises RunError."""
         self.checkpoint(name)
         self.verify()
 
 
 def decoding_of_export(section: DecodingSection) -> DecodingSection:
-    """Return a run's decoding without what its export has no choice of: how H is applied, and in which precision."""
+    """A run's decoding without what its export has no choice of: how H is applied, and in which precision."""
     return section.model_copy(update={"execution": None, "precision": None})
-
-
-def _as_exported(recipe: Recipe) -> Recipe:
-    if not isinstance(recipe, TranslationRecipe):
-        return recipe
-    return recipe.model_copy(update={"decoding": decoding_of_export(recipe.decoding)})
 
 
 def open_model(path: Path | str) -> Run:
@@ -122,7 +107,6 @@ def open_model(path: Path | str) -> Run:
 
 
 def no_engine(folder: Path) -> UserError:
-    """Return the error that says that phmctl does not answer with an export."""
     return UserError(
         f"{folder} is for the transformers library, which reads it itself; "
         f"phmctl answers with a run or with an export to {', '.join(ANSWERING)}"
@@ -130,25 +114,14 @@ def no_engine(folder: Path) -> UserError:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = read_json_object(path, RunError, _ADVICE)
+    manifest = read_seal(path, RunError, _ADVICE)
     number = manifest.get("format")
-    if not isinstance(number, int):
-        raise RunError(f"{path} is damaged: it has no format number; {_ADVICE}")
-    if number > FORMAT:
+    if isinstance(number, int) and number > FORMAT:
         raise RunError(
             f"{path.parent} is an export of format {number}, made by phmctl {manifest.get('phmctl', '(unknown)')}; "
             f"this version reads up to {FORMAT}: upgrade phmctl, or export the run again with this version"
         )
-    if manifest.get("to") not in FORMATS or not all(name in manifest for name in _WANTED):
-        _refuse(path)
-    if not are_file_entries(manifest["files"]):
-        _refuse(path)
+    wanted = {"run", "checkpoint", "checkpoint_sha256"}
+    if not isinstance(number, int) or manifest.get("to") not in FORMATS or not wanted <= manifest.keys():
+        raise RunError(f"{path} is damaged: it does not describe an export; {_ADVICE}")
     return manifest
-
-
-def _refuse(path: Path) -> NoReturn:
-    raise RunError(f"{path} is damaged: it does not describe an export; {_ADVICE}")
-
-
-def _digest(value: object) -> str:
-    return sha256_text([json.dumps(value)])

@@ -10,7 +10,7 @@ from phmctl.cli.options import Checkpoint, Json, RunArgument, Threads
 
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option("--to", help="ctranslate2, onnx, safetensors, torch or huggingface.")],
+    to: Annotated[str, typer.Option("--to", help="ctranslate2, onnx, safetensors or huggingface.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     checkpoint: Checkpoint = "auto",
     quantize: Annotated[
@@ -18,7 +18,7 @@ def export(
         typer.Option(help="CTranslate2's type: float32, int8, int8_float32, bfloat16, …  [default: float32]"),
     ] = None,
     form: Annotated[
-        str | None, typer.Option(help="Of safetensors and torch: dense, or both (with the PHM form).  [default: both]")
+        str | None, typer.Option(help="Of safetensors: dense, or both (with the PHM form).  [default: both]")
     ] = None,
     texts: Annotated[
         int | None, typer.Option(help="Compare on so many of the run's validation texts (default: all).", min=1)

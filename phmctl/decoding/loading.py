@@ -112,7 +112,7 @@ def open_engine(
         RunError: the files cannot be read.
         UserError: the engine cannot do what is asked, or the format has none.
     """
-    if to in (exports.SAFETENSORS, exports.TORCH):
+    if to == exports.SAFETENSORS:
         return _dense_engine(folder, section, device, tokenizers)
     if device not in ("auto", "cpu"):
         raise UserError(f"--device {device}: an export to {to} runs on the CPU here; leave it out")

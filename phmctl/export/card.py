@@ -10,6 +10,7 @@ from phmctl.data.card import load_card
 from phmctl.dimension import LOW_RANK
 from phmctl.errors import DataError
 from phmctl.export.subject import Subject
+from phmctl.export.verify import Verification
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.registry import kind_of
@@ -18,14 +19,12 @@ _USE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 itself: the model's files are in `model/`.",
     "onnx": "phmctl decode DIR, or any ONNX runtime: `phmctl.decoding.onnx_engine` says what the graphs take.",
     "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in this folder, which wants torch alone.",
-    "torch": "phmctl decode DIR, or `load(DIR)` of `plain.py` in this folder, which wants torch alone.",
     "huggingface": "the transformers library: AutoTokenizer and AutoModelForSeq2SeqLM, `from_pretrained(DIR)`.",
 }
 
 
-def model_card(subject: Subject, described: Mapping[str, Any]) -> str:
-    """Return the card of an export."""
-    parts = [_what(subject, described), _data(subject.run), _scores(subject.run), _verified(described), _size(subject)]
+def model_card(subject: Subject, described: Mapping[str, Any], found: Verification) -> str:
+    parts = [_what(subject, described), _data(subject.run), _scores(subject.run), _verified(found), _size(subject)]
     return "\n".join(line for part in parts for line in part).rstrip() + "\n"
 
 
@@ -102,21 +101,13 @@ def _score_lines(run: Run) -> Iterator[str]:
             yield f"- {split['split']}: accuracy {right / total:.2%} of {total:,} examples, {where}"
 
 
-def _verified(described: Mapping[str, Any]) -> Iterator[str]:
-    found = described["verification"]
+def _verified(found: Verification) -> Iterator[str]:
     yield "## This export against the run"
     yield ""
-    if not found["split"]:
-        yield "not compared: the run keeps no text"
-    else:
-        yield (
-            f"- {found['texts']:,} texts of {found['split']}: {found['equal']:,} answers equal, {found['ties']:,} "
-            f"differ by a tie, {found['different']:,} otherwise"
-        )
-        scores = found["scores"]
-        if scores:
-            of = f" ({scores['signature']})" if "signature" in scores else ""
-            yield f"- {scores['metric']}{of}: torch {scores['torch']:.4g}, this export {scores['export']:.4g}"
+    yield f"- verified: {found}"
+    if found.scores:
+        of = f" ({found.scores['signature']})" if "signature" in found.scores else ""
+        yield f"- {found.scores['metric']}{of}: {found.score_words}"
     yield ""
 
 

@@ -6,14 +6,19 @@ tables without the rows that were only there for n to divide them. :mod:`phmctl.
 """
 
 import copy
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from phmctl.checkpoints import save_tensors
 from phmctl.errors import UserError
+from phmctl.files import write_json
+from phmctl.models import plain
 from phmctl.nn.dense import to_dense
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
@@ -21,6 +26,7 @@ from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection
 
 # Tables and the sizes that say how many of their rows have a meaning; maps and the projections that they join.
 _TABLES = {"source_embedding": "source", "target_embedding": "target", "generator": "target", "embedding": "vocabulary"}
+FORMS = ("both", "dense")
 _JOINED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}
 
 
@@ -123,3 +129,17 @@ def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
         "tied": section.generator == "tied",
         "generator_bias": section.generator_bias,
     }
+
+
+def write_plain(form: DenseForm, model: nn.Module | None, folder: Path) -> None:
+    """Write the form ``safetensors``: ``config.json``, the weights, the code that reads them.
+
+    Of a model given the PHM form too, for other PHM code: ``phm.json`` and ``phm.safetensors``, A and S of each map.
+    """
+    write_json(folder / "config.json", form.config)
+    shutil.copyfile(plain.__file__, folder / "plain.py")
+    save_tensors(folder / "model.safetensors", form.tensors)
+    if model is not None:
+        described, tensors = phm_form(model)
+        write_json(folder / "phm.json", described)
+        save_tensors(folder / "phm.safetensors", tensors)

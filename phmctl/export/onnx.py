@@ -38,7 +38,7 @@ def check_onnx(section: Any) -> None:
         require(module, "onnx")
     if section.kind == "lstm-pair" and section.cell == "as_printed":
         raise UserError(
-            "model.cell: as_printed is no LSTM that ONNX has; export it --to safetensors or torch, whose code runs it"
+            "model.cell: as_printed is no LSTM that ONNX has; export it --to safetensors, whose code runs it"
         )
 
 

@@ -1,23 +1,27 @@
 """``export``: a run's model in the form of another engine, verified against the run before it gets its name."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from phmctl import __version__
 from phmctl.console import Table
 from phmctl.decoding.loading import open_engine
 from phmctl.decoding.translator import Translator
-from phmctl.errors import PhmctlError, UserError, check_known
+from phmctl.dimension import TWO_FACTORS
+from phmctl.errors import OutputError, PhmctlError, UserError, check_known
 from phmctl.export.card import model_card
-from phmctl.export.folder import check_output, write_export
+from phmctl.export.dense import FORMS, write_plain
 from phmctl.export.subject import Subject, open_subject
 from phmctl.export.verify import Verification, verify_classifier, verify_translator
-from phmctl.exports import CTRANSLATE2, FORMATS, HUGGINGFACE, ONNX, SAFETENSORS, TORCH, Export
-from phmctl.files import clear, write_atomic
-from phmctl.runs import DATA, RECIPE, Run
+from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, SAFETENSORS, Export
+from phmctl.files import clear, replacing, write_atomic, writing
+from phmctl.runs import DATA, EXPORT, RECIPE, Run
+from phmctl.sealed import seal
 from phmctl.tasks.classification.predictor import exported_model
 
 EXACT = "float32"
@@ -25,36 +29,24 @@ EXACT = "float32"
 
 @dataclass(frozen=True)
 class Exported:
-    """What ``export`` made."""
+    """An export that was made, and how its answers compare with torch's."""
 
-    export: Export  # the export
-    verification: Verification  # how its answers compare with torch's
+    export: Export
+    verification: Verification
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values: the manifest and the folder."""
         return {"folder": str(self.export.folder), **self.export.manifest}
 
     def tables(self) -> Iterator[Table]:
-        """Yield what people are shown."""
         manifest, found = self.export.manifest, self.verification
         total = sum(entry["bytes"] for entry in manifest["files"])
         rows: list[tuple[str, str]] = [
             ("from", f"{manifest['run']}, {manifest['checkpoint']}"),
             ("files", f"{len(manifest['files'])}, {total / 1e6:.1f} MB"),
+            ("verified", str(found)),
         ]
-        if found.split is None:
-            rows.append(("verified", "not: the run keeps no text"))
-        else:
-            rows.append(
-                (
-                    "verified",
-                    f"{found.texts:,} texts of {found.split}: {found.equal:,} answers equal to torch's, "
-                    f"{found.ties:,} differ by a tie, {found.different:,} otherwise",
-                )
-            )
-            if found.scores:
-                ours, theirs = (found.scores[name] for name in ("torch", "export"))
-                rows.append((f"greedy {found.scores['metric']}", f"torch {ours:.4g}, export {theirs:.4g}"))
+        if found.scores:
+            rows.append((f"greedy {found.scores['metric']}", found.score_words))
         yield Table(f"{self.export.folder}: {self.export.name}", ["", "export"], rows, text=[1])
 
 
@@ -69,64 +61,83 @@ def export(
     force: bool = False,
     texts: int | None = None,
 ) -> Exported:
-    """Export a run's model."""
+    """Export a run's model; where that fails, nothing is left and what stood there stands.
+
+    `quantize` is CTranslate2's type (float32 where None); `form`, of safetensors, ``dense`` or ``both`` (with the PHM
+    form, the default); `texts` how many of the run's own validation texts are compared (None: all).
+
+    UserError: the format cannot express the model; OutputError: the folder would be overwritten; PhmctlError: the
+    export does not answer as the run does.
+    """
     check_known("format", to, FORMATS)
     check_options(to, quantize, form)
-    clear(output.resolve())
-    check_output(output, force=force)
+    target = output.resolve()
+    clear(target)
+    _check_output(output, force=force)
     subject = open_subject(run, checkpoint)
-    options = {"quantize": quantize or EXACT} if to == CTRANSLATE2 else {}
-    _check_expressible(subject, to, quantize or EXACT)
-    made: list[Verification] = []
-
-    def fill(folder: Path) -> Mapping[str, Any]:
+    write = _writer(subject, to, quantize or EXACT, form or "both")
+    with writing(output), replacing(target) as folder:
         _copy_run(run, folder)
-        _write(subject, to, folder, quantize or EXACT, form or "both")
+        write(folder)
         found = _verify(subject, to, folder, quantize or EXACT, texts)
-        made.append(found)
         described = {
             "to": to,
-            **options,
+            **({"quantize": quantize or EXACT} if to == CTRANSLATE2 else {}),
             "task": run.recipe.task,
             "run": run.name,
             "checkpoint": subject.weights.name,
             "checkpoint_sha256": subject.weights.sha256,
             "verification": found.as_json(),
         }
-        write_atomic(folder / "README.md", model_card(subject, described))
-        return described
-
-    write_export(output, fill, force=force)
-    return Exported(Export.open(output), made[0])
+        write_atomic(folder / "README.md", model_card(subject, described, found))
+        seal(folder, EXPORT, {"format": FORMAT, "phmctl": __version__, **described})
+        _check_output(target, force=force)  # somebody may have filled it meanwhile
+    return Exported(Export.open(output), found)
 
 
 def check_options(to: str, quantize: str | None, form: str | None) -> None:
     """Refuse (UserError) an option that is not of the format."""
     if quantize is not None and to != CTRANSLATE2:
         raise UserError(f"--quantize is CTranslate2's; an export to {to} is float32: leave it out")
-    if form is not None and to not in (SAFETENSORS, TORCH):
-        raise UserError(f"--form is for --to safetensors and torch; an export to {to} is dense: leave it out")
+    if form is not None:
+        if to != SAFETENSORS:
+            raise UserError(f"--form is for --to safetensors; an export to {to} is dense: leave it out")
+        check_known("form", form, FORMS)
 
 
-def _check_expressible(subject: Subject, to: str, quantize: str) -> None:
-    """Refuse what a format cannot express, before anything is written."""
-    section = subject.section
+def _check_output(folder: Path, *, force: bool) -> None:
+    """Refuse (OutputError) what would be overwritten: a file, or what is not empty; with `force` all but an export."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; name a folder that is empty or does not exist")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not (folder / EXPORT).is_file():
+        raise OutputError(f"{folder} is not empty and holds no export, so it is never overwritten; name another folder")
+    if not force:
+        raise OutputError(f"{folder} is not empty; name another folder, or overwrite the export there with --force")
+
+
+def _writer(subject: Subject, to: str, quantize: str, form: str) -> Callable[[Path], None]:
+    """Refuse what a format cannot express, before anything is written; return what writes the weights in its form."""
     if to == CTRANSLATE2:
         if not subject.translates:
-            raise UserError(
-                "CTranslate2 runs translators, not this classifier; export it --to onnx, safetensors or torch"
-            )
-        from phmctl.export.ctranslate2 import check_quantize
+            raise UserError("CTranslate2 runs translators, not this classifier; export it --to onnx or safetensors")
+        from phmctl.export.ctranslate2 import check_quantize, write_ctranslate2
 
         check_quantize(quantize)
-    elif to == ONNX:
-        from phmctl.export.onnx import check_onnx
+        return lambda folder: write_ctranslate2(subject.form, subject.tokenizers, quantize, subject.longest, folder)
+    if to == ONNX:
+        from phmctl.export.onnx import check_onnx, write_onnx
 
-        check_onnx(section)
-    elif to == HUGGINGFACE:
-        from phmctl.export.huggingface import check_huggingface
+        check_onnx(subject.section)
+        return lambda folder: write_onnx(subject.form, folder)
+    if to == HUGGINGFACE:
+        from phmctl.export.huggingface import check_huggingface, write_huggingface
 
         check_huggingface(subject)
+        return partial(write_huggingface, subject)
+    has_rules = subject.section.dimension > 1 and subject.section.algebra not in TWO_FACTORS
+    return lambda folder: write_plain(subject.form, subject.model if has_rules and form == "both" else None, folder)
 
 
 def _copy_run(run: Run, folder: Path) -> None:
@@ -140,28 +151,8 @@ def _copy_run(run: Run, folder: Path) -> None:
                 shutil.copyfile(path, folder / source.name / path.name)
 
 
-def _write(subject: Subject, to: str, folder: Path, quantize: str, form: str) -> None:
-    """Write the weights in the format's own form."""
-    if to == CTRANSLATE2:
-        from phmctl.export.ctranslate2 import write_ctranslate2
-
-        write_ctranslate2(subject.form, subject.tokenizers, quantize, subject.longest, folder)
-    elif to == ONNX:
-        from phmctl.export.onnx import write_onnx
-
-        write_onnx(subject.form, folder)
-    elif to == HUGGINGFACE:
-        from phmctl.export.huggingface import write_huggingface
-
-        write_huggingface(subject, folder)
-    else:
-        from phmctl.export.plain_files import write_plain
-
-        write_plain(subject, to, form, folder)
-
-
 def _verify(subject: Subject, to: str, folder: Path, quantize: str, texts: int | None) -> Verification:
-    """Compare the export with the run."""
+    """Compare the export with the run; PhmctlError where it differs although its numbers are float32."""
     ours = subject.answering
     if to == HUGGINGFACE:
         from phmctl.export.huggingface import verify_huggingface

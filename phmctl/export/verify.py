@@ -37,8 +37,20 @@ class Verification:
         """How many answers differ without a tie."""
         return self.texts - self.equal - self.ties
 
+    def __str__(self) -> str:
+        if self.split is None:
+            return "not: the run keeps no text"
+        return (
+            f"{self.texts:,} texts of {self.split}: {self.equal:,} answers equal to torch's, "
+            f"{self.ties:,} differ by a tie, {self.different:,} otherwise"
+        )
+
+    @property
+    def score_words(self) -> str:
+        scores = self.scores or {}
+        return f"torch {scores['torch']:.4g}, export {scores['export']:.4g}"
+
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {**asdict(self), "different": self.different}
 
 

@@ -232,15 +232,11 @@ MODELS: dict[str, type[nn.Module]] = {
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read ``config.json`` and ``model.safetensors`` (or ``model.pt``) of an export; tables that serve twice once."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if (folder / "model.pt").exists():
-        tensors = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
-    else:
-        from safetensors.torch import load_file
+    """Read ``config.json`` and ``model.safetensors`` of an export; tables that serve twice once."""
+    from safetensors.torch import load_file
 
-        tensors = load_file(folder / "model.safetensors")
-    return config, {name: tensor for name, tensor in tensors.items() if name not in config["shared"]}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config, load_file(folder / "model.safetensors")
 
 
 def load(folder: str | Path) -> nn.Module:

@@ -29,11 +29,21 @@ def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_json_is_the_manifest(run: Run, tmp_path: Path) -> None:
-    arguments = ["export", str(run.folder), "--to", "torch", "-o", str(tmp_path / "out"), "--json", "--form", "dense"]
+    arguments = [
+        "export",
+        str(run.folder),
+        "--to",
+        "safetensors",
+        "-o",
+        str(tmp_path / "out"),
+        "--json",
+        "--form",
+        "dense",
+    ]
     document = json.loads(CliRunner().invoke(app, arguments).stdout)
-    assert document["to"] == "torch"
+    assert document["to"] == "safetensors"
     assert document["verification"]["scores"]["signature"].startswith("nrefs:1")
-    assert "phm.pt" not in {entry["name"] for entry in document["files"]}
+    assert "phm.safetensors" not in {entry["name"] for entry in document["files"]}
 
 
 @pytest.mark.parametrize("options", [[], ["--n-best", "2"], ["--json"], ["--beam", "1"]], ids=str)

@@ -40,7 +40,7 @@ def test_a_translators_export(tiny_run: Run, tmp_path: Path, to: str) -> None:
     assert model.lengths(TEXTS) == ours.lengths(TEXTS)
     about = model.about()
     assert (about["folder"], about["name"]) == (str(folder), model.name)
-    by_torch = to in (exports.SAFETENSORS, exports.TORCH)
+    by_torch = to == exports.SAFETENSORS
     assert about["engine"] == ("torch" if by_torch else to)
     assert about["methods"] == (["translate", "score", "encode"] if by_torch else ["translate"])
     if by_torch:
@@ -51,7 +51,7 @@ def test_a_translators_export(tiny_run: Run, tmp_path: Path, to: str) -> None:
             model.score(TEXTS, TEXTS)
 
 
-@pytest.mark.parametrize("to", [exports.ONNX, exports.SAFETENSORS, exports.TORCH])
+@pytest.mark.parametrize("to", [exports.ONNX, exports.SAFETENSORS])
 @pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
 def test_a_classifiers_export(runs: dict[str, Run], tmp_path: Path, kind: str, to: str) -> None:
     folder = exported_to(runs[kind], to, tmp_path)

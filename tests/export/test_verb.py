@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from phmctl.decoding.settings import change_decoding
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import engines, verb
 from phmctl.export.engines import with_engine
-from phmctl.export.folder import write_export
 from phmctl.export.verb import Exported, export
 from phmctl.exports import Export, open_model
 from phmctl.files import damaged_files, write_json
@@ -55,7 +55,7 @@ def copy_of(exported: Exported, folder: Path) -> Path:
     return Path(shutil.copytree(exported.export.folder, folder / "copy"))
 
 
-@pytest.mark.parametrize("to", [CT2, exports.ONNX, exports.SAFETENSORS, exports.TORCH])
+@pytest.mark.parametrize("to", [CT2, exports.ONNX, exports.SAFETENSORS])
 def test_an_export_answers_as_its_run_does(small_run: Run, tmp_path: Path, to: str) -> None:
     for library in {CT2: ["ctranslate2"], exports.ONNX: ["onnx", "onnxruntime"]}.get(to, []):
         pytest.importorskip(library)
@@ -103,15 +103,14 @@ def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) 
     assert f"test: BLEU {found.scores[0].value:.2f} ({found.scores[0].signature})" in card
 
 
-@pytest.mark.parametrize("to", [exports.SAFETENSORS, exports.TORCH])
 @torch.no_grad()
-def test_the_plain_form_is_read_by_plain_code(tiny_run: Run, tmp_path: Path, to: str) -> None:
-    folder = export(tiny_run, to, tmp_path / "export", texts=4).export.folder
+def test_the_plain_form_is_read_by_plain_code(tiny_run: Run, tmp_path: Path) -> None:
+    folder = export(tiny_run, exports.SAFETENSORS, tmp_path / "export", texts=4).export.folder
     model, plain = load_translator(tiny_run, device="cpu").engine.model, load(folder)
     source, target = torch.tensor([[5, 6, 7, 3], [9, 3, 0, 0]]), torch.tensor([[2, 8, 9], [2, 7, 7]])
     ours = model.logits(model(source, target))[..., : plain.generator.out_features]
     torch.testing.assert_close(plain(source, target), ours, rtol=1e-4, atol=1e-4)
-    assert (folder / f"phm.{'pt' if to == exports.TORCH else 'safetensors'}").is_file()
+    assert (folder / "phm.safetensors").is_file()
     described = json.loads((folder / "phm.json").read_text())
     assert described["maps"]["encoder.0.attention.query_key_value"]["n"] == 4
 
@@ -210,7 +209,7 @@ def test_an_unknown_format_names_the_nearest(tiny_run: Run, tmp_path: Path) -> N
         ({"to": exports.ONNX, "quantize": "int8"}, "--quantize is CTranslate2's"),
         ({"to": CT2, "form": "dense"}, "--form is for"),
         ({"to": CT2, "quantize": "int9"}, "no quantisation 'int9'"),
-        ({"to": exports.TORCH, "form": "tensor"}, "no form 'tensor'"),
+        ({"to": exports.SAFETENSORS, "form": "tensor"}, "no form 'tensor'"),
         ({"to": CT2, "checkpoint": "step-9"}, "has no checkpoint 'step-9'"),
     ],
 )
@@ -263,19 +262,24 @@ def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
     export(small_run, exports.SAFETENSORS, tmp_path / "out")
     with pytest.raises(OutputError, match="--force"):
         export(small_run, exports.SAFETENSORS, tmp_path / "out")
-    assert export(small_run, exports.TORCH, tmp_path / "out", force=True).export.to == exports.TORCH
-    assert not (tmp_path / "out" / "model.safetensors").exists()
+    (tmp_path / "out" / "old").touch()
+    export(small_run, exports.SAFETENSORS, tmp_path / "out", form="dense", force=True)
+    assert not (tmp_path / "out" / "old").exists()
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_folder_that_is_filled_meanwhile(tmp_path: Path, force: bool) -> None:
-    def fill(folder: Path) -> dict[str, str]:
+def test_a_folder_that_is_filled_meanwhile(
+    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    def copy(run: Run, folder: Path) -> None:
+        copy_run(run, folder)
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine.txt").write_text("mine")
-        return {}
 
+    copy_run = verb._copy_run
+    monkeypatch.setattr(verb, "_copy_run", copy)
     with pytest.raises(OutputError, match="is not empty"):
-        write_export(tmp_path / "out", fill, force=force)
+        export(small_run, exports.SAFETENSORS, tmp_path / "out", force=force, texts=1)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
 
@@ -285,16 +289,20 @@ def test_a_disk_that_is_full(small_run: Run, tmp_path: Path, monkeypatch: pytest
     for library in {CT2: ["ctranslate2"], exports.ONNX: ["onnx"], exports.HUGGINGFACE: ["transformers"]}.get(to, []):
         pytest.importorskip(library)
     largest, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    write = verb._write
+    writer = verb._writer
 
-    def write_little(*arguments: object) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, limit))  # the weights' writer hears that they are too large
-        try:
-            write(*arguments)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limit))
+    def writer_of_little(*arguments: object) -> Callable[[Path], None]:
+        def write_little(folder: Path) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, limit))  # the writer hears that they are too large
+            try:
+                write(folder)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limit))
 
-    monkeypatch.setattr(verb, "_write", write_little)
+        write = writer(*arguments)
+        return write_little
+
+    monkeypatch.setattr(verb, "_writer", writer_of_little)
     with pytest.raises(OutputError, match=r"cannot write .*choose a folder that is writable and has space"):
         export(small_run, to, tmp_path / "out", texts=1)
     assert list(tmp_path.iterdir()) == []
@@ -310,7 +318,7 @@ def test_one_that_fails_leaves_what_stood_there(
 
     monkeypatch.setattr(verb, "_verify", broken)
     with pytest.raises(PhmctlError, match="it answers otherwise"):
-        export(small_run, exports.TORCH, tmp_path / "out", force=True)
+        export(small_run, exports.SAFETENSORS, tmp_path / "out", force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     Export.open(tmp_path / "out").verify()
     assert Export.open(tmp_path / "out").manifest == before.manifest
@@ -335,14 +343,15 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
     folder = copy_of(exported, tmp_path)
     with (folder / "recipe.yaml").open("a") as handle:
         handle.write("#\n")
-    with pytest.raises(RunError, match=r"recipe\.yaml is missing or damaged"):
+    with pytest.raises(RunError, match=r"recipe\.yaml is damaged"):
         open_model(folder)
     (folder / "export.json").write_text("{}")
-    with pytest.raises(RunError, match="no format number"):
+    with pytest.raises(RunError, match=r"export\.json is damaged"):
         open_model(folder)
-    write_json(folder / "export.json", {"format": 1, "to": CT2})
-    with pytest.raises(RunError, match="does not describe an export"):
-        open_model(folder)
+    for wrong in ({"format": 1, "to": CT2, "files": []}, exported.export.manifest | {"format": None}):
+        write_json(folder / "export.json", wrong)
+        with pytest.raises(RunError, match=r"export\.json is damaged"):
+            open_model(folder)
 
 
 def test_one_of_a_newer_format_says_which_version_it_wants(exported: Exported, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ training:
 decoding: {beam: 2}
 """
 # The formats of `export` whose library is here.
-EXPORTS = {"safetensors": "safetensors", "torch": "torch", "ctranslate2": "ctranslate2", "huggingface": "transformers"}
+EXPORTS = {"safetensors": "safetensors", "ctranslate2": "ctranslate2", "huggingface": "transformers"}
 EXPORTS |= {"onnx": "onnxscript"}
 CLOCK = ("seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
 

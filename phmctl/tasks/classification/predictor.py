@@ -176,7 +176,7 @@ def exported_model(
     """
     if execution is not None:
         raise UserError(f"--execution: {folder} holds H itself; leave it out, or answer with the run")
-    if to in (exports.SAFETENSORS, exports.TORCH):
+    if to == exports.SAFETENSORS:
         return plain.load(folder).to(pick_device(device))
     if device not in ("auto", "cpu"):
         raise UserError(f"--device {device}: an export to {to} runs on the CPU here; leave it out")

@@ -18,7 +18,7 @@ from phmctl.tasks.classification.predictor import load_classifier
 
 
 @pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
-@pytest.mark.parametrize("to", [exports.SAFETENSORS, exports.TORCH, exports.ONNX])
+@pytest.mark.parametrize("to", [exports.SAFETENSORS, exports.ONNX])
 def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind: str, to: str) -> None:
     if to == exports.ONNX:
         pytest.importorskip("onnxruntime")
@@ -41,14 +41,14 @@ def test_eval_scores_an_export(runs: dict[str, Run], tmp_path: Path) -> None:
 
 
 def test_ctranslate2_is_refused_with_what_can(runs: dict[str, Run], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="export it --to onnx, safetensors or torch"):
+    with pytest.raises(UserError, match="export it --to onnx or safetensors"):
         export(runs["lstm-pair"], exports.CTRANSLATE2, tmp_path / "out")
-    with pytest.raises(UserError, match="export it --to onnx, safetensors or torch"):
+    with pytest.raises(UserError, match="export it --to onnx or safetensors"):
         with_engine(runs["encoder"], exports.CTRANSLATE2)
 
 
 def test_an_export_has_no_vectors_and_no_execution(runs: dict[str, Run], tmp_path: Path) -> None:
-    made = export(runs["encoder"], exports.TORCH, tmp_path / "out", texts=8).export
+    made = export(runs["encoder"], exports.SAFETENSORS, tmp_path / "out", texts=8).export
     with pytest.raises(UserError, match="labels and no vectors"):
         load_classifier(made).vectors(["the cat"])
     with pytest.raises(UserError, match="--execution"):
