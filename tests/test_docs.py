@@ -1,14 +1,23 @@
-"""The API reference has everything public; `make docs` builds it."""
+"""The API reference has everything public; what the pages name is there. `make docs` builds them."""
 
 import ast
 import inspect
+import itertools
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+import typer
 import yaml
 
 import phmctl
 from phmctl import errors
+from phmctl.cli.main import app
+from phmctl.recipe.schema import RECIPES
+from phmctl.shipped import shipped_names
+from tools import reference
 
 ROOT = Path(__file__).parent.parent
 PAGES = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
@@ -54,3 +63,62 @@ def test_errors_are_documented() -> None:
     own = [each for _, each in inspect.getmembers(errors, inspect.isclass) if each.__module__ == errors.__name__]
     assert len(own) > 10
     assert all(each.__doc__ for each in own)
+
+
+# ------------------------------------------------------------------------------------------------------- pages
+
+COMMAND = typer.main.get_command(app)
+PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of each command that a page shows, in blocks of code or within a line."""
+    blocks = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL))
+    for line in lines:
+        found = re.search(r"(?:^|[|$;(=] ?|^ +|-m )phmctl ([a-z].*)", line)
+        if found:
+            yield shlex.split(re.split(r" [|<>#&] ?|; ?|\$\(", found[1])[0].replace(")", ""), comments=True)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_every_command_on_a_page_has_its_options(path: Path) -> None:
+    keys = set(re.findall(r"^\| `([a-z_.]+)` ", reference.keys(), re.MULTILINE))
+    for words in commands(path.read_text(encoding="utf-8")):
+        command = COMMAND
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert command is not COMMAND, words
+        options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help"}
+        assert {word for word in words if re.match(r"--?[a-z]", word)} <= options, words
+        settings = [after for word, after in itertools.pairwise(words) if word == "--set"]
+        assert {each.partition("=")[0] for each in settings if "=" in each and "." in each.split("=")[0]} <= keys, words
+        if command.name == "train" and words and re.fullmatch(r"[a-z0-9-]+", words[0]):
+            assert words[0] in {*shipped_names("recipes"), "…"} or words[0].startswith("--"), words
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_the_files_that_a_page_names_are_there(path: Path) -> None:
+    folders = [ROOT, ROOT / "phmctl", ROOT / "tests"]
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]*(?:\.py|\.yaml|\.c)?|[a-z_0-9]+/[a-z_0-9/]+\.py)`", text)
+    made = ("runs", "results", "tokenizer", "text", "vectors", "data/prepared", "data/taught")
+    named = [name for name in named if not name.startswith(tuple(f"{folder}/" for folder in made))]
+    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
+
+
+def test_lines_of_pages_are_short() -> None:
+    pages = [path for path in PATHS if path.name != "results.md"]
+    assert [path for path in pages if any(len(line) > 140 for line in path.read_text("utf-8").splitlines())] == []
+
+
+def test_the_generated_reference_has_every_key_and_command() -> None:
+    keys, shown = reference.keys(), reference.commands()
+    for recipe in RECIPES.values():
+        for name, field in recipe.model_fields.items():
+            for section in reference.sections(field.annotation):
+                for key in section.model_fields:
+                    assert f"| `{name}.{key}` |" in keys
+                    assert key == "kind" or reference.meaning(section, key), (name, key)
+    assert all(f"## `phmctl {name}`" in shown for name in COMMAND.commands)
