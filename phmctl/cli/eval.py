@@ -18,7 +18,6 @@ from phmctl.cli.options import (
     Json,
     Precision,
     Quantize,
-    RunsRoot,
     Threads,
 )
 from phmctl.errors import UserError
@@ -42,7 +41,6 @@ def evaluate(
     probing: own.Probing = False,
     settings: own.Settings = None,
     data: DataRoot = None,
-    runs: RunsRoot = None,
     lowercase: own.Lowercase = None,
     tokenize: own.Tokenize = None,
     source: own.Source = None,
@@ -61,7 +59,7 @@ def evaluate(
 
     Several runs, or several values (--beam 1,4 --checkpoint best,average), are scored each by itself.
 
-    --probing trains a probe for each probing task that is prepared in --data (those in --runs are not trained again).
+    --probing trains a probe for each probing task that is prepared in --data, each once: its answers are kept there.
     """
     values = {"split": split, "checkpoint": checkpoint, "beam": beam, "alpha": alpha, "execution": execution}
     values |= {"precision": precision}
@@ -70,8 +68,7 @@ def evaluate(
     cased = {"lowercase": lowercase is True, "cased": lowercase is False}
     places = {"against": against, "device": device, "threads": threads}
     if not probing:
-        elsewhere = "; name RUN by its folder" if runs else ""
-        _refuse({"set": settings, "data": data, "runs": runs}, "belongs to --probing", elsewhere)
+        _refuse({"set": settings, "data": data}, "belongs to --probing")
     code = _sweep(names, every, values, {**further, **cased, **places}, jobs, list_, json, probing)
     if code is not None:
         raise typer.Exit(code)
@@ -90,7 +87,7 @@ def evaluate(
         from phmctl.probes import probe
 
         _refuse({**asked, "split": None if split == "test" else split}, "has no part in --probing")
-        score = partial(probe, run, **common, data=data, runs=runs, settings=settings or ())
+        score = partial(probe, run, **common, data=data, settings=settings or ())
     else:
         score = partial(verbs.evaluate, run, split, **common, quiet=False, **asked)
     _show(run, score, against, json)
@@ -145,7 +142,7 @@ def _sweep(
     return carry_out(asked, evaluate_all, jobs, listed=listed, json=json)
 
 
-def _refuse(options: dict[str, Any], why: str, instead: str = "") -> None:
+def _refuse(options: dict[str, Any], why: str) -> None:
     wrong = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if wrong:
-        raise UserError(f"{', '.join(wrong)} {why}: leave it out{instead}")
+        raise UserError(f"{', '.join(wrong)} {why}: leave it out")

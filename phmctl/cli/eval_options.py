@@ -21,7 +21,7 @@ Probing = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="With --probing: a key of the probes' recipes. Repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="With --probing: a key of the recipe 'probe'. Repeatable."),
 ]
 Lowercase = Annotated[
     bool | None,

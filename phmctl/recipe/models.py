@@ -316,19 +316,9 @@ class ProbeSection(LinearSection):
     """A perceptron that reads a linguistic property from sentence vectors of a translator's frozen encoder."""
 
     kind: Literal["probe"] = "probe"
-    encoder: str | None = None  # run of the translator
-    checkpoint: str = "auto"  # of that run; auto: the average if it has one, otherwise the best
-    vectors: Literal["encoder", "embeddings"] = "encoder"  # embeddings: their mean, the bag-of-words baseline
     pooling: Literal["mean", "max", "last"] = "mean"  # over the positions of the encoder, end of sentence included
     hidden: NonNegativeInt = 50  # width of the hidden layer; 0: one map from vectors to classes
     dropout: Probability = 0.0  # before the hidden layer's sigmoid
-
-    @property
-    def variant(self) -> str:
-        """With the baseline's vectors ``real-embeddings``, with another pooling ``real-max``."""
-        if self.vectors == "embeddings":
-            return f"{super().variant}-embeddings"
-        return super().variant if self.pooling == "mean" else f"{super().variant}-{self.pooling}"
 
     def _widths(self) -> dict[str, int]:
         return {"hidden": self.hidden} if self.hidden else {}

@@ -280,6 +280,13 @@ class ProbingRecipe(Recipe):
     model: ProbeSection
     training: ClassificationTraining
 
+    @model_validator(mode="after")
+    def _plainly_trained(self) -> Self:
+        runs = {"minutes", "accumulate", "precision", "average", "initialise_from", "compile", "teacher"}
+        if wrong := sorted(self.training.model_fields_set & runs):
+            raise ValueError(f"training.{wrong[0]} is for runs, and a probe is none; leave it out")
+        return self
+
 
 class RuleRecipe(Recipe):
     """Learning a multiplication rule from examples."""

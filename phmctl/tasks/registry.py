@@ -14,7 +14,7 @@ from phmctl.tasks.base import TaskKind
 TASKS: dict[str, str] = {
     "translation": "phmctl.tasks.translation.kind:KIND",
     "classification": "phmctl.tasks.classification.kind:KIND",
-    "probing": "phmctl.tasks.probing.kind:KIND",
+    "probing": "phmctl.tasks.probing:KIND",
     "rule": "phmctl.tasks.rule_learning.kind:KIND",
 }
 

@@ -358,7 +358,7 @@ def test_real_counterfactual_snli(tmp_path, real_data):
 
 def test_a_probes_recipe_says_how_its_sentences_are_prepared():
     """Its section is one of labelled text, with a key more."""
-    chosen = choose("probing-subj-number", "probe-subj-number", {"max_tokens": 50})
+    chosen = choose("probing-subj-number", "probe", {"max_tokens": 50})
     assert (chosen.card, chosen.vocabulary, chosen.max_tokens) == ("probing-subj-number", 30_000, 50)
     with pytest.raises(RecipeError, match="'miniature' is one of task 'translation', not 'classification'"):
         choose("probing-subj-number", "miniature", {})

@@ -1,1 +1,0 @@
-"""Probing: what a frozen encoder knows of its sentences, read by a perceptron."""
