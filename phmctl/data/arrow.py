@@ -23,11 +23,7 @@ _NONE: Tokens = np.empty(0, np.int32)
 
 
 class Ragged:
-    """N sequences of token ids, held flat. Rows are views of the mapped file.
-
-    Args:
-        chunks: (values int32, offsets of length rows + 1) of consecutive rows.
-    """
+    """N sequences of token ids, held flat: of chunks of consecutive rows, values and offsets. Rows are views."""
 
     def __init__(self, chunks: Sequence[tuple[Tokens, npt.NDArray[np.integer[Any]]]]) -> None:
         self._values = [values for values, _ in chunks]
@@ -45,8 +41,8 @@ class Ragged:
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
         start, end = int(self.offsets[row]), int(self.offsets[row + 1])
-        chunk = self._chunk_of(start)
-        base = int(self._bounds[chunk])
+        chunk = min(int(np.searchsorted(self._bounds, start, side="right")) - 1, len(self._values) - 1)
+        base = int(self._bounds[chunk])  # an empty row at the very end is of the last chunk
         return self._values[chunk][start - base : end - base] if chunk >= 0 else _NONE
 
     @cached_property
@@ -69,11 +65,6 @@ class Ragged:
             tokens[here] = self._values[chunk][places[here] - self._bounds[chunk]]
         return tokens
 
-    def _chunk_of(self, place: int) -> int:
-        """Return the chunk that holds a token; for an empty row at the very end, the last one."""
-        chunk = int(np.searchsorted(self._bounds, place, side="right")) - 1
-        return min(chunk, len(self._values) - 1)
-
 
 def ragged(column: Any) -> Ragged:
     """Return an Arrow column of lists as flat arrays, without a copy. Meant for :func:`reading_columns`."""
@@ -86,11 +77,7 @@ def ragged(column: Any) -> Ragged:
 
 
 def read_table(path: Path) -> Any:
-    """Return the Arrow table of a file, mapped.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """Return the Arrow table of a file, mapped; raises DataError for one that is missing or damaged."""
     import datasets
     import pyarrow as pa
 
@@ -117,17 +104,8 @@ def reading_columns(path: Path) -> Iterator[None]:
 class SplitWriter:
     """Writes one split's Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
 
-    A context: the file is finished and flushed to the disk when the block ends well. A row is each text's ids, the
-    label and the extras if there are any, the texts.
-
-    Args:
-        path: the ``.arrow`` file.
-        columns: what the columns of ids are called: of :data:`PARALLEL`, or of :data:`LABELLED`.
-        numbers: what those of the label and of the extras are called.
-        with_text: whether to keep the text beside the tokens.
-
-    Raises:
-        OutputError: the file cannot be written.
+    A context: the file is finished and flushed to the disk when the block ends well. A row is each text's ids (in the
+    `columns`), the label and the extras (the `numbers`), and, `with_text`, the texts.
     """
 
     def __init__(

@@ -44,20 +44,17 @@ class TokenRows(Protocol):
 class Batch:
     """One batch, padded.
 
-    Attributes:
-        sides: (B, S) int64 each. Of parallel text the source is tokens, EOS, then PAD, and the target (B, T+1) BOS,
-            tokens, EOS, then PAD: input of the decoder ``[:, :-1]``, labels ``[:, 1:]``. A labelled text is tokens,
-            then PAD; one without tokens is one EOS, so that every row has something.
-        indices: (B,) int64, the rows' numbers in the split.
-        target_tokens: what the loss is divided by, a plain integer, so reading it waits for no device: target tokens
-            that are not PAD (EOS counts), or the number of labels.
-        labels: (B,) int64; none for parallel text.
+    Of parallel text the source is tokens, EOS, then PAD, and the target (B, T+1) BOS, tokens, EOS, then PAD: input of
+    the decoder ``[:, :-1]``, labels ``[:, 1:]``. A labelled text is tokens, then PAD; one without tokens is one EOS, so
+    that every row has something.
     """
 
-    sides: tuple[Tensor, ...]
-    indices: Tensor
+    sides: tuple[Tensor, ...]  # (B, S) int64 each
+    indices: Tensor  # (B,) int64, the rows' numbers in the split
+    # What the loss is divided by, a plain integer, so reading it waits for no device: target tokens that are not PAD
+    # (EOS counts), or the number of labels.
     target_tokens: int
-    labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))
+    labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))  # (B,); none for parallel text
 
     @property
     def source(self) -> Tensor:
@@ -97,20 +94,10 @@ def cost_of(lengths: Sequence[npt.ArrayLike]) -> Ints:
 def plan_by_tokens(
     lengths: Sequence[npt.ArrayLike], batch_tokens: int, *, seed: int, epoch: int, shuffle: bool = True
 ) -> list[Ints]:
-    """Divide the rows of a split into batches of similar lengths. The same arguments give the same plan.
+    """Divide the rows of a split into batches of similar lengths: row numbers, each in exactly one batch.
 
-    Args:
-        lengths: (N,) of each side (:func:`lengths_of`).
-        batch_tokens: the budget: rows × dearest row of a batch never exceeds it.
-        seed: the run's seed.
-        epoch: with the seed it decides which rows meet and in which order batches come.
-        shuffle: without it, batches come shortest first and do not depend on seed and epoch.
-
-    Returns:
-        row numbers, one int64 array a batch; every row stands in exactly one.
-
-    Raises:
-        DataError: a row costs more than the budget.
+    Rows × dearest row of a batch never exceeds the budget `batch_tokens`. Seed and epoch decide which rows meet and in
+    which order batches come; without `shuffle` they come shortest first. The same arguments give the same plan.
     """
     cost = cost_of(lengths)
     if cost.max(initial=0) > batch_tokens:

@@ -21,9 +21,9 @@ from phmctl.errors import DataError, nearest
 
 # Why a train row is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
-ODD_ROW, UNLABELLED, EMPTY_TEXT = "odd_row", "no_label", "empty_text"  # of labelled text
+ODD_ROW, UNLABELLED, EMPTY_TEXT = "odd_row", "no_label", "empty_text"  # the last two of labelled text
 _IN_WORDS = {
-    ODD_ROW: "of another number of columns than the header's",
+    ODD_ROW: "that could not be read",
     UNLABELLED: "without a label",
     EMPTY_TEXT: "with an empty text",
     EMPTY: "with an empty side",
@@ -92,10 +92,8 @@ class HeldOut:
     """The texts of valid and test, to find them again in train; as digests, since a test set may be large.
 
     Two lines are the same if they differ only in case, in Unicode form, or in white space: tokenised text matches raw.
-
-    Args:
-        symmetric: whether the order of a row's texts means nothing, so that it is found again swapped.
-        sides: whether each text is to be found by itself, too.
+    Where rows are symmetric the order of their texts means nothing, so that they are found again swapped; `sides`:
+    each text is to be found by itself, too.
     """
 
     def __init__(self, *, symmetric: bool = False, sides: bool = False) -> None:
@@ -123,19 +121,8 @@ class CleanRows:
     """A split, cleaned and judged. Can be iterated again; the counts are of the last time.
 
     Parallel and labelled text differ in this: of an over-long labelled text of valid or test a part stays, a sentence
-    stays whole.
-
-    Args:
-        rows: the split as it is read.
-        settings: the card's.
-        max_tokens: the longest text, its own tokens counted: an end of sentence that a model reads is none of them.
-        labels: the classes; None for parallel text.
-        held_out: the texts of valid and test, where the split is train; None for valid and test.
-
-    Attributes:
-        tally: what was read, kept, dropped and noted.
-        classes: the examples of each class, of those that stay.
-        lost: the reasons for which each class lost examples.
+    stays whole. The end of sentence that a model reads is none of the `max_tokens`. The labels are None for parallel
+    text; `held_out` is None for valid and test.
     """
 
     def __init__(
@@ -156,15 +143,15 @@ class CleanRows:
 
     def _begin(self) -> None:
         self.tally = Tally()
-        self.classes: Counter[str] = Counter()
-        self.lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.classes: Counter[str] = Counter()  # the examples of each class, of those that stay
+        self.lost: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by class: why it lost examples
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that stay, their lengths not yet judged; raises :class:`DataError` for unknown labels."""
         self._begin()
         for row in self._rows:
             self.tally.read += 1
-            if self._labels is not None and not self._told(row):
+            if not self._told(row):
                 continue
             cleaned = row._replace(texts=clean_texts(row.texts, self._settings))
             if self._stays(cleaned):
@@ -185,12 +172,9 @@ class CleanRows:
         return self._numbers[row.label]
 
     def fit(self, row: Row, tokens: Sequence[Sequence[int]]) -> Sequence[Sequence[int]] | None:
-        """Judge a row by its texts' tokens (without the end of sentence), and count the verdict.
+        """Judge a row by its texts' tokens, count the verdict, and return what is stored: None if it is left out.
 
         The end of sentence counts in the ratio, which spares very short pairs: one token against two is 2 : 3.
-
-        Returns:
-            the tokens that are stored; None where the row is left out.
         """
         train, parallel, ratio = self._held_out is not None, self._labels is None, self._settings.max_ratio
         longest, shortest = max(map(len, tokens)), min(map(len, tokens))
@@ -208,14 +192,14 @@ class CleanRows:
         return [cut(each, self._max_tokens, self._settings) for each in tokens]
 
     def _told(self, row: Row) -> bool:
-        """Return whether an example has a label; raises :class:`DataError` for one that nobody knows."""
-        if not row.whole or row.label is None:
+        """Return whether a row could be read and, of labelled text, has a label, which must be a known one."""
+        if not row.whole or (self._labels is not None and row.label is None):
             self.tally.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
             return False
-        if row.label not in self._numbers:
-            known, shown = self._labels or (), ", ".join((self._labels or ())[:20])
+        if self._labels is not None and row.label not in self._numbers:
+            known, shown = self._labels, ", ".join(self._labels[:20])
             shown += f", ... ({len(known)} in all)" if len(known) > 20 else ""
-            guess = nearest(row.label, known)
+            guess = nearest(str(row.label), known)
             raise DataError(f"{row.named()}: unknown label {row.label!r}{guess}; known: {shown}")
         return True
 

@@ -1,8 +1,7 @@
 """What a run keeps of its data, so that it can be used anywhere: tokenizers, raw evaluation text, the manifest.
 
 The manifest of the prepared data is the run's ``data.json``. Its ``copies`` are the files of ``tokenizer/`` and
-``text/`` with their SHA-256, which is compared before a file is used. A run of an earlier version records none; nothing
-is compared there.
+``text/`` with their SHA-256, which is compared before a file is used.
 """
 
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.data.card import Cleaning
-from phmctl.data.prepared.manifest import migrated
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.files import are_file_entries, damage, file_entry, write_json
@@ -24,22 +22,14 @@ ADVICE = "copy the run again"
 
 
 def record_copies(run: Run, manifest: Mapping[str, Any], *more: Path) -> None:
-    """Write a new run's ``data.json``: the data's manifest, and the SHA-256 of its tokenizers, its text and `more`.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Write a new run's ``data.json``: the data's manifest, and the SHA-256 of its tokenizers, its text and `more`."""
     paths = [path for folder in (run.tokenizer_folder, run.text_folder) for path in sorted(folder.glob("*"))]
     entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in (*paths, *more)]
     write_json(run.folder / DATA, {**manifest, _COPIES: entries})
 
 
 def load_tokenizers(run: Run) -> TokenizerPair:
-    """Return the tokenizers that a run was trained with; of labelled text one object twice.
-
-    Raises:
-        RunError: one is missing or damaged.
-    """
+    """Return the tokenizers that a run was trained with; of labelled text one object twice."""
     for name in (JOINT_FILE, *SIDE_FILES):
         refuse_damaged_copy(run, run.tokenizer_folder / name)
     try:
@@ -49,11 +39,7 @@ def load_tokenizers(run: Run) -> TokenizerPair:
 
 
 def load_cleaning(run: Run) -> Cleaning:
-    """Return what the text that a run was trained on went through before it was tokenized.
-
-    Raises:
-        RunError: the run does not say.
-    """
+    """Return what the text that a run was trained on went through before it was tokenized."""
     try:
         return Cleaning(**run.data()["settings"]["cleaning"])
     except (KeyError, TypeError, ValueError) as error:
@@ -61,11 +47,7 @@ def load_cleaning(run: Run) -> Cleaning:
 
 
 def read_text(run: Run, split: str, side: str) -> list[str]:
-    """Return the lines that a run keeps of a split's ``source`` or ``target``: cased, and cleaned as the card says.
-
-    Raises:
-        RunError: the run has no such text (the message names the nearest split), or it is damaged.
-    """
+    """Return the lines that a run keeps of a split's ``source`` or ``target``: cased, and cleaned as the card says."""
     path = run.text_folder / f"{split}.{side}"
     refuse_damaged_copy(run, path)
     try:
@@ -100,18 +82,11 @@ def check_same_vocabulary(run: Run, prepared: "PreparedData") -> None:
 
 
 def check_same_data(run: Run, prepared: "PreparedData", *, tokenizers: bool = True) -> None:
-    """Refuse to continue a run on data other than its own.
+    """Refuse (RunError) to continue a run on data that is not its own.
 
-    Args:
-        run: the run.
-        prepared: the data.
-        tokenizers: whether the run has some, to be compared too.
-
-    Raises:
-        RunError: the corpus was prepared anew from other files or with other settings, or the run does not say what it
-            was trained on.
+    With `tokenizers` the run has some, to be compared too.
     """
-    before, now = migrated(run.data()), prepared.manifest
+    before, now = run.data(), prepared.manifest
     changed = [key for key in ("settings", "sources", "token_types", "labels") if before.get(key) != now.get(key)]
     if not changed and tokenizers and load_tokenizers(run) != prepared.tokenizers:
         changed = ["tokenizers"]

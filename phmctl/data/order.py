@@ -2,8 +2,7 @@
 
 NumPy promises no stream of ``Generator`` across versions. Here the j-th number of a stream is SplitMix64's mixing of
 ``key + j·γ`` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", §4), with a key mixed from
-the seeds; integer arithmetic modulo 2⁶⁴ is the same everywhere. A number depends on its place alone, so nothing must be
-drawn before it.
+the seeds; integer arithmetic modulo 2⁶⁴ is the same everywhere.
 """
 
 from collections.abc import Sequence
@@ -32,11 +31,7 @@ def mixed(*parts: int) -> int:
 
 
 class RandomNumbers:
-    """A stream of random numbers.
-
-    Args:
-        seeds: whole numbers, such as the run's seed and the epoch; others give another stream.
-    """
+    """A stream of random numbers; other seeds, such as the run's and the epoch, give another one."""
 
     def __init__(self, *seeds: int) -> None:
         self._key = mixed(*seeds)

@@ -15,7 +15,6 @@ import json
 import re
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from phmctl.data.rows import UNKNOWN, Row, repeatable
 from phmctl.errors import DataError, nearest
 
 Pick = Callable[[Column], str]  # what returns the columns of a record
+Record = Sequence[str] | Mapping[str, Any] | DataError  # a table's row, a JSON object, or why there is none
 
 LONGEST_LINE = 1 << 24  # bytes; a bomb in .gz is one line without end
 # UTF-32's before UTF-16's, which it begins with.
@@ -50,31 +50,44 @@ _WHOLE = range(-(2**31), 2**31)  # what an extra can be
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
+# ------------------------------------------------------------------------------------------------- lines
+
+
 def read_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """Yield a text file's lines without their ends (``\\n`` or ``\\r\\n``) and without a byte order mark.
 
-    The mark also tells UTF-16 and UTF-32; without one the file is UTF-8. As that, Latin UTF-16 without a mark can be
-    read, a NUL beside each letter: that is seen in the first line.
-
-    Args:
-        path: the file; ``.gz`` is decompressed.
-        longest: bytes of a line, at most.
-
-    Raises:
-        DataError: the file cannot be read, or a line is too long or is not UTF-8 (named by file and line).
+    The mark also tells UTF-16 and UTF-32; without one the file is UTF-8. Raises :class:`DataError` for a file that
+    cannot be read, and for a line that is too long, not UTF-8, or holds a NUL.
     """
+    for line in lines_or_errors(path, longest):
+        if isinstance(line, DataError):
+            raise line
+        yield line
+
+
+def lines_or_errors(path: Path, longest: int = LONGEST_LINE) -> Iterator[str | DataError]:
+    """Yield a file's lines like :func:`read_lines`, and of a bad line the error."""
     with reading(path), open_bytes(path) as handle:
-        for number, raw in enumerate(raw_lines(handle, longest), start=1):
-            if number == 1 and b"\0" in raw:
-                raise DataError(
-                    f"{path}, line 1: NUL characters, so no text, or UTF-16 without its byte order mark\n"
-                    "convert that: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
-                )
-            yield decode_line(raw, path, number, longest)
+        number, whole = 0, True
+        for raw in raw_lines(handle, longest):
+            number += whole
+            rest, whole = not whole, len(raw) <= longest or raw.endswith(b"\n")
+            if rest:
+                continue  # of a line that is too long
+            try:
+                line = decode_line(raw, path, number, longest)
+            except DataError as error:
+                yield error
+                continue
+            if "\0" in line:
+                what = "or UTF-16 without its byte order mark\nconvert that: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
+                yield DataError(f"{path}, line {number}: NUL characters, so no text, {what}")
+                continue
+            yield line
 
 
 def raw_lines(handle: BufferedReader, longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """Return a text's lines with their ends, for :func:`decode_line`; too long a one is cut, or in parts."""
+    """Return a text's lines with their ends, for :func:`decode_line`; too long a one in parts."""
     encoding = marked_encoding(handle.peek(4))
     return iter(partial(handle.readline, longest + 1), b"") if encoding is None else _recoded(handle, encoding)
 
@@ -107,17 +120,7 @@ def open_bytes(path: Path) -> BufferedReader:
 
 
 def decode_line(raw: bytes, name: Path | str, number: int, longest: int = LONGEST_LINE) -> str:
-    """Return the text of a line that was read with its end, or without one at the end of the file.
-
-    Args:
-        raw: its bytes.
-        name: what messages call the file.
-        number: the line's, from 1; the first may begin with a byte order mark.
-        longest: bytes of a line, at most.
-
-    Raises:
-        DataError: it is too long, or not UTF-8.
-    """
+    """Return the text of a line's bytes; raises :class:`DataError` for one that is too long, or not UTF-8."""
     if len(raw) > longest:
         raise DataError(f"{name}, line {number}: longer than {longest:,} bytes; is it a text, of one line each?")
     if number == 1:
@@ -133,14 +136,29 @@ def decode_line(raw: bytes, name: Path | str, number: int, longest: int = LONGES
         ) from error
 
 
-def _undo_bpe(lines: Iterable[str]) -> Iterator[str]:
-    """Join subword-nmt's pieces: ``pyrami@@ de`` is ``pyramide``."""
-    return (_SUBWORD_MARK.sub("", line) for line in lines)
+def as_line(text: str) -> str:
+    """Return a cell's text as one line: a sentence is a line everywhere else."""
+    return text.replace("\r\n", " ").replace("\n", " ")
 
 
-def _iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the transcript lines of ``train.tags.*``, leaving out the lines with a talk's data (URL, title, ...)."""
-    return (line.strip(BLANKS) for line in lines if not _TALK_DATA.match(line))
+# ------------------------------------------------------------------------------------------------- parallel files
+
+
+def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
+    """Yield the sentences of one side of a corpus.
+
+    Of ``text`` that is each line; of ``bpe`` too, with subword-nmt's ``@@ `` undone; of ``iwslt-tags`` the lines of
+    ``train.tags.*`` that are no talk's data; of ``iwslt-xml`` and WMT's ``sgm`` the ``<seg>`` elements.
+    """
+    lines = read_lines(path)
+    match form:
+        case "iwslt-xml" | "sgm":
+            return _segments(lines, path)
+        case "bpe":
+            return (_SUBWORD_MARK.sub("", line) for line in lines)
+        case "iwslt-tags":
+            return (line.strip(BLANKS) for line in lines if not _TALK_DATA.match(line))
+    return lines
 
 
 def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
@@ -155,7 +173,8 @@ def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
         size += len(line)
         if "</seg>" in line:
             found, rest = _complete(" ".join(pending))
-            yield from (_ENTITY.sub(_entity, segment).strip(BLANKS) for segment in found)
+            for segment in found:  # an entity that is a line feed would break the line
+                yield _ENTITY.sub(lambda entity: html.unescape(entity[0]).replace("\n", " "), segment).strip(BLANKS)
             pending, begun, size = ([rest] if rest else []), number, len(rest)
         if size > LONGEST_LINE:
             break
@@ -177,29 +196,6 @@ def _complete(text: str) -> tuple[list[str], str]:
     return found, ""
 
 
-def _entity(match: re.Match[str]) -> str:
-    """Return an entity's character; a line feed would break the line and becomes a blank."""
-    return html.unescape(match[0]).replace("\n", " ")
-
-
-def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
-    """Yield the sentences of one side.
-
-    Args:
-        path: the file; ``.gz`` is decompressed.
-        form: ``text``, a sentence a line; ``bpe``, the same with subword-nmt's ``@@ `` undone; ``iwslt-xml``, the
-            ``<seg>`` elements; ``iwslt-tags``, the lines of ``train.tags.*`` that are no talk's data; ``sgm``, the
-            ``<seg>`` elements of WMT's files.
-
-    Raises:
-        DataError: the file cannot be read or is malformed.
-    """
-    lines = read_lines(path)
-    if form in ("iwslt-xml", "sgm"):
-        return _segments(lines, path)
-    return _undo_bpe(lines) if form == "bpe" else _iwslt_tags(lines) if form == "iwslt-tags" else lines
-
-
 def guess_format(path: Path) -> Format:
     """Return the format that a file's name stands for: IWSLT's and WMT's own names, otherwise plain text."""
     name = path.name.removesuffix(".gz")
@@ -211,19 +207,20 @@ def guess_format(path: Path) -> Format:
 
 
 @repeatable
-def parallel_files(source: Sequence[Path], target: Sequence[Path], form: Format | None = "text") -> Iterator[Row]:
+def parallel_files(
+    source: Sequence[Path], target: Sequence[Path], form: Format | None = "text", *, skip: bool = False
+) -> Iterator[Row]:
     """Yield pairs from files of equal length, a side each; several files follow one another in the order given.
 
-    Args:
-        source: the source side's files.
-        target: the target side's files, as many.
-        form: how each file is read; None reads each as its name says (:func:`guess_format`).
-
-    Raises:
-        DataError: their lengths differ (both files and counts).
+    Without a form each file is read as its name says. With `skip` a bad line of plain text makes a row that is not
+    whole. Raises :class:`DataError` where lengths differ, with both files and counts.
     """
     for one, other in zip(source, target, strict=True):
-        sides = [read_sentences(path, form or guess_format(path)) for path in (one, other)]
+        forms = [(path, form or guess_format(path)) for path in (one, other)]
+        sides: list[Iterator[str | DataError]] = [
+            lines_or_errors(path) if skip and each == "text" else iter(read_sentences(path, each))
+            for path, each in forms
+        ]
         for count, texts in enumerate(zip_longest(*sides)):
             if None in texts:
                 read = zip(texts, sides, strict=True)
@@ -232,41 +229,67 @@ def parallel_files(source: Sequence[Path], target: Sequence[Path], form: Format 
                     f"{one} has {counts[0]:,} sentences, but {other} has {counts[1]:,}\n"
                     "parallel files must have one line each for every pair; are both of the same release?"
                 )
-            yield Row(texts)
+            sound = tuple(text for text in texts if isinstance(text, str))
+            yield Row(sound) if len(sound) == len(texts) else Row(("", ""), place=(str(one), count + 1), whole=False)
+
+
+# ------------------------------------------------------------------------------------------------- tables
 
 
 @repeatable
 def tables(paths: Sequence[Path], rows: Rows, part: str | None = None, names: Sequence[str] = ()) -> Iterator[Row]:
     """Yield the rows of one split, from tables or JSON lines.
 
-    Args:
-        paths: the files, one after another.
-        rows: how they are read.
-        part: the value of ``rows.split`` that this split's rows have; None takes every row.
-        names: the files as the card names them, for ``rows.of_file``; by default the files' own names.
-
-    Raises:
-        DataError: a row is not whole (file and line).
+    A `part` takes the rows whose column ``rows.split`` has this value. The `names` are the card's for the files, by
+    default their own. Raises :class:`DataError`, with file and line, for a bad row that is not to be dropped.
     """
     for path, name in zip(paths, names or [path.name for path in paths], strict=True):
         of_file = {extra: values.get(name, UNKNOWN) for extra, values in rows.of_file.items()}
-        for number, pick in _records(path, rows):
+        records = _json_records(path) if rows.format == "jsonl" else _cells(path, rows)
+        header: Sequence[str] = ()
+        if rows.header and rows.format != "jsonl":
+            check_columns(path, rows)
+            header = columns_of(path, rows) or ()
+            next(records, None)
+        places = {name: place for place, name in enumerate(header)}
+        for number, record in records:
             place = (str(path), number)
-            if pick is None:
+            try:
+                pick = _pick(f"{path}, line {number}", record, header, places, rows)
+                if part is None or rows.split is None or pick(rows.split) == part:
+                    yield _row(pick, rows, of_file, place)
+            except DataError:
+                if rows.odd_rows == "refuse":
+                    raise
                 unknown = dict.fromkeys(rows.extras, UNKNOWN)
                 yield Row(("",) * len(rows.texts), None, of_file | unknown, place, whole=False)
-            elif part is None or rows.split is None or pick(rows.split) == part:
-                yield _row(pick, rows, of_file, place)
 
 
 def _row(pick: Pick, rows: Rows, of_file: Mapping[str, int], place: tuple[str, int]) -> Row:
-    texts = tuple(pick(column).replace("\r\n", " ").replace("\n", " ") for column in rows.texts)
+    texts = tuple(as_line(pick(column)) for column in rows.texts)
     if rows.verb is not None:
         verb = _whole(pick(rows.verb), rows.verb, place)
         texts = tuple(_before(text, verb, place) for text in texts)
     extras = {name: _whole(pick(column), column, place) for name, column in rows.extras.items()}
     label = None if rows.label is None else named_label(pick(rows.label), rows)
     return Row(texts, label, {**of_file, **extras}, place)
+
+
+def _whole(value: str, column: Column, place: tuple[str, int]) -> int:
+    try:
+        return _WHOLE.start + _WHOLE.index(int(value))
+    except ValueError as error:
+        raise DataError(
+            f"{place[0]}, line {place[1]}: column {column!r} holds {value!r}, not a whole number of 32 bits"
+        ) from error
+
+
+def _before(text: str, verb: int, place: tuple[str, int]) -> str:
+    """Return the words in front of the word with the number `verb`, counted from 1."""
+    words = text.split(" ")
+    if not 1 <= verb <= len(words):
+        raise DataError(f"{place[0]}, line {place[1]}: the verb is word {verb}, but there are {len(words)} words")
+    return " ".join(words[: verb - 1])
 
 
 def named_label(value: str, naming: Rows | Hub) -> str | None:
@@ -276,19 +299,23 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
 
 
 def first_cells(path: Path, rows: Rows) -> list[str] | None:
-    """Return the cells of a table's first line. Raises DataError if it cannot be read."""
-    return next((cells for _, cells in _cells(path, rows)), None)
+    """Return the cells of a table's first line."""
+    for _, cells in _cells(path, rows):
+        if isinstance(cells, DataError):
+            raise cells
+        return cells
+    return None
 
 
 def columns_of(path: Path, rows: Rows) -> list[str] | None:
-    """Return the column names of a file with a header, or the keys of its first JSON line; None where there are none.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
-    if rows.format == "jsonl":
-        return next((list(record) for _, record in _json_records(path)), [])
-    return (first_cells(path, rows) or []) if rows.header else None
+    """Return the names in a file's header, or the keys of its first JSON line; None where there are none."""
+    if rows.format != "jsonl":
+        return (first_cells(path, rows) or []) if rows.header else None
+    _, record = next(_json_records(path), (1, {}))
+    if isinstance(record, DataError):
+        raise record
+    nested = (name for name in map(str, rows.columns) if name not in record and field_of(record, name) is not None)
+    return [*record, *dict.fromkeys(nested)]
 
 
 def missing_columns(path: Path, rows: Rows) -> list[str]:
@@ -299,83 +326,74 @@ def missing_columns(path: Path, rows: Rows) -> list[str]:
 
 
 def check_columns(path: Path, rows: Rows) -> None:
-    """Refuse a file that lacks a column, or has one that is read twice.
-
-    Raises:
-        DataError: names the missing columns and those that are there, or the column that is not the only one.
-    """
+    """Refuse (DataError) a file that lacks a column, or has one that is read twice."""
+    present = columns_of(path, rows) or []
     missing = missing_columns(path, rows)
+    if missing and not present:
+        raise DataError(f"{path} is empty; is the download or the copy whole?")
     if missing:
-        present = columns_of(path, rows)
-        if not present:
-            raise DataError(f"{path} is empty; is the download or the copy whole?")
         guess = nearest(missing[0], present)
         raise DataError(f"{path} has no column {', '.join(map(repr, missing))}{guess}; it has {', '.join(present)}")
-    counts: Counter[Column] = Counter(columns_of(path, rows) or [])
     for column in rows.columns:
-        if counts[column] > 1:
-            raise DataError(f"{path} has {counts[column]} columns {column!r}; give each a name of its own")
+        if isinstance(column, str) and present.count(column) > 1:
+            raise DataError(f"{path} has {present.count(column)} columns {column!r}; give each a name of its own")
 
 
-def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Pick | None]]:
-    """Yield the line of each record, and what returns its columns; None for an odd row that is to be dropped."""
-    if rows.format == "jsonl":
-        for number, record in _json_records(path):
-            yield number, _by_key(path, number, record)
-        return
-    cells = _cells(path, rows)
-    header = next(cells, (1, []))[1] if rows.header else None
-    if header is not None:
-        check_columns(path, rows)
-    places = {name: place for place, name in enumerate(header or [])}
-    for number, row in cells:
-        odd = header is not None and len(row) != len(header)
-        if odd and rows.odd_rows == "refuse":
-            raise DataError(
-                f"{path}, line {number}: {len(row)} columns, but the header names {len(header or [])}; "
-                f"is quoting {'on' if rows.quoting else 'off'} right for this file?"
-            )
-        yield number, None if odd else _by_place(path, number, row, places)
+def field_of(record: Any, column: str) -> Any:
+    """Return a record's field, None where there is none; ``translation.de`` is `de` in the field `translation`."""
+    if column in record:
+        return record[column]
+    for part in column.split("."):
+        record = record.get(part) if isinstance(record, dict) else None
+    return record
 
 
-def _by_place(path: Path, number: int, row: Sequence[str], places: Mapping[str, int]) -> Pick:
-    def pick(column: Column) -> str:
-        place = column if isinstance(column, int) else places[column]
-        if place >= len(row):
-            if not any(row):
-                raise DataError(f"{path}, line {number} is empty; a table has a row a line: take the empty lines out")
-            raise DataError(
-                f"{path}, line {number}: {len(row)} columns, but column {place + 1} is wanted ({place}, counted from 0)"
-            )
+def _pick(where: str, record: Record, header: Sequence[str], places: Mapping[str, int], rows: Rows) -> Pick:
+    """Return what gives the columns of a record; raises DataError for one that is bad, or not as wide as its header."""
+    if isinstance(record, DataError):
+        raise record
+    if isinstance(record, Mapping):
+        return partial(_value, where, record)
+    if header and len(record) != len(header):
+        raise DataError(
+            f"{where}: {len(record)} columns, but the header names {len(header)}; "
+            f"is quoting {'on' if rows.quoting else 'off'} right for this file?"
+        )
+    return partial(_cell, where, record, places)
+
+
+def _cell(where: str, row: Sequence[str], places: Mapping[str, int], column: Column) -> str:
+    place = column if isinstance(column, int) else places[column]
+    if place < len(row):
         return row[place]
-
-    return pick
-
-
-def _by_key(path: Path, number: int, record: Mapping[str, Any]) -> Pick:
-    def pick(column: Column) -> str:
-        if column not in record:
-            guess = nearest(str(column), map(str, record))
-            raise DataError(f"{path}, line {number}: no key {column!r}{guess}; there are {', '.join(record)}")
-        value = record[str(column)]
-        if not isinstance(value, (str, int)):
-            raise DataError(f"{path}, line {number}: {column!r} holds {value!r}, neither text nor a whole number")
-        if isinstance(value, str) and _HALF_PAIR.search(value):
-            raise DataError(f"{path}, line {number}: {column!r} holds half of a surrogate pair, which is no character")
-        return str(value)
-
-    return pick
+    if not any(row):
+        raise DataError(f"{where} is empty; a table has a row a line: take the empty lines out")
+    raise DataError(f"{where}: {len(row)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
 
 
-def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str]]]:
+def _value(where: str, record: Mapping[str, Any], column: Column) -> str:
+    value = field_of(record, str(column))
+    if value is None and column not in record:
+        guess = nearest(str(column), map(str, record))
+        raise DataError(f"{where}: no key {column!r}{guess}; there are {', '.join(record)}")
+    if not isinstance(value, (str, int)):
+        raise DataError(f"{where}: {column!r} holds {value!r}, neither text nor a whole number")
+    if isinstance(value, str) and _HALF_PAIR.search(value):
+        raise DataError(f"{where}: {column!r} holds half of a surrogate pair, which is no character")
+    return str(value)
+
+
+def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str] | DataError]]:
     """Yield each record's first line and its cells. Empty lines are no records; of mere pairs they are bad ones."""
     separator = _SEPARATOR[rows.format]
     if rows.quoting:
         yield from _quoted(path, separator)
         return
     mere_pairs = rows.label is None and not rows.header
-    for number, line in enumerate(read_lines(path), start=1):
-        if line or mere_pairs:
+    for number, line in enumerate(lines_or_errors(path), start=1):
+        if isinstance(line, DataError):
+            yield number, line
+        elif line or mere_pairs:
             yield number, line.split(separator)
 
 
@@ -399,10 +417,11 @@ def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
         begun = reader.line_num + 1
 
 
-def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
     """Yield the objects of a JSON-lines file, or of one that holds a single JSON array, with their lines."""
     with reading(path), open_bytes(path) as handle:
         beginning = handle.read(_BEGINNING).lstrip(_BEFORE_JSON)
+    records: Iterable[Any]
     if beginning.startswith(b"["):
         lines, size = [], 0
         for line in read_lines(path, _LONGEST_JSON):
@@ -410,21 +429,27 @@ def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             size += len(line)
             if size > _LONGEST_JSON:
                 raise DataError(f"{path} is one JSON array of over {_LONGEST_JSON:,} bytes; write an object a line")
-        records: Iterable[tuple[int, Any]] = enumerate(_parsed(path, 1, "\n".join(lines)), start=1)
+        records = _parsed(path, 1, "\n".join(lines))
+        if isinstance(records, DataError):
+            raise records
     else:
-        numbered = enumerate(read_lines(path), start=1)
-        records = ((number, _parsed(path, number, line)) for number, line in numbered if line.strip())
-    for number, record in records:
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number}: no JSON object but {str(record)[:40]!r}")
-        yield number, record
+        lines_or_bad = enumerate(lines_or_errors(path), start=1)
+        records = (_parsed(path, number, line) for number, line in lines_or_bad)
+    for number, record in enumerate(records, start=1):
+        if isinstance(record, dict | DataError):
+            yield number, record
+        elif record is not None:
+            yield number, DataError(f"{path}, line {number}: no JSON object but {str(record)[:40]!r}")
 
 
-def _parsed(path: Path, number: int, text: str) -> Any:
+def _parsed(path: Path, number: int, line: str | DataError) -> Any:
+    """Return a line's value, or the error; None of an empty line."""
+    if isinstance(line, DataError) or not line.strip():
+        return line if isinstance(line, DataError) else None
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {number}: no JSON ({error})") from error
+        return DataError(f"{path}, line {number}: no JSON ({error})")
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -432,20 +457,3 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("an object has a key twice")
     return found
-
-
-def _whole(value: str, column: Column, place: tuple[str, int]) -> int:
-    try:
-        return _WHOLE.start + _WHOLE.index(int(value))
-    except ValueError as error:
-        raise DataError(
-            f"{place[0]}, line {place[1]}: column {column!r} holds {value!r}, not a whole number of 32 bits"
-        ) from error
-
-
-def _before(text: str, verb: int, place: tuple[str, int]) -> str:
-    """Return the words in front of the word with the number `verb`, counted from 1."""
-    words = text.split(" ")
-    if not 1 <= verb <= len(words):
-        raise DataError(f"{place[0]}, line {place[1]}: the verb is word {verb}, but there are {len(words)} words")
-    return " ".join(words[: verb - 1])

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, wraps
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, ParamSpec, Protocol
@@ -21,20 +21,12 @@ P = ParamSpec("P")
 
 
 class Row(NamedTuple):
-    """A pair of sentences, or a labelled example.
-
-    Attributes:
-        texts: source and target; of an example its one text, or two.
-        label: an example's class by name; None where it has none.
-        extras: whole numbers that come with an example, :data:`UNKNOWN` where they are not known.
-        place: the file and the line, or the row, for messages; of parallel files it is not kept.
-        whole: False for what stands for a row that could not be read; it has neither texts nor a label.
-    """
+    """A pair of sentences, or a labelled example. One that could not be read is not `whole`: it has no texts."""
 
     texts: tuple[str, ...]
-    label: str | None = None
-    extras: Mapping[str, int] = _NOTHING
-    place: tuple[str, int] = ("", 0)
+    label: str | None = None  # an example's class by name
+    extras: Mapping[str, int] = _NOTHING  # whole numbers that come with a row
+    place: tuple[str, int] = ("", 0)  # the file and the line, for messages; of parallel files it is not kept
     whole: bool = True
 
     def named(self) -> str:
@@ -106,14 +98,7 @@ def with_copies(rows: RowSource) -> Iterator[Row]:
 
 @repeatable
 def hold_out(rows: RowSource, period: int, places: Iterable[int] = (0,), *, held: bool) -> Iterator[Row]:
-    """Yield every `period`-th row, or all the others: a validation set taken out of a train set.
-
-    Args:
-        rows: the whole, numbered from 1.
-        period: how often a row is held out.
-        places: which of every `period` rows; the first is 1, and 0 or `period` the last.
-        held: yield those held out (True) or the rest (False).
-    """
+    """Yield the rows in these places of every `period`, the first of which is 1 (`held`), or all the others."""
     chosen = {place % period for place in places}
     return (row for number, row in enumerate(rows, start=1) if (number % period in chosen) is held)
 
@@ -121,13 +106,7 @@ def hold_out(rows: RowSource, period: int, places: Iterable[int] = (0,), *, held
 def divide_train(splits: Mapping[str, RowSource], divide: Divide, rows: str) -> tuple[Splits, dict[str, str]]:
     """Hold the splits that a corpus lacks out of train: always the same rows, whatever the source.
 
-    Args:
-        splits: what there is, train among it. A split that is there already is not made.
-        divide: which rows are for valid and test.
-        rows: what the rows are called.
-
-    Returns:
-        train and the splits that are made, and in words which rows those are; both empty where none is to be made.
+    Returns train and the splits that are made, and in words which rows those are; both empty where none is to be made.
     """
     places = {split: place for split, place in divide.places.items() if split not in splits}
     whole, period = splits["train"], divide.period
@@ -140,13 +119,10 @@ def divide_train(splits: Mapping[str, RowSource], divide: Divide, rows: str) -> 
 
 def divide_by_text(whole: RowSource, divide: ByText) -> tuple[Splits, dict[str, str]]:
     """Return the splits that the texts' digests make of one, and in words which shares those held out are."""
-    test = divide.of - divide.test
-    valid = test - divide.valid
-    bounds = {"train": range(valid), "valid": range(valid, test), "test": range(test, divide.of)}
-    words = {
-        name: f"{len(bounds[name])} of {divide.of} shares of the texts, by their SHA-256" for name in ("valid", "test")
-    }
-    return {name: _text_share(whole, divide.of, shares) for name, shares in bounds.items()}, words
+    shares = {"train": divide.of - divide.test - divide.valid, "valid": divide.valid, "test": divide.test}
+    ends = dict(zip(shares, accumulate(shares.values()), strict=True))
+    words = {name: f"{shares[name]} of {divide.of} shares of the texts, by their SHA-256" for name in ("valid", "test")}
+    return {name: _text_share(whole, divide.of, range(end - shares[name], end)) for name, end in ends.items()}, words
 
 
 @repeatable

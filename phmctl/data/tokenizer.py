@@ -27,7 +27,6 @@ Kind = Literal["bpe", "word"]
 BYTES = 256
 SMALLEST_BPE = BYTES + len(SPECIAL_TOKENS)
 
-_FIRST = "phmctl-tokenizer-1"  # the format of before the library's own
 _MIN_PAIRS = 2  # a merge seen once memorises a line; subword-nmt stops there too
 # With the space before it: a word with its apostrophes, a run of one punctuation mark, another kind of space.
 _WORD = r"[\p{L}\p{M}\p{N}_]+"
@@ -41,13 +40,10 @@ SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
 
 
 class Tokenizer:
-    """A vocabulary and the rule that splits text into it. Made by :func:`train_tokenizer` or :meth:`load`.
+    """A vocabulary, in the order of its ids, and the rule that splits text into it.
 
-    Args:
-        kind: ``bpe`` (byte-level, nothing is unknown) or ``word``.
-        vocabulary: the token types in the order of their ids; the special tokens first.
-        merges: the pairs that BPE joins, first one first; empty for words.
-        lowercase: whether text is lower-cased before it is split (decoding cannot undo it).
+    Made by :func:`train_tokenizer` or :meth:`load`. The merges are the pairs that BPE joins, first one first. Decoding
+    cannot undo lower-casing.
     """
 
     def __init__(
@@ -86,30 +82,19 @@ class Tokenizer:
         return str(self._engine.to_str())
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as the `tokenizers` library does: ``tokenizers.Tokenizer.from_file`` reads it, too.
-
-        The same tokenizer gives the same bytes.
-
-        Raises:
-            OutputError: the folder cannot be written.
-        """
+        """Write the tokenizer as the `tokenizers` library does: ``tokenizers.Tokenizer.from_file`` reads it, too."""
         write_atomic(path, self.engine_json() + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer that :meth:`save` wrote, now or in an earlier version.
-
-        Raises:
-            DataError: the file is missing or is not a tokenizer, or one of another program.
-        """
+        """Read a tokenizer that :meth:`save` wrote; raises DataError for a file that is missing, or none of ours."""
         content = read_json_object(path, DataError, "restore it or prepare anew")
-        first = content.get("format") == _FIRST
-        if not first and "model" not in content:
+        if "model" not in content:
             raise DataError(f"{path} is no tokenizer that this version of phmctl can read; prepare anew")
         try:
-            stored = _Stored.model_validate(content if first else _parts_of(content))
+            stored = _Stored.model_validate(_parts_of(content))
             found = cls(stored.kind, stored.vocabulary, stored.merges, lowercase=stored.lowercase)
-            if not first and not _alike(json.loads(found.engine_json()), content):
+            if not _alike(json.loads(found.engine_json()), content):
                 raise ValueError("it splits text as none of phmctl's does")
             return found
         except Exception as error:  # the library raises bare Exceptions
@@ -159,20 +144,11 @@ def _alike(ours: Any, theirs: Any) -> bool:
 def train_tokenizer(
     texts: Iterable[str], kind: Kind, vocabulary: int, *, lowercase: bool = False, min_count: int | None = None
 ) -> Tokenizer:
-    """Learn a vocabulary from texts. The same texts, in any order, give the same tokenizer.
+    """Learn a vocabulary of at most so many token types. The same texts, in any order, give the same tokenizer.
 
     BPE after Sennrich et al. (2016), on bytes; pairs with equal counts are merged in the order of their parts' ids.
-    Words: the most frequent ones, those with equal counts in alphabetical order.
-
-    Args:
-        texts: the training lines.
-        kind: ``bpe`` or ``word``.
-        vocabulary: the largest number of token types, special tokens included; a small corpus may give fewer.
-        lowercase: lower-case the text first.
-        min_count: how often a word, or a pair that BPE joins, must occur; None: a word once, a pair twice.
-
-    Raises:
-        DataError: a BPE vocabulary too small for the 256 bytes and the special tokens.
+    Words: the most frequent ones, those with equal counts in alphabetical order. A word must occur `min_count` times,
+    by default once; a pair that BPE joins, twice.
     """
     if kind == "bpe" and vocabulary < SMALLEST_BPE:
         raise DataError(
@@ -205,11 +181,7 @@ class TokenizerPair:
         return self.source is self.target
 
     def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json``, or ``tokenizer.source.json`` and ``tokenizer.target.json``, into a folder.
-
-        Raises:
-            OutputError: the folder cannot be written.
-        """
+        """Write ``tokenizer.json``, or ``tokenizer.source.json`` and ``tokenizer.target.json``, into a folder."""
         if self.joint:
             self.source.save(folder / JOINT_FILE)
             return
@@ -218,11 +190,7 @@ class TokenizerPair:
 
     @classmethod
     def load(cls, folder: Path) -> "TokenizerPair":
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            DataError: a file is missing or is not a tokenizer.
-        """
+        """Read what :meth:`save` wrote."""
         if (folder / JOINT_FILE).is_file() or not (folder / SIDE_FILES[0]).is_file():
             joint = Tokenizer.load(folder / JOINT_FILE)
             return cls(joint, joint)
@@ -231,13 +199,7 @@ class TokenizerPair:
 
 
 def train_pair(rows: Iterable[Row], kind: Kind, vocabulary: int, *, joint: bool, **how: Any) -> TokenizerPair:
-    """Learn the tokenizers of rows' texts, which are gone through once a vocabulary: one if `joint`, or one a side.
-
-    The other arguments are those of :func:`train_tokenizer`.
-
-    Raises:
-        DataError: see there.
-    """
+    """Learn the tokenizers of rows' texts, which are gone through once a vocabulary: one if `joint`, or one a side."""
 
     def learn(texts: Iterable[str]) -> Tokenizer:
         return train_tokenizer(texts, kind, vocabulary, **how)

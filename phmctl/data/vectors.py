@@ -24,27 +24,14 @@ _INTEGER = re.compile(r"[-+]?[0-9]+")
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of a vocabulary.
+    """The vectors of a vocabulary."""
 
-    Attributes:
-        table: (V, d) float32. PAD is zero; a token type that the file lacks has the mean of those that it has.
-        covered: (V,) bool, whether the file has the token type.
-    """
-
-    table: Floats
-    covered: npt.NDArray[np.bool_]
+    table: Floats  # (V, d). PAD is zero; a token type that the file lacks has the mean of those that it has
+    covered: npt.NDArray[np.bool_]  # (V,), whether the file has the token type
 
 
 def read_vectors(path: Path, vocabulary: Sequence[str]) -> Vectors:
-    """Read the vectors of a word tokenizer's vocabulary. Where a word is missing its lower-case form is taken.
-
-    Args:
-        path: the file.
-        vocabulary: the token types in the order of their ids, special tokens first, each with the space before it.
-
-    Raises:
-        DataError: the file cannot be read, a row has another width than the first, or no word of it is wanted.
-    """
+    """Read the vectors of a word tokenizer's vocabulary. Where a word is missing its lower-case form is taken."""
     exact: dict[str, list[int]] = defaultdict(list)
     lowered: dict[str, list[int]] = defaultdict(list)
     for index, token in enumerate(vocabulary[len(SPECIAL_TOKENS) :], start=len(SPECIAL_TOKENS)):
@@ -62,10 +49,7 @@ def read_vectors(path: Path, vocabulary: Sequence[str]) -> Vectors:
         raise DataError(
             f"{path} has none of the {len(vocabulary):,} words of the vocabulary; are they vectors of words?"
         )
-    return _table(found, len(vocabulary))
-
-
-def _table(found: dict[int, Floats], size: int) -> Vectors:
+    size = len(vocabulary)
     rows = np.fromiter(found, np.int64, len(found))
     vectors = np.stack([*found.values()])  # (covered, d)
     covered = np.zeros(size, np.bool_)

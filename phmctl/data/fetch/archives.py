@@ -2,15 +2,15 @@
 
 import lzma
 import os
-import shutil
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 from phmctl.data.card import Url
 from phmctl.data.fetch.http import download
@@ -39,16 +39,7 @@ class DamagedError(DataError):
 
 
 def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> None:
-    """Fetch a card's files into the cache, and unpack those that are archives, each into a folder of its own.
-
-    Nobody else may write there meanwhile: what a killed process left is swept. With `refetch` what is there already is
-    fetched, too.
-
-    Raises:
-        DownloadError: a server cannot be reached, or refuses.
-        DataError: an archive is damaged, or too large.
-        OutputError: the cache cannot be written.
-    """
+    """Fetch a card's files into the cache, and unpack archives there. Nobody else may write there meanwhile."""
     for item in urls:
         _fetch(item, cache, refetch)
 
@@ -73,35 +64,29 @@ def _fetch(item: Url, cache: Path, refetch: bool) -> None:
 def extract(
     archive: Path, folder: Path, *, limit: int | None = None, members: int = 100_000, anew: bool = False
 ) -> Path:
-    """Unpack a tar (plain or compressed) or zip archive into a new folder.
+    """Unpack a tar (plain or compressed) or zip archive into a new folder, which appears only when it is whole.
 
-    All members are checked before the first is written, and the folder appears only when it is whole. One that is there
-    already is left as it is. Links and devices are refused: a corpus has no need of them, and a link can lead out.
-
-    Args:
-        archive: the file.
-        folder: the folder to make, and to return.
-        limit: bytes of its content, at most; None: 200 times its size, or 256 MiB if that is more, up to 64 GiB.
-        members: how many it may have.
-        anew: replace a folder that is there already.
-
-    Raises:
-        DamagedError: the archive is not whole.
-        DataError: it holds too much, or a member's name leads out of the folder; nothing is extracted then.
-        OutputError: the folder cannot be written.
+    A folder that is there already stays, unless `anew`. Links and devices are refused: a corpus has no need of them,
+    and a link can lead out. `limit` is in bytes; by default 200 times the archive's size, or 256 MiB if that is more.
     """
     if folder.is_dir() and not anew:
         return folder
     with replacing(folder) as content, _reading(archive):
-        room = _Room(archive, limit, members)
-        if zipfile.is_zipfile(archive):
-            _extract_zip(archive, content, room)
-        else:
-            _extract_tar(archive, content, room)
+        room = _Limits(archive, limit, members)
+        for member in (_in_zip if zipfile.is_zipfile(archive) else _in_tar)(archive, room):
+            _check(archive, member)
+            if member.open is not None:
+                _write(archive, member, content / member.name)
     return folder
 
 
-class _Room:
+class _Member(NamedTuple):
+    name: str
+    plain: bool  # a file or a folder, no link or device
+    open: Callable[[], IO[bytes] | None] | None  # None of a folder
+
+
+class _Limits:
     """How much an archive may still hold."""
 
     def __init__(self, archive: Path, limit: int | None, members: int) -> None:
@@ -133,7 +118,7 @@ def _reading(archive: Path) -> Iterator[None]:
         raise DamagedError(f"{archive} is not a whole tar or zip archive ({reason}); fetch it again") from error
 
 
-def _extract_tar(archive: Path, folder: Path, room: _Room) -> None:
+def _in_tar(archive: Path, room: _Limits) -> Iterator[_Member]:
     class Header(tarfile.TarInfo):
         """Counts what headers of long names and attributes hold, before it is read into memory at once."""
 
@@ -145,49 +130,46 @@ def _extract_tar(archive: Path, folder: Path, room: _Room) -> None:
             return header
 
     with tarfile.open(archive, tarinfo=Header) as tar:
-        members = []
         for member in tar:
             room.take(member.size)
-            members.append(member)
+            read = partial(tar.extractfile, member) if member.isfile() else None
+            yield _Member(member.name, member.isfile() or member.isdir(), read)
         while tar.fileobj is not None and (rest := tar.fileobj.read(_CHUNK)):
             room.take(len(rest), members=0)  # to the compressed stream's end, where its checksum stands
-        for member in members:
-            _check(archive, member.name, regular=member.isfile() or member.isdir())
-        for member in members:
-            if member.isfile():
-                _write(tar.extractfile(member), archive, folder, member.name)
 
 
-def _extract_zip(archive: Path, folder: Path, room: _Room) -> None:
+def _in_zip(archive: Path, room: _Limits) -> Iterator[_Member]:
     with zipfile.ZipFile(archive) as packed:
-        members = packed.infolist()
-        for member in members:
-            kind = member.external_attr >> 28  # the file type of Unix, 0 where the archive was made elsewhere
-            _check(archive, member.filename, regular=kind in (0, 4, 8))
+        for member in packed.infolist():
             room.take(member.file_size)
-        for member in members:
-            if not member.is_dir():
-                with packed.open(member) as content:
-                    _write(content, archive, folder, member.filename)
+            kind = member.external_attr >> 28  # the file type of Unix, 0 where the archive was made elsewhere
+            read = None if member.is_dir() else partial(packed.open, member)
+            yield _Member(member.filename, kind in (0, 4, 8), read)
 
 
-def _check(archive: Path, name: str, *, regular: bool) -> None:
-    parts = PurePosixPath(name.replace("\\", "/")).parts
-    if ".." in parts or PureWindowsPath(name).anchor:  # an anchor: /, \\ or a drive
-        raise DataError(f"{archive}: member {name!r} leads out of the archive's folder; nothing was extracted")
-    if not regular:
-        raise DataError(f"{archive}: member {name!r} is a link or a device; nothing was extracted")
+def _check(archive: Path, member: _Member) -> None:
+    parts = PurePosixPath(member.name.replace("\\", "/")).parts
+    if ".." in parts or PureWindowsPath(member.name).anchor:  # an anchor: /, \\ or a drive
+        raise DataError(f"{archive}: member {member.name!r} leads out of the archive's folder; nothing was extracted")
+    if not member.plain:
+        raise DataError(f"{archive}: member {member.name!r} is a link or a device; nothing was extracted")
 
 
-def _write(content: IO[bytes] | None, archive: Path, folder: Path, name: str) -> None:
-    path = folder / name
+def _write(archive: Path, member: _Member, path: Path) -> None:
+    content = member.open and member.open()
     if content is None:
         return
-    if path.exists() or any(above.is_file() for above in path.parents if above.is_relative_to(folder)):
-        raise DataError(f"{archive}: member {name!r} stands where another does; nothing was extracted")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as handle:
-            shutil.copyfileobj(content, handle)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = path.open("xb")
+        except (FileExistsError, NotADirectoryError) as error:
+            where = f"{archive}: member {member.name!r} stands where another does"
+            raise DataError(f"{where}; nothing was extracted") from error
+    with content, handle:
+        while chunk := content.read(_CHUNK):
+            with writing(path):
+                handle.write(chunk)
+        with writing(path):
             handle.flush()
             os.fsync(handle.fileno())

@@ -1,21 +1,18 @@
 """Fetching one file over HTTP: into a part beside the target, resumed where it broke off, verified, then renamed."""
 
 import http.client
-import os
 import re
-import secrets
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import progress
 from phmctl.errors import DownloadError
 from phmctl.files import sha256 as sha256_of
-from phmctl.files import sync_folder, write_atomic, writing
+from phmctl.files import sync_file, sync_folder, write_atomic, writing
 
 _CHUNK = 1 << 18  # bytes
 _BROKEN = (OSError, http.client.HTTPException)  # a disk's OSError has become an OutputError before
@@ -23,10 +20,6 @@ _STRONG_TAG = re.compile('"[\x21\x23-\x7e\x80-\xff]*"')  # as RFC 9110 has it
 _LARGEST = 64 << 30  # bytes of a file
 _SLOWEST = 1 << 12  # bytes a second of a connection
 _FINAL = {400, 401, 403, 404, 410, 451}  # answers that asking again does not change
-
-
-class _IncompleteError(Exception):
-    """The connection ended before the file did."""
 
 
 def download(
@@ -40,74 +33,96 @@ def download(
     pause: float = 1.0,
     limit: int = _LARGEST,
 ) -> Path:
-    """Fetch `url` into `target`, unless it is there already. One process at a time may do so.
+    """Fetch `url` into `target`, unless it is there with this SHA-256. One process at a time may do so.
 
-    What arrives is kept in ``<target>.<random>.part``, and a later call takes it over and goes on from there. The
-    server is asked to send the rest only if the file is still the same; where neither its ETag nor a SHA-256 could
-    tell, the fetch begins anew.
-
-    Args:
-        url: an ``http(s)`` or ``file`` address.
-        target: the file to make, and to return.
-        sha256: the content's SHA-256 in hexadecimal, if known; a file that has another is fetched again.
-        refetch: fetch it even if it is there; what was there stays until the new one is whole.
-        attempts: connections tried in a row.
-        timeout: seconds without an answer, or with less than 4 KiB a second, after which a connection counts as broken.
-        pause: seconds before the second attempt, doubled for each further one.
-        limit: bytes of the file, at most.
-
-    Raises:
-        DownloadError: the server cannot be reached, refuses, redirects to what is no HTTP, or sends too much or
-            something else than the SHA-256 says.
-        OutputError: the folder cannot be written.
+    What arrives stays in ``<target>.part``. A later call asks for the rest if the file is still the same; where neither
+    its ETag nor a SHA-256 could tell, it begins anew. A connection counts as broken after `timeout` seconds without an
+    answer, or with less than 4 KiB a second.
     """
     if target.is_file() and not refetch and (sha256 is None or sha256_of(target) == sha256):
         return target
-    with writing(target):
+    part, tag = (target.with_name(target.name + end) for end in (".part", ".part.etag"))
+    with writing(target), progress(f"fetching {target.name}", None) as advance:
         target.parent.mkdir(parents=True, exist_ok=True)
-    part = _Part(target, trusted=sha256 is not None, limit=limit)
-    _fetch(url, part, attempts, timeout, pause)
-    part.verify(url, sha256)
-    part.publish()
-    return target
-
-
-def _fetch(url: str, part: "_Part", attempts: int, timeout: float, pause: float) -> None:
-    """Receive the whole file, over as many connections as it takes and `attempts` allows."""
-    with progress(f"fetching {part.target.name}", None) as advance:
         for attempt in range(1, attempts + 1):
             try:
-                return _receive(url, part, timeout, advance)
+                _receive(url, part, tag, trusted=sha256 is not None, timeout=timeout, limit=limit, advance=advance)
+                break
             except urllib.error.HTTPError as error:
                 error.close()
                 if error.code in _FINAL or attempt == attempts:
                     raise _refused(url, f"the server answers {error.code} {error.reason}") from error
-            except (*_BROKEN, _IncompleteError, ValueError) as error:
+            except (*_BROKEN, ValueError) as error:
                 if attempt == attempts or isinstance(error, ValueError):
                     raise _refused(url, str(getattr(error, "reason", error)) or type(error).__name__) from error
             time.sleep(pause * 2 ** (attempt - 1))
-    return None
+        if sha256 is not None and (actual := sha256_of(part)) != sha256:
+            _drop(part, tag)
+            raise DownloadError(
+                f"{url} has SHA-256 {actual[:12]}..., but {sha256[:12]}... was expected; what arrived was dropped\n"
+                "the publisher has changed the file, or something on the way did; try again, or use --source DIR"
+            )
+        sync_file(part)
+        part.replace(target)
+        tag.unlink(missing_ok=True)
+        sync_folder(target.parent)
+    return target
 
 
-def _receive(url: str, part: "_Part", timeout: float, advance: Callable[[int], None]) -> None:
-    """Receive what is missing over one connection."""
-    rest = part.headers()
-    request = urllib.request.Request(url, headers={"User-Agent": "phmctl", **rest})
+def _receive(
+    url: str, part: Path, tag: Path, *, trusted: bool, timeout: float, limit: int, advance: Callable[[int], None]
+) -> None:
+    """Receive what is missing over one connection; `trusted`: a SHA-256 will tell whether the pieces fit."""
+    size = part.stat().st_size if part.is_file() else 0
+    known = tag.read_text(encoding="latin-1") if tag.is_file() else ""
+    headers = {"User-Agent": "phmctl"}
+    if resuming := bool(size and (known or trusted)):
+        headers |= {"Range": f"bytes={size}-"} | ({"If-Range": known} if known else {})
     try:
-        response = urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
+        opener = urllib.request.build_opener(_Redirects)
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and rest:  # nothing behind what we have: whole already, or of another file
-            error.close()
-            return part.settle(error.headers.get("Content-Range", ""))
-        raise
+        if error.code != 416 or not resuming:
+            raise
+        error.close()  # nothing behind what we have: it is whole already, or of another file
+        if error.headers.get("Content-Range", "") == f"bytes */{size}":
+            return
+        _drop(part, tag)
+        raise ConnectionError("the file on the server has changed") from error
     with response:
         resumed = getattr(response, "status", None) == 206
-        part.begin(response, resumed=resumed)
+        if resumed and not str(response.headers.get("Content-Range", "")).startswith(f"bytes {size}-"):
+            _drop(part, tag)
+            raise ConnectionError("the server sends another part than was asked for")
+        if not resumed:
+            _drop(part, tag)
+            found = str(response.headers.get("ETag", ""))
+            if _STRONG_TAG.fullmatch(found):  # a weak one, W/"...", promises no equal bytes
+                write_atomic(tag, found.encode("latin-1"))
+        received = _append(response, part, size if resumed else 0, timeout, limit, advance)
         expected = response.headers.get("Content-Length")
-        received = part.append(response, timeout, resumed=resumed, advance=advance)
         if expected is not None and received < int(expected):
-            raise _IncompleteError(f"the connection ended after {received:,} of {int(expected):,} bytes")
-    return None
+            raise ConnectionError(f"the connection ended after {received:,} of {int(expected):,} bytes")
+
+
+def _append(response: Any, part: Path, size: int, timeout: float, limit: int, advance: Callable[[int], None]) -> int:
+    """Write the answer's body behind the `size` bytes that are there; return its bytes."""
+    received, began = 0, time.monotonic()
+    with writing(part):
+        handle = part.open("ab")
+    with handle:
+        while chunk := response.read1(_CHUNK):
+            received += len(chunk)
+            if size + received > limit:
+                part.unlink()
+                raise ValueError(f"the file has more than {limit:,} bytes")
+            with writing(part):
+                handle.write(chunk)
+            advance(len(chunk))
+            seconds = time.monotonic() - began
+            if seconds > timeout and received < _SLOWEST * seconds:
+                raise ConnectionError(f"only {received:,} bytes came in {seconds:.0f} seconds")
+    return received
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -121,109 +136,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class _Part:
-    """What has arrived of a file, and the ETag of the file that it belongs to."""
-
-    def __init__(self, target: Path, *, trusted: bool, limit: int = _LARGEST) -> None:
-        self.target, self.limit = target, limit
-        self.path = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-        self.tag_path = self._tag_of(self.path)
-        self.trusted = trusted  # a SHA-256 will tell whether the pieces fit
-        with writing(target):
-            self._take_over()
-
-    def _take_over(self) -> None:
-        """Go on with what the last fetch that ended early left; sweep what others did."""
-        name = re.compile(re.escape(self.target.name) + r"(?:\.[0-9a-f]{8})?\.part")
-        left = [path for path in self.target.parent.iterdir() if name.fullmatch(path.name)]
-        left.sort(key=lambda path: path.stat().st_mtime_ns)
-        for path in left[:-1]:
-            path.unlink()
-            self._tag_of(path).unlink(missing_ok=True)
-        for path in left[-1:]:
-            path.rename(self.path)
-            with suppress(FileNotFoundError):
-                self._tag_of(path).rename(self.tag_path)
-
-    @staticmethod
-    def _tag_of(path: Path) -> Path:
-        return path.with_name(path.name + ".etag")
-
-    @property
-    def size(self) -> int:
-        """Bytes that are there."""
-        return self.path.stat().st_size if self.path.is_file() else 0
-
-    def headers(self) -> dict[str, str]:
-        """Return the request's headers that ask for the rest."""
-        tag = self.tag_path.read_text(encoding="latin-1") if self.tag_path.is_file() else ""
-        if not self.size or not (tag or self.trusted):
-            return {}
-        return {"Range": f"bytes={self.size}-"} | ({"If-Range": tag} if tag else {})
-
-    def begin(self, response: Any, *, resumed: bool) -> None:
-        """Check that a partial answer begins where the part ends; note which file a whole one belongs to."""
-        if resumed:
-            if not str(response.headers.get("Content-Range", "")).startswith(f"bytes {self.size}-"):
-                self.discard()
-                raise _IncompleteError("the server sends another part than was asked for")
-            return
-        tag = str(response.headers.get("ETag", ""))
-        if _STRONG_TAG.fullmatch(tag):  # a weak one, W/"...", promises no equal bytes
-            write_atomic(self.tag_path, tag.encode("latin-1"))
-        else:
-            self.tag_path.unlink(missing_ok=True)
-
-    def append(self, response: Any, timeout: float, *, resumed: bool, advance: Callable[[int], None]) -> int:
-        """Write the answer's body; return its bytes."""
-        received, began = 0, time.monotonic()
-        with writing(self.path):
-            handle = self.path.open("ab" if resumed else "wb")
-        with handle:
-            while chunk := response.read1(_CHUNK):
-                with writing(self.path):
-                    handle.write(chunk)
-                received += len(chunk)
-                advance(len(chunk))
-                if handle.tell() > self.limit:
-                    self.discard()
-                    raise ValueError(f"the file has more than {self.limit:,} bytes")
-                seconds = time.monotonic() - began
-                if seconds > timeout and received < _SLOWEST * seconds:
-                    raise _IncompleteError(f"only {received:,} bytes came in {seconds:.0f} seconds")
-        return received
-
-    def settle(self, content_range: str) -> None:
-        """Keep a part that is as long as the file; drop one that is not."""
-        if content_range != f"bytes */{self.size}":
-            self.discard()
-            raise _IncompleteError("the file on the server has changed")
-
-    def verify(self, url: str, expected: str | None) -> None:
-        """Compare the SHA-256, where it is known."""
-        if expected is None:
-            return
-        actual = sha256_of(self.path)
-        if actual != expected:
-            self.discard()
-            raise DownloadError(
-                f"{url} has SHA-256 {actual[:12]}..., but {expected[:12]}... was expected; what arrived was dropped\n"
-                "the publisher has changed the file, or something on the way did; try again, or use --source DIR"
-            )
-
-    def publish(self) -> None:
-        """Give the finished file its name."""
-        with writing(self.target):
-            with self.path.open("rb+") as handle:
-                os.fsync(handle.fileno())
-            self.path.replace(self.target)
-            self.tag_path.unlink(missing_ok=True)
-            sync_folder(self.target.parent)
-
-    def discard(self) -> None:
-        """Forget what has arrived."""
-        self.path.unlink(missing_ok=True)
-        self.tag_path.unlink(missing_ok=True)
+def _drop(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _refused(url: str, reason: str) -> DownloadError:

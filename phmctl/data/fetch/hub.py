@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from phmctl.console import note
 from phmctl.data.card import Hub
-from phmctl.data.readers import named_label
+from phmctl.data.readers import as_line, field_of, named_label
 from phmctl.data.rows import Row, SourceFile, Splits
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import clear, replacing, writing
@@ -35,11 +35,13 @@ class HubRows:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield the rows; raises :class:`DataError` with the row where a text is none."""
         for number, row in enumerate(self.rows, start=1):
-            texts = tuple(_text_of(row, column, self.name, number) for column in self.hub.text_columns)
-            label = self.hub.label and named_label(str(_field_of(row, self.hub.label)), self.hub)
-            yield Row(texts, label, place=(self.name, number))
+            texts = [field_of(row, column) for column in self.hub.text_columns]
+            for column, value in zip(self.hub.text_columns, texts, strict=True):
+                if not isinstance(value, str):
+                    raise DataError(f"{self.name}, row {number}: column {column!r} holds {value!r}, not text")
+            label = self.hub.label and named_label(str(field_of(row, self.hub.label)), self.hub)
+            yield Row(tuple(map(as_line, texts)), label, place=(self.name, number))
 
 
 class Loaded(NamedTuple):
@@ -51,17 +53,7 @@ class Loaded(NamedTuple):
 
 
 def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> Loaded:
-    """Load a hub dataset's splits. What was fetched once is kept in the cache as Arrow, and no network asked again.
-
-    Args:
-        hub: where it is; an id that is a local folder is read from there.
-        cache: the folder for what is fetched; nobody else writes there meanwhile.
-        refetch: fetch what is in the cache already.
-
-    Raises:
-        DownloadError: the hub cannot be reached, or refuses.
-        DataError: a split or a column is not there.
-    """
+    """Load a dataset of the hub, or of a local folder. What was fetched once is kept in the cache, as Arrow."""
     kept = cache / re.sub(r"[^\w.-]+", "--", "@".join(filter(None, (hub.id, hub.config, hub.folder, hub.revision))))
     dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept, refetch)
     side = "pairs" if hub.label is None else "rows"
@@ -70,9 +62,12 @@ def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> Loaded:
     for split, name in hub.splits.items():
         if name not in dataset:
             raise DataError(f"{hub.id} has no split {name!r}; it has {', '.join(sorted(dataset))}")
-        _check_columns(dataset[name], hub)
-        splits[split] = HubRows(dataset[name], hub, f"{hub.id} ({name})")
-        files += [SourceFile(Path(file["filename"]), split, side) for file in dataset[name].cache_files]
+        rows = dataset[name]
+        for column in (*hub.text_columns, *filter(None, [hub.label])):
+            if len(rows) and field_of(rows[0], column) is None:
+                raise DataError(f"{hub.id} has no column {column!r}; it has {', '.join(rows.column_names)}")
+        splits[split] = HubRows(rows, hub, f"{hub.id} ({name})")
+        files += [SourceFile(Path(file["filename"]), split, side) for file in rows.cache_files]
     return Loaded(splits, files, f"hub {hub.id}{_version(hub, dataset)}")
 
 
@@ -91,8 +86,7 @@ def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
     try:
         return datasets.load_from_disk(str(kept))
     except Exception as error:  # as many kinds as in _load
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{kept} is damaged ({reason}); fetch it anew: --refetch") from error
+        raise DataError(f"{kept} is damaged ({_reason(error)}); fetch it anew: --refetch") from error
 
 
 def _version(hub: Hub, dataset: Any) -> str:
@@ -115,13 +109,15 @@ def _load(hub: Hub, cache: Path) -> Any:
             hub.id, hub.config, data_dir=hub.folder, revision=hub.revision, cache_dir=str(cache)
         )
     except Exception as error:  # the library and those below it raise dozens of kinds
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DownloadError(
-            f"the hub does not give {hub.id!r}: {reason}\nif you have the files, name their folder: --source DIR"
-        ) from error
+        refused = f"the hub does not give {hub.id!r}: {_reason(error)}"
+        raise DownloadError(f"{refused}\nif you have the files, name their folder: --source DIR") from error
     finally:
         if hidden:
             datasets.enable_progress_bars()
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _check_reachable(dataset: str) -> None:
@@ -142,28 +138,3 @@ def _check_reachable(dataset: str) -> None:
     raise DownloadError(
         f"{reason}\nwith the network back, run it again; if you have the files, name their folder: --source DIR"
     )
-
-
-def _check_columns(rows: Any, hub: Hub) -> None:
-    if not len(rows):
-        return
-    for column in (*hub.text_columns, *filter(None, [hub.label])):
-        if _field_of(rows[0], column) is None:
-            raise DataError(f"{hub.id} has no column {column!r}; it has {', '.join(rows.column_names)}")
-
-
-def _field_of(row: Any, column: str) -> Any:
-    """Return a row's field; ``translation.de`` is `de` in the field `translation`."""
-    if column in row:
-        return row[column]
-    for part in column.split("."):
-        row = row.get(part) if isinstance(row, dict) else None
-    return row
-
-
-def _text_of(row: Any, column: str, name: str, number: int) -> str:
-    """Return a row's text, as one line; raises :class:`DataError` with the split's name and the row if none."""
-    value = _field_of(row, column)
-    if not isinstance(value, str):
-        raise DataError(f"{name}, row {number}: column {column!r} holds {value!r}, not text")
-    return value.replace("\r\n", " ").replace("\n", " ")  # a sentence is a line everywhere else

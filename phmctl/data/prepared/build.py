@@ -2,14 +2,13 @@
 
 import glob
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import note
-from phmctl.data.prepared.manifest import MANIFEST, STRICTER, read_manifest
+from phmctl.data.prepared.manifest import MANIFEST, read_manifest
 from phmctl.data.prepared.provenance import CARD, Sources
 from phmctl.errors import DataError, OutputError
 from phmctl.files import clear, damaged_files, locked, replacing, temporaries, tidying, writing
@@ -26,16 +25,7 @@ def build(
 ) -> None:
     """Build a prepared folder, unless it is there already, of the same sources and settings and whole.
 
-    Args:
-        folder: where it is to be.
-        settings: what decides on its content, beside the sources.
-        sources: what it is made from.
-        write: writes everything into the empty folder given; its second argument is for the manifest.
-        workers, force: see :func:`phmctl.data.prepared.prepare.prepare`.
-
-    Raises:
-        DataError: what `write` raises, or a source cannot be read.
-        OutputError: the folder cannot be written.
+    `write` writes everything into the empty folder given; its second argument is for the manifest.
     """
     lock = folder.with_name(f".{folder.name}.lock")
     if force or not current(folder, settings, sources):
@@ -46,8 +36,10 @@ def build(
                 with replacing(folder) as temporary, _threads(workers):
                     write(temporary, {"settings": dict(settings), **sources.describe()})
                 note(f"prepared in {folder}")
-    else:
-        _clear(folder, lock)
+    elif temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old")):
+        with suppress(OSError, OutputError), locked(lock, wait=False) as held:
+            if held:  # what a process left that was killed; nobody else is at work there
+                clear(folder)
     sources.remember()
 
 
@@ -76,23 +68,13 @@ def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None,
             return [f"{MANIFEST} changed"]
         before = manifest["settings"]
         changed = [f"{key} changed" for key in {**before, **settings} if before.get(key) != settings.get(key)]
-        changed += ["what max_tokens counts changed"] if STRICTER in manifest else []
         if sources is not None:
             changed += sources.changed(manifest)
-        elif card and card != manifest.get(CARD, card):
+        elif card and card != manifest.get(CARD):
             changed.append("the card changed")
         return changed + [f"{name} changed" for name in damaged_files(folder, manifest["files"])]
     except (DataError, KeyError, TypeError):  # damaged
         return [f"{MANIFEST} changed"]
-
-
-def _clear(folder: Path, lock: Path) -> None:
-    """Remove what a process left that was killed beside a folder that is whole, unless another is at work there."""
-    asides = folder.parent.glob(f".{glob.escape(folder.name)}.*.old")
-    if temporaries(folder) or any(asides):
-        with suppress(OSError, OutputError), locked(lock, wait=False) as held:
-            if held:
-                clear(folder)
 
 
 def _recover(folder: Path, settings: Mapping[str, Any], sources: Sources) -> None:
@@ -106,7 +88,6 @@ def _recover(folder: Path, settings: Mapping[str, Any], sources: Sources) -> Non
                 entry.rename(folder)
                 break
     clear(folder)
-    shutil.rmtree(folder.with_name(f".{folder.name}.new"), ignore_errors=True)  # an earlier version's
 
 
 @contextmanager

@@ -39,16 +39,12 @@ def data_root() -> Path:
 
 
 def prepared_folder(data: Section, root: Path) -> Path:
-    """Return where the data of these settings lies once prepared.
-
-    Raises:
-        DataError: the corpus' name cannot be a folder's.
-    """
+    """Return where the data of these settings lies once prepared; raises DataError for a name that is no folder's."""
     name = f"{data.tokenizer}-{data.vocabulary}"
     if isinstance(data, LabelledSection):
         name = f"labelled-{name}-{data.max_tokens}"
     else:
-        turned, doubled = "-reverse" * is_reversed(data), "-copies" * has_copies(data)
+        turned, doubled = "-reverse" * is_reversed(data), "-copies" * data.copies
         name = f"{name}{'-joint' * data.joint}-{data.max_tokens}{turned}{doubled}"
     return root / "prepared" / corpus_name(data.card) / name
 
@@ -70,22 +66,16 @@ def prepare_command(data: Section, root: Path | None = None) -> str:
 
 def is_reversed(data: Section) -> bool:
     """Return whether sources and targets change places."""
-    return not isinstance(data, LabelledSection) and data.direction == "reverse"
+    return isinstance(data, ParallelSection) and data.direction == "reverse"
 
 
 def has_copies(data: Section) -> bool:
     """Return whether train has each target as its own source too."""
-    return not isinstance(data, LabelledSection) and data.copies
+    return isinstance(data, ParallelSection) and data.copies
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
-    """Return the sizes of the trained vocabularies, (source, target), or of one and the label set.
-
-    None where the data is not prepared.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """Return the sizes of the vocabularies, (source, target), or of one and the label set; None if not prepared."""
     manifest = read_manifest(prepared_folder(data, root))
     if manifest is None:
         return None
@@ -98,17 +88,10 @@ def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
 class Split:
     """One split of prepared text, mapped from its Arrow file.
 
-    Args:
-        path: the ``.arrow`` file.
-        extras: the names of the extras.
-
     Attributes:
         sides: the token ids of each text of each row: source and target, or an example's one text or two.
         labels: (N,) int64, the numbers of the classes; None for parallel text.
-        extras: (N,) int64 each, -1 where the value is not known.
-
-    Raises:
-        DataError: the file is missing or damaged.
+        extras: (N,) int64 each, by their names; -1 where the value is not known.
     """
 
     def __init__(self, path: Path, extras: list[str] | None = None) -> None:
@@ -138,11 +121,7 @@ class Split:
 
     @cached_property
     def texts(self) -> tuple[list[str], ...]:
-        """The lines of each side of valid or test, cased.
-
-        Raises:
-            DataError: train keeps no text, or it is damaged.
-        """
+        """The lines of each side of valid or test, cased. Train keeps none (DataError)."""
         if f"{self._columns[0]}_text" not in self._table.column_names:
             raise DataError(f"{self.path.name} keeps no text, only tokens; text is kept of valid and test")
         with reading_columns(self.path):
@@ -159,15 +138,8 @@ class Split:
 class PreparedData:
     """A prepared corpus: splits, tokenizers and the manifest that says where they come from.
 
-    Args:
-        folder: where it lies.
-        manifest: settings, sources with SHA-256, counts; the content of ``manifest.json``.
-        command: what prepares it, for messages.
-
-    Attributes:
-        tokenizers: of both sides; of labelled text one object twice.
-        labels: the classes, in the order of their numbers; empty for parallel text.
-        texts: how many texts a row has, 1 or 2.
+    `command` is what prepares it, for messages. Of labelled text both tokenizers are one object. The labels are in the
+    order of their numbers, and empty for parallel text.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], command: str) -> None:
@@ -181,11 +153,7 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: Path, command: str = "phmctl prepare-data NAME") -> "PreparedData":
-        """Open a prepared folder; `command` is what prepares it, for messages.
-
-        Raises:
-            DataError: nothing is prepared there (the message names the command that does it), or it is damaged.
-        """
+        """Open a prepared folder; raises DataError if nothing is prepared there, or it is damaged."""
         manifest = read_manifest(folder)
         if manifest is None:
             raise DataError(f"{folder} holds no prepared data; run: {command}")
@@ -195,12 +163,7 @@ class PreparedData:
 
     @classmethod
     def find(cls, data: Section, root: Path) -> "PreparedData":
-        """Open the prepared data of a recipe's data section.
-
-        Raises:
-            DataError: it is not prepared (the message names the command that does it), it is damaged, or of another
-                task.
-        """
+        """Open the data of a recipe's section; raises DataError if it is damaged, of another task, or not prepared."""
         folder, command = prepared_folder(data, root), prepare_command(data, root)
         manifest = read_manifest(folder)
         if manifest is None:
@@ -222,11 +185,7 @@ class PreparedData:
         return list(self.manifest["splits"])
 
     def split(self, name: str) -> Split:
-        """Return a split by its name. The first time, its file is read through to be checked.
-
-        Raises:
-            DataError: there is no such split, or its file is damaged.
-        """
+        """Return a split by its name. The first time, its file is read through to be checked."""
         if name not in self.splits:
             raise DataError(f"no split {name!r}{nearest(name, self.splits)}; there are {', '.join(self.splits)}")
         if name not in self._splits:
@@ -236,11 +195,7 @@ class PreparedData:
 
     @cached_property
     def vectors(self) -> "Tensor | None":
-        """The word vectors, (vocabulary, width) float32; None where the data was prepared without.
-
-        Raises:
-            DataError: their file is damaged.
-        """
+        """The word vectors, (vocabulary, width) float32; None where the data was prepared without."""
         if not self.manifest.get("vectors"):
             return None
         from safetensors import SafetensorError

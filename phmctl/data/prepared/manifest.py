@@ -6,17 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from phmctl.data.card import Cleaning
-from phmctl.data.clean import OVER_LONG
 from phmctl.errors import DataError
 from phmctl.files import damage, file_entry, read_json_object, refuse_pipes, write_json
 from phmctl.recipe.sections import PositiveInt
 
 MANIFEST = "manifest.json"
 FORMAT = 3
-STRICTER = "stricter"  # of an earlier format: sentences were left out that now stay
-_EOS_COUNTED = 2  # up to this format the longest sentence was max_tokens less one
-_FIRST = "phmctl-prepared-1"  # the format of before there were numbers
 
 
 class _File(BaseModel):
@@ -27,12 +22,6 @@ class _File(BaseModel):
     sha256: str
 
 
-class _Split(BaseModel):
-    """What is counted of a split. There is more in it."""
-
-    dropped: dict[str, int] = {}
-
-
 class _Manifest(BaseModel):
     """What is asked of a manifest, whatever the task. There is more in it."""
 
@@ -40,7 +29,7 @@ class _Manifest(BaseModel):
 
     settings: dict[str, Any]
     token_types: dict[str, PositiveInt]
-    splits: dict[str, _Split]
+    splits: dict[str, dict[str, Any]]
     sources: list[dict[str, Any]] = []
     files: list[_File]
     labels: list[str] = []
@@ -50,31 +39,21 @@ class _Manifest(BaseModel):
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder that is otherwise complete: the content, and size and SHA-256 of each file.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Write the manifest of a folder that is otherwise complete: the content, and size and SHA-256 of each file."""
     files = [file_entry(folder, path.name) for path in sorted(folder.iterdir())]
     write_json(folder / MANIFEST, {"format": FORMAT, **content, "files": files})
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a prepared folder, or None where there is none.
-
-    Formats 1 and 2 counted the end of a sentence in its length: ``stricter`` says where that left sentences out.
-
-    Raises:
-        DataError: the manifest is damaged or of another version, or something in the folder is no regular file.
-    """
+    """Return a prepared folder's manifest, None where there is none; raises DataError for one that is damaged."""
     path = folder / MANIFEST
     if not path.exists():
         return None
     refuse_pipes(folder, DataError)
     manifest = read_json_object(path, DataError, "prepare the data again with --force")
-    if manifest.get("format") not in (FORMAT, _EOS_COUNTED, _FIRST):
+    if manifest.get("format") != FORMAT:
         raise DataError(
-            f"{path} is of format {manifest.get('format')!r}, and this phmctl reads up to {FORMAT}: take the version "
+            f"{path} is of format {manifest.get('format')!r}, and this phmctl reads {FORMAT}: take the version "
             "that wrote it, or prepare again with --force"
         )
     try:
@@ -82,21 +61,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except ValidationError as error:
         wrong = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
         raise DataError(f"{path} is damaged: look at {wrong}; prepare the data again with --force") from error
-    left_out = any(OVER_LONG in split.get("dropped", {}) for split in manifest["splits"].values())
-    stricter = manifest["format"] != FORMAT and left_out and "labels" not in manifest
-    return {**migrated(manifest), **({STRICTER: True} if stricter else {})}
-
-
-def migrated(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest, or a run's ``data.json``, as this version writes it.
-
-    Format 1 named of the text's cleaning what its task had. What a manifest does not name is what it is by default.
-    """
-    cleaning = manifest.get("settings", {}).get("cleaning")
-    if not isinstance(cleaning, dict):
-        return manifest
-    settings = {**manifest["settings"], "cleaning": {**Cleaning().model_dump(), **cleaning}}
-    return {**manifest, "format": FORMAT, "settings": settings}
+    return manifest
 
 
 def refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:

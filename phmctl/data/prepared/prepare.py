@@ -7,7 +7,7 @@ only when it is complete.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -36,7 +36,7 @@ from phmctl.data.prepared.folder import (
 from phmctl.data.prepared.manifest import read_manifest, write_manifest
 from phmctl.data.prepared.provenance import Sources
 from phmctl.data.prepared.vocabulary import Vocabulary
-from phmctl.data.rows import UNKNOWN, Row, RowSource
+from phmctl.data.rows import UNKNOWN, RowSource
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
 from phmctl.data.vectors import read_vectors
@@ -63,16 +63,7 @@ def choose_section(
 ) -> SectionT:
     """Return a corpus' data section: what is given, else what a recipe says, else what the card proposes.
 
-    Args:
-        name: the corpus.
-        recipe: a recipe's path or shipped name, or None.
-        given: fields of the section that were set by hand.
-        section: the section's class, which tells what the recipe must be; its defaults are for a name that is no card.
-        vocabulary: one that is there already: its settings stand instead of the card's.
-
-    Raises:
-        RecipeError: there is no such recipe, it is not valid, or it is of another task.
-        DataError: a value that was given cannot be, or the card is not valid, or the vocabulary is another.
+    The settings of a `vocabulary` that is there already stand instead of the card's.
     """
     kind = next(each for each in RECIPES.values() if each.model_fields["data"].annotation is section)
     loaded = None if recipe is None else load_recipe(recipe)
@@ -105,8 +96,6 @@ def prepare_named(
     """Prepare a card's corpus, or a user's own.
 
     Args:
-        data: the corpus' name and the tokenizer settings.
-        root: the folder for raw and prepared data.
         source: a folder with the card's files; otherwise they are downloaded.
         own: the user's own corpus; excludes `source` and `extra`.
         settings: other settings that decide on the content of that.
@@ -118,10 +107,6 @@ def prepare_named(
         workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
         refetch: download the card's files again.
-
-    Raises:
-        DataError: no such card, or its files are missing or malformed.
-        OutputError: the folder cannot be written.
     """
     do = partial(prepare, data, root=root, vectors=vectors, vocabulary=vocabulary, workers=workers, force=force)
     if own is not None:
@@ -137,8 +122,7 @@ def prepare_named(
         prepared = PreparedData.open(folder, prepare_command(data, root))
     else:
         prepared = do(open_corpus(card, source, root / "raw" / card.id, extra, refetch=refetch), chosen)
-    _tell_of_division(prepared.manifest)
-    _warn_of_parts(prepared.manifest, card)
+    _tell_of_splits(prepared.manifest, card)
     return prepared
 
 
@@ -154,26 +138,14 @@ def prepare(
     workers: int = 1,
     force: bool = False,
 ) -> PreparedData:
-    """Clean, tokenize and store a corpus. The same text and settings give the same bytes, whatever the workers.
+    """Clean, tokenize and store a corpus, unless it is there already. The same text and settings give the same bytes.
 
-    Where it is prepared already, from the same sources, nothing is done.
-
-    Args:
-        data: the tokenizer settings.
-        corpus: the text.
-        cleaning: the card's settings.
-        root: the folder for raw and prepared data.
-        vectors, vocabulary: see :func:`prepare_named`.
-        more: other settings that decide on the content.
-        workers: threads of the tokenizer. Its pool is made at its first use in a process and keeps its size.
-        force: prepare even if nothing has changed.
-
-    Raises:
-        DataError: the text is malformed, a split is empty, or the label sets do not fit.
-        OutputError: the folder cannot be written.
+    The tokenizer's pool of threads is made at its first use in a process and keeps its size.
     """
-    if vectors is not None:
-        _check_vectors(data, vectors)
+    if vectors is not None and not vectors.is_file():
+        raise DataError(f"--vectors: no file {vectors}")
+    if vectors is not None and data.tokenizer != "word":
+        raise DataError(f"word vectors want --tokenizer word, not {data.tokenizer}")
     folder = prepared_folder(data, root)
     settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
     corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
@@ -181,7 +153,8 @@ def prepare(
     sources = Sources(corpus, memory_of(folder), vectors)
 
     def write(temporary: Path, provenance: dict[str, Any]) -> None:
-        _warn_of_lost_vectors(folder, vectors)
+        if vectors is None:
+            _warn_of_lost_vectors(folder)
         _write(temporary, data, corpus, cleaning, vectors, vocabulary, provenance)
 
     build(folder, settings, sources, write, workers=workers, force=force)
@@ -214,33 +187,22 @@ def _settings(
     return settings
 
 
-def _check_vectors(data: Section, vectors: Path) -> None:
-    if not vectors.is_file():
-        raise DataError(f"--vectors: no file {vectors}")
-    if data.tokenizer != "word":
-        raise DataError(f"word vectors want --tokenizer word, not {data.tokenizer}")
-
-
-def _warn_of_lost_vectors(folder: Path, vectors: Path | None) -> None:
+def _warn_of_lost_vectors(folder: Path) -> None:
     try:
-        before = read_manifest(folder) or {}
+        before = (read_manifest(folder) or {}).get("vectors")
     except DataError:
         return
-    if vectors is None and before.get("vectors"):
-        warn(f"prepared anew without the vectors of {before['vectors']['file']}; give --vectors again to have them")
+    if before:
+        warn(f"prepared anew without the vectors of {before['file']}; give --vectors again to have them")
 
 
-def _tell_of_division(manifest: Mapping[str, Any]) -> None:
-    """Say which splits are not the publishers', since their scores compare with nobody else's."""
+def _tell_of_splits(manifest: Mapping[str, Any], card: Card) -> None:
+    """Say which splits are not the publishers' (their scores compare with nobody else's), and which are not whole."""
     held_out = manifest.get("held_out", {})
     if held_out:
         parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
         name = manifest["corpus"]
         note(f"{name} as read has no {' and '.join(held_out)} of its own: {parts}, train the others")
-
-
-def _warn_of_parts(manifest: Mapping[str, Any], card: Card) -> None:
-    """Say which splits have far fewer rows than were published: a cut-off download, or a sample."""
     rows = "rows" if card.labelled else "pairs"
     for split, number in card.sizes.items():
         if card.labelled and split not in manifest["splits"]:
@@ -278,16 +240,11 @@ def _write(
         with_text = corpus.train_text or name != "train"
         with SplitWriter(folder / f"{name}.arrow", columns, numbers, with_text=with_text) as writer:
             counts[name] = _encode(writer, name, rows, tokenizers, extras)
-    _refuse_nothing(counts["train"], corpus.row)
-    if vocabulary is not None:
-        _warn_of_unknown(counts["train"], vocabulary)
+    _judge(corpus, counts, vocabulary, copies=has_copies(data))
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
-    if labels is None:
-        _warn_of_same_sides({name: split for name, split in counts.items() if name != "train" or not has_copies(data)})
-    else:
-        _check_classes(corpus, counts)
-        _check_taught(corpus, labels, splits["train"])
+    if labels is not None:
+        _check_classes(corpus, labels, counts, splits["train"])
         types, kind = {"text": tokenizers.source.size}, {"task": TASK, "labels": labels, "extras": extras}
     found = {"vectors": _write_vectors(folder, vectors, tokenizers.source, [*splits])} if vectors else {}
     write_manifest(folder, {**provenance, **kind, **told, "token_types": types, "splits": counts, **found})
@@ -296,8 +253,7 @@ def _write(
 def labels_of(train: RowSource) -> list[str]:
     """Return the labels that occur in train, sorted; whole numbers by their value.
 
-    Raises:
-        DataError: one holds a tab or a line's end, which would break the rows of the predictions' table.
+    A tab or a line's end in one would break the rows of the predictions' table: DataError.
     """
     found: set[str] = set()
     for row in train:
@@ -363,88 +319,70 @@ def _encode(
 ) -> dict[str, Any]:
     """Tokenize a split, write it, and return its counts: of labelled text those of all texts together."""
     sides = ("text",) if rows.labelled else PARALLEL
+    both = (tokenizers.source, tokenizers.target)  # of which a single text wants the first
     counts = {side: {"tokens": 0, "unknown": 0, "longest": 0} for side in sides}  # without the end of sentence
     remaining = iter(rows)
     with progress(f"tokenizing {name}", None) as advance:
         while chunk := list(islice(remaining, CHUNK)):
-            kept = list(_fitting(chunk, rows, tokenizers))
+            columns = zip(*(row.texts for row in chunk), strict=True)
+            encoded = [tokenizer.encode(column) for tokenizer, column in zip(both, columns, strict=False)]
+            judged = [(row, rows.fit(row, ids)) for row, ids in zip(chunk, zip(*encoded, strict=True), strict=True)]
+            kept = [(row, ids) for row, ids in judged if ids is not None]
             for side, column in zip(cycle(sides), zip(*(ids for _, ids in kept), strict=True), strict=False):
-                _count_tokens(counts[side], column)
-            writer.add([[*ids, *_numbers(row, rows, extras), *row.texts] for row, ids in kept])
+                counts[side]["tokens"] += sum(map(len, column))
+                counts[side]["unknown"] += sum(ids.count(UNK) for ids in column)
+                counts[side]["longest"] = max(counts[side]["longest"], *map(len, column))
+            number = [rows.number] if rows.labelled else []
+            writer.add(
+                [
+                    [*ids, *(each(row) for each in number), *(row.extras.get(x, UNKNOWN) for x in extras), *row.texts]
+                    for row, ids in kept
+                ]
+            )
             advance(len(chunk))
     classes = {"labels": dict(sorted(rows.classes.items()))} if rows.labelled else {}
     return {**rows.tally.as_dict(), **classes, **counts}
 
 
-def _count_tokens(counts: dict[str, int], rows: Sequence[Sequence[int]]) -> None:
-    counts["tokens"] += sum(map(len, rows))
-    counts["unknown"] += sum(row.count(UNK) for row in rows)
-    counts["longest"] = max(counts["longest"], *map(len, rows))
-
-
-def _fitting(
-    chunk: Sequence[Row], rows: CleanRows, tokenizers: TokenizerPair
-) -> Iterator[tuple[Row, Sequence[Sequence[int]]]]:
-    """Yield the rows that stay, and the token ids of each text."""
-    columns = zip(*(row.texts for row in chunk), strict=True)
-    both = (tokenizers.source, tokenizers.target)  # of which a single text wants the first
-    sides = [tokenizer.encode(column) for tokenizer, column in zip(both, columns, strict=False)]
-    for row, ids in zip(chunk, zip(*sides, strict=True), strict=True):
-        stored = rows.fit(row, ids)
-        if stored is not None:
-            yield row, stored
-
-
-def _numbers(row: Row, rows: CleanRows, extras: Sequence[str]) -> list[int]:
-    """Return an example's class, if it has one, and a row's extras."""
-    return [*([rows.number(row)] if rows.labelled else []), *(row.extras.get(extra, UNKNOWN) for extra in extras)]
-
-
-def _refuse_nothing(train: Mapping[str, Any], row: str) -> None:
-    """Refuse (DataError) a train split of which nothing was kept, given its counts and what a row is called."""
-    if train["kept"]:
-        return
-    twice = 2 * train["dropped"].get(HELD_OUT, 0) > train["read"]
-    advice = "was the same file given for train and for another split?" if twice else "check the files"
-    raise DataError(f"no train {row} is left of {train['read']:,} read ({in_words(train['dropped'])}); {advice}")
-
-
-def _warn_of_unknown(train: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-    """Say of which sides another's vocabulary knows little."""
-    for side in [name for name in ("text", *PARALLEL) if name in train]:
-        unknown, tokens = train[side]["unknown"], train[side]["tokens"]
-        if unknown > _STRANGE * tokens:
+def _judge(
+    corpus: Corpus, counts: Mapping[str, Mapping[str, Any]], vocabulary: Vocabulary | None, *, copies: bool
+) -> None:
+    """Refuse a train split of which nothing was kept; warn of a strange vocabulary, and of sides that are the same."""
+    train = counts["train"]
+    if not train["kept"]:
+        twice = 2 * train["dropped"].get(HELD_OUT, 0) > train["read"]
+        advice = "was the same file given for train and for another split?" if twice else "check the files"
+        what = f"no train {corpus.row} is left of {train['read']:,} read ({in_words(train['dropped'])})"
+        raise DataError(f"{what}; {advice}")
+    for side in ("text", *PARALLEL) if vocabulary else ():
+        unknown, tokens = (train[side]["unknown"], train[side]["tokens"]) if side in train else (0, 1)
+        if vocabulary and unknown > _STRANGE * tokens:
             ask = "is it of this language" + (", and of this direction (--reverse)?" if side in PARALLEL else "?")
             whose = f"{unknown / tokens:.0%} of train's {side} tokens are unknown to"
             warn(f"{whose} the vocabulary of {vocabulary.origin}: {ask}")
-
-
-def _warn_of_same_sides(counts: Mapping[str, Mapping[str, Any]]) -> None:
     for name, split in counts.items():
-        same = split["noted"].get(SAME_SIDES, 0)
+        same = 0 if name == "train" and copies else split["noted"].get(SAME_SIDES, 0)
         if 2 * same > split["read"]:
             warn(f"{same:,} of {split['read']:,} {name} pairs have the same text on both sides; is it a translation?")
 
 
-def _check_classes(corpus: Corpus, counts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a class that train never shows; tell of those that a test set lacks."""
-    train = counts["train"]
+def _check_classes(
+    corpus: Corpus, labels: Sequence[str], counts: Mapping[str, Mapping[str, Any]], train: CleanRows
+) -> None:
+    """Refuse a class of which train keeps no example: nothing trains its output. Of a card's own classes, only tell."""
+    shown = counts["train"]["labels"]
     for name, split in counts.items():
-        unseen = [label for label in split["labels"] if label not in train["labels"]]
+        unseen = [label for label in split["labels"] if label not in shown]
         if unseen:
             raise DataError(
                 f"{name} of {corpus.name!r} has the label {', '.join(map(repr, unseen))}, and train has not; "
-                f"train has {', '.join(train['labels'])}"
+                f"train has {', '.join(shown)}"
             )
-        absent = [label for label in train["labels"] if label not in split["labels"]]
+        absent = [label for label in shown if label not in split["labels"]]
         if absent:
             warn(f"{name} of {corpus.name} has no example of {', '.join(map(repr, absent))}, which train has")
-
-
-def _check_taught(corpus: Corpus, labels: Sequence[str], train: CleanRows) -> None:
-    """Refuse a class of which train keeps no example: nothing trains its output. Of a card's own, only tell."""
     for label in labels:
-        if label in train.classes:
+        if label in shown:
             continue
         why = in_words(train.lost[label])
         if not corpus.labels:

@@ -1,6 +1,7 @@
 """What prepared data was made from, and whether that has changed since."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from pydantic import TypeAdapter
 
 from phmctl.data.corpus import Corpus
 from phmctl.errors import DataError, OutputError
-from phmctl.files import sha256, sha256_text, write_json
+from phmctl.files import sha256, write_json
 
 Entries = list[dict[str, Any]]
-CARD = "card_sha256"  # what a manifest calls the card's digest; earlier versions kept none
+CARD = "card_sha256"  # what a manifest calls the card's digest
 _SEEN = TypeAdapter(dict[str, tuple[int, int, str]])  # a file's size, its time and its SHA-256, by its path
 VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors
 
@@ -20,13 +21,9 @@ VECTORS = "vectors"  # what a manifest calls the split and the side of word vect
 class Sources:
     """A corpus' origin, as the manifest keeps it: its files with SHA-256, or the text's own where it has no files.
 
-    A file's entry says which split and side it is read as, so that two that change places are noticed.
-
-    Args:
-        corpus: the corpus.
-        memory: a file that keeps sizes and times of files seen before, so that unchanged ones are not read again. It
-            lies beside the prepared folder, not in it, since times differ where the bytes do not.
-        vectors: a file of word vectors that goes in too. Without one, those that are there already do not matter.
+    A file's entry says which split and side it is read as, so that two that change places are noticed. The file
+    `memory` keeps sizes and times of files seen before, so that unchanged ones are not read again. It lies beside the
+    prepared folder, not in it, since times differ where the bytes do not.
     """
 
     def __init__(self, corpus: Corpus, memory: Path, vectors: Path | None = None) -> None:
@@ -39,11 +36,7 @@ class Sources:
             self._seen = _SEEN.validate_json(memory.read_bytes())
 
     def describe(self) -> dict[str, Any]:
-        """Return the manifest's entries.
-
-        Raises:
-            DataError: a file cannot be read.
-        """
+        """Return the manifest's entries."""
         corpus = self._corpus
         return {
             "corpus": corpus.name,
@@ -58,24 +51,23 @@ class Sources:
         }
 
     def changed(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return what differs from the sources of an earlier manifest, in words.
-
-        Raises:
-            DataError: a file cannot be read.
-        """
-        if dict(self._corpus.held_out) != manifest.get("held_out", {}):
+        """Return what differs from the sources of an earlier manifest, in words."""
+        corpus = self._corpus
+        if dict(corpus.held_out) != manifest.get("held_out", {}):
             return ["the division into splits changed"]
-        if self._corpus.card != manifest.get(CARD, self._corpus.card):
+        if corpus.card != manifest.get(CARD, ""):
             return ["the card changed"]
         before: dict[bool, Entries] = {True: [], False: []}
         for entry in manifest["sources"]:
             before[entry.get("side") == VECTORS].append(entry)
         if self._vectors is not None and (changed := _differences(before[True], self._beside())):
-            return changed
-        now = self._files() or self._lists()
-        if not now:  # a hub's corpus: its origin names the revision
-            return ["origin changed"] if self._corpus.origin != manifest["origin"] else []
-        return _differences(before[False], now) or (["order of the files changed"] if now != before[False] else [])
+            return changed  # without vectors, those that are there already do not matter
+        # Lists in memory (the built-in corpora) are cheap to go through again. A hub's origin names the revision.
+        lists = [name for name, rows in corpus.splits.items() if isinstance(rows, list)]
+        now = self._files() or [_split(name, corpus.lines(name)) for name in lists]
+        if not now:
+            return ["origin changed"] if corpus.origin != manifest["origin"] else []
+        return _differences(before[False], now)
 
     def remember(self) -> None:
         """Keep sizes and times, where they are new. It may fail, since it only saves time."""
@@ -90,11 +82,6 @@ class Sources:
         """Return the entry of the word vectors."""
         return [] if self._vectors is None else [{**self._file(self._vectors), "split": VECTORS, "side": VECTORS}]
 
-    def _lists(self) -> Entries:
-        """Return the entries of splits that are lists in memory (the built-in corpora): cheap to go through again."""
-        splits = self._corpus.splits.items()
-        return [_split(name, self._corpus.lines(name)) for name, rows in splits if isinstance(rows, list)]
-
     def _file(self, path: Path) -> dict[str, Any]:
         try:
             state = path.stat()
@@ -108,38 +95,15 @@ class Sources:
 
 def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
     """Return the entry of a split without files: the digest of its lines, as ``source LF target LF``."""
-    count = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal count
-        for pair in pairs:
-            count += 1
-            yield "\n".join(pair) + "\n"
-
-    digest = sha256_text(lines())
-    return {"name": name, "pairs": count, "sha256": digest}
+    count, digest = 0, hashlib.sha256()
+    for count, pair in enumerate(pairs, start=1):  # noqa: B007 (the last is how many there are)
+        digest.update(("\n".join(pair) + "\n").encode("utf-8"))
+    return {"name": name, "pairs": count, "sha256": digest.hexdigest()}
 
 
 def _differences(before: Entries, now: Entries) -> list[str]:
-    """Return in words which files are others, in another place, more or fewer; order does not matter."""
-    gone, new = _less(before, now), _less(now, before)
-    same = {entry["name"]: entry["sha256"] for entry in gone}
-    found: dict[str, set[str]] = {}
-    for entry in new:
-        name = entry["name"]
-        verb = "added" if name not in same else "changed" if entry["sha256"] != same[name] else "in another place"
-        found.setdefault(verb, set()).add(name)
-    if left := {entry["name"] for entry in gone} - {entry["name"] for entry in new}:
-        found["left out"] = left
-    return [f"{', '.join(sorted(names))} {verb}" for verb, names in sorted(found.items())]
-
-
-def _less(entries: Entries, others: Entries) -> Entries:
-    """Return the entries that are not among others; one that is twice here and once there is left once."""
-    rest, found = list(others), []
-    for entry in entries:
-        if entry in rest:
-            rest.remove(entry)
-        else:
-            found.append(entry)
-    return found
+    """Return in words which files are others, more or fewer, or stand in another place."""
+    names = {entry["name"] for entry in [*before, *now] if before.count(entry) != now.count(entry)}
+    if names:
+        return [f"{', '.join(sorted(names))} changed"]
+    return ["order of the files changed"] if before != now else []

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from phmctl.data.card import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.prepared.folder import PreparedData, Section
-from phmctl.data.prepared.manifest import MANIFEST, migrated
+from phmctl.data.prepared.manifest import MANIFEST
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
 from phmctl.files import sha256_text
@@ -31,11 +31,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, path: Path) -> "Vocabulary":
-        """Return that of a run, or of a folder of prepared data.
-
-        Raises:
-            DataError, RunError: there is neither, or it is damaged, or it has no vocabulary.
-        """
+        """Return that of a run, or of a folder of prepared data."""
         if (path / MANIFEST).is_file():
             prepared = PreparedData.open(path)
             settings = prepared.manifest["settings"]
@@ -43,7 +39,7 @@ class Vocabulary:
         if inside := sorted(str(each.parent) for each in path.glob(f"[!.]*/{MANIFEST}")):
             raise DataError(f"{path} is the folder of a corpus; name a preparation in it: {', '.join(inside)}")
         run = Run.open(find_run(path))
-        settings = migrated(run.data()).get("settings", {})
+        settings = run.data().get("settings", {})
         if "vocabulary" not in settings:
             raise DataError(f"{run.name} has no vocabulary of its own; name another run")
         return cls(run.name, load_tokenizers(run), load_cleaning(run), settings)

@@ -182,7 +182,7 @@ def test_the_limit_is_two_hundred_times_the_archive(tmp_path):
     """3 MB that became 1 GB: the archive is refused, and what is small in any case is not."""
     path = bomb(tmp_path / "a.tgz", 1 << 24)
     assert extract(path, tmp_path / "out").is_dir()
-    room = archives._Room(path, None, 10)
+    room = archives._Limits(path, None, 10)
     room.take(256 << 20)
     with pytest.raises(DataError, match="holds more than 268,435,456 bytes"):
         room.take(1)

@@ -1,8 +1,6 @@
 """Downloads against a server of our own: resumed, verified, and refused in a clear word."""
 
 import hashlib
-import os
-import re
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from phmctl.data.fetch.http import _Part, download
+from phmctl.data.fetch.http import download
 from phmctl.errors import DownloadError, OutputError
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -207,28 +205,13 @@ def test_a_folder_that_cannot_be_written(server, tmp_path):
         fetch(server, tmp_path)
 
 
-def test_leftovers_of_killed_fetches_are_taken_over_or_swept(server, tmp_path):
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    for age, (name, content) in enumerate(
-        [("train.de.00000000.part", b"old"), ("train.de.ffffffff.part", CONTENT[:1000])], start=1
-    ):
-        (folder / name).write_bytes(content)
-        (folder / f"{name}.etag").write_text('"v1"' if age == 2 else '"v0"')
-        os.utime(folder / name, (age, age))
-    (folder / "train.de.gz.part").write_bytes(b"another file's")
+def test_what_a_killed_fetch_left_is_taken_over(server, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "train.de.part").write_bytes(CONTENT[:1000])
+    (tmp_path / "raw" / "train.de.part.etag").write_text('"v1"')
     assert fetch(server, tmp_path).read_bytes() == CONTENT
     assert server.seen == ["bytes=1000-"]
-    assert sorted(path.name for path in folder.iterdir()) == ["train.de", "train.de.gz.part"]
-
-
-def test_two_fetches_write_to_two_parts(server, tmp_path, monkeypatch):
-    names = set()
-    monkeypatch.setattr(_Part, "publish", lambda part: names.add(part.path.name))
-    for _ in range(2):
-        fetch(server, tmp_path, sha256=SHA256)
-    assert len(names) == 2
-    assert all(re.fullmatch(r"train\.de\.[0-9a-f]{8}\.part", name) for name in names)
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == ["train.de"]
 
 
 @pytest.mark.parametrize("tag", ["\x1b[31m", '"a" "b"', "v1"])

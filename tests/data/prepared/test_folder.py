@@ -161,11 +161,11 @@ def test_a_folder_opened_by_its_path_names_the_command_in_general(tmp_path):
         PreparedData.open(tmp_path)
 
 
-_PARTS = b'{"format": "phmctl-prepared-1", "settings": {}, "token_types": {}, "splits": {}, "files": [%s]}'
+_PARTS = b'{"format": 3, "settings": {}, "token_types": {}, "splits": {}, "files": [%s]}'
 
 
 @pytest.mark.parametrize(
-    "content", [b"{", b"[]", b"{}", b"\xff", b"5", b'{"format": "phmctl-prepared-1"}', _PARTS % b"5", _PARTS % b"{}"]
+    "content", [b"{", b"[]", b"{}", b"\xff", b"5", b'{"format": 3}', b'{"format": 2}', _PARTS % b"5", _PARTS % b"{}"]
 )
 def test_a_damaged_manifest_is_a_users_error(tmp_path, content):
     (tmp_path / "manifest.json").write_bytes(content)
