@@ -15,7 +15,7 @@ died there.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import RunError
 from phmctl.files import (
+    are_file_entries,
     discard,
     move_into_place,
     put_back,
     read_json_object,
-    sha256,
     sweep,
-    sync_file,
     temporary_folder,
-    write_atomic,
+    write_json,
     writing,
 )
+from phmctl.sealed import describe, verify
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ def whole_steps(folder: Path) -> list[int]:
 def _is_whole(folder: Path) -> bool:
     """Whether a checkpoint has its manifest and all files in their sizes; their bytes are not read."""
     try:
-        return all((folder / n).stat().st_size == entry.get("bytes") for n, entry in _read_manifest(folder).items())
+        return all((folder / each["name"]).stat().st_size == each["bytes"] for each in _read_manifest(folder).values())
     except (RunError, OSError):
         return False
 
@@ -98,11 +98,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
             (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 save_tensors(temporary / f"{group}.safetensors", named)
-            manifest = {}
-            for name in [STATE, *(f"{group}.safetensors" for group in tensors)]:
-                sync_file(temporary / name)
-                manifest[name] = {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)}
-            _write_manifest(temporary, manifest)
+            _write_manifest(temporary, describe(temporary))
             move_into_place(temporary, folder)
 
 
@@ -116,8 +112,8 @@ def save_tensors(path: Path, named: Mapping[str, "Tensor"], metadata: dict[str, 
     path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, metadata))
 
 
-def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    write_atomic(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+def _write_manifest(folder: Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    write_json(folder / MANIFEST, {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in entries})
 
 
 def tidy(folder: Path) -> None:
@@ -139,7 +135,7 @@ def drop_group(folder: Path, group: str) -> None:
     with suppress(RunError):  # pruned
         manifest = _read_manifest(folder)
         if manifest.pop(f"{group}.safetensors", None):
-            _write_manifest(folder, manifest)
+            _write_manifest(folder, manifest.values())
             (folder / f"{group}.safetensors").unlink(missing_ok=True)
 
 
@@ -188,26 +184,23 @@ def _load_tensors(path: Path) -> dict[str, "Tensor"]:
 
 def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
     """Check the sizes and SHA-256 of what :func:`read_checkpoint` would read; raises as it does."""
-    manifest = _read_manifest(folder)
-    for path in [folder / STATE, *(folder / f"{group}.safetensors" for group in groups)]:
-        entry = manifest.get(path.name)
-        if entry is None or not path.is_file():
-            raise RunError(f"{path} is missing; {_advice(folder)}")
-        size, written = path.stat().st_size, entry.get("bytes")
-        if size != written:
-            raise RunError(f"{path} has {size} bytes where {written} were written; {_advice(folder)}")
-        if sha256(path) != entry.get("sha256"):
-            raise RunError(f"{path} is damaged: its SHA-256 is not the one written; {_advice(folder)}")
+    manifest, names = _read_manifest(folder), [STATE, *(f"{group}.safetensors" for group in groups)]
+    for name in names:
+        if name not in manifest:
+            raise RunError(f"{folder / name} is missing; {_advice(folder)}")
+    verify(folder, manifest.values(), RunError, _advice(folder), names)
 
 
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """The manifest: of each file by its name what :func:`~phmctl.files.file_entry` says."""
     path = folder / MANIFEST
     if not path.exists():
         raise RunError(f"{folder} is no complete checkpoint: {MANIFEST} is missing; {_advice(folder)}")
     manifest = read_json_object(path, RunError, _advice(folder))
-    if not all(isinstance(entry, dict) for entry in manifest.values()):
+    entries = {name: {"name": name, **(each if isinstance(each, dict) else {})} for name, each in manifest.items()}
+    if not are_file_entries(list(entries.values())):
         raise RunError(f"{path} is damaged; {_advice(folder)}")
-    return manifest
+    return entries
 
 
 def _advice(folder: Path) -> str:

@@ -10,23 +10,21 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import warn
 from phmctl.errors import OutputError, UserError, WriteFailedError
 
-_CHUNK = 1 << 20
 _ENTRY = {"name": str, "bytes": int, "sha256": str}  # what a manifest says of a file
 _A_DAY = 86_400.0  # seconds
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 # what a file system without flock answers; NFS wants a descriptor that may write, which a folder's is not
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
-_ASIDE = re.compile(r"\.(?P<name>.+?)(?:\.(?:[0-9a-f]{8}|\d+))?\.old")
-_TEMPORARY = re.compile(r"\.(?:[0-9a-f]{8}|\d+)\.tmp$")  # earlier versions named them by a process id
+_ASIDE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.old")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 
 
 @contextmanager
@@ -42,16 +40,20 @@ def writing(where: Path) -> Iterator[None]:
 
 
 def refused(where: Path, reason: str, number: int | None) -> OutputError:
-    """Return the error for a file that could not be written, by the system's reason and its ``errno``."""
     kind = WriteFailedError if number in _FAILED else OutputError
     return kind(f"cannot write {where}: {reason}; choose a folder that is writable and has space")
 
 
+# ------------------------------------------------------------------------------------------------------- locks
+
+
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock that a file stands for; the file is made and stays. The end of the process gives the lock back.
+    """Hold the lock that a file stands for, and yield whether it is held: False only without `wait`.
 
-    Where the file system has no locks (some of Lustre, NFS and FUSE) a warning says so, and the lock counts as held.
+    The file is made and stays; the end of the process gives the lock back. Whoever holds it may remove file and folder:
+    who waits makes them anew. Where the file system has no locks (some of Lustre, NFS and FUSE) a warning says so, and
+    the lock counts as held.
     """
     while True:
         with writing(path):
@@ -80,18 +82,14 @@ def tidying(lock: Path) -> Iterator[None]:
         raise
 
 
-def _is_open_as(descriptor: int, path: Path) -> bool:
-    """Return whether an open file is still the one of this name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 def take_lock(descriptor: int, *, wait: bool = False) -> bool | None:
     """Take the lock of an open file: whether it is held; None where the file system has no locks."""
+    return _flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _flock(descriptor: int, how: int) -> bool | None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how)
     except BlockingIOError:
         return False
     except OSError as error:
@@ -102,15 +100,24 @@ def take_lock(descriptor: int, *, wait: bool = False) -> bool | None:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds the lock of :func:`locked` now; None where the file system has no locks."""
+    """Whether a process holds the lock of :func:`locked` now; None where the file system has no locks."""
     try:
         with path.open("rb") as handle:
-            fcntl.flock(handle.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        return None if error.errno in _NO_LOCKS else False
-    return False
+            free = _flock(handle.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return None if free is None else not free
+
+
+def _is_open_as(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------- files
 
 
 def sync_folder(folder: Path) -> None:
@@ -123,7 +130,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file's bytes to the disk."""
     with path.open("rb+") as handle:
         os.fsync(handle.fileno())
 
@@ -138,25 +144,42 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     with writing(path):
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(payload)
-        else:
-            _replace(path.resolve(), payload)
+            return
+        target = path.resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target.parent, target.name)
+        with _held(target, _new_file) as (temporary, descriptor):
+            with open(descriptor, "wb", closefd=False) as handle:  # until the rename: who sweeps sees the lock
+                handle.write(payload)
+            os.fsync(descriptor)
+            temporary.replace(target)
+        sync_folder(target.parent)
 
 
-def _replace(path: Path, payload: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sweep(path.parent, path.name)
-    handle, temporary = _open_temporary(path)
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically, with keys in the order given."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json_object(path: Path, failure: type[UserError], advice: str) -> dict[str, Any]:
+    """Return the JSON object that a file holds; `failure`, which ends with the advice, where there is none."""
     try:
-        with handle:  # until the rename: who sweeps meanwhile sees the lock
-            handle.write(payload)
-            handle.flush()
-            os.fsync(handle.fileno())
-            temporary.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise failure(f"{path} is missing; {advice}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise failure(f"{path} cannot be read ({error}); {advice}") from error
+    if not isinstance(value, dict):
+        raise failure(f"{path} is damaged: it holds no JSON object; {advice}")
+    return value
+
+
+def refuse_pipes(folder: Path, failure: type[UserError]) -> None:
+    """Refuse a folder that holds a pipe, a socket or a device, below it too: a reader would wait for its writer."""
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if not path.is_file() and path.exists():
+                raise failure(f"{path} is no regular file; remove it, or copy the whole folder again")
 
 
 # ------------------------------------------------------------------------------------------------- temporaries
@@ -165,54 +188,53 @@ def _replace(path: Path, payload: bytes) -> None:
 # containers or hosts share a folder. What nobody holds was left by a process that died.
 
 
-def _temporary(path: Path, suffix: str = "tmp") -> Path:
+def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 
-def _open_temporary(path: Path) -> tuple[BufferedWriter, Path]:
+@contextmanager
+def _held(path: Path, make: Callable[[Path], int]) -> Iterator[tuple[Path, int]]:
+    """Yield a new file or folder beside `path` and its descriptor, whose lock is held; it goes unless it is renamed."""
     while True:
-        temporary = _temporary(path)
-        handle = temporary.open("xb")
-        if take_lock(handle.fileno()) is not False and _is_open_as(handle.fileno(), temporary):
-            return handle, temporary
-        handle.close()  # swept in that moment
+        temporary = _beside(path, "tmp")
+        with suppress(FileNotFoundError):  # swept in that moment
+            descriptor = make(temporary)
+            if take_lock(descriptor) is not False and _is_open_as(descriptor, temporary):
+                break
+            os.close(descriptor)
+    try:
+        yield temporary, descriptor
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _new_file(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+
+
+def _new_folder(path: Path) -> int:
+    path.mkdir()
+    return os.open(path, os.O_RDONLY)
 
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside `path`, to be filled and renamed; what still has its name at the end is removed."""
-    while True:
-        temporary = _temporary(path)
-        temporary.mkdir()
-        descriptor = _hold(temporary)
-        if descriptor is not None:
-            break
-    try:
+    with _held(path, _new_folder) as (temporary, _):
         yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _hold(path: Path) -> int | None:
-    """Return a descriptor that holds the lock of a file or folder; None if another has it or it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        if take_lock(descriptor) is not False and _is_open_as(descriptor, path):
-            return descriptor
-    except OSError:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
 
 
 def move_into_place(temporary: Path, folder: Path) -> None:
-    """Rename a folder that is filled; what has its name already steps aside, for a moment, and is removed."""
-    aside = _temporary(folder, "old")
+    """Rename a folder that is filled; what has its name already steps aside, for a moment, and is removed.
+
+    OSError: it cannot be renamed, and what was there stays.
+    """
+    aside = _beside(folder, "old")
     if folder.exists():
         folder.rename(aside)
     try:
@@ -227,7 +249,10 @@ def move_into_place(temporary: Path, folder: Path) -> None:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise."""
+    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise.
+
+    OutputError: it cannot be made or renamed, and what was there stays.
+    """
     with ExitStack() as stack:
         with writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +276,7 @@ def clear(folder: Path) -> None:
 def put_back(parent: Path, name: str | None = None) -> None:
     """Put back what :func:`move_into_place` had moved aside when its process died: the folder `name`, or all.
 
-    For who alone may write there: nothing tells whether the process lives.
+    For who alone may write there: nothing tells whether the process lives. Raises OSError.
     """
     for entry in parent.glob(".*.old"):
         match = _ASIDE.fullmatch(entry.name)
@@ -264,76 +289,55 @@ def put_back(parent: Path, name: str | None = None) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder so that a crash leaves no part of it under its name."""
-    temporary = _temporary(folder)
+    """Remove a folder so that a crash leaves no part of it under its name. OSError: it cannot be renamed.
+
+    What cannot be removed after that is left to :func:`sweep`.
+    """
+    temporary = _beside(folder, "tmp")
     folder.rename(temporary)
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def sweep(folder: Path, name: str | None = None) -> None:
-    """Remove the temporaries in a folder whose writers died: those of the file `name`, or all.
-
-    Where there are no locks, those of the last day are left. What cannot be removed is left too.
-    """
-    for entry in temporaries(folder / "*") if name is None else temporaries(folder / name):
-        with suppress(OSError):
-            _sweep(entry)
-
-
 def temporaries(path: Path) -> list[Path]:
-    """Return the temporary files and folders that were to become `path`; all of its folder where its name is ``*``."""
+    """The temporary files and folders that were to become `path`; all of its folder where its name is ``*``."""
     name = path.name if path.name == "*" else glob.escape(path.name)
     return [entry for entry in path.parent.glob(f".{name}.*.tmp") if _TEMPORARY.search(entry.name)]
 
 
-def _sweep(entry: Path) -> None:
-    descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        held = take_lock(descriptor)
-        old = time.time() - os.fstat(descriptor).st_mtime > _A_DAY
-        if held or (held is None and old):
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    finally:
-        os.close(descriptor)
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove the temporaries in a folder whose writers died: those of the file `name`, or all.
+
+    Where there are no locks, those of the last day are left. What cannot be removed is left too.
+    """
+    for entry in temporaries(folder / name):
+        with suppress(OSError):
+            descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                held = take_lock(descriptor)
+                if held or (held is None and time.time() - os.fstat(descriptor).st_mtime > _A_DAY):
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            finally:
+                os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically, with keys in the order given."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json_object(path: Path, failure: type[UserError], advice: str) -> dict[str, Any]:
-    """Return the JSON object that a file holds."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise failure(f"{path} is missing; {advice}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise failure(f"{path} cannot be read ({error}); {advice}") from error
-    if not isinstance(value, dict):
-        raise failure(f"{path} is damaged: it holds no JSON object; {advice}")
-    return value
-
-
-def refuse_pipes(folder: Path, failure: type[UserError]) -> None:
-    """Refuse a folder that holds a pipe, a socket or a device, below it too: a reader would wait for its writer."""
-    for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names):
-            if not path.is_file() and path.exists():
-                raise failure(f"{path} is no regular file; remove it, or copy the whole folder again")
+# ----------------------------------------------------------------------------------------------------- digests
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as handle:
-        while chunk := handle.read(_CHUNK):
-            digest.update(chunk)
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sha256_text(parts: Iterable[str]) -> str:
+    """The SHA-256 of text in UTF-8, given in parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode("utf-8"))
     return digest.hexdigest()
 
 
 def file_entry(folder: Path, name: str) -> dict[str, Any]:
-    """Return what a manifest says of a file below `folder`: its name, bytes and SHA-256."""
+    """What a manifest says of a file below `folder`."""
     path = folder / name
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
@@ -347,31 +351,24 @@ def are_file_entries(value: object) -> bool:
 
 
 def damaged_files(folder: Path, entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the files that are not those, in size and SHA-256, that the entries describe."""
-    return [entry["name"] for entry in entries if not _is_whole(folder / entry["name"], entry)]
-
-
-def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    return _is_file(path) and path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
+    """The names of the files that are not those, in size and SHA-256, that the entries describe."""
+    return [entry["name"] for entry in entries if damage(folder, [entry], entry["name"])]
 
 
 def damage(folder: Path, entries: Iterable[Mapping[str, Any]], name: str) -> str | None:
-    """Return what is wrong with a file, the end of a sentence, if the entries describe it and it is another now."""
-    if not damaged_files(folder, [entry for entry in entries if entry["name"] == name]):
-        return None
-    return "is damaged: its SHA-256 is not the one recorded" if _is_file(folder / name) else "is missing"
+    """What is wrong with a file, the end of a sentence, if the entries describe it and it is another now."""
+    for entry in entries:
+        path = folder / entry["name"]
+        if entry["name"] == name:
+            if not _is_file(path):
+                return "is missing"
+            if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+                return "is damaged: its SHA-256 is not the one recorded"
+    return None
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that no file can have, as a damaged manifest may
+    except (OSError, ValueError):  # a name that no file can have, as a damaged manifest may
         return False
-
-
-def sha256_text(parts: Iterable[str]) -> str:
-    """Return the SHA-256 of text in UTF-8, given in parts, in hexadecimal."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode("utf-8"))
-    return digest.hexdigest()

@@ -87,9 +87,8 @@ def test_any_flipped_byte_is_noticed(folder: Path, name: str) -> None:
 
 def test_a_truncated_file_is_noticed(folder: Path) -> None:
     path = folder / "model.safetensors"
-    size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RunError, match=rf"model.safetensors has {size - 1} bytes where {size} were written"):
+    with pytest.raises(RunError, match="model.safetensors is damaged"):
         read_checkpoint(folder, ["model"])
 
 
@@ -124,7 +123,7 @@ def test_the_message_says_when_there_is_no_other(folder: Path) -> None:
 def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash before the end leaves no folder of the checkpoint's name, and the next write clears what it left."""
     monkeypatch.setattr("phmctl.files.shutil.rmtree", lambda *args, **kwargs: None)  # a crash cleans nothing up
-    monkeypatch.setattr("phmctl.checkpoints.write_atomic", _crash)
+    monkeypatch.setattr("phmctl.checkpoints.write_json", _crash)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path / "step-000001", {}, {})
     assert not (tmp_path / "step-000001").exists()
@@ -202,7 +201,7 @@ def test_a_replacement_that_fails_leaves_the_old(folder: Path, monkeypatch: pyte
 
 
 def test_an_old_one_whose_place_is_taken_is_removed(folder: Path) -> None:
-    folder.with_name(".step-000010.1.old").mkdir()
+    folder.with_name(".step-000010.0123abcd.old").mkdir()
     tidy(folder.parent)
     assert read_checkpoint(folder, []).state["step"] == 10
     write_checkpoint(folder.with_name("step-000020"), {}, {})
@@ -219,7 +218,7 @@ def test_a_full_disk_is_an_output_error(folder: Path, monkeypatch: pytest.Monkey
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("phmctl.checkpoints.sync_file", full)
+    monkeypatch.setattr("phmctl.sealed.sync_file", full)
     with pytest.raises(OutputError, match="No space left") as refused:
         write_checkpoint(folder.with_name("step-000020"), {"model": {"w": torch.ones(1)}}, {})
     assert refused.value.exit_code == 1

@@ -199,7 +199,7 @@ def test_a_disk_that_fails_is_no_fault_of_the_input(tmp_path: Path, number: int,
 
 
 def test_temporaries_of_the_dead_are_swept_and_those_of_the_living_left(tmp_path: Path) -> None:
-    for name in (".file.0123abcd.tmp", ".other.4711.tmp"):
+    for name in (".file.0123abcd.tmp", ".other.4711abcd.tmp"):
         (tmp_path / name).touch()
     (tmp_path / ".folder.0123abcd.tmp").mkdir()
     others = [".hidden.tmp", "file.0123abcd.tmp", ".file.0123abcd.old"]

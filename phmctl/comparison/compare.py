@@ -78,7 +78,6 @@ class Comparison:
                     yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {
             "split": self.split,
             "baseline": self.baseline.label,

@@ -163,7 +163,6 @@ class PaperComparison:
         return [*sweeps, *dict.fromkeys(plain)]
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {
             "key": self.printed.key,
             "title": self.printed.title,

@@ -31,18 +31,16 @@ class Trained:
 
     @property
     def run(self) -> Run:
-        """The run."""
         return self.summary.run
 
     @property
     def seed(self) -> int:
-        """Of its training."""
         return self.run.recipe.training.seed
 
     @cached_property
     def answers(self) -> Answers | None:
         """What it answered; None where it has no result or the result's answers are gone."""
-        if self.result is None or self.result.answers is None or not self.result.answers.is_file():
+        if self.result is None or self.result.answers is None:
             return None
         return kind_of(self.run.recipe).answers(self.run, self.result)
 
@@ -83,7 +81,6 @@ class Variant:
 
     @property
     def scored(self) -> tuple[Trained, ...]:
-        """Those that have a result."""
         return tuple(one for one in self.runs if one.result is not None)
 
     @property
@@ -98,7 +95,6 @@ class Variant:
 
     @property
     def parameters(self) -> Parameters | None:
-        """How large the model is."""
         return next((one.summary.parameters for one in self.runs if one.summary.parameters), None)
 
     @property

@@ -31,7 +31,6 @@ class Subject:
 
     @property
     def section(self) -> Any:
-        """The ``model`` section of the recipe."""
         return self.run.recipe.model
 
     @property
@@ -56,7 +55,6 @@ class Subject:
 
     @property
     def labels(self) -> Sequence[str]:
-        """A classifier's classes."""
         return () if isinstance(self.answering, Translator) else self.answering.labels
 
     @property
@@ -68,7 +66,6 @@ class Subject:
 
     @cached_property
     def form(self) -> DenseForm:
-        """The dense twin."""
         return dense_form(self.model, self.section, self.sizes)
 
     @cached_property

@@ -23,7 +23,6 @@ class Accuracy:
     total: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
         return asdict(self)
 
 
@@ -38,7 +37,6 @@ class ClassScore:
     support: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
         return asdict(self)
 
 
@@ -52,7 +50,6 @@ class McNemar:
     p_value: float  # how probable a split at least so uneven is if both err equally often; exact, two-sided
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
         return asdict(self)
 
 

@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
 
@@ -41,7 +42,7 @@ class Copy:
 
     @classmethod
     def read(cls, kept: object) -> Self | None:
-        """Return what a result has of it; None where it has nothing, as earlier versions' results."""
+        """What a result has of it; None where it has nothing."""
         try:
             return cls(**{name: float(value) for name, value in dict(kept).items()})  # type: ignore[call-overload]
         except (TypeError, ValueError):
@@ -81,7 +82,6 @@ class ValueBin:
 
     @property
     def name(self) -> str:
-        """The value."""
         return "unknown" if self.value is None else str(self.value)
 
 
@@ -100,7 +100,7 @@ class Comparison:
 
 
 def usual_tokenizer(language: object) -> str:
-    """Return what BLEU splits by in a language (its code, such as ``zh`` or ``zh-TW``; another says nothing).
+    """What BLEU splits by in a language (its code, such as ``zh`` or ``zh-TW``; another says nothing).
 
     Where mecab is not installed, Japanese and Korean are split into characters; the signature says which.
     """
@@ -113,66 +113,32 @@ def usual_tokenizer(language: object) -> str:
     return name
 
 
-def bleu(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    lowercase: bool = False,
-    tokenize: str = USUAL,
-    others: Sequence[Sequence[str]] = (),
-) -> Score:
-    """Return BLEU with exponential smoothing."""
-    return _score("BLEU", hypotheses, [references, *others], lowercase, tokenize)
+class How(TypedDict, total=False):
+    """How text is scored."""
+
+    lowercase: bool
+    tokenize: str  # BLEU's, of sacrebleu: ``13a``, ``zh``, ``ja-mecab``, ``flores200`` …
+    others: Sequence[Sequence[str]]  # further references, each with a line for each hypothesis
 
 
-def chrf(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    lowercase: bool = False,
-    others: Sequence[Sequence[str]] = (),
-) -> Score:
-    """Return chrF2 over characters 1 to 6; see :func:`bleu`."""
-    return _score("chrF", hypotheses, [references, *others], lowercase)
+def bleu(hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> Score:
+    """BLEU with exponential smoothing, of detokenised translations and raw references."""
+    return _score("BLEU", hypotheses, references, **how)
 
 
-def ter(hypotheses: Sequence[str], references: Sequence[str], *, others: Sequence[Sequence[str]] = ()) -> Score:
-    """Return TER (lower is better), lower-cased as tercom does, Chinese characters by themselves; see :func:`bleu`."""
-    return _score("TER", hypotheses, [references, *others], lowercase=False)
+def all_scores(hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> list[Score]:
+    """BLEU; chrF2 over characters 1 to 6; TER (lower is better), lower-cased as tercom does."""
+    return [_score(name, hypotheses, references, **how) for name in ("BLEU", "chrF", "TER")]
 
 
-def all_scores(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    lowercase: bool = False,
-    tokenize: str = USUAL,
-    others: Sequence[Sequence[str]] = (),
-) -> list[Score]:
-    """Return BLEU, chrF and TER; see :func:`bleu`."""
-    return [
-        bleu(hypotheses, references, lowercase=lowercase, tokenize=tokenize, others=others),
-        chrf(hypotheses, references, lowercase=lowercase, others=others),
-        ter(hypotheses, references, others=others),
-    ]
-
-
-def copy_baseline(
-    sources: Sequence[str],
-    references: Sequence[str],
-    *,
-    lowercase: bool = False,
-    tokenize: str = USUAL,
-    others: Sequence[Sequence[str]] = (),
-) -> Copy:
-    """Return what copying the sources scores; see :func:`bleu`."""
+def copy_baseline(sources: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> Copy:
+    """What copying the sources scores."""
     words = shared = 0
-    for source, *right in zip(sources, references, *others, strict=True):
+    for source, *right in zip(sources, references, *how.get("others", ()), strict=True):
         own = _words(source)
         words += own.total()
         shared += max((own & _words(one)).total() for one in right)
-    found = bleu(sources, references, lowercase=lowercase, tokenize=tokenize, others=others)
-    return Copy(found.value, shared / max(words, 1))
+    return Copy(bleu(sources, references, **how).value, shared / max(words, 1))
 
 
 def _words(text: str) -> Counter[str]:
@@ -180,7 +146,7 @@ def _words(text: str) -> Counter[str]:
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[float]:
-    """Return the chrF2 of each sentence by itself."""
+    """The chrF2 of each sentence by itself."""
     _check(hypotheses, references)
     metric = _metric("chrF", lowercase)
     pairs = zip(hypotheses, references, strict=True)
@@ -188,7 +154,7 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lower
 
 
 def looks_tokenised(references: Sequence[str]) -> bool:
-    """Tell whether most references that end in a full stop have a blank before it, as tokenised text has."""
+    """Whether most references that end in a full stop have a blank before it, as tokenised text has."""
     full_stops = [line for line in references if line.endswith(".")]
     return 2 * sum(line.endswith(" .") for line in full_stops) > len(full_stops)
 
@@ -199,39 +165,33 @@ def bleu_by_length(
     references: Sequence[str],
     *,
     bins: Sequence[int] = LENGTH_BINS,
-    lowercase: bool = False,
-    tokenize: str = USUAL,
-    others: Sequence[Sequence[str]] = (),
+    **how: Unpack[How],
 ) -> list[LengthBin]:
-    """Return BLEU over the sentences of each source length in words."""
+    """BLEU over the sentences of each source length in words, by white space; a Chinese character is one.
+
+    A bin holds lengths above its lower end, up to the next one's; the first also lengths of zero.
+    """
     _check(sources, references)
     lengths = [len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source)) for source in sources]
     places = [max(sum(length > low for low in bins) - 1, 0) for length in lengths]
-    how: dict[str, Any] = {"lowercase": lowercase, "tokenize": tokenize, "others": others}
     scored = {one.value: one for one in bleu_by_value(places, hypotheses, references, **how)}
-    edges: list[tuple[int, int | None]] = list(zip(bins, [*bins[1:], None], strict=True))
     none = ValueBin(None, 0, None)
-    found = [(edge, scored.get(place, none)) for place, edge in enumerate(edges)]
-    return [LengthBin(low + 1, high, one.sentences, one.bleu) for (low, high), one in found]
+    found = [(low, high, scored.get(place, none)) for place, (low, high) in enumerate(zip_longest(bins, bins[1:]))]
+    return [LengthBin(low + 1, high, one.sentences, one.bleu) for low, high, one in found]
 
 
 def bleu_by_value(
-    values: Sequence[int],
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    lowercase: bool = False,
-    tokenize: str = USUAL,
-    others: Sequence[Sequence[str]] = (),
+    values: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]
 ) -> list[ValueBin]:
-    """Return BLEU over the sentences that share a value, by the value; those of an unknown one (below 0) come last."""
+    """BLEU over the sentences that share a value, by the value; those of an unknown one (below 0) come last."""
     _check(hypotheses, references)
     found = []
     for value in sorted(set(values), key=lambda value: (value < 0, value)):
         rows = [row for row, other in enumerate(values) if other == value]
-        (given, right, *more) = ([text[row] for row in rows] for text in (hypotheses, references, *others))
-        score = bleu(given, right, lowercase=lowercase, tokenize=tokenize, others=more).value
-        found.append(ValueBin(None if value < 0 else value, len(rows), score))
+        texts = (hypotheses, references, *how.get("others", ()))
+        given, right, *more = ([text[row] for row in rows] for text in texts)
+        own: How = {**how, "others": more}
+        found.append(ValueBin(None if value < 0 else value, len(rows), bleu(given, right, **own).value))
     return found
 
 
@@ -240,10 +200,8 @@ def paired_bootstrap(
     system: Sequence[str],
     references: Sequence[str],
     *,
-    lowercase: bool = False,
-    tokenize: str = USUAL,
-    others: Sequence[Sequence[str]] = (),
     samples: int = 1000,
+    **how: Unpack[How],
 ) -> list[Comparison]:
     """Compare two systems on the same sentences by paired bootstrap resampling (Koehn 2004), for BLEU and chrF.
 
@@ -253,8 +211,9 @@ def paired_bootstrap(
 
     _check(baseline, references)
     _check(system, references)
-    all_references = [list(each) for each in (references, *others)]
-    metrics = {name: _metric(name, lowercase, all_references, tokenize) for name in ("BLEU", "chrF")}
+    right = [list(each) for each in (references, *how.get("others", ()))]
+    lowercase, tokenize = how.get("lowercase", False), how.get("tokenize", USUAL)
+    metrics = {name: _metric(name, lowercase, right, tokenize) for name in ("BLEU", "chrF")}
     systems = [("baseline", list(baseline)), ("system", list(system))]
     signatures, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=samples)()
     return [_comparison(name, scores[name], str(signatures[name])) for name in scores if name != "System"]
@@ -268,7 +227,10 @@ def text_scorer(
     lowercase: bool = False,
     tokenize: str = USUAL,
 ) -> "Scorer":
-    """Return what scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`."""
+    """What scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`.
+
+    `name` is as the metric's score has it (``BLEU``, ``chrF2``, ``TER``), `systems` the hypotheses of each training.
+    """
     import numpy as np
 
     metric = _metric(name.rstrip("0123456789"), lowercase, [list(references)], tokenize, _has_no_blanks(references))
@@ -317,7 +279,7 @@ def _metric(
     tokenize: str = USUAL,
     no_blanks: bool = False,
 ) -> Any:
-    """Return the sacrebleu metric, with the references' statistics kept when they are given."""
+    """The sacrebleu metric, with the references' statistics kept when they are given."""
     from sacrebleu.metrics import BLEU, CHRF, TER
     from sacrebleu.metrics.bleu import _TOKENIZERS
 
@@ -335,13 +297,13 @@ def _metric(
     return TER(references=references, normalized=no_blanks, asian_support=no_blanks)
 
 
-def _score(
-    name: str, hypotheses: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool, tokenize: str = USUAL
-) -> Score:
-    for each in references:
+def _score(name: str, hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> Score:
+    right = [list(each) for each in (references, *how.get("others", ()))]
+    for each in right:
         _check(hypotheses, each)
-    metric = _metric(name, lowercase, tokenize=tokenize, no_blanks=_has_no_blanks(references[0]))
-    result = metric.corpus_score(list(hypotheses), [list(each) for each in references])
+    lowercase = how.get("lowercase", False) and name != "TER"
+    metric = _metric(name, lowercase, None, how.get("tokenize", USUAL), _has_no_blanks(references))
+    result = metric.corpus_score(list(hypotheses), right)
     return Score(result.name, float(result.score), str(metric.get_signature()))
 
 

@@ -39,7 +39,6 @@ def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> C
 
 
 def render(found: Comparison) -> str:
-    """Return the page."""
     runs = [one.run for variant in found.variants for one in variant.runs]
     lead = f"{plural(len(runs), 'run')} of {plural(len(found.variants), 'model')}, {found.split} set"
     lead += f"; baseline {found.baseline.label}" if len(found.variants) > 1 else ""

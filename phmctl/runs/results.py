@@ -6,20 +6,20 @@ One file a setting::
     test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     what was scored, under a name of its own settings
 
 The digits are of the weights and of all settings, so nothing is overwritten by another beam or by weights that were
-trained further. Files of earlier versions (``test.json``) say less; they are read all the same.
+trained further. A result holds its own SHA-256 and that of what was scored: what was changed since is left out, with a
+warning.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from phmctl import __version__
 from phmctl.console import warn
-from phmctl.files import sha256_text, write_json
+from phmctl.files import sha256, sha256_text, write_json
 from phmctl.runs.environment import git_revision
 from phmctl.runs.run import Run, Weights
 
@@ -38,12 +38,12 @@ class Setting:
     label: str = ""  # the settings that people look for, shortly: beam-5.alpha-0.6
 
     def beside(self, against: str, weights: Weights) -> Self:
-        """Return what decides the comparison of this with a baseline's weights."""
+        """What decides the comparison of this with a baseline's weights."""
         values = {**self.values, "against": against, "against_sha256": weights.sha256}
         return replace(self, values=values, label=f"{self.label}.against.{against}".lstrip("."))
 
     def path(self, run: Run, suffix: str) -> Path:
-        """Return the file with this suffix (``json``, ``hyp``) in a run's results."""
+        """The file with this suffix (``json``, ``hyp``) in a run's results."""
         digest = sha256_text([json.dumps([self.weights.sha256, dict(self.values)], sort_keys=True)])[:8]
         parts = [self.split, self.weights.name, self.label, digest, suffix]
         return run.results_folder / ".".join(_UNFIT.sub("-", part).strip("-") for part in parts if part)
@@ -60,15 +60,15 @@ class Result:
     scores: Mapping[str, float]  # by name: BLEU, chrF and TER; accuracy, a share; a rule's errors
     report: Mapping[str, Any]  # all that the task found, as eval --json prints it
     against: str | None = None  # the baseline's name where the report holds a comparison
-    # of the checkpoint's manifest; this and what follows is None in files of earlier versions.
-    checkpoint_sha256: str | None = None
+    checkpoint_sha256: str | None = None  # of the checkpoint's manifest
     seed: int | None = None  # of the training
     version: str | None = None  # of phmctl
     git: str | None = None  # its commit
     answers: Path | None = None  # the file of what was scored, a line an example: .hyp, .predictions.tsv
+    answers_gone: bool = False  # or changed since
 
     def as_json(self) -> dict[str, Any]:
-        """Return what tells results apart, and the scores; the file has the report."""
+        """What tells results apart, and the scores; the file has the report."""
         names = ("split", "checkpoint", "settings", "scores", "against", "checkpoint_sha256", "seed", "version", "git")
         return {"file": self.path.name, **{name: getattr(self, name) for name in names}}
 
@@ -82,7 +82,11 @@ def write_result(
     answers: Path | None = None,
     against: str | None = None,
 ) -> Path:
-    """Write a result into a run; return its file."""
+    """Write a result into a run; return its file.
+
+    `scores` are the figures by which runs are compared, `answers` is the file of what was scored, `against` names the
+    baseline where the report holds a comparison; so does the setting.
+    """
     made = {
         "format": _FORMAT,
         "split": setting.split,
@@ -92,25 +96,32 @@ def write_result(
         "scores": dict(scores),
         "against": against,
         "answers": None if answers is None else answers.name,
+        "answers_sha256": sha256(answers) if answers is not None and answers.is_file() else None,
         "seed": run.recipe.training.seed,
         "phmctl": __version__,
         "git": git_revision(),
     }
     path = setting.path(run, "json")
-    write_json(path, {"made": made, **report})
+    made, report = json.loads(json.dumps([made, report]))  # as they will be read
+    write_json(path, {"made": {**made, "sha256": _digest(made, report)}, **report})
     return path
 
 
+def _digest(made: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in made.items() if name != "sha256"}
+    return sha256_text([json.dumps([kept, report], sort_keys=True)])
+
+
 def read_results(run: Run) -> list[Result]:
-    """Return the results that lie in a run, by file name. What is no result is left out; of what is damaged, warned."""
+    """The results that lie in a run, by file name. What is no result is left out; of what is damaged is warned."""
     return [result for path in sorted(run.results_folder.glob("*.json")) for result in _read(path)]
 
 
 def find_result(run: Run, setting: Setting) -> Result | None:
-    """Return the result of a setting if it lies in a run, whole, with the answers that were scored."""
+    """The result of a setting if it lies in a run, whole, with the answers that were scored."""
     path = setting.path(run, "json")
     found = next(_read(path), None) if path.is_file() else None
-    return None if found is None or (found.answers is not None and not found.answers.is_file()) else found
+    return None if found is None or found.answers_gone else found
 
 
 def _read(path: Path) -> Iterator[Result]:
@@ -118,21 +129,26 @@ def _read(path: Path) -> Iterator[Result]:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         made = report.pop("made", None) if isinstance(report, dict) else None
-        if made is not None and made["format"] == _FORMAT:
-            yield _result(path, made, report)
+        if made is None:  # no result
             return
-        if made is not None:
+        if made["format"] != _FORMAT:
             warn(f"{path} is of format {made['format']!r}, and this phmctl reads {_FORMAT}; score the run anew")
-            return
+        elif made.get("sha256") not in (None, _digest(made, report)):
+            warn(f"{path} is not what eval wrote, so its result is left out; remove it and score the run again")
+        else:
+            yield _result(path, made, report)
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "something is missing"
         warn(f"{path} is damaged ({reason}), so its result is left out; remove it and score the run again")
-        return
-    with suppress(ValueError, AttributeError, KeyError, TypeError):
-        yield _earlier(path, report)
 
 
 def _result(path: Path, made: Mapping[str, Any], report: Mapping[str, Any]) -> Result:
+    answers, gone = None if made["answers"] is None else path.with_name(Path(made["answers"]).name), False
+    if answers is not None:
+        gone = not answers.is_file()
+        if not gone and made.get("answers_sha256") not in (None, sha256(answers)):
+            warn(f"{answers} is not what was scored: no test has it; score the run again")
+            gone = True
     return Result(
         path,
         str(made["split"]),
@@ -145,12 +161,13 @@ def _result(path: Path, made: Mapping[str, Any], report: Mapping[str, Any]) -> R
         made["seed"],
         made["phmctl"],
         made["git"],
-        None if made["answers"] is None else path.with_name(Path(made["answers"]).name),
+        None if gone else answers,
+        gone,
     )
 
 
 def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures by which runs are compared from what a task found, as ``eval --json`` prints it."""
+    """The figures by which runs are compared from what a task found, as ``eval --json`` prints it."""
     if "splits" in report or "accuracy" in report:
         return {"accuracy": float(report.get("splits", [report])[0]["accuracy"]["value"])}
     if "scores" in report:
@@ -159,28 +176,9 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def tests_of(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Return the tests against a baseline from what a task found: what was compared, the difference, p."""
+    """The tests against a baseline from what a task found: what was compared, the difference, p."""
     found = [(str(one["name"]), one["difference"], one["p_value"]) for one in report.get("paired_bootstrap", ())]
     for each in report.get("splits", [report]):
         if one := each.get("compared"):
             found.append((f"accuracy % {each['split']}", 100 * one["difference"], one["p_value"]))
     return found
-
-
-def _earlier(path: Path, report: Mapping[str, Any]) -> Result:
-    """Read ``test.json`` and its like, which earlier versions wrote: one file a split and checkpoint."""
-    splits = report.get("splits")
-    split = str(splits[0]["split"] if splits else report["split"])
-    settings = {"decoding": report["decoding"]} if "decoding" in report else {}
-    answers = (path.with_suffix(suffix) for suffix in (".hyp", ".predictions.tsv"))
-    found = next((file for file in answers if file.is_file()), None)
-    return Result(
-        path,
-        split,
-        str(report["checkpoint"]),
-        settings,
-        scores_of(report),
-        report,
-        report.get("against"),
-        answers=found,
-    )

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind", bound="Recipe")
 Loaded = TypeVar("Loaded")
+_AGAIN = "copy the whole run again, or train anew"
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ class Run:
     ) -> Self:
         """Make a new version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``; none is ever overwritten.
 
-        The folder is filled under another name and then renamed, so a run that exists is complete, and of two
-        processes that start at once each gets its own number.
+        `fill` writes what else belongs into it (tokenizer, text), before the folder gets its name: a run that exists is
+        complete, and of two processes that start at once each gets its own number. `environment` is for
+        ``environment.json``.
         """
         parent = root / recipe.name / recipe.variant
         with writing(parent):
@@ -93,7 +95,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open a run by its folder, by a variant's folder, or by its name below the root.
+        """Open a run by its folder, by a variant's folder, by its name below the root, or by its tag.
 
         Of several versions it is the newest that has a checkpoint: a start that failed does not hide the run before it.
         """
@@ -105,9 +107,7 @@ class Run:
             )
         for name in (RECIPE, ENVIRONMENT):
             if not (folder / name).is_file():
-                raise RunError(
-                    f"{folder} is no complete run: {name} is missing; copy the whole folder again, or train anew"
-                )
+                raise RunError(f"{folder} is no complete run: {name} is missing; {_AGAIN}")
         return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
@@ -122,7 +122,7 @@ class Run:
         return f"{self.recipe.name}/{self.recipe.variant}/{self.folder.resolve().name}"
 
     def recipe_of(self, kind: type[Kind]) -> Kind:
-        """Return the recipe as one of the task wanted."""
+        """The recipe as one of the task wanted; RunError where it is another task's."""
         if not isinstance(self.recipe, kind):
             wanted = kind.model_fields["task"].default
             raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {wanted!r}")
@@ -130,42 +130,39 @@ class Run:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Where the tokenizers lie."""
         return self.folder / "tokenizer"
 
     @property
     def text_folder(self) -> Path:
-        """Where the raw validation and test text lies."""
         return self.folder / "text"
 
     @property
     def results_folder(self) -> Path:
-        """Where results are written."""
         return self.folder / "results"
 
     @property
     def checkpoints_folder(self) -> Path:
-        """Where the checkpoints lie."""
         return self.folder / CHECKPOINTS
-
-    def splits(self) -> list[str]:
-        """Return the splits of whose text the run keeps a copy."""
-        return sorted({path.stem for path in self.text_folder.glob("*.*")})
 
     @property
     def metrics_path(self) -> Path:
-        """The metrics, one JSON object a line."""
         return self.folder / "metrics.jsonl"
 
+    def splits(self) -> list[str]:
+        """The splits of whose text the run keeps a copy."""
+        return sorted({path.stem for path in self.text_folder.glob("*.*")})
+
+    # -------------------------------------------------------------------------------------------- checkpoints
+
     def checkpoint_names(self) -> list[str]:
-        """Return what :meth:`checkpoint` takes: ``last``, ``best``, ``average`` where they exist, and steps."""
+        """What :meth:`checkpoint` takes: ``last``, ``best``, ``average`` where they exist, and steps."""
         folder = self.checkpoints_folder
         names = [name for name in POINTERS if (folder / name).is_file()]
         names += [AVERAGE] if (folder / AVERAGE).is_dir() else []
         return names + [step_name(step) for step in saved_steps(folder)]
 
     def choice(self) -> str:
-        """Return which checkpoint ``auto`` is: the average if the recipe asks for one and it is made, else ``best``.
+        """Which checkpoint ``auto`` is: the average if the recipe asks for one and it is made, else ``best``.
 
         ``last`` before the first validation.
         """
@@ -174,27 +171,50 @@ class Run:
         return next((name for name in wanted if name in names), "last")
 
     def checkpoint(self, name: str = "best") -> Path:
-        """Return a checkpoint's folder."""
+        """A checkpoint's folder, by ``auto``, ``best``, ``last``, ``average``, ``step-000200`` or plainly ``200``.
+
+        RunError: there is none of this name; the message lists those that exist.
+        """
         name = self.choice() if name == AUTO else name
-        if name in POINTERS:
-            return self._follow(name)
-        folder = self.checkpoints_folder / (step_name(int(name)) if name.isdecimal() else name)
-        if folder.is_dir() and folder.parent == self.checkpoints_folder:
-            return folder
-        names = self.checkpoint_names()
-        if not names:
+        names, folder = self.checkpoint_names(), self.checkpoints_folder
+        folders = [other for other in names if other not in POINTERS]
+        if not folders:
             raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
-        raise RunError(f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}")
+        if name in POINTERS and name in names:
+            target = _read_pointer(folder / name)
+            if target not in folders and target in self.checkpoint_names():  # saved since they were listed
+                folders.append(target)
+            if target is None or target not in folders:
+                wrong = "is damaged" if target is None else f"names {target!r}, which does not exist"
+                raise RunError(f"{folder / name} {wrong}; use another: --checkpoint {' or '.join(folders)}")
+            return folder / target
+        if name in POINTERS:
+            why = " yet: no validation has chosen one" if name == "best" else ""
+            listed = ", ".join(names)
+            raise RunError(
+                f"{self.folder} has no {name!r} checkpoint{why}; use --checkpoint {names[0]} (there are: {listed})"
+            )
+        step = step_name(int(name)) if name.isdecimal() else name
+        if step not in folders and not ((folder / step).is_dir() and (folder / step).parent == folder):
+            raise RunError(f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}")
+        return folder / step
 
     def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
-        """Return what `read` makes of a checkpoint. It is given the name of the folder: `name` is followed once.
+        """What `read` makes of a checkpoint. It is given the name of the folder: `name` is followed once.
 
         A training beside this process may prune the folder while it is read: then `name` is followed again. Where
         ``auto`` is not what the recipe asks for, that is said.
         """
         folder = self.checkpoint(name)
-        if name == AUTO:
-            self._say_choice(folder)
+        taken = self.choice() if name == AUTO else ""
+        if taken == "last":
+            note(
+                f"{self.folder} has no best checkpoint yet: no validation has chosen one; last is taken, {folder.name}"
+            )
+        elif taken == "best" and self.recipe.training.average:
+            note(
+                f"{self.folder} is not trained to its end, so there is no average yet; {taken} is taken, {folder.name}"
+            )
         while True:
             try:
                 return read(folder.name)
@@ -205,46 +225,14 @@ class Run:
                 if folder == before:
                     raise
 
-    def _say_choice(self, folder: Path) -> None:
-        taken, average = self.choice(), self.recipe.training.average
-        if taken == "last":
-            note(
-                f"{self.folder} has no best checkpoint yet: no validation has chosen one; last is taken, {folder.name}"
-            )
-        elif average and taken != AVERAGE:
-            note(
-                f"{self.folder} is not trained to its end, so there is no average yet; {taken} is taken, {folder.name}"
-            )
-
-    def _follow(self, name: str) -> Path:
-        pointer = self.checkpoints_folder / name
-        names = [other for other in self.checkpoint_names() if other not in POINTERS]
-        if not names:
-            raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
-        if not pointer.is_file():
-            others = [other for other in POINTERS if (self.checkpoints_folder / other).is_file()] or names
-            why = " yet: no validation has chosen one" if name == "best" else ""
-            raise RunError(
-                f"{self.folder} has no {name!r} checkpoint{why}; use --checkpoint {others[0]} "
-                f"(there are: {', '.join(self.checkpoint_names())})"
-            )
-        target = _read_pointer(pointer)
-        if target not in names and target in self.checkpoint_names():  # saved since they were listed
-            return self._follow(name)
-        if target not in names:
-            wrong = "is damaged" if target is None else f"names {target!r}, which does not exist"
-            raise RunError(f"{pointer} {wrong}; use another: --checkpoint {' or '.join(names)}")
-        return self.checkpoints_folder / target
-
     def weights(self, name: str = "best") -> Weights:
-        """Return what tells a checkpoint's weights from others."""
+        """What tells a checkpoint's weights from others."""
         folder = self.checkpoint(name)
         if not (folder / MANIFEST).is_file():
             verify_checkpoint(folder, ())  # says what is missing and which checkpoint to use instead
         return Weights(folder.name, sha256(folder / MANIFEST))
 
     def verify_weights(self, name: str = "best") -> None:
-        """Compare a checkpoint's weights with its manifest. Raises RunError."""
         verify_checkpoint(self.checkpoint(name), ("model",))
 
     def point(self, name: str, step: int | None) -> None:
@@ -256,6 +244,8 @@ class Run:
         elif _read_pointer(path) != step_name(step):
             write_atomic(path, step_name(step) + "\n")
 
+    # ----------------------------------------------------------------------------------------------- training
+
     @property
     def resume_command(self) -> str:
         """The command that continues this run, quoted for a shell."""
@@ -263,7 +253,7 @@ class Run:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep other processes from training this run while the block lasts."""
+        """Keep other processes from training this run while the block lasts; RunError where one does."""
         for pause in (0.02, 0.2, None):  # whoever lists runs asks for the lock, and holds it for that moment
             with locked(self.folder / LOCK, wait=False) as held:
                 if held:
@@ -295,21 +285,21 @@ class Run:
             with suppress(OSError, OutputError):
                 path.unlink(missing_ok=True) if failed is None else write_json(path, {"error": failed})
 
+    # -------------------------------------------------------------------------------------------- its records
+
     def environment(self) -> dict[str, Any]:
-        """Return what ``environment.json`` holds."""
-        path, advice = self.folder / ENVIRONMENT, "copy the run again"
-        value = read_json_object(path, RunError, advice)
-        if not isinstance(value.get("resumed", []), list):
-            raise RunError(f"{path} is damaged: 'resumed' is no list; {advice}")
-        return value
+        """What ``environment.json`` holds."""
+        return self._record(ENVIRONMENT, resumed=list)
 
     def data(self) -> dict[str, Any]:
-        """Return what ``data.json`` holds: the manifest of the data that the run was trained on."""
-        path, advice = self.folder / DATA, "copy the whole run again, or train anew"
-        value = read_json_object(path, RunError, advice)
-        for key, kind in {"settings": dict, "splits": dict, "sources": list, "labels": list}.items():
+        """What ``data.json`` holds: the manifest of the data that the run was trained on."""
+        return self._record(DATA, settings=dict, splits=dict, sources=list, labels=list)
+
+    def _record(self, name: str, **kinds: type) -> dict[str, Any]:
+        value = read_json_object(self.folder / name, RunError, _AGAIN)
+        for key, kind in kinds.items():
             if not isinstance(value.get(key, kind()), kind):
-                raise RunError(f"{path} is damaged: {key!r} is no {kind.__name__}; {advice}")
+                raise RunError(f"{self.folder / name} is damaged: {key!r} is no {kind.__name__}; {_AGAIN}")
         return value
 
 
@@ -345,7 +335,11 @@ def write_recipe(folder: Path, recipe: "Recipe") -> None:
 
 
 def read_recipe(path: Path) -> "Recipe":
-    """Return a run's recipe. Every key was written: one that is cut off would have defaults that nobody meant."""
+    """Return a run's recipe, by what is JSON beside the YAML file where it is of the same text.
+
+    Every key was written: one that is cut off would have defaults that nobody meant. RunError: the file is damaged, or
+    something in its folder is no regular file.
+    """
     from phmctl.recipe.documents import read_document
     from phmctl.recipe.loading import validate_recipe
     from phmctl.recipe.schema import RECIPES
@@ -361,11 +355,11 @@ def read_recipe(path: Path) -> "Recipe":
     except RecipeError as error:
         reason = str(error)
         reason = reason if reason.startswith(f"{path}") else f"{path} cannot be used: {reason}"
-        raise RunError(f"{reason}\ncopy the run again, or train anew") from error
+        raise RunError(f"{reason}\n{_AGAIN}") from error
     missing = [key for key in type(recipe).model_fields if key not in document.content]
     if missing or not path.read_bytes().endswith(b"\n"):
         lacks = f" before {missing[0]!r}" if missing else ""
-        raise RunError(f"{path} is damaged: it is cut off{lacks}; copy the run again, or train anew")
+        raise RunError(f"{path} is damaged: it is cut off{lacks}; {_AGAIN}")
     return recipe
 
 

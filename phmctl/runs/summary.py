@@ -70,16 +70,13 @@ class Summary:
 
     @property
     def recipe(self) -> Recipe:
-        """The resolved recipe."""
         return self.run.recipe
 
     @property
     def minutes(self) -> float | None:
-        """Of training."""
         return None if self.seconds is None else self.seconds / 60
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         recipe = self.recipe
         model, training, sizes = recipe.model, recipe.training, self.parameters
         return {
@@ -114,7 +111,6 @@ class Damaged:
     problem: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {"run": str(self.folder), "problem": self.problem}
 
 

@@ -57,7 +57,6 @@ class Guard:
         self.app, self.service, self.names = app, service, names
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -100,12 +100,10 @@ class Batcher(Generic[K, X, Y]):
 
     @property
     def queued(self) -> int:
-        """How many items wait."""
         return self._queued
 
     @property
     def running(self) -> int:
-        """How many items are being answered."""
         return len(self._running)
 
     @property

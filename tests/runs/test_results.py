@@ -1,4 +1,4 @@
-"""Results: named by what decides them, and read again, those of earlier versions too."""
+"""Results: named by what decides them, and read again unless they were changed."""
 
 import json
 from pathlib import Path
@@ -21,6 +21,7 @@ def run(tmp_path: Path) -> Run:
 def test_what_is_written_is_read(run: Run) -> None:
     setting = Setting("test", WEIGHTS, {"beam": 4}, "beam-4")
     answers = setting.path(run, "hyp")
+    answers.touch()
     path = write_result(run, setting, {"bleu": 1.5}, {"BLEU": 1.5}, answers=answers)
     (found,) = read_results(run)
     assert path.name.startswith("test.step-000010.beam-4.")
@@ -50,26 +51,21 @@ def test_a_name_is_a_plain_file_name(run: Run) -> None:
     assert setting.path(run, "json").name.startswith("test.step-000010-onnx.against.a-b-v001.")
 
 
-def test_results_of_earlier_versions_are_read(run: Run) -> None:
-    score = {"name": "BLEU", "value": 30.5, "signature": "s"}
-    where = {"run": "r", "split": "test", "checkpoint": "step-000010"}
-    translated = {**where, "decoding": {"beam": 5}, "against": "b/c/v001"}
-    labelled = {"run": "r", "checkpoint": "average", "splits": [{"split": "valid", "accuracy": {"value": 0.75}}]}
-    rule = {"run": "r", "split": "test", "checkpoint": "step-000002", "map_error": 0.5, "loss": 2.0}
-    files = {
-        "test.json": {**translated, "scores": [score]},
-        "test.last.json": rule,
-        "valid.average.json": {**labelled, "against": None},
-        "test.decoding.json": {"checkpoint": "step-000010", "decoding": {"beam": 5}},
-    }
-    for name, content in files.items():
-        (run.results_folder / name).write_text(json.dumps(content))
-    (run.results_folder / "test.hyp").touch()
-    first, second, third = read_results(run)
-    assert (first.scores, first.settings, first.against) == ({"BLEU": 30.5}, {"decoding": {"beam": 5}}, "b/c/v001")
-    assert first.answers == run.results_folder / "test.hyp"
-    assert (second.scores, second.answers, second.seed) == ({"map_error": 0.5, "loss": 2.0}, None, None)
-    assert (third.split, third.checkpoint, third.scores) == ("valid", "average", {"accuracy": 0.75})
+def test_what_was_changed_since_is_left_out_and_said(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    setting = Setting("test", WEIGHTS, {"beam": 4})
+    answers = setting.path(run, "hyp")
+    answers.write_text("a\n")
+    path = write_result(run, setting, {"bleu": 1.5, "lines": {1: float("nan")}}, {"BLEU": 1.5}, answers=answers)
+    assert read_results(run)[0].answers == answers
+    answers.write_text("b\n")
+    assert (read_results(run)[0].answers, find_result(run, setting)) == (None, None)
+    assert str(answers) in capsys.readouterr().err
+    for edited in ('"bleu": 2.5', '"BLEU": 2.5'):
+        kept = path.read_text()
+        path.write_text(kept.replace(edited.replace("2", "1"), edited))
+        assert read_results(run) == []
+        assert str(path) in capsys.readouterr().err
+        path.write_text(kept)
 
 
 @pytest.mark.parametrize("content", [b"[1]", b'{"split": "test"}'])

@@ -211,7 +211,7 @@ def test_a_run_of_other_data_loses_nothing(fit: Fit) -> None:
 def test_a_sole_checkpoint_that_a_crash_left_aside_is_resumed(fit: Fit) -> None:
     run = fit(steps=10, validate_every=100).run
     sole = run.checkpoint("last")
-    sole.rename(sole.with_name(f".{sole.name}.{os.getpid()}.old"))
+    sole.rename(sole.with_name(f".{sole.name}.0123abcd.old"))
     losses = [entry["step"] for entry in read_metrics(run.metrics_path)]
     assert fit(old=run, steps=15, validate_every=100).steps == 15
     assert [entry["step"] for entry in read_metrics(run.metrics_path)][: len(losses)] == losses
@@ -276,7 +276,7 @@ def test_a_run_that_has_nothing_left_to_train_is_pruned_and_swept(fit: Fit) -> N
     run = fit(steps=20, keep=2).run
     right = _everything(run)
     shutil.copytree(run.checkpoint("last"), run.checkpoints_folder / "step-000003")
-    for name in (".last.0123abcd.tmp", ".best.4711.tmp", ".step-000020.01234567.tmp/model.safetensors"):
+    for name in (".last.0123abcd.tmp", ".best.4711abcd.tmp", ".step-000020.01234567.tmp/model.safetensors"):
         (run.checkpoints_folder / name).parent.mkdir(exist_ok=True)
         (run.checkpoints_folder / name).touch()
     (run.folder / ".metrics.jsonl.01234567.tmp").touch()
