@@ -1,7 +1,5 @@
 """What answers for a run by another engine: an export that is made in passing and kept."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from phmctl.console import note
@@ -26,7 +24,11 @@ def with_engine(
     engine = engine or (run.engine if isinstance(run, Export) else TORCH)
     check_known("engine", engine, ENGINES)
     if isinstance(run, Export):
-        return _own_engine(run, engine, quantize)
+        if engine != run.engine or quantize not in (None, run.manifest.get("quantize")):
+            raise UserError(
+                f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
+            )
+        return run
     from phmctl.export.verb import EXACT, check_options, export
 
     check_options(engine, quantize, None)
@@ -37,38 +39,23 @@ def with_engine(
     weights = run.weights(checkpoint)
     name = "-".join([engine, *([quantize or EXACT] if engine == CTRANSLATE2 else []), weights.name])
     folder = run.folder / "exports" / name
-    kept = _kept(folder, weights)
-    if kept is None:
-        with _writable(run, engine), locked(folder.parent / f".{name}.lock"):
-            kept = _kept(folder, weights)
-            if kept is None:
-                note(f"exporting to {engine}; it is kept in {folder}")
-                export(run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING)
-                kept = Export.open(folder)
-    return kept
-
-
-@contextmanager
-def _writable(run: Run, engine: str) -> Iterator[None]:
-    """Say what to do where an export cannot be kept in its run."""
+    if kept := _kept(folder, weights):
+        return kept
     try:
-        yield
+        with locked(folder.parent / f".{name}.lock"):
+            if kept := _kept(folder, weights):  # another process was faster
+                return kept
+            note(f"exporting to {engine}; it is kept in {folder}")
+            return export(
+                run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING
+            ).export
     except OutputError as error:
-        raise type(error)(
-            f"{error}; or export it elsewhere: phmctl export {run.folder} --to {engine} -o DIR"
-        ) from error
-
-
-def _own_engine(run: Export, engine: str, quantize: str | None) -> Run:
-    if engine != run.engine or quantize not in (None, run.manifest.get("quantize")):
-        raise UserError(
-            f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
-        )
-    return run
+        elsewhere = f"phmctl export {run.folder} --to {engine} -o DIR"
+        raise type(error)(f"{error}; or export it elsewhere: {elsewhere}") from error
 
 
 def _kept(folder: Path, weights: Weights) -> Export | None:
-    """Return the export of these weights that was kept; None where there is none, or it is damaged."""
+    """The export of these weights that was kept; None where there is none, or it is damaged."""
     try:
         found = Export.open(folder)
         found.verify()

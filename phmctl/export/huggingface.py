@@ -199,7 +199,7 @@ def _norm(form: DenseForm, ours: str, theirs: str) -> Iterator[tuple[str, Tensor
 
 def verify_huggingface(subject: Subject, folder: Path, count: int | None = None) -> Verification:
     """Compare ids and logits with the library's own, on the run's own text."""
-    texts = subject.texts(count)
+    split, texts, references = subject.examples(count)
     library = require("transformers", "huggingface")
     _check_ids(subject, library, folder, texts)
     ours = subject.answering
@@ -207,9 +207,7 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
         return Verification(None)
     with silence():
         sources, _ = ours.encode(texts, strict=False)
-    targets = [
-        [BOS, *ids][: subject.longest - 1] for ids in subject.tokenizers.target.encode(subject.references(count))
-    ]
+    targets = [[BOS, *ids][: subject.longest - 1] for ids in subject.tokenizers.target.encode(references)]
     model = _load(library, folder)
     equal, largest = 0, 0.0
     for rows in plan([len(source) for source in sources], ours.settings.batch_tokens):
@@ -217,7 +215,7 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
         equal += int((gaps < NEAR).sum())
         largest = max(largest, float(gaps.max()))
     equal += sum(not source for source in sources)
-    return Verification(subject.split, len(texts), equal, 0, largest)
+    return Verification(split, len(texts), equal, 0, largest)
 
 
 def _load(library: Any, folder: Path) -> Any:

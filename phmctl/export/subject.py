@@ -1,6 +1,7 @@
 """What is exported: a run's trained model, with all that the formats ask of it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,38 +69,23 @@ class Subject:
     def form(self) -> DenseForm:
         return dense_form(self.model, self.section, self.sizes)
 
-    @cached_property
-    def split(self) -> str | None:
-        """The split of the run's own text that an export is verified on; None where the run keeps none."""
-        for name in ("valid", "test"):
-            try:
-                self._lines(name)
-            except RunError:
-                continue
-            return name
-        return None
+    def examples(self, count: int | None = None) -> tuple[str | None, list[Any], list[str]]:
+        """A split of the run's own text, its texts (lines, or the texts of each example), and what belongs to them.
 
-    def texts(self, count: int | None = None) -> list[Any]:
-        """Return the texts to verify with: lines, or the texts of each example; `count` of them, evenly chosen."""
-        return _chosen([] if self.split is None else self._lines(self.split), count)
-
-    def references(self, count: int | None = None) -> list[str]:
-        """Return what belongs to :meth:`texts`: translations, or labels."""
-        if self.split is None:
-            return []
-        if self.translates:
-            return _chosen(read_text(self.run, self.split, "target"), count)
-        return _chosen(read_examples(self.run, self.split).labels, count)
-
-    def _lines(self, split: str) -> list[Any]:
-        return read_text(self.run, split, "source") if self.translates else list(read_examples(self.run, split).texts)
-
-
-def _chosen(found: list[Any], count: int | None) -> list[Any]:
-    """Return so many, evenly chosen; None: all."""
-    if count is None or count >= len(found):
-        return found
-    return [found[row * len(found) // count] for row in range(count)]
+        `count` of them, evenly chosen; None: all. Nothing where the run keeps none.
+        """
+        for split in ("valid", "test"):
+            with suppress(RunError):
+                if self.translates:
+                    texts: list[Any] = read_text(self.run, split, "source")
+                    right = read_text(self.run, split, "target")
+                else:
+                    found = read_examples(self.run, split)
+                    texts, right = list(found.texts), list(found.labels)
+                rows = range(len(texts) if count is None else min(count, len(texts)))
+                chosen = [row * len(texts) // len(rows) for row in rows]
+                return split, [texts[row] for row in chosen], [right[row] for row in chosen]
+        return None, [], []
 
 
 def open_subject(run: Run, checkpoint: str) -> Subject:

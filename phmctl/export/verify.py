@@ -13,7 +13,7 @@ from phmctl.decoding.hypothesis import Hypothesis
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import Translator, plan
 from phmctl.export.subject import Subject
-from phmctl.metrics.text import bleu, usual_tokenizer
+from phmctl.metrics.text import How, bleu, usual_tokenizer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.tasks.classification.predictor import TextClassifier
 
@@ -56,43 +56,36 @@ class Verification:
 
 def verify_translator(subject: Subject, ours: Translator, engine: Engine, count: int | None = None) -> Verification:
     """Compare an engine's greedy outputs with torch's on the run's own text."""
-    lines = subject.texts(count)
+    split, lines, references = subject.examples(count)
     if not lines:
         return Verification(None)
     with silence():  # that a line is cut is no news of the export
         ids, _ = ours.encode(lines, strict=False)
     greedy = ours.settings.model_copy(update={"beam": 1, "alpha": 0.0, "execution": None})
-    found = {}
+    found = []
     with progress(f"comparing {len(lines):,} lines with torch", 2 * len(lines)) as advance:
-        for name, each in (("torch", ours.engine), ("export", engine)):
+        for each in (ours.engine, engine):
             results: list[Hypothesis] = [Hypothesis([], 0.0, 0.0)] * len(ids)
             for rows in plan([len(row) for row in ids], greedy.batch_tokens):
-                batch = [ids[row] for row in rows]
-                best = each.search(batch, greedy, allowed=subject.sizes["target"], n_best=1)
+                best = each.search([ids[row] for row in rows], greedy, allowed=subject.sizes["target"], n_best=1)
                 for row, (found_best, *_) in zip(rows, best, strict=True):
                     results[row] = found_best
                 advance(len(rows))
-            found[name] = results
-    same = [one.tokens == other.tokens for one, other in zip(found["torch"], found["export"], strict=True)]
-    ties = sum(
-        _is_tie(subject, ids[row], found["torch"][row].tokens, found["export"][row].tokens)
-        for row, equal in enumerate(same)
-        if not equal
-    )
-    gaps = [
-        abs(one.log_prob - other.log_prob)
-        for one, other, equal in zip(found["torch"], found["export"], same, strict=True)
-        if equal
-    ]
-    texts = {name: [ours.tokenizers.target.decode(one.tokens) for one in results] for name, results in found.items()}
-    run = subject.run
-    how = {
-        "lowercase": ours.tokenizers.target.lowercase,
-        "tokenize": run.recipe_of(TranslationRecipe).training.bleu_tokenizer
-        or usual_tokenizer(run.data().get("target_language")),
-    }
-    scores = _bleu(texts, subject.references(count), how)
-    return Verification(subject.split, len(lines), sum(same), ties, max(gaps, default=0.0), scores)
+            found.append(results)
+    equal = ties = 0
+    largest = 0.0
+    for source, one, other in zip(ids, *found, strict=True):
+        if one.tokens == other.tokens:
+            equal += 1
+            largest = max(largest, abs(one.log_prob - other.log_prob))
+        else:
+            ties += _is_tie(subject, source, one.tokens, other.tokens)
+    target, run = ours.tokenizers.target, subject.run
+    own = run.recipe_of(TranslationRecipe).training.bleu_tokenizer
+    how: How = {"lowercase": target.lowercase, "tokenize": own or usual_tokenizer(run.data().get("target_language"))}
+    first, second = (bleu([target.decode(one.tokens) for one in each], references, **how) for each in found)
+    scores = {"metric": "BLEU", "torch": first.value, "export": second.value, "signature": first.signature}
+    return Verification(split, len(lines), equal, ties, largest, scores)
 
 
 @torch.no_grad()
@@ -106,19 +99,11 @@ def _is_tie(subject: Subject, source: Sequence[int], one: Sequence[int], other: 
     return abs(float(logits[ours[place]] - logits[theirs[place]])) < NEAR
 
 
-def _bleu(texts: dict[str, list[str]], references: Sequence[str], how: dict[str, Any]) -> dict[str, Any] | None:
-    if not references:
-        return None
-    scores = {name: bleu(lines, references, **how) for name, lines in texts.items()}
-    signature = scores["torch"].signature
-    return {"metric": "BLEU", **{name: score.value for name, score in scores.items()}, "signature": signature}
-
-
 def verify_classifier(
     subject: Subject, ours: TextClassifier, theirs: TextClassifier, count: int | None = None
 ) -> Verification:
-    """Compare an export's probabilities with torch's on the run's own examples; see :func:`verify_translator`."""
-    texts = subject.texts(count)
+    """Compare an export's probabilities with torch's on the run's own examples."""
+    split, texts, truth = subject.examples(count)
     if not texts:
         return Verification(None)
     one, other = (each.probabilities(texts).clamp(min=1e-30).log() for each in (ours, theirs))  # (N, classes)
@@ -127,10 +112,9 @@ def verify_classifier(
     rows = torch.arange(len(texts))
     ties = (~same & ((one[rows, labels] - one[rows, others]).abs() < NEAR)).sum()
     gaps = (one[rows, labels] - other[rows, labels]).abs()[same]
-    truth = subject.references(count)
     given = {
         name: sum(ours.labels[index] == right for index, right in zip(found.tolist(), truth, strict=True)) / len(truth)
         for name, found in (("torch", labels), ("export", others))
     }
     largest = float(gaps.max()) if len(gaps) else 0.0
-    return Verification(subject.split, len(texts), int(same.sum()), int(ties), largest, {"metric": "accuracy", **given})
+    return Verification(split, len(texts), int(same.sum()), int(ties), largest, {"metric": "accuracy", **given})

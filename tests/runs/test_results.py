@@ -1,6 +1,5 @@
 """Results: named by what decides them, and read again unless they were changed."""
 
-import json
 from pathlib import Path
 
 import pytest
