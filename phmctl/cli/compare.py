@@ -16,7 +16,7 @@ Baseline = Annotated[
     str | None,
     typer.Option(metavar="RUN|VARIANT", help="What the others are tested against (default: the dense model)."),
 ]
-Split = Annotated[str, typer.Option(help="test or valid.")]
+Split = Annotated[str, typer.Option(help="test, valid, a test set by its name (test_NAME), or all (test sets).")]
 OfCheckpoint = Annotated[
     str | None, typer.Option("--checkpoint", help="Take results of this one only: best, last, average or step-N.")
 ]
@@ -82,20 +82,24 @@ def compare(
 
 
 def _compare(runs: Sequence[str], recipe: str | None, root: Path | None, form: str, asked: dict[str, Any]) -> None:
-    from phmctl.comparison.compare import compare_runs
+    from phmctl.comparison.compare import compare_splits
     from phmctl.comparison.formats import comparison_csv, comparison_latex, comparison_tables, methods
     from phmctl.console import emit, emit_json
 
-    found = compare_runs(runs, recipe=recipe, root=root, **asked)
+    several = compare_splits(runs, recipe=recipe, root=root, **asked)
     if form == "json":
-        return emit_json(found.as_json())
-    if form == "table":
-        for table in comparison_tables(found):
-            table.show()
-        _say([*(f"tested by: {method}" for method in methods(found)), *found.differences(), *found.notes()])
-    else:
-        emit(comparison_csv(found) if form == "csv" else comparison_latex(found))
-    return _say_missing("without a result yet (or add --eval):", list(found.missing()))
+        told = [found.as_json() for found in several]
+        return emit_json(told[0] if len(told) == 1 else {"comparisons": told})
+    for found in several:
+        if form == "table":
+            for table in comparison_tables(found):
+                table.show()
+            _say([*(f"tested by: {method}" for method in methods(found)), *found.differences(), *found.notes()])
+        else:
+            emit(comparison_csv(found) if form == "csv" else comparison_latex(found))
+    return _say_missing(
+        "without a result yet (or add --eval):", [line for found in several for line in found.missing()]
+    )
 
 
 def _compare_papers(name: str, runs: Sequence[str], form: str, **asked: Any) -> None:

@@ -61,6 +61,8 @@ def evaluate(
 
     --probing trains a probe for each probing task that is prepared in --data, each once: its answers are kept there.
     """
+    if not probing and source is None:
+        split = _splits(names, every, split)
     values = {"split": split, "checkpoint": checkpoint, "beam": beam, "alpha": alpha, "execution": execution}
     values |= {"precision": precision}
     further: dict[str, Any] = {"batch_tokens": batch_tokens, "engine": engine, "quantize": quantize}
@@ -140,6 +142,17 @@ def _sweep(
         raise UserError("--probing is for one run: its probes are many already; leave it out, or name one run")
     asked = EvalSweep.of(names, every, values, options)
     return carry_out(asked, evaluate_all, jobs, listed=listed, json=json)
+
+
+def _splits(names: Sequence[Path], every: bool, split: str) -> str:
+    """The splits that are meant, parted by commas: where the runs have only named test sets, these are ``test``."""
+    from phmctl.exports import open_model
+    from phmctl.runs import splits_asked
+    from phmctl.runs.find import select_runs
+
+    if split not in ("test", "all"):
+        return split
+    return ",".join(splits_asked([open_model(run) for run in (select_runs(names) if every else names)], split))
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:

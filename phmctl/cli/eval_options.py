@@ -9,7 +9,7 @@ Names = Annotated[
     list[Path],
     typer.Argument(metavar="RUN", help="Runs, folders of versions (the newest is taken), tags, or exports."),
 ]
-Split = Annotated[str, typer.Option(help="test or valid; a test set with a name is test_NAME.")]
+Split = Annotated[str, typer.Option(help="test, valid, a test set by its name (test_NAME), or all (test sets).")]
 Against = Annotated[
     list[Path] | None,
     typer.Option(metavar="RUN2", help="Compare with this run, which is only read, by a paired test. Repeatable."),

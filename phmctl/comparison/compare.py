@@ -13,7 +13,7 @@ from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
 from phmctl.metrics.text import Copy
-from phmctl.runs import check_checkpoint, check_split
+from phmctl.runs import check_checkpoint, check_split, splits_asked
 from phmctl.runs.differences import difference_lines, result_differences, run_differences
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.tasks.answers import Metric, Test, spread, test_answers
@@ -60,7 +60,7 @@ class Comparison:
         """Yield what a reader of the figures must know."""
         yield from map(str, self.trials)
         yield from uneven(self.trials)
-        yield from _shared([(one.label, list(_notes(one))) for one in self.variants], len(self.variants))
+        yield from _shared([(one.label, list(_notes(one, self.split))) for one in self.variants], len(self.variants))
         yield from copy_notes(self.variants)
         if not self.same_machine:
             yield "speeds do not compare: " + "; ".join(sorted(self._machines()))
@@ -74,7 +74,7 @@ class Comparison:
         options += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
         for variant in self.variants:
             for one in variant.runs:
-                if one.result is None:
+                if one.result is None and self.split in (one.run.splits() or [self.split]):
                     yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
 
     def as_json(self) -> dict[str, Any]:
@@ -151,6 +151,13 @@ def compare_runs(
     _check_alike(variants, first, split)
     metrics = tuple(kind_of(first.first.run.recipe).metrics)
     return Comparison(split, metrics, tuple(variants), first, _test(variants, first), checkpoint, tuple(trials))
+
+
+def compare_splits(names: Sequence[str | Path] = (), *, split: str = "test", **options: Any) -> list[Comparison]:
+    """Compare runs on each split that is asked for; see :func:`~phmctl.runs.splits_asked`."""
+    summaries = select(names, options.get("recipe"), options.get("root"), options.get("baseline"))
+    splits = splits_asked([one.run for one in summaries], split)
+    return [compare_runs(names, split=each, **options) for each in splits]
 
 
 def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:
@@ -249,7 +256,7 @@ def _shared(found: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[
         yield f"{'all' if len(about) == count > 2 else ', '.join(about)}: {line}"
 
 
-def _notes(variant: Variant) -> Iterator[str]:
+def _notes(variant: Variant, split: str) -> Iterator[str]:
     if len(variant.runs) == 1:
         yield "one seed, so nothing is known of the spread over seeds"
     gone = [str(one.seed) for one in variant.scored if one.answers is None]
@@ -263,6 +270,8 @@ def _notes(variant: Variant) -> Iterator[str]:
             yield f"seed {one.seed} was scored at {one.checkpoint}, now neither its best nor its last checkpoint"
         if one is not variant.first and (inner := differences(variant.first, one)):
             yield f"seed {one.seed} differs: " + "; ".join(difference_lines(inner, f"seed {variant.first.seed}"))
+        if one.result is None and split not in (one.run.splits() or [split]):
+            yield f"seed {one.seed} has no text of {split}; it has {', '.join(one.run.splits())}"
     for run in variant.doubles:
         yield f"{run.name} is left out: another run has its seed, {run.recipe.training.seed}"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from phmctl import __version__
 from phmctl.accounting.ledger import Totals, ledger_for_recipe
-from phmctl.comparison.compare import Comparison, compare_runs
+from phmctl.comparison.compare import Comparison, compare_splits
 from phmctl.comparison.formats import comparison_tables, methods
 from phmctl.comparison.variants import Variant, mean_and_spread
 from phmctl.console import Table
@@ -33,12 +33,13 @@ def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> C
     if output.is_dir():
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
     with style():  # first of all: is matplotlib there?
-        found = compare_runs(names, **options)
-        write_atomic(output, render(found))
+        found, *others = compare_splits(names, **options)
+        write_atomic(output, render(found, *others))
     return found
 
 
-def render(found: Comparison) -> str:
+def render(found: Comparison, *others: Comparison) -> str:
+    """The page of a comparison; of those on other test sets it has the scores."""
     runs = [one.run for variant in found.variants for one in variant.runs]
     lead = f"{plural(len(runs), 'run')} of {plural(len(found.variants), 'model')}, {found.split} set"
     lead += f"; baseline {found.baseline.label}" if len(found.variants) > 1 else ""
@@ -46,7 +47,7 @@ def render(found: Comparison) -> str:
     rendered: str = page.render(
         title=", ".join(dict.fromkeys(run.recipe.name for run in runs)),
         lead=lead,
-        sections=[section for section in _sections(found) if section[2]],
+        sections=[section for section in _sections(found, others) if section[2]],
         kind=_kind,
         version=__version__,
     )
@@ -60,8 +61,10 @@ def _kind(table: Table, column: int) -> str:
     return "text" if column == 0 or column in table.text else "number"
 
 
-def _sections(found: Comparison) -> Iterator[tuple[str, str, Blocks]]:
+def _sections(found: Comparison, others: Sequence[Comparison]) -> Iterator[tuple[str, str, Blocks]]:
     yield "Scores", "scores", _scores(found)
+    for number, other in enumerate(others):
+        yield f"Scores on {other.split}", f"scores-{number}", _scores(other)
     yield "What differs", "differences", _differences(found)
     yield "Samples", "samples", _samples(found)
     yield "Learning curves", "curves", _curves(found)

@@ -3,7 +3,7 @@
 from phmctl.runs.environment import describe_environment, git_revision
 from phmctl.runs.find import runs_root
 from phmctl.runs.names import AUTO, DATA, ENVIRONMENT, EXPORT, RECIPE
-from phmctl.runs.run import Loaded, Run, Weights, check_checkpoint, check_split, read_recipe, write_recipe
+from phmctl.runs.run import Loaded, Run, Weights, check_checkpoint, check_split, read_recipe, splits_asked, write_recipe
 
 __all__ = [
     "AUTO",
@@ -20,5 +20,6 @@ __all__ = [
     "git_revision",
     "read_recipe",
     "runs_root",
+    "splits_asked",
     "write_recipe",
 ]

@@ -310,6 +310,14 @@ def check_split(runs: Sequence[Run], split: str, also: Iterable[str] = ()) -> No
         raise RunError(f"--split {split}: no run has it{nearest(split, known)}; there are {', '.join(known)}")
 
 
+def splits_asked(runs: Sequence[Run], split: str) -> list[str]:
+    """The splits that an option means: ``all`` is each test set, and so is ``test`` where no run has one so named."""
+    tests = sorted({name for run in runs for name in run.splits() if name.partition("_")[0] == "test"})
+    if split == "all" or (split == "test" and "test" not in tests):
+        return tests or ["test"]
+    return [split]
+
+
 def check_checkpoint(runs: Sequence[Run], name: str, also: Collection[str] = ()) -> None:
     """Refuse (RunError) a checkpoint that none of some runs has, nor `also` names; of one run in its own words."""
     if name in also:

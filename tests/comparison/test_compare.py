@@ -139,6 +139,8 @@ def test_runs_without_a_result_are_named_with_the_command(tmp_path: Path) -> Non
 
 
 def test_the_command_for_a_missing_result_makes_the_result_that_was_asked_for(root: Path) -> None:
+    for text in root.glob("*/*/*/text"):
+        (text / "valid.source").touch()
     commands = list(compare_runs(recipe="miniature", root=root, split="valid", checkpoint="last").missing())
     assert len(commands) == 5
     assert all(line.endswith(" --split valid --checkpoint last") for line in commands)
@@ -386,3 +388,30 @@ def test_rows_that_no_key_tells_apart_are_numbered(tmp_path: Path) -> None:
 def test_an_option_that_means_one_thing_is_refused_twice(root: Path) -> None:
     with pytest.raises(UserError, match="--baseline is given 2 times"):
         call(root, "--baseline", "real", "--baseline", "phm-n4")
+
+
+def test_named_test_sets_are_taken_where_there_is_no_other(tmp_path: Path) -> None:
+    """And each command that is printed works."""
+    from tests.tasks.translation.runs import make_run as make_translator
+
+    run = make_translator(tmp_path)
+    for side in ("source", "target"):
+        text = (run.text_folder / f"test.{side}").rename(run.text_folder / f"test_a.{side}")
+        shutil.copy(text, run.text_folder / f"test_b.{side}")
+    printed = [line for line in call(run.folder).stderr.split("\n") if line.startswith("phmctl")]
+    assert printed == [f"phmctl eval {run.folder} --split test_{name}" for name in "ab"]
+    assert CliRunner().invoke(app, printed[0].split()[1:]).exit_code == 0
+    told = json.loads(call(run.folder, "--split", "all", "--json").stdout)["comparisons"]
+    assert [(one["split"], len(one["missing"])) for one in told] == [("test_a", 0), ("test_b", 1)]
+    assert CliRunner().invoke(app, ["eval", str(run.folder), "--device", "cpu"]).exit_code == 0
+    assert not list(compare_runs([str(run.folder)], split="test_b").missing())
+
+
+def test_a_run_without_the_test_set_has_no_command_for_it(tmp_path: Path) -> None:
+    make_run(tmp_path, settings=REAL)
+    other = make_run(tmp_path, settings=PHM, hypotheses=None)
+    for path in [*other.text_folder.glob("test.*")]:
+        path.rename(path.with_name(path.name.replace("test", "test_a")))
+    found = compare_runs(recipe="miniature", root=tmp_path)
+    assert list(found.missing()) == []
+    assert any("test_a" in line for line in found.notes())
