@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind", bound="Recipe")
 Loaded = TypeVar("Loaded")
-_AGAIN = "copy the whole run again, or train anew"
+_AGAIN = "copy the run again, or train anew"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -42,63 +42,55 @@ _HUNG_UP = 499  # as nginx counts clients that did not wait; nobody is there to 
 
 
 def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
-    """Return the ASGI application."""
-    routes = [Route("/", _page()), Route("/health", partial(_health, service))]
+    """The ASGI application; `names` are the server's, as a Host header gives them, without the port (None: any)."""
+    html = PAGE.read_text(encoding="utf-8")
+    headers = {"content-security-policy": _policy(html), "referrer-policy": "no-referrer"}
+
+    async def page(request: Request) -> Response:
+        return HTMLResponse(html, headers=headers)
+
+    async def health(request: Request) -> Response:
+        found = service.health()
+        return JSONResponse(found, 200 if found["ready"] else 503)
+
+    routes = [Route("/", page), Route("/health", health)]
     routes += [Route(f"/{name}", partial(_ask, service, name), methods=["POST"]) for name in VERBS]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
     app.router.redirect_slashes = False
-    return Guard(app, service, names)
 
-
-class Guard:
-    """What stands before every route: the Host header, the common headers, the count of replies, the last resort."""
-
-    def __init__(self, app: Any, service: Service, names: Sequence[str] | None) -> None:
-        self.app, self.service, self.names = app, service, names
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        """What stands before every route: the Host header, common headers, the count of replies, the last resort."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
-
         # A body with two lengths ends elsewhere for a proxy that believes the other one: nothing follows it.
         two_lengths = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}
         more = [(b"x-content-type-options", b"nosniff"), *([(b"connection", b"close")] if two_lengths else [])]
 
         async def counting(message: Any) -> None:
             if message["type"] == "http.response.start":
-                self.service.replies[str(message["status"])] += 1
+                service.replies[str(message["status"])] += 1
                 message["headers"] = [*message["headers"], *more]
             await send(message)
 
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
+        elsewhere = names is not None and re.sub(r":\d*$", "", host) not in names
+        refusal = _error(f"this server answers to {', '.join(names or ())}; --allow-host adds a name", 421)
         try:
-            await (self.app if self._ours(scope) else self._elsewhere())(scope, receive, counting)
+            await (refusal if elsewhere else app)(scope, receive, counting)
         except Exception as error:  # the client has been told
             warn(f"{scope['method']} {scope['path']!r}: {type(error).__name__}: {error}")
 
-    def _ours(self, scope: Any) -> bool:
-        if self.names is None:
-            return True
-        host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
-        return re.sub(r":\d*$", "", host) in self.names
-
-    def _elsewhere(self) -> Response:
-        return _error(f"this server answers to {', '.join(self.names or ())}; --allow-host adds a name", 421)
+    return guarded
 
 
-def _page() -> Callable[[Request], Awaitable[Response]]:
-    """Return the page's endpoint. Its script and its style run by their digests; nothing else does."""
-    html = PAGE.read_text(encoding="utf-8")
+def _policy(html: str) -> str:
+    """The page's script and its style run by their digests; nothing else does."""
     script, style = (_digest(html, tag) for tag in ("script", "style"))
-    policy = (
+    return (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-    async def page(request: Request) -> Response:
-        return HTMLResponse(html, headers={"content-security-policy": policy, "referrer-policy": "no-referrer"})
-
-    return page
 
 
 def _digest(html: str, tag: str) -> str:
@@ -107,18 +99,14 @@ def _digest(html: str, tag: str) -> str:
     return f"'sha256-{base64.b64encode(found).decode()}'"
 
 
-async def _health(service: Service, request: Request) -> Response:
-    health = service.health()
-    return JSONResponse(health, 200 if health["ready"] else 503)
-
-
 async def _ask(service: Service, name: str, request: Request) -> Response:
     """Answer a request to one of the model's verbs."""
     try:
         if name not in service.verbs:
             known = ", ".join(f"/{verb}" for verb in service.verbs)
             raise RequestError(f"this model ({service.model.task}) has no /{name}; it has {known}", 404)
-        _check_type(request)
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise RequestError("send JSON with the header Content-Type: application/json", 415)
         body = await _read_body(request, service.limits)
         if len(body) < _MANY_CHARACTERS:
             future = service.ask(name, body)
@@ -133,12 +121,6 @@ async def _ask(service: Service, name: str, request: Request) -> Response:
         return _error(str(error), 400)
     except ClientDisconnect:
         return _error("the client hung up", _HUNG_UP)
-
-
-def _check_type(request: Request) -> None:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestError("send JSON with the header Content-Type: application/json", 415)
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes:
@@ -168,23 +150,22 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
 
 async def _wait(request: Request, future: "Future[list[Answer]]") -> list[Answer]:
     """Return the answers; raise ClientDisconnect, and drop what was asked, when the client does not wait for them."""
-    answers: asyncio.Future[Any] = asyncio.wrap_future(future)
-    gone: asyncio.Future[Any] = asyncio.ensure_future(_hang_up(request))
+
+    async def hang_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answers = asyncio.wrap_future(future)
+    gone: asyncio.Future[Any] = asyncio.ensure_future(hang_up())
+    both: set[asyncio.Future[Any]] = {answers, gone}
     try:
-        await asyncio.wait([answers, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not answers.done():
             raise ClientDisconnect
-        found: list[Answer] = answers.result()
-        return found
+        return answers.result()
     finally:
         gone.cancel()
         answers.cancel()
-
-
-async def _hang_up(request: Request) -> None:
-    """Return when the client has hung up."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -69,28 +69,27 @@ class _Item(Generic[X, Y]):
     number: int
     arrived: float
 
-    @property
-    def wanted(self) -> bool:
-        """Whether its ticket still waits for it."""
-        return not self.ticket.future.done()
-
 
 class Batcher(Generic[K, X, Y]):
-    """Answers items in batches, on threads of its own."""
+    """Answers items in batches, on threads of its own.
+
+    `answer` returns the answers to items of one key, in their order. What it raises is the failure of its batch, which
+    is then tried again in halves, so that only the items at fault fail.
+    """
 
     def __init__(
         self, answer: Callable[[K, Sequence[X]], Sequence[Y]], limits: BatchLimits | None = None, *, workers: int = 1
     ) -> None:
         self.limits = limits or BatchLimits()
         self.counts = Counts()
+        self.stopping = False  # nothing new is taken
         self._answer = answer
         self._numbers = count()
-        self._waiting: dict[K, deque[_Item[X, Y]]] = {}
+        self._waiting: dict[K, deque[_Item[X, Y]]] = {}  # no line is empty
         self._running: set[_Item[X, Y]] = set()
-        self._queued = 0
         self._last = 1  # items of the last batch
         self._pace = 0.0  # seconds an item, lately
-        self._stopping = self._closed = False
+        self._closed = False
         self._changed = threading.Condition()
         self._workers = [
             threading.Thread(target=self._work, name=f"batcher-{number}", daemon=True) for number in range(workers)
@@ -100,51 +99,68 @@ class Batcher(Generic[K, X, Y]):
 
     @property
     def queued(self) -> int:
-        return self._queued
+        with self._changed:
+            return sum(map(len, self._waiting.values()))
 
     @property
     def running(self) -> int:
         return len(self._running)
 
-    @property
-    def stopping(self) -> bool:
-        """Whether nothing new is taken."""
-        return self._stopping
-
     def submit(self, key: K, items: Sequence[X], costs: Sequence[int]) -> "Future[list[Y]]":
-        """Queue a ticket and return the future of its answers. Cancelling the future drops what has not begun,
-        and so does the first failure.
+        """Queue a ticket and return the future of its answers. Cancelling it, or a failure, drops what has not begun.
+
+        Items with one key may be answered together; `costs` are theirs, in the unit of the limits. BusyError: the queue
+        is full, or :meth:`stop` was called.
         """
         future: Future[list[Y]] = Future()
         ticket: _Ticket[Y] = _Ticket(future, len(items))
         with self._changed:
-            self._check_room(len(items))
+            queued, now = self.queued, time.monotonic()
+            if self.stopping:
+                raise BusyError("the server is stopping", 5)
+            if queued + len(items) > self.limits.queue:
+                seconds = ceil(queued * self._pace / len(self._workers))
+                raise BusyError(
+                    f"the queue is full: {queued} of {self.limits.queue} wait, and {len(items)} more do not fit",
+                    min(max(1, seconds), _LONGEST_RETRY),
+                )
             if not items:
                 future.set_result([])
                 return future
             line = self._waiting.setdefault(key, deque())
-            now = time.monotonic()
             for place, (value, cost) in enumerate(zip(items, costs, strict=True)):
                 line.append(_Item(value, cost, ticket, place, next(self._numbers), now))
-            self._queued += len(items)
             self._changed.notify_all()  # the items may be several workers' batches
         future.add_done_callback(lambda done: self._drop(key, ticket) if done.cancelled() or done.exception() else None)
         return future
 
+    def _drop(self, key: K, ticket: _Ticket[Y]) -> None:
+        """Take a ticket's items out of the queue."""
+        with self._changed:
+            line = self._waiting.pop(key, deque())
+            kept = deque(item for item in line if item.ticket is not ticket)
+            self.counts.dropped += len(line) - len(kept)
+            if kept:
+                self._waiting[key] = kept
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """Take nothing new from now on; what waits is still answered."""
         with self._changed:
-            self._stopping = True
+            self.stopping = True
             self._changed.notify_all()
 
     def close(self, within: float = 0.0) -> int:
-        """Stop, give what waits some seconds to be answered, refuse the rest (BusyError), and end the workers."""
+        """Stop, give what waits some seconds to be answered, refuse the rest (BusyError), and end the workers.
+
+        Returns the number of items that were not answered.
+        """
         self.stop()
         with self._changed:
-            self._changed.wait_for(lambda: not self._queued and not self._running, within)
+            self._changed.wait_for(lambda: not self._waiting and not self._running, within)
             left = [*self._running, *(item for line in self._waiting.values() for item in line)]
             self._waiting.clear()
-            self._queued, self._closed = 0, True
+            self._closed = True
             self._changed.notify_all()
         for ticket in {item.ticket for item in left}:
             _resolve(ticket.future, BusyError("the server stopped before this was answered"))
@@ -155,67 +171,6 @@ class Batcher(Generic[K, X, Y]):
         for worker in self._workers:
             worker.join(timeout=0.1)
         return any(worker.is_alive() for worker in self._workers)
-
-    # --------------------------------------------------------------------------------------------- the queue
-
-    def _check_room(self, more: int) -> None:
-        if self._stopping:
-            raise BusyError("the server is stopping", 5)
-        if self._queued + more > self.limits.queue:
-            seconds = ceil(self._queued * self._pace / len(self._workers))
-            raise BusyError(
-                f"the queue is full: {self._queued} of {self.limits.queue} wait, and {more} more do not fit",
-                min(max(1, seconds), _LONGEST_RETRY),
-            )
-
-    def _drop(self, key: K, ticket: _Ticket[Y]) -> None:
-        """Take a ticket's items out of the queue."""
-        with self._changed:
-            line = self._waiting.get(key, deque())
-            kept = deque(item for item in line if item.ticket is not ticket)
-            self._queued -= len(line) - len(kept)
-            self.counts.dropped += len(line) - len(kept)
-            self._keep(key, kept)
-            self._changed.notify_all()
-
-    def _keep(self, key: K, line: deque[_Item[X, Y]]) -> None:
-        """Let a line be the key's; a key without items has none."""
-        if line:
-            self._waiting[key] = line
-        else:
-            self._waiting.pop(key, None)
-
-    def _take(self) -> tuple[K, list[_Item[X, Y]]] | None:
-        """Wait for the next batch; None when the batcher is closed."""
-        with self._changed:
-            while not self._closed:
-                if not self._waiting:
-                    self._changed.wait()
-                    continue
-                key = min(self._waiting, key=lambda each: self._waiting[each][0].number)
-                if self._ripe(key):
-                    return key, self._cut_batch(key)
-            return None
-
-    def _ripe(self, key: K) -> bool:
-        """Whether a batch should begin now. If not, wait for a moment, after which the queue may be another."""
-        line = self._waiting[key]
-        rest = line[0].arrived + self.limits.wait - time.monotonic()
-        if self._stopping or len(line) >= min(self._last, self.limits.items) or rest <= 0:
-            return True
-        self._changed.wait(rest)
-        return False
-
-    def _cut_batch(self, key: K) -> list[_Item[X, Y]]:
-        line, batch, cost = self._waiting[key], list[_Item[X, Y]](), 0
-        while line and len(batch) < self.limits.items and (not batch or cost + line[0].cost <= self.limits.cost):
-            cost += line[0].cost
-            batch.append(line.popleft())
-        self._keep(key, line)
-        self._queued -= len(batch)
-        self._running.update(batch)
-        self._last = len(batch)
-        return batch
 
     # ------------------------------------------------------------------------------------------- the workers
 
@@ -232,9 +187,34 @@ class Batcher(Generic[K, X, Y]):
                 self._running.difference_update(batch)
                 self._changed.notify_all()
 
+    def _take(self) -> tuple[K, list[_Item[X, Y]]] | None:
+        """Wait for the next batch, and until it is as large as the last or time is up; None when all is closed."""
+        with self._changed:
+            while not self._closed:
+                if not self._waiting:
+                    self._changed.wait()
+                    continue
+                key = min(self._waiting, key=lambda each: self._waiting[each][0].number)
+                line, limits = self._waiting[key], self.limits
+                rest = line[0].arrived + limits.wait - time.monotonic()
+                if rest > 0 and not self.stopping and len(line) < min(self._last, limits.items):
+                    self._changed.wait(rest)  # after which the queue may be another
+                    continue
+                batch = [line.popleft()]
+                cost = batch[0].cost
+                while line and len(batch) < limits.items and cost + line[0].cost <= limits.cost:
+                    cost += line[0].cost
+                    batch.append(line.popleft())
+                if not line:
+                    del self._waiting[key]
+                self._running.update(batch)
+                self._last = len(batch)
+                return key, batch
+            return None
+
     def _solve(self, key: K, batch: Sequence[_Item[X, Y]]) -> None:
         """Answer a batch; where it fails, its halves, so that an item's failure is its own."""
-        batch = [item for item in batch if item.wanted]
+        batch = [item for item in batch if not item.ticket.future.done()]  # others do not wait for it
         if not batch:
             return
         try:
@@ -242,29 +222,23 @@ class Batcher(Generic[K, X, Y]):
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(answers)} answers came to {len(batch)} items")
         except Exception as error:
-            if len(batch) == 1:
-                self._fail(batch[0], error)
+            if len(batch) > 1:
+                half = len(batch) // 2
+                self._solve(key, batch[:half])
+                self._solve(key, batch[half:])
                 return
-            half = len(batch) // 2
-            self._solve(key, batch[:half])
-            self._solve(key, batch[half:])
+            with self._changed:
+                self.counts.failed += 1
+            _resolve(batch[0].ticket.future, error)
             return
         for item, answer in zip(batch, answers, strict=True):
-            self._deliver(item, answer)
-
-    def _deliver(self, item: _Item[X, Y], answer: Y) -> None:
-        ticket = item.ticket
-        with self._changed:
-            self.counts.answered += 1
-            ticket.answers[item.place] = answer
-            if len(ticket.answers) < ticket.size:
-                return
-        _resolve(ticket.future, [ticket.answers[place] for place in range(ticket.size)])
-
-    def _fail(self, item: _Item[X, Y], error: Exception) -> None:
-        with self._changed:
-            self.counts.failed += 1
-        _resolve(item.ticket.future, error)
+            ticket = item.ticket
+            with self._changed:
+                self.counts.answered += 1
+                ticket.answers[item.place] = answer
+                complete = len(ticket.answers) == ticket.size
+            if complete:
+                _resolve(ticket.future, [ticket.answers[place] for place in range(ticket.size)])
 
 
 def _resolve(future: "Future[list[Y]]", value: list[Y] | Exception) -> None:

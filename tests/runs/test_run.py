@@ -1,7 +1,6 @@
 """Run directories: creating, finding, opening."""
 
 import os
-import re
 import shlex
 import shutil
 import threading
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 
 from phmctl.checkpoints import write_checkpoint
-from phmctl.errors import OutputError, RunError
+from phmctl.errors import OutputError, RunError, WriteFailedError
 from phmctl.files import discard
 from phmctl.recipe.schema import TransformerSection
-from phmctl.runs import Run, git_revision
+from phmctl.runs import Run
 from phmctl.runs.summary import Summary, list_runs
 from tests.training.fake import make_recipe
 
@@ -28,15 +27,11 @@ def test_versions_count_up_and_nothing_is_overwritten(tmp_path: Path) -> None:
     assert (first.folder / "mark").exists()
 
 
-def test_a_gap_is_not_filled(tmp_path: Path) -> None:
-    (tmp_path / "fake/phm-n4/v007").mkdir(parents=True)
-    assert Run.create(tmp_path, make_recipe()).folder.name == "v008"
-
-
-def test_version_1000_follows_999(tmp_path: Path) -> None:
-    (tmp_path / "fake/phm-n4/v999").mkdir(parents=True)
-    (tmp_path / "fake/phm-n4/v1000").mkdir(parents=True)
-    assert Run.create(tmp_path, make_recipe()).folder.name == "v1001"
+@pytest.mark.parametrize(("there", "next_"), [(("v007",), "v008"), (("v999", "v1000"), "v1001")])
+def test_the_highest_version_is_followed(tmp_path: Path, there: tuple[str, ...], next_: str) -> None:
+    for name in there:
+        (tmp_path / "fake/phm-n4" / name).mkdir(parents=True)
+    assert Run.create(tmp_path, make_recipe()).folder.name == next_
 
 
 def test_runs_created_at_once_get_their_own_folders(tmp_path: Path) -> None:
@@ -96,11 +91,6 @@ def test_a_folder_and_a_note_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:
     assert [found.run for found in list_runs((), tmp_path / name) if isinstance(found, Summary)] == [run]
 
 
-def test_the_git_revision_is_a_commit_or_absent() -> None:
-    revision = git_revision()
-    assert revision is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", revision)
-
-
 def test_open_takes_a_variant_a_recipe_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Run.create(tmp_path, make_recipe())
     newest = Run.create(tmp_path, make_recipe()).folder
@@ -142,38 +132,6 @@ def test_a_missing_run_names_the_nearest(tmp_path: Path, monkeypatch: pytest.Mon
         Run.open("fake/phm-n8")
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "environment.json"])
-def test_a_half_written_run_is_refused(tmp_path: Path, name: str) -> None:
-    folder = Run.create(tmp_path, make_recipe()).folder
-    (folder / name).unlink()
-    with pytest.raises(RunError, match=rf"v001 is no complete run: {name} is missing; copy the whole folder again"):
-        Run.open(folder)
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is not a run"):
-        Run.open(tmp_path)
-
-
-def test_there_are_no_versions_without_runs(tmp_path: Path) -> None:
-    assert list(Run.versions(tmp_path, make_recipe())) == []
-
-
-def test_a_file_in_the_way_is_an_output_error(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    with pytest.raises(OutputError, match=r"cannot write .*runs"):
-        Run.create(tmp_path / "runs", make_recipe())
-
-
-def test_a_full_disk_is_an_output_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("phmctl.files.os.fsync", full)
-    with pytest.raises(OutputError, match="No space left on device"):
-        Run.create(tmp_path, make_recipe())
-
-
 @pytest.fixture
 def trained(tmp_path: Path) -> Run:
     run = Run.create(tmp_path, make_recipe())
@@ -209,29 +167,6 @@ def test_a_run_chooses_what_its_recipe_asks_for(
     said = "has no best checkpoint yet: no validation has chosen one; last is taken, step-000010\n"
     assert used(trained) == ("step-000010", said)
     assert wanting.checkpoint("auto").name == "average"
-
-
-def test_an_unknown_checkpoint_lists_the_known(trained: Run) -> None:
-    with pytest.raises(
-        RunError, match=r"no checkpoint 'bets' \(did you mean 'best'\?\); it has last, best, step-000005"
-    ):
-        trained.checkpoint("bets")
-
-
-def test_a_checkpoint_is_never_outside_the_run(trained: Run) -> None:
-    with pytest.raises(RunError, match="no checkpoint"):
-        trained.checkpoint("../results")
-
-
-def test_a_run_without_checkpoints_says_how_to_go_on(tmp_path: Path) -> None:
-    run = Run.create(tmp_path, make_recipe())
-    with pytest.raises(RunError, match=r"no checkpoint yet; train it further with: phmctl train --resume .*v001$"):
-        run.checkpoint("best")
-
-
-def test_the_command_that_continues_can_be_pasted(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "my runs; $HOME", make_recipe())
-    assert shlex.split(run.resume_command) == ["phmctl", "train", "--resume", str(run.folder)]
 
 
 def test_a_reader_moves_nothing_that_another_process_may_be_moving(trained: Run) -> None:
@@ -306,42 +241,60 @@ def test_runs_of_different_models_lie_apart(tmp_path: Path, model: dict[str, Any
     assert Run.create(tmp_path, recipe).name == f"fake/{variant}/v001"
 
 
-def test_a_pointer_to_nothing_is_refused(trained: Run) -> None:
-    trained.point("best", 7)
-    with pytest.raises(RunError, match="names 'step-000007', which does not exist; use another"):
-        trained.checkpoint("best")
+@pytest.mark.parametrize("name", ["recipe.yaml", "environment.json", ""])
+def test_a_half_written_run_is_refused(tmp_path: Path, name: str) -> None:
+    folder = Run.create(tmp_path, make_recipe()).folder
+    if name:
+        (folder / name).unlink()
+    with pytest.raises(RunError, match=name or "is not a run"):
+        Run.open(folder if name else folder / "results")
 
 
-def test_a_pointer_can_be_removed(trained: Run) -> None:
-    trained.point("best", None)
-    said = r"has no 'best' checkpoint yet: .*; use --checkpoint last \(there are: last, step-000005, step-000010\)"
-    with pytest.raises(RunError, match=said):
-        trained.checkpoint("best")
+def test_what_cannot_be_written_is_an_output_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(OutputError):
+        Run.create(tmp_path / "file", make_recipe())
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("phmctl.files.os.fsync", full)
+    with pytest.raises(WriteFailedError):
+        Run.create(tmp_path, make_recipe())
 
 
-@pytest.mark.parametrize("name", ["last", "best"])
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"\n", b"step-000005\nstep-000010\n", b"step-000005\0", b"."])
-def test_a_damaged_pointer_is_refused(trained: Run, name: str, content: bytes) -> None:
-    (trained.checkpoints_folder / name).write_bytes(content)
-    said = rf"checkpoints/{name} .*; use another: --checkpoint step-000005 or step-000010"
-    with pytest.raises(RunError, match=said):
+def test_a_run_without_checkpoints_says_how_to_go_on(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "my runs; $HOME", make_recipe())
+    assert shlex.split(run.resume_command) == ["phmctl", "train", "--resume", str(run.folder)]
+    with pytest.raises(RunError) as caught:
+        run.checkpoint("best")
+    assert str(caught.value).endswith(run.resume_command)
+
+
+@pytest.mark.parametrize("name", ["bets", "../results", "", ".", "step-000099"])
+def test_a_checkpoint_that_is_none_is_refused_with_those_that_are(trained: Run, name: str) -> None:
+    with pytest.raises(RunError, match="last, best, step-000005"):
         trained.checkpoint(name)
 
 
-@pytest.mark.parametrize("content", [b"{", b"5", b"[]", b"\xff", b"null", b"[" * 100_000, b'{"resumed": 5}'])
-def test_a_damaged_environment_is_refused(tmp_path: Path, content: bytes) -> None:
-    run = Run.create(tmp_path, make_recipe())
-    (run.folder / "environment.json").write_bytes(content)
-    with pytest.raises(RunError, match=r"environment\.json (cannot be read|is damaged).*; copy the run again"):
-        run.environment()
+@pytest.mark.parametrize("name", ["last", "best"])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"\xff\xfe", b"", b"\n", b"step-000005\nstep-000010\n", b"step-000005\0", b".", b"step-000007\n"],
+)
+def test_a_pointer_that_leads_nowhere_is_refused(trained: Run, name: str, content: bytes | None) -> None:
+    path = trained.checkpoints_folder / name
+    trained.point(name, None) if content is None else path.write_bytes(content)
+    with pytest.raises(RunError, match=f"{name}.*--checkpoint (last|best|step-000005)"):
+        trained.checkpoint(name)
 
 
-@pytest.mark.parametrize("content", [None, b"5", b"[1]", b"\xff"])
-def test_a_run_without_its_data_manifest_is_refused(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize("name", ["environment.json", "data.json"])
+@pytest.mark.parametrize("content", [None, b"{", b"5", b"[]", b"\xff", b"[" * 100_000, b'{"resumed": 5, "splits": 5}'])
+def test_a_damaged_record_is_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
     run = Run.create(tmp_path, make_recipe())
+    (run.folder / name).unlink(missing_ok=True)
     if content is not None:
-        (run.folder / "data.json").write_bytes(content)
-    with pytest.raises(
-        RunError, match=r"data\.json (is missing|cannot be read|is damaged).*; copy the whole run again"
-    ):
-        run.data()
+        (run.folder / name).write_bytes(content)
+    with pytest.raises(RunError, match=rf"{name} (is missing|cannot be read|is damaged)"):
+        run.environment() if name == "environment.json" else run.data()
