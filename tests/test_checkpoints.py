@@ -88,7 +88,7 @@ def test_any_flipped_byte_is_noticed(folder: Path, name: str) -> None:
 def test_a_truncated_file_is_noticed(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RunError, match="model.safetensors is damaged"):
+    with pytest.raises(RunError, match=r"model\.safetensors"):
         read_checkpoint(folder, ["model"])
 
 
