@@ -205,7 +205,7 @@ def _run_and_recipe(recipe: "RecipeLike | None", resume: bool | str | Path) -> "
     if recipe is not None:
         return run, recipe
     if run is None:
-        raise UserError("train wants a recipe, or the run that it shall continue: --resume RUN")
+        raise UserError("train needs a recipe, or a run to continue: --resume RUN")
     return run, run.recipe
 
 

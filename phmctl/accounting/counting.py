@@ -60,7 +60,7 @@ def count_parameters(
     """
     tables, recipes = table_names(), shipped_names("recipes")
     if recipe is None and not paper:
-        raise UserError("count-params wants a RECIPE, or --paper for the published tables")
+        raise UserError("count-params needs a RECIPE, or --paper for the published tables")
     if recipe is None or (paper and recipe in tables and recipe not in recipes):
         if ns or algebras or overrides:
             what = f"{recipe} is a published table" if recipe else "these are published tables"

@@ -13,7 +13,7 @@ from phmctl.console import note, print_table
 _COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
 _NARROW = 5  # columns that a narrow terminal has room for
 _COMPARED = ("model", "parameters", "of dense", "without embeddings", "of dense", "rules A", "share of A")
-_PUBLISHED = ("row", "published", "our count", "holds", "what is counted")
+_PUBLISHED = ("row", "published", "our count", "agrees", "what is counted")
 
 
 def print_count(count: ParameterCount) -> None:

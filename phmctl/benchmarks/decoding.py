@@ -84,7 +84,7 @@ def bench_decoding(
     beam = recipe.decoding.beam
     about = {"recipe": recipe.name, "sentences": len(rows), "output_tokens": sum(lengths) + len(lengths), "beam": beam}
     about |= {"batch_tokens": recipe.decoding.batch_tokens, "baseline": baseline}
-    title = f"{recipe.name}: {len(rows)} sentences, beam {beam}, speed to {baseline}"
+    title = f"{recipe.name}: {len(rows)} sentences, beam {beam}, speed over {baseline}"
     return Bench(title, {**about, **machine(device)}, measured)
 
 

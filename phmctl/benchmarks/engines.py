@@ -83,7 +83,7 @@ def bench_engines(
     ]
     signature = scores[first].signature
     about = {"run": run.name, "split": split, "sentences": len(lines), "decoding": settings.model_dump()}
-    title = f"{run.name}: {len(lines)} sentences of {split}, beam {settings.beam}, speed to {first}, BLEU {signature}"
+    title = f"{run.name}: {len(lines)} sentences of {split}, beam {settings.beam}, speed over {first}, BLEU {signature}"
     return Bench(title, {**about, "signature": signature, **machine()}, measured)
 
 

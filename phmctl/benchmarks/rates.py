@@ -69,7 +69,7 @@ def rates_table(recipe: Recipe, rows: list[dict[str, Any]]) -> Table:
         for row in rows
     ]
     title = f"{recipe.name}, {recipe.variant}: change of a map's output by a step, 1 is that of the dense weight"
-    return Table(title, ["map", "factor", "rate", "times the recipe's", "change / dense twin's"], cells, text=(0, 1))
+    return Table(title, ["map", "factor", "rate", "rate / recipe's", "change / dense twin's"], cells, text=(0, 1))
 
 
 def _watch(dense: nn.Module, inputs: dict[str, Tensor]) -> Iterator[RemovableHandle]:

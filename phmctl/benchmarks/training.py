@@ -78,7 +78,7 @@ def bench_training(
     share = kind.real_share(task)
     about: dict[str, Any] = {"recipe": recipe.name, "precision": training.precision, "baseline": baseline}
     about |= {"batches": len(sample), training.batch_key: getattr(training, training.batch_key), "real_share": share}
-    title = f"{recipe.name}, {training.precision}, speed to {baseline}, {share:.1%} of the positions are real tokens"
+    title = f"{recipe.name}, {training.precision}, speed over {baseline}, {share:.1%} of the positions are real tokens"
     return Bench(title, {**about, **machine(device)}, rows)
 
 

@@ -116,7 +116,7 @@ def _compare_papers(name: str, runs: Sequence[str], form: str, **asked: Any) -> 
             _say(found.notes())
         else:
             emit(found.as_csv() if form == "csv" else found.as_latex())
-        _say_missing("empty cells are filled by (and phmctl eval of what is trained):", found.missing())
+        _say_missing("commands that fill empty cells (then score each run by phmctl eval):", found.missing())
     return None
 
 

@@ -73,7 +73,7 @@ def decode(
     if input_ is not None and split is not None:
         raise UserError("--input and --split exclude each other; leave one out")
     if resume and output is None:
-        raise UserError("--resume goes on with a file; add --output FILE")
+        raise UserError("--resume continues a file; add --output FILE")
     if output is not None and split is None:
         refuse_same_file(input_, output)
     if workers > 1:

@@ -161,7 +161,7 @@ def _list(name: str | None, data: Path | None, *, as_json: bool) -> None:
     for task, group in groupby(cards, key=lambda listed: listed.card.task):
         print_table(task, titles, map(_line, group), text=(1, 3, 4, 5))
     held = "* held out of train, as the publishers have none; " * any(listed.divided for listed in cards)
-    note(f"{held}what is prepared lies in {root}")
+    note(f"{held}prepared data is in {root}")
 
 
 def _line(listed: "Listed") -> list[str]:

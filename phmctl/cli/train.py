@@ -27,7 +27,7 @@ class TrainCommand(options.Once):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read ``--resume`` at the end, or before another option, as ``--resume newest``; raises UserError."""
         if any(argument.partition("=")[0] == "--run" for argument in args):
-            raise UserError("train has no --run: --resume RUN goes on with a run, --tag NAME names a new one")
+            raise UserError("train has no --run: --resume RUN continues a run, --tag NAME names a new one")
         found: list[str] = []
         for argument, following in zip(args, [*args[1:], "--"], strict=True):
             found += [argument, _NEWEST] if argument == "--resume" and following.startswith("-") else [argument]
@@ -157,7 +157,7 @@ def _sweep(
     wanted = jobs is not None or listed
     asked = None if recipe is None else Sweep.of(recipe, given, settings, **where)
     if asked is None and wanted:
-        raise UserError("--jobs and --list are for a sweep, which wants a RECIPE")
+        raise UserError("--jobs and --list are for a sweep, which needs a RECIPE")
     if asked is None or not (wanted or asked.many):
         return None
     refuse_with_sweep(single)
@@ -177,7 +177,7 @@ def _what(recipe: str | None, resume: str | None) -> "tuple[RecipeLike, str | No
     if recipe is not None:
         return recipe, resume
     if resume in (None, "auto", _NEWEST):
-        raise UserError("train wants a RECIPE, or the run to continue: --resume RUN")
+        raise UserError("train needs a RECIPE, or a run to continue: --resume RUN")
     try:
         return Run.open(resume).recipe, resume
     except RunError:

@@ -28,7 +28,7 @@ class Trials:
 
     def __str__(self) -> str:
         values = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
-        edge = ", the end of what was tried" if self.at_the_edge else ""
+        edge = ", at the end of the tried values" if self.at_the_edge else ""
         return f"{self.model}: {self.key} = {value_words(self.best)}{edge} ({self.metric} on valid by value: {values})"
 
     @property

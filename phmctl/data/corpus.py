@@ -302,7 +302,7 @@ def _check_own(name: str, given: Iterable[str], form: str) -> None:
             raise DataError(f"no split can be called {split!r} ({error})") from error
     missing = [form.format(split) for split in ("train", "valid") if split not in given]
     if missing:
-        raise DataError(f"a corpus of your own files wants {' and '.join(missing)} too")
+        raise DataError(f"a corpus of your own files needs {' and '.join(missing)} too")
 
 
 def _as_given(option: str, split: str, labelled: bool) -> str:
@@ -373,8 +373,8 @@ def _hint_at_quotes(path: Path, rows: Rows) -> None:
     number = next((number for number, line in lines if _has_doubled_quotes(line)), None)
     if number is not None:
         note(
-            f"{path}, line {number}: doubled quotes, and quotes mean nothing in this table as it is read; "
-            "if its cells stand in quotes: --quoting"
+            f"{path}, line {number}: doubled quotes in a table that is read without quoting; "
+            "if its cells are quoted: --quoting"
         )
 
 

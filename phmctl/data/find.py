@@ -71,7 +71,7 @@ def find_files(card: Card, folder: Path) -> Match:
             file lacks. There is no such folder.
     """
     if not folder.is_dir():
-        raise DataError(f"no folder {folder}: --source wants the folder with the files of {card.id!r}")
+        raise DataError(f"no folder {folder}: --source needs the folder with the files of {card.id!r}")
     tree = _tree(folder)
     best: Match | None = None
     odd: tuple[Path, Rows] | None = None

@@ -39,7 +39,7 @@ class TorchTranslationModel(TranslationModel):
         """Return the log-probability of each target."""
         checked, outputs = check_texts(sources, "sources"), check_texts(targets, "targets")
         if len(checked) != len(outputs):
-            raise UserError(f"{len(checked)} sources and {len(outputs)} targets: want one target a source")
+            raise UserError(f"{len(checked)} sources and {len(outputs)} targets: give one target for each source")
         translator = self._translator
         rows, _ = translator.encode(checked, strict=True)
         wanted = translator.encode_targets(outputs)

@@ -88,7 +88,7 @@ class WithWorkers:
                 advance(len(part))
         except BrokenProcessPool:
             raise WorkerError(
-                "a worker ended before it had answered: it was killed, perhaps for its memory; take fewer --workers"
+                "a worker was killed before it answered, perhaps for lack of memory; use fewer --workers"
             ) from None
         return [found[place] for place in range(len(lines))]
 

@@ -67,7 +67,7 @@ def common_overrides(**options: object) -> list[Override]:
 def whole_number(option: str, text: str) -> int:
     """Return an option's value as a number; raises RecipeError where it is none."""
     if not text.strip().isdecimal():
-        raise RecipeError(f"{option} {text}: want a whole number; commas part several, which make a sweep")
+        raise RecipeError(f"{option} {text}: expected a whole number, or several separated by commas for a sweep")
     return int(text)
 
 

@@ -52,7 +52,7 @@ def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type
         case "missing":
             return f"key {key!r} is missing"
         case "union_tag_not_found":
-            return f"key {key!r} is missing; it chooses what stands beside it"
+            return f"key {key!r} is missing; it decides which other keys there are"
         case "union_tag_invalid":
             return wrong_choice(key, problem["ctx"]["tag"], _quoted(problem["ctx"]["expected_tags"]))
         case "value_error":

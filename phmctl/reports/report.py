@@ -125,7 +125,7 @@ def _curves(found: Comparison) -> Blocks:
         if any(points for seeds in lines.values() for points in seeds):
             svg = to_svg(plots.curves(lines, words), f"curve-{event}-{name}")
             ends = "; ".join(f"{label} ends at {_end(seeds)}" for label, seeds in lines.items())
-            caption = f"{words.capitalize()}. A colour is a model, a style of line a seed."
+            caption = f"{words.capitalize()}. Each colour is a model, each line style a seed."
             pictures.append(Picture(svg, f"{words} over the steps: {ends}", caption))
     return [("grid", pictures)] if pictures else []
 

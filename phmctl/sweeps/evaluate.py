@@ -220,7 +220,7 @@ class EvalSweepReport:
                 yield f"failed: {each.job.label}\n  " + each.problem.replace("\n", "\n  ")
         left = sum(each.state in ("stopped", "waiting") for each in self.scored)
         if left:
-            yield f"{left} of {len(self.scored)} are not scored; the same command goes on"
+            yield f"{left} of {len(self.scored)} are not scored; the same command continues"
 
 
 def evaluate_all(asked: EvalSweep, jobs: int = 1) -> EvalSweepReport:

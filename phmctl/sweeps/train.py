@@ -173,7 +173,7 @@ class SweepReport:
             yield f"trained by another process now: {', '.join(elsewhere)}"
         left = sum(cell.state in ("stopped", "waiting") for cell in self.cells)
         if left:
-            yield f"{left} of {len(self.cells)} cells are not finished; the same command goes on with them"
+            yield f"{left} of {len(self.cells)} cells are not finished; the same command continues them"
 
 
 def _row(cell: Trained) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Comparer(Protocol):
 
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
 POOLED = f"{OVER_SEEDS}; the single seed is taken to vary as the other side's"
-ONE_SEED = "one seed a side: of these two trainings only"
+ONE_SEED = "one seed each: valid for these two trainings only"
 
 
 def test_answers(by: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers]) -> Test:

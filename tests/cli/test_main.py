@@ -62,7 +62,7 @@ def test_summaries_are_whole_and_have_no_marks(tmp_path: Path) -> None:
         (["count-params", "table8", "--paper"], "tables: table1, "),
         (["count-params"], "wants a RECIPE, or --paper"),
         (["decode", "no-such-run"], "no-such-run"),
-        (["train", "miniature", "--run", "x"], "train has no --run: --resume RUN goes on with a run"),
+        (["train", "miniature", "--run", "x"], "train has no --run: --resume RUN"),
         (["train", "x" * 300], "so long a name"),
         (["decode", "x" * 300], "so long a name"),
         (["bench", "layer", "--n", "x"], "whole numbers"),

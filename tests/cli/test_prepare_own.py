@@ -121,7 +121,7 @@ def test_a_row_of_empty_cells_is_a_pair_that_is_dropped(tmp_path: Path) -> None:
         ("t.tsv", "a\tb", ("--columns", "0"), "--columns 0: wants two, SOURCE,TARGET"),
         ("t.tsv", "a\tb", ("--columns", "1,1"), "--columns 1,1: wants two"),
         ("t.tsv", "a\tb", ("--columns", "1,2"), r"line 1: 2 columns, but column 3 is wanted \(2, counted from 0\)"),
-        ("t.tsv", "a\tb\n\nc\td", ("--columns", "0,1", "--no-header"), "line 2 is empty; a table has a row a line"),
+        ("t.tsv", "a\tb\n\nc\td", ("--columns", "0,1", "--no-header"), "line 2 is empty"),
         ("t.tsv", "de\tfr\na\tb", ("--columns", "de,en"), "has no column 'en' .*; it has de, fr"),
         ("t.tsv", "a\tb", ("--columns", "a,b", "--no-header"), "with --no-header, --columns are numbers"),
         ("t.jsonl", '{"de": "a", "en": "b"}', (), "the keys of JSON lines have names: --columns SOURCE,TARGET"),

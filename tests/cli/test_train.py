@@ -76,9 +76,9 @@ def test_resume_takes_a_run_a_recipe_or_nothing(copying_data: Path, copying_file
     first = _invoke(copying_file, *where, "--resume", "auto").stdout
     for arguments in (("--resume", copying_file), (copying_file, "--resume", "auto"), ("--resume", first.strip())):
         assert _invoke(*arguments, *where, "--steps", 4).stdout == first
-    with pytest.raises(UserError, match=r"train wants a RECIPE, or the run to continue: --resume RUN"):
+    with pytest.raises(UserError, match=r"RECIPE.* --resume RUN"):
         _invoke(*where, "--resume")
-    with pytest.raises(UserError, match=r"train wants a RECIPE"):
+    with pytest.raises(UserError, match=r"RECIPE"):
         _invoke(*where)
     with pytest.raises(RunError, match=r"no run at .*v009"):
         _invoke("--resume", tmp_path / "runs/copying/phm-n2/v009")

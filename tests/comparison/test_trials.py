@@ -39,7 +39,7 @@ def test_each_model_is_compared_at_its_best_rate_on_valid(root: Path) -> None:
     told = found.as_json()["trials"]
     assert {each["model"]: each["scores"] for each in told}["real"] == pytest.approx({1e-3: 2.2, 2e-3: 1.95, 4e-3: 2.4})
     notes = "\n".join(found.notes())
-    assert "the end of what was tried" in notes  # the PHM model's best rate is the largest
+    assert "at the end of the tried values" in notes  # the PHM model's best rate is the largest
     assert "different numbers" not in notes
 
 

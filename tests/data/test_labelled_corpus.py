@@ -215,7 +215,7 @@ def test_own_tables(tmp_path):
     [
         ({"train": "nowhere.tsv", "valid": "a.tsv"}, "--table train: no file"),
         ({"dev": "a.tsv"}, "no split can be called 'dev' .use train, valid, test, or test_ and a name"),
-        ({"train": "a.tsv"}, "a corpus of your own files wants --table valid=FILE too"),
+        ({"train": "a.tsv"}, "--table valid=FILE too"),
         ({"train": "a.tsv", "valid": "a.tsv"}, r"no column 'lable' \(did you mean 'label'\?\); it has label, text"),
     ],
 )

@@ -240,7 +240,7 @@ def test_the_common_options_work_for_every_task(text: str) -> None:
         ),
         (
             CLASSIFIER.replace("  kind: encoder\n", ""),
-            "r.yaml:5: key 'model.kind' is missing; it chooses what stands beside it",
+            "r.yaml:5: key 'model.kind' is missing; it decides which other keys there are",
         ),
         (
             CLASSIFIER.replace("width: 64", "poolling: max"),

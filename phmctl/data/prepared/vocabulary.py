@@ -57,7 +57,7 @@ class Vocabulary:
     def check(self, data: Section) -> None:
         """Refuse (DataError) a data section whose vocabulary would be another."""
         if not hasattr(data, "joint") and not self.tokenizers.joint:
-            raise DataError(f"{self.origin} has a vocabulary a side; labelled text has one")
+            raise DataError(f"{self.origin} has one vocabulary for each side; labelled text has one in all")
         for key, value in self.settings_for(type(data)).items():
             if key in _DECIDES and getattr(data, key) != value:
                 raise DataError(

@@ -259,13 +259,17 @@ def _tables(title: str, scores: SplitScores, against: str | None) -> Iterator[Ta
         ],
     )
     yield Table(
-        "accuracy (95 % interval)", ["examples", "right", "accuracy", "interval"], [_accuracy_cells("all", whole)[1:]]
+        "accuracy (95 % interval)", ["examples", "correct", "accuracy", "interval"], [_accuracy_cells("all", whole)[1:]]
     )
     for name, groups in scores.groups.items():
         rows = [_accuracy_cells("unknown" if group.value is None else group.value, group.accuracy) for group in groups]
-        yield Table(f"accuracy by {name}", [name, "examples", "right", "accuracy", "interval"], rows)
+        yield Table(f"accuracy by {name}", [name, "examples", "correct", "accuracy", "interval"], rows)
     rows_of_table = zip(scores.labels, scores.confusion, strict=True)
-    yield Table("is (row), taken for (column)", ["", *scores.labels], [(label, *row) for label, row in rows_of_table])
+    yield Table(
+        "confusion: label (row), prediction (column)",
+        ["", *scores.labels],
+        [(label, *row) for label, row in rows_of_table],
+    )
     if scores.compared is not None:
         yield _comparison(scores.compared, against)
 
@@ -283,7 +287,7 @@ def _accuracy_cells(name: object, one: Accuracy) -> tuple[object, ...]:
 def _comparison(one: McNemar, against: str | None) -> Table:
     return Table(
         f"McNemar's exact test against {against}; {ONE_SEED}",
-        ["difference", "right only there", "right only here", "p"],
+        ["difference", "only baseline correct", "only this run correct", "p"],
         [(f"{100 * one.difference:+.2f} %", one.only_baseline, one.only_system, _p_value(one.p_value))],
     )
 

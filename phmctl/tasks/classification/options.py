@@ -116,7 +116,7 @@ def _own_corpus(name: str, options: LabelledOptions) -> "tuple[Corpus | None, di
         return None, {}
     rows = options.rows()
     if rows is None:
-        raise DataError("a corpus of your own tables wants --text COLUMN (twice for pairs) and --label COLUMN")
+        raise DataError("a corpus of your own tables needs --text COLUMN (twice for pairs) and --label COLUMN")
     told = {"rows": rows.model_dump(mode="json"), "quoting": options.quoting}
     return own_corpus(name, {split: [[path]] for split, path in tables.items()}, rows, quoting=options.quoting), told
 

@@ -105,7 +105,7 @@ class RuleEvaluation:
         rows += [("rule", "–", f"not compared: {self.rule_note}")] if self.rule is None else self.rule.cells()
         rows.append(("learned", "yes" if self.learned else "no", f"relative errors below {THRESHOLD:g}"))
         title = f"{self.run}, {self.split}: {self.product}, checkpoint {self.checkpoint}"
-        yield Table(title, ["", "value", "what it is"], rows, text=(2,))
+        yield Table(title, ["", "value", "meaning"], rows, text=(2,))
 
 
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:

@@ -86,7 +86,7 @@ def own_text(run: Run, source: Path | str | None, references: Sequence[Path | st
     if source is None and not references:
         return None
     if source is None or not references:
-        raise DataError("text of your own wants both: --source FILE and --reference FILE (several, if there are)")
+        raise DataError("your own text needs both --source FILE and --reference FILE (repeatable)")
     cleaning = load_cleaning(run)
     paths = [Path(source), *map(Path, references)]
     texts = [[clean_line(line, cleaning) for line in read_sentences(path, guess_format(path))] for path in paths]

@@ -114,7 +114,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         n_best, strict = given.pop("n_best", None), given.pop("strict", False)
         settings = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
         if n_best is not None and n_best > settings.beam:
-            raise UserError(f"--n-best {n_best} wants a beam as wide; add --beam {n_best}")
+            raise UserError(f"--n-best {n_best} needs a beam at least as large; add --beam {n_best}")
         translator = load_translator(run, asked.checkpoint, asked.device, settings, cleaned=asked.own_text)
         return TranslationPredictor(translator, n_best, strict=strict)
 
@@ -169,7 +169,7 @@ def _scoring(asked: Asked) -> tuple[Text | None, dict[str, Any]]:
     how = {name: given.pop(name, None) for name in ("lowercase", "tokenize")}
     text = own_text(run, given.pop("source", None), given.pop("reference", None))
     if text and asked.split != "test":
-        raise UserError(f"--split {asked.split} is of the run's own text, and --source brings another: give one")
+        raise UserError(f"--split {asked.split} is for the run's own text, --source for other text: give one of them")
     return text, how | {"decoding": change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)}
 
 

@@ -84,8 +84,8 @@ def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"source": "s"}, "text of your own wants both: --source FILE and --reference FILE"),
-        ({"reference": ["r"]}, "text of your own wants both"),
+        ({"source": "s"}, "--source FILE and --reference FILE"),
+        ({"reference": ["r"]}, "--source FILE and --reference FILE"),
         ({"source": "s", "reference": ["r", "short"]}, r"s has 2 lines, and .*short has 1"),
         ({"source": "s", "reference": ["nowhere"]}, "cannot read .*nowhere"),
         ({"source": "empty", "reference": ["empty"]}, "empty has 0 lines"),
@@ -103,7 +103,7 @@ def test_files_that_do_not_fit(run: Run, tmp_path: Path, given: dict[str, Any], 
 
 def test_a_split_is_refused_where_files_are_given(run: Run, tmp_path: Path) -> None:
     source, reference = put(tmp_path / "s", SOURCES[:2]), put(tmp_path / "r", REFERENCES[:2])
-    with pytest.raises(UserError, match="--split valid is of the run's own text, and --source brings another"):
+    with pytest.raises(UserError, match=r"--split valid .* --source"):
         evaluate(run, "--source", source, "--reference", reference, "--split", "valid")
     assert not list(run.results_folder.glob("*"))
 
