@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.comparison.trials import Trials, best_of, uneven, within_budget
-from phmctl.comparison.variants import Trained, Variant, group, settle
+from phmctl.comparison.variants import Trained, Variant, group, mean, settle
 from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
@@ -51,25 +51,23 @@ class Comparison:
         return len({_machine(one) for variant in self.variants for one in variant.runs}) == 1
 
     def differences(self) -> Iterator[str]:
-        """Yield a line for each thing besides n and the seed in which a variant differs from the baseline."""
+        """A line for each thing besides n and the seed in which a variant differs from the baseline."""
         others = [variant for variant in self.variants if variant is not self.baseline]
         found = [(one.label, difference_lines(differences(self.baseline.first, one.first))) for one in others]
         yield from _shared(found, len(others))
 
     def notes(self) -> Iterator[str]:
-        """Yield what a reader of the figures must know."""
+        """What a reader of the figures must know."""
         yield from map(str, self.trials)
         yield from uneven(self.trials)
         yield from _shared([(one.label, list(_notes(one, self.split))) for one in self.variants], len(self.variants))
         yield from copy_notes(self.variants)
         if not self.same_machine:
-            yield "speeds do not compare: " + "; ".join(sorted(self._machines()))
-
-    def _machines(self) -> set[str]:
-        return {f"{variant.label} on {_machine(one)}" for variant in self.variants for one in variant.runs}
+            where = {f"{variant.label} on {_machine(one)}" for variant in self.variants for one in variant.runs}
+            yield "speeds do not compare: " + "; ".join(sorted(where))
 
     def missing(self) -> Iterator[str]:
-        """Yield the commands that score what has no result, as it was asked for."""
+        """The commands that score what has no result, as it was asked for."""
         options = [] if self.split == "test" else ["--split", self.split]
         options += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
         for variant in self.variants:
@@ -90,7 +88,8 @@ class Comparison:
         }
 
     def _variant_json(self, variant: Variant) -> dict[str, Any]:
-        sizes = variant.parameters
+        sizes, recipe = variant.parameters, variant.first.run.recipe
+        values = {metric.name: variant.values(metric) for metric in self.metrics}
         tests = [
             {"metric": test.metric, "method": test.method, **asdict(test.found)}
             | {"p_holm": self.corrected[variant.label, test.metric]}
@@ -98,27 +97,24 @@ class Comparison:
         ]
         return {
             "label": variant.label,
-            "recipe": variant.first.run.recipe.name,
-            "algebra": variant.first.run.recipe.model.algebra,
-            "n": variant.first.run.recipe.model.dimension,
-            "runs": [_run_json(one) for one in variant.runs],
-            "scores": {metric.name: _values_json(variant.values(metric)) for metric in self.metrics},
+            "recipe": recipe.name,
+            "algebra": recipe.model.algebra,
+            "n": recipe.model.dimension,
+            "runs": [
+                {"run": str(one.run.folder), "seed": one.seed, "state": one.summary.state}
+                | {"result": one.result and one.result.as_json()}
+                for one in variant.runs
+            ],
+            "scores": {
+                name: {"mean": mean(each), "standard_deviation": spread(each), "values": each}
+                for name, each in values.items()
+            },
             "parameters": sizes and sizes.total,
             "without_embeddings": sizes and sizes.without_embeddings,
             "tokens_per_second": variant.speed,
             "minutes": variant.minutes,
             "tests": tests,
         }
-
-
-def _run_json(one: Trained) -> dict[str, Any]:
-    result = None if one.result is None else one.result.as_json()
-    return {"run": str(one.run.folder), "seed": one.seed, "state": one.summary.state, "result": result}
-
-
-def _values_json(values: Sequence[float]) -> dict[str, Any]:
-    mean = sum(values) / len(values) if values else None
-    return {"mean": mean, "standard_deviation": spread(values), "values": list(values)}
 
 
 def compare_runs(
@@ -170,7 +166,7 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
 
 
 def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, baseline: str | None) -> list[Summary]:
-    """Return what is known of the runs that are meant; one that is damaged is left out with a warning."""
+    """What is known of the runs that are meant; one that is damaged is left out with a warning."""
     wanted = [*names, *([recipe] if recipe else [])]
     if not wanted:
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
@@ -183,7 +179,7 @@ def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, b
 
 
 def readable_runs(names: Sequence[str | Path], root: Path | None) -> list[Summary]:
-    """Return what is known of the runs that are meant; one that is damaged is left out with a warning."""
+    """What is known of the runs that are meant; one that is damaged is left out with a warning."""
     found = []
     for one in list_runs(names, root):
         if isinstance(one, Summary):
@@ -237,7 +233,7 @@ def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, tuple[Tes
 
 
 def differences(one: Trained, other: Trained) -> dict[str, tuple[Any, Any]]:
-    """Return what two runs and the results that are compared differ in, besides n and the seed."""
+    """What two runs and the results that are compared differ in, besides n and the seed."""
     found = run_differences(one.run, other.run)
     if one.result is not None and other.result is not None:
         found |= result_differences(one.result.settings, other.result.settings)
@@ -247,7 +243,7 @@ def differences(one: Trained, other: Trained) -> dict[str, tuple[Any, Any]]:
 
 
 def _shared(found: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
-    """Yield each line once, behind the labels that it is about."""
+    """Each line once, behind the labels that it is about."""
     labels: dict[str, list[str]] = {}
     for label, lines in found:
         for line in lines:
@@ -277,14 +273,14 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
 
 
 def copy_notes(variants: Iterable[Variant]) -> list[str]:
-    """Return what copying the source scores, where both sides are one language; several lines if it was scored so."""
+    """What copying the source scores, where both sides are one language; several lines if it was scored so."""
     results = [one.result for variant in variants for one in variant.scored]
     copies = [Copy.read(result.report.get("copy")) for result in results if result is not None]
     return list(dict.fromkeys(str(copy) for copy in copies if copy is not None and copy.one_language))
 
 
 def _machine(one: Trained) -> str:
-    """Return what speed depends on, in words."""
+    """What speed depends on, in words."""
     environment = one.run.environment()
     graphics = environment.get("device") not in (None, "cpu")
     processor = environment.get("device_name" if graphics else "processor") or environment.get("device_name")

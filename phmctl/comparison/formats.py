@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from phmctl.comparison.compare import Comparison
 from phmctl.comparison.variants import Variant, mean_and_spread
 from phmctl.console import Table
-from phmctl.tasks.answers import ONE_SEED, Metric, Test, spread
+from phmctl.tasks.answers import ONE_SEED, Metric, Test
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -43,7 +43,7 @@ def comparison_tables(found: Comparison) -> Iterator[Table]:
 
 
 def _of_one_seed(found: Comparison) -> str:
-    """Return what a caption says of differences between single seeds; nothing where there are none."""
+    """What a caption says of differences between single seeds; nothing where there are none."""
     labels = [label for label, (test, *_) in found.tests.items() if test.method.endswith(ONE_SEED)]
     about = "" if len(labels) == len(found.tests) else f"{', '.join(labels)}: "
     return f";\n{about}{ONE_SEED}" if labels else ""
@@ -60,26 +60,22 @@ def _test_cells(found: Comparison, label: str, test: Test) -> tuple[object, ...]
 
 
 def p_words(p_value: float) -> str:
-    """Return a p as people read it."""
+    """A p as people read it."""
     return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
 
 
 def _size_cells(variant: Variant) -> tuple[object, ...]:
     sizes = variant.parameters
     counts = (None, None) if sizes is None else (sizes.total, sizes.without_embeddings)
-    return variant.label, *map(_count, counts), _count(variant.speed), _one(variant.minutes)
+    return variant.label, *map(_count, counts), _count(variant.speed), _count(variant.minutes, 1)
 
 
-def _count(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def _one(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+def _count(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def methods(found: Comparison) -> list[str]:
-    """Return the tests that were used, each once."""
+    """The tests that were used, each once."""
     return list(dict.fromkeys(test.method for tests in found.tests.values() for test in tests))
 
 
@@ -87,43 +83,28 @@ def methods(found: Comparison) -> list[str]:
 
 
 def comparison_csv(found: Comparison) -> str:
-    """Return a line a variant, with every figure in a column of its own; what is not known is empty."""
-    head = [
-        "model",
-        "recipe",
-        "algebra",
-        "n",
-        "seeds",
-        "parameters",
-        "without_embeddings",
-        "tokens_per_second",
-        "minutes",
-    ]
-    for metric in found.metrics:
-        head += [metric.name, f"{metric.name}_sd"]
-        head += [f"{metric.name}_{name}" for name in ("difference", "low", "high", "p", "p_holm") if metric.tested]
-    return as_csv([head, *(_csv_row(found, variant) for variant in found.variants)])
-
-
-def _csv_row(found: Comparison, variant: Variant) -> list[object]:
-    recipe, sizes = variant.first.run.recipe, variant.parameters
-    row: list[object] = [variant.label, recipe.name, recipe.model.algebra, recipe.model.dimension, len(variant.scored)]
-    row += [sizes and sizes.total, sizes and sizes.without_embeddings, variant.speed, variant.minutes]
-    tests = {test.metric: test for test in found.tests.get(variant.label, ())}
-    for metric in found.metrics:
-        values = variant.values(metric)
-        row += [sum(values) / len(values) if values else None, spread(values)]
-        if metric.tested and (test := tests.get(metric.name)):
-            change = test.found.difference
-            p_values = test.found.p_value, found.corrected[variant.label, metric.name]
-            row += [change.value, change.low, change.high, *p_values]
-        elif metric.tested:
-            row += [None] * 5
-    return row
+    """A line a variant, with every figure in a column of its own; what is not known is empty."""
+    rows = []
+    for variant in found.as_json()["variants"]:
+        row = {"model": variant["label"], **{name: variant[name] for name in ("recipe", "algebra", "n")}}
+        row["seeds"] = sum(run["result"] is not None for run in variant["runs"])
+        names = ("parameters", "without_embeddings", "tokens_per_second", "minutes")
+        row |= {name: variant[name] for name in names}
+        tests = {test["metric"]: test for test in variant["tests"]}
+        for metric in found.metrics:
+            score, test = variant["scores"][metric.name], tests.get(metric.name, {})
+            row |= {metric.name: score["mean"], f"{metric.name}_sd": score["standard_deviation"]}
+            if metric.tested:
+                change = test.get("difference", {})
+                told = {"difference": change.get("value"), "low": change.get("low"), "high": change.get("high")}
+                told |= {"p": test.get("p_value"), "p_holm": test.get("p_holm")}
+                row |= {f"{metric.name}_{name}": value for name, value in told.items()}
+        rows.append(row)
+    return as_csv([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
-    """Return rows as CSV (RFC 4180, but for plain line ends). A text that a spreadsheet would run gets a quote."""
+    """Rows as CSV (RFC 4180, but for plain line ends). A text that a spreadsheet would run gets a quote."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_inert(cell) for cell in row] for row in rows)
     return text.getvalue()
@@ -134,7 +115,7 @@ def _inert(cell: object) -> object:
 
 
 def comparison_latex(found: Comparison) -> str:
-    """Return a table for the package ``booktabs``."""
+    """A table for the package ``booktabs``."""
     head = ["model", "parameters", "without emb.", "seeds"]
     tested = [metric for metric in found.metrics if metric.tested and found.tests]
     for metric in found.metrics:
@@ -152,7 +133,7 @@ def comparison_latex(found: Comparison) -> str:
 
 
 def as_latex(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows, the first of them the headings, as a ``tabular`` of ``booktabs``."""
+    """Rows, the first of them the headings, as a ``tabular`` of ``booktabs``."""
     head, *body = ([latex_escape(cell) for cell in row] for row in rows)
     line: Callable[[Sequence[str]], str] = lambda cells: "  " + " & ".join(cells) + r" \\" + "\n"  # noqa: E731
     columns = "l" + "r" * (len(head) - 1)
@@ -161,5 +142,5 @@ def as_latex(rows: Sequence[Sequence[str]]) -> str:
 
 
 def latex_escape(text: str) -> str:
-    """Return text that LaTeX sets as it is; a line break becomes a blank."""
+    """Text that LaTeX sets as it is; a line break becomes a blank."""
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))

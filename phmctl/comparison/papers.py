@@ -68,12 +68,12 @@ class Cell:
         return self.training(self.row.options)
 
     def training(self, options: Sequence[str]) -> str:
-        """Return the command that trains the recipe, into the folder where it is looked for."""
+        """The command that trains the recipe, into the folder where it is looked for."""
         place = [] if self.root is None else ["--runs", str(self.root)]
         return shlex.join(["phmctl", "train", self.recipe, *options, *place])
 
     def differences(self) -> Iterator[str]:
-        """Yield a line for each thing that is published of the setup and is another here."""
+        """A line for each thing that is published of the setup and is another here."""
         if self.variant is None:
             return
         recipe = self.variant.first.run.recipe
@@ -89,7 +89,7 @@ class Cell:
 
 
 def _seconds(one: Trained) -> float | None:
-    """Return the seconds of 100 steps, the median of the log."""
+    """The seconds of 100 steps, the median of the log."""
     steps = sorted(value for _, value in series(read_metrics(one.run.metrics_path), "train", "seconds_per_step"))
     return 100 * steps[len(steps) // 2] if steps else None
 
@@ -103,7 +103,7 @@ class PaperComparison:
     counts: Mapping[str, int]  # by row, parameters of what was trained here, counted as the table counts them
 
     def tables(self) -> Iterator[Table]:
-        """Yield the table as printed, where it has several columns, and one for each column that was trained here."""
+        """The table as printed, where it has several columns, and one for each column that was trained here."""
         columns = self.printed.columns
         if len(columns) > 1:
             rows = [
@@ -130,7 +130,7 @@ class PaperComparison:
         return [cell.row.label, cell.row.figure, shown, cell.published, here, str(len(cell.values) or "–")]
 
     def notes(self) -> list[str]:
-        """Return what must be read with the table: how it is scored and counted, and what differs in the setup."""
+        """What must be read with the table: how it is scored and counted, and what differs in the setup."""
         lines = [self.printed.score, f"not published: {self.printed.unsaid}"]
         if self.counts:
             lines.append(f"counted here: {self.printed.counted}")
@@ -145,7 +145,7 @@ class PaperComparison:
         return lines
 
     def missing(self) -> list[str]:
-        """Return the commands that fill the empty cells, those that differ in n only as one."""
+        """The commands that fill the empty cells, those that differ in n only as one."""
         grouped: dict[tuple[str, tuple[str, ...]], list[Cell]] = {}
         plain = []
         for cell in self.cells:
@@ -189,13 +189,12 @@ class PaperComparison:
         }
 
     def as_csv(self) -> str:
-        """Return a line a cell."""
         lines = [self._cell_json(cell) for cell in self.cells]
         plain = [name for name in lines[0] if name not in ("runs", "differences")]
         return as_csv([plain, *([line[name] for name in plain] for line in lines)])
 
     def as_latex(self) -> str:
-        """Return each table for the package ``booktabs``."""
+        """Each table for the package ``booktabs``."""
         tables = (
             [list(table.columns), *([str(cell) for cell in row] for row in table.rows)] for table in self.tables()
         )
@@ -206,7 +205,7 @@ _HEAD = ["model", "published #", "counted here", "published", "here", "seeds"]
 
 
 def _shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Return each difference once, with the rows that it is about where it is not about all."""
+    """Each difference once, with the rows that it is about where it is not about all."""
     found: dict[str, list[str]] = {}
     for cell in cells:
         for line in cell.differences():
@@ -239,7 +238,7 @@ def compare_papers(
 
 
 def _recipes(printed: PublishedTable) -> Iterator[str]:
-    """Yield the recipes that reproduce a table, and those that stand in."""
+    """The recipes that reproduce a table, and those that stand in."""
     for column in printed.columns:
         yield from dict.fromkeys(column.recipe + row.size for row in printed.rows)
         yield from column.stand_ins
@@ -260,7 +259,7 @@ def _compare(printed: PublishedTable, variants: Sequence[Variant], root: Path | 
 
 
 def _fitting(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:
-    """Return what was trained of a cell: of the recipe itself, or of the first that stands in; the one scored first."""
+    """What was trained of a cell: of the recipe itself, or of the first that stands in; the one scored first."""
     for recipe in (column.recipe + row.size, *column.stand_ins):
         found = [one for one in variants if _is(one, recipe, row.variant)]
         if found:

@@ -38,7 +38,7 @@ class Trials:
 
 
 def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list[Trials]]:
-    """Return the runs of each model that have its best value of a key, and the trials of each model.
+    """The runs of each model that have its best value of a key, and the trials of each model.
 
     Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean over
     seeds of the validation that chose each run's best checkpoint.
@@ -59,7 +59,7 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
 
 
 def uneven(trials: Sequence[Trials]) -> list[str]:
-    """Return a line where some models were tried with more values than others."""
+    """A line where some models were tried with more values than others."""
     counts = {len(each.scores) for each in trials}
     if len(counts) < 2:
         return []
@@ -68,7 +68,7 @@ def uneven(trials: Sequence[Trials]) -> list[str]:
 
 
 def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -> list[Variant]:
-    """Return the baseline and the models that spend, within a tenth, what it does; warn of those left out."""
+    """The baseline and the models that spend, within a tenth, what it does; warn of those left out."""
     check_known("budget", budget, BUDGETS)
     allowed = _spent(baseline, budget)
     if allowed is None:

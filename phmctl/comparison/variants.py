@@ -89,7 +89,7 @@ class Variant:
         return [one.answers for one in self.scored if one.answers is not None]
 
     def values(self, metric: Metric) -> list[float]:
-        """Return a metric's value of each seed that has it, as it is shown."""
+        """A metric's value of each seed that has it, as it is shown."""
         found = (one.result.scores.get(metric.name) for one in self.scored if one.result is not None)
         return [metric.scale * value for value in found if value is not None]
 
@@ -109,13 +109,13 @@ class Variant:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of those that are known; None of none."""
+    """The mean of those that are known; None of none."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """Return ``40.21 ± 0.35``, the sample's standard deviation; of one value the value alone; of none a dash."""
+    """``40.21 ± 0.35``, the sample's standard deviation; of one value the value alone; of none a dash."""
     if not values:
         return "–"
     middle, deviation = math.fsum(values) / len(values), spread(values)
@@ -210,7 +210,7 @@ def _labels(firsts: Sequence[Trained]) -> list[str]:
 
 
 def _marks(firsts: Sequence[Trained]) -> list[str]:
-    """Return what tells runs of one name apart: the value of one key if that does, else numbers."""
+    """What tells runs of one name apart: the value of one key if that does, else numbers."""
     first = firsts[0]
     found = [
         run_differences(first.run, one.run) | {"checkpoint": (first.checkpoint, one.checkpoint)} for one in firsts[1:]

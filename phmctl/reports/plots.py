@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phmctl.extras import require
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from phmctl.tasks.answers import Breakdown
 
 Points = Sequence[tuple[float, float]]
+# What a page is made of: pairs of a kind and its value, which ``page.html`` shows; text is escaped there. Kinds are
+# ``table``, ``text``, ``heading``, ``code``, ``lines``, ``details`` (a summary and its blocks), and rows of pictures:
+# ``grid``, ``tiles`` and ``tiles wide``.
+Blocks = list[tuple[str, Any]]
 
 _INK, _FAINT = "#1c2127", "#6b7480"
 _SERIES = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
@@ -47,13 +52,26 @@ _STYLE = {
 }
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture with what it shows in words, for those who do not see it, and a caption for all."""
+
+    svg: str
+    words: str
+    caption: str
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
 def style() -> Any:
-    """Return the context in which a picture is made and written. Raises MissingExtraError without matplotlib."""
+    """The context in which a picture is made and written. Raises MissingExtraError without matplotlib."""
     return require("matplotlib", "report").rc_context(_STYLE)
 
 
 def new_figure(width: float = 4.4, height: float = 2.75) -> "Figure":
-    """Return an empty figure, by default as wide as a telephone's page; sizes in inches of 72 CSS pixels."""
+    """An empty figure, by default as wide as a telephone's page; sizes in inches of 72 CSS pixels."""
     require("matplotlib", "report")
     from matplotlib.figure import Figure
 
@@ -61,19 +79,19 @@ def new_figure(width: float = 4.4, height: float = 2.75) -> "Figure":
 
 
 def legend_label(text: str) -> str:
-    """Return a label as matplotlib shows it: short, on one line, and not hidden for its first character."""
+    """A label as matplotlib shows it: short, on one line, and not hidden for its first character."""
     plain = " ".join(text.split())
     short = plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
     return f" {short}" if short.startswith("_") else short
 
 
 def series(index: int) -> str:
-    """Return the colour of a series, from 0 on; after eight they begin again."""
+    """The colour of a series, from 0 on; after eight they begin again."""
     return _SERIES[index % len(_SERIES)]
 
 
 def to_svg(figure: "Figure", key: str) -> str:
-    """Return a figure as an inline SVG."""
+    """A figure as an inline SVG."""
     from matplotlib import rc_context
 
     text = io.StringIO()
@@ -111,7 +129,7 @@ def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
 
 
 def _thin(points: Points) -> Points:
-    """Return so few points that the file stays small: means of as many as fall together."""
+    """So few points that the file stays small: means of as many as fall together."""
     size = math.ceil(len(points) / _MOST)
     parts = [points[start : start + size] for start in range(0, len(points), size)] if size > 1 else []
     means = [(part[-1][0], math.fsum(value for _, value in part) / len(part)) for part in parts]
@@ -226,7 +244,7 @@ def heat(rule: "Tensor", aligned: "Tensor", known: "Tensor") -> "Figure":
 
 
 def _band(matrices: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Return a picture of n matrices beside one another, eight a line. (n, n, n) -> (height, width, 4)."""
+    """A picture of n matrices beside one another, eight a line. (n, n, n) -> (height, width, 4)."""
     import numpy as np
 
     n = len(matrices)

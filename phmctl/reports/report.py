@@ -15,8 +15,7 @@ from phmctl.extras import require
 from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.reports import plots
-from phmctl.reports.blocks import Blocks, Picture, plural
-from phmctl.reports.plots import style, to_svg
+from phmctl.reports.plots import Blocks, Picture, plural, style, to_svg
 from phmctl.reports.rules import rules_part
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.tasks.answers import Answers, Breakdown
@@ -55,7 +54,7 @@ def render(found: Comparison, *others: Comparison) -> str:
 
 
 def _kind(table: Table, column: int) -> str:
-    """Return the class of a column's cells: sentences wrap, other text and numbers do not."""
+    """The class of a column's cells: sentences wrap, other text and numbers do not."""
     if column and column in table.text and table.title.startswith(_FAVOUR):
         return "prose"
     return "text" if column == 0 or column in table.text else "number"
@@ -82,7 +81,7 @@ def _scores(found: Comparison) -> Blocks:
 
 
 def _intervals(found: Comparison) -> Iterator[Table]:
-    """Yield the 95 % intervals of what was tested, which are wider than the deviation over seeds."""
+    """The 95 % intervals of what was tested, which are wider than the deviation over seeds."""
     tested = {label: [(test.metric, test.found.system) for test in tests] for label, tests in found.tests.items()}
     first = next(iter(found.tests.values()), ())
     tested[found.baseline.label] = [(test.metric, test.found.baseline) for test in first]
@@ -172,7 +171,7 @@ def _ledger(found: Comparison) -> Blocks:
 
 
 def _counts(variant: Variant) -> dict[str, int]:
-    """Return what a model's parameters are of: inside by its ledger, and the vocabulary's part as it was stored."""
+    """What a model's parameters are of: inside by its ledger, and the vocabulary's part as it was stored."""
     sizes = variant.parameters
     if sizes is None:
         return {}

@@ -10,8 +10,7 @@ from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.variants import Trained, Variant
 from phmctl.console import Table
 from phmctl.reports import plots
-from phmctl.reports.blocks import Blocks, Picture, plural
-from phmctl.reports.plots import to_svg
+from phmctl.reports.plots import Blocks, Picture, plural, to_svg
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +37,7 @@ class Learned:
 
 
 def learned_rules(one: Trained) -> list[Learned]:
-    """Return the rules in a run's checkpoint: that which was scored, else the best, else the last."""
+    """The rules in a run's checkpoint: that which was scored, else the best, else the last."""
     names = one.run.checkpoint_names()
     wanted = one.result.checkpoint if one.result is not None else ""
     name = next((each for each in (wanted, "best", "last") if each in names), None)
@@ -49,7 +48,7 @@ def learned_rules(one: Trained) -> list[Learned]:
 
 
 def _rules(tensors: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor, Tensor]]":
-    """Yield each rule with the map that holds it and the map's components; factors are multiplied out."""
+    """Each rule with the map that holds it and the map's components; factors are multiplied out."""
     from phmctl.algebra.bilinear import Factors, recompose
 
     for name, S in tensors.items():
@@ -65,7 +64,7 @@ def _rules(tensors: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor, Tens
 
 
 def rules_part(variant: Variant, key: str) -> Blocks:
-    """Return what a variant's first run has learned; nothing where it has no learned rule."""
+    """What a variant's first run has learned; nothing where it has no learned rule."""
     one = next(iter(variant.scored or variant.runs))
     found = learned_rules(one)
     if not found:

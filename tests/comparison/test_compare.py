@@ -112,14 +112,6 @@ def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
     assert not [line for line in lines if "seed" in line or "model.n:" in line or "algebra" in line]
 
 
-def test_runs_of_other_settings_are_a_row_of_their_own(tmp_path: Path) -> None:
-    make_run(tmp_path, settings=REAL)
-    make_run(tmp_path, settings=(*REAL, "training.steps=900"), seed=2)
-    make_run(tmp_path, settings=(*REAL, "training.threads=2", "training.log_every=7"), seed=2)
-    labels = {one.label: len(one.runs) for one in compare_runs(recipe="miniature", root=tmp_path).variants}
-    assert labels == {"real steps=1800": 2, "real steps=900": 1}
-
-
 def test_of_two_runs_of_one_seed_the_newer_counts_and_the_other_is_named(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=REAL, hypotheses=None)
@@ -198,25 +190,6 @@ def test_what_a_copier_scores_is_a_line_where_both_sides_are_one_language(tmp_pa
     assert "copying" not in call("--recipe", "miniature", "--runs", tmp_path / "two").stderr
 
 
-@pytest.mark.parametrize(
-    ("option", "name", "said"),
-    [
-        ("--split", "tset", r"--split tset: no run has it \(did you mean 'test'\?\); there are test, valid"),
-        ("--checkpoint", "avrage", "--checkpoint avrage: no run has it; there are last, best, step-001800"),
-    ],
-)
-def test_a_name_that_no_run_has_is_refused(root: Path, option: str, name: str, said: str) -> None:
-    with pytest.raises(RunError, match=said):
-        call("--recipe", "miniature", "--runs", root, option, name)
-
-
-def test_two_forms_at_once_are_refused(root: Path) -> None:
-    with pytest.raises(UserError, match="--json and --format csv are two forms"):
-        call("--recipe", "miniature", "--runs", root, "--json", "--format", "csv")
-    asked = ("--recipe", "miniature", "--runs", root)
-    assert call(*asked, "--json", "--format", "json").stdout == call(*asked, "--json").stdout
-
-
 def test_a_damaged_recipe_and_a_damaged_result_are_said_by_file_once_each(tmp_path: Path) -> None:
     one, other, third = (make_run(tmp_path, settings=REAL, seed=seed) for seed in (1, 2, 3))
     recipe = other.folder / "recipe.yaml"
@@ -250,19 +223,32 @@ def test_the_baseline_is_a_variant_or_a_run(root: Path, name: str) -> None:
     assert list(found.tests) == ["real"]
 
 
-def test_a_wrong_baseline_names_the_nearest(root: Path) -> None:
-    with pytest.raises(RunError, match=r"did you mean 'phm-n4'"):
-        compare_runs([str(root)], baseline="phm-n8")
-
-
-def test_a_wrong_format_names_the_nearest(root: Path) -> None:
-    with pytest.raises(UserError, match=r"did you mean 'latex'"):
-        call(root, "--format", "latx")
-
-
-def test_nothing_named_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("failure", "options", "said"),
+    [
+        (RunError, ("--baseline", "phm-n8"), "did you mean 'phm-n4'"),
+        (RunError, ("--split", "tset"), "did you mean 'test'"),
+        (RunError, ("--checkpoint", "avrage"), "there are last, best, step-001800"),
+        (UserError, ("--format", "latx"), "did you mean 'latex'"),
+        (UserError, ("--json", "--format", "csv"), "--format csv"),
+        (UserError, ("--baseline", "real", "--baseline", "phm-n4"), "--baseline"),
+        (UserError, ("--paper", "tabel2"), "did you mean 'table2'"),
+        (UserError, ("--paper", "table2", "--eval"), "--eval"),
+    ],
+)
+def test_what_is_asked_wrongly(root: Path, failure: type[UserError], options: tuple[str, ...], said: str) -> None:
+    with pytest.raises(failure, match=said):
+        call("--recipe", "miniature", "--runs", root, *options)
     with pytest.raises(RunError, match="--recipe"):
         compare_runs()
+
+
+def test_settings_that_change_something_make_a_row_of_their_own(tmp_path: Path) -> None:
+    changes = ((), ("training.steps=900",), ("training.threads=2", "training.keep=3", "decoding.batch_tokens=64"))
+    for seed, each in enumerate(changes, start=1):
+        make_run(tmp_path, settings=(*REAL, *each), seed=seed)
+    labels = {one.label: len(one.runs) for one in compare_runs(recipe="miniature", root=tmp_path).variants}
+    assert labels == {"real steps=1800": 2, "real steps=900": 1}
 
 
 def test_csv_reads_back_with_all_figures(root: Path) -> None:
@@ -295,16 +281,6 @@ def test_latex_escapes_what_means_something_to_it() -> None:
     )
 
 
-def test_json_is_one_document_with_runs_and_tests(root: Path) -> None:
-    told = json.loads(call(root, "--json").stdout)
-    assert told["baseline"] == "real"
-    assert [len(variant["runs"]) for variant in told["variants"]] == [2, 3]
-    (first, _) = told["variants"][0]["tests"]
-    assert first["metric"] == "BLEU"
-    assert first["p_holm"] >= first["p_value"]
-    assert told["variants"][0]["parameters"] > told["variants"][0]["without_embeddings"] > 0
-
-
 def average(run: Run, lines: Sequence[str]) -> None:
     """Give a run an average of its checkpoints, and that a result."""
     folder = run.checkpoint("best")
@@ -331,12 +307,6 @@ def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: P
     assert [one.checkpoint for one in variant.runs] == ["average"] * 3
     (variant,) = compare_runs([str(tmp_path)], checkpoint="last").variants  # which the best is, too
     assert [one.checkpoint for one in variant.runs] == ["last", "last", None]
-
-
-def test_what_is_kept_beside_makes_no_row_of_its_own(tmp_path: Path) -> None:
-    make_run(tmp_path, settings=REAL)
-    make_run(tmp_path, settings=(*REAL, "training.keep=3", "decoding.batch_tokens=64"), seed=2)
-    assert [len(one.runs) for one in compare_runs([str(tmp_path)]).variants] == [2]
 
 
 def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
@@ -383,11 +353,6 @@ def test_rows_that_no_key_tells_apart_are_numbered(tmp_path: Path) -> None:
     for changes in ((), ("training.steps=900",), ("model.dropout=0.3",)):
         make_run(tmp_path, settings=(*REAL, *changes))
     assert [one.label for one in compare_runs([str(tmp_path)]).variants] == ["real (1)", "real (2)", "real (3)"]
-
-
-def test_an_option_that_means_one_thing_is_refused_twice(root: Path) -> None:
-    with pytest.raises(UserError, match="--baseline is given 2 times"):
-        call(root, "--baseline", "real", "--baseline", "phm-n4")
 
 
 def test_named_test_sets_are_taken_where_there_is_no_other(tmp_path: Path) -> None:

@@ -127,12 +127,6 @@ def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) ->
     assert training in call("--paper", "table4", "--runs", trained).stderr.split("\n")
 
 
-def test_commands_for_the_usual_folder_of_runs_do_not_name_it(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PHMCTL_RUNS", str(trained))
-    (found,) = compare_papers("table4")
-    assert "phmctl train table4-shakespeare --n 2,8,16" in found.missing()
-
-
 def test_the_seconds_of_decoding_stand_beside_table_3(tmp_path: Path) -> None:
     run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL)
     (path,) = run.results_folder.glob("*.json")
@@ -200,13 +194,6 @@ def test_csv_and_json_have_a_cell_each(trained: Path) -> None:
     told = json.loads(call("--paper", "table4", "--runs", trained, "--json").stdout)
     assert [cell["published"] for cell in told["tables"][0]["cells"]] == ["11.65", "12.20", "12.42", "11.66", "10.76"]
     assert call("--paper", "ceng501", "--runs", trained, "--format", "latex").stdout.count(r"\begin{tabular}") == 2
-
-
-def test_a_wrong_table_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"did you mean 'table2'"):
-        call("--paper", "tabel2", "--runs", tmp_path)
-    with pytest.raises(UserError, match="leave them out"):
-        call("--paper", "table2", "--eval", "--runs", tmp_path)
 
 
 def test_a_recipe_that_is_not_in_the_table_is_refused(trained: Path) -> None:

@@ -92,14 +92,6 @@ def test_a_composed_model_has_no_plain_twin(place):
         dense_form(transformer(place), section(place), {"source": 42, "target": 42})
 
 
-def test_rows_that_only_n_wanted_are_cut_off():
-    model = transformer(TRANSFORMERS["phm-tables"])
-    assert len(model.source_embedding.weight) == 44
-    assert dense_form(model, section(TRANSFORMERS["phm-tables"]), {"source": 42, "target": 42}).tensors[
-        "source_embedding.weight"
-    ].shape == (42, 32)
-
-
 @pytest.mark.parametrize("name", CLASSIFIERS)
 @torch.no_grad()
 def test_a_classifiers_logits_are_those_of_its_plain_twin(name):

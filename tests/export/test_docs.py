@@ -4,12 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from phmctl import exports
 from phmctl.decoding.loading import load_translator
-from phmctl.errors import RunError
 from phmctl.export.verb import export
 from phmctl.models import plain
 from phmctl.runs import Run
@@ -36,11 +34,3 @@ def test_it_alone_gives_equal_logits(tiny_run: Run, tmp_path: Path) -> None:
     ours = model.logits(model(torch.tensor([[9, 8, 3]]), torch.tensor([[2, 7]])))
     theirs = torch.load(tmp_path / "logits.pt", weights_only=True)
     torch.testing.assert_close(theirs, ours[..., : theirs.shape[-1]], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_an_export_without_one_of_its_files_is_refused(tiny_run: Run, tmp_path: Path, name: str) -> None:
-    made = export(tiny_run, exports.SAFETENSORS, tmp_path / "out", texts=2).export
-    (made.folder / name).unlink()
-    with pytest.raises(RunError, match=f"{name} is missing"):
-        load_translator(made)

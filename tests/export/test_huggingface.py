@@ -11,7 +11,6 @@ from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.tokenizer import train_tokenizer
 from phmctl.decoding.loading import load_translator
-from phmctl.errors import UserError
 from phmctl.export.huggingface import write_tokenizer
 from phmctl.export.verb import export
 from phmctl.runs import Run
@@ -105,9 +104,3 @@ def test_a_special_token_in_a_text_is_text(tmp_path: Path, kind: str) -> None:
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for line in ("Der </s> Hund <pad> schläft", " zwei  Leerzeichen ", "Ein Mann liest."):
         assert theirs(line)["input_ids"] == [*tokenizer.encode([line])[0], 3]
-
-
-def test_phmctl_leaves_it_to_transformers(tmp_path: Path) -> None:
-    made = export(run_of(tmp_path, FITTING["pegasus"]), exports.HUGGINGFACE, tmp_path / "out").export
-    with pytest.raises(UserError, match="is for the transformers library"):
-        load_translator(made)

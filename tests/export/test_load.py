@@ -92,16 +92,3 @@ def test_what_cannot_be_loaded(
 ) -> None:
     with pytest.raises(failure, match=words):
         phmctl.load(exported.export.folder, **options)
-
-
-def test_a_damaged_one(exported: Exported, tmp_path: Path) -> None:
-    folder = shutil.copytree(exported.export.folder, tmp_path / "copy")
-    path = folder / "model" / "model.bin"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(RunError, match=r"model\.bin is damaged: its SHA-256"):
-        phmctl.load(folder)
-    path.unlink()
-    with pytest.raises(RunError, match=r"model\.bin is missing"):
-        phmctl.load(folder)

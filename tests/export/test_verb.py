@@ -82,25 +82,15 @@ def test_what_an_export_holds(exported: Exported, tiny_run: Run) -> None:
     assert exported.export.recipe == tiny_run.recipe
 
 
-def test_the_model_card(exported: Exported) -> None:
-    card = (exported.export.folder / "README.md").read_text(encoding="utf-8")
-    for words in (
-        "phm maps with n = 4",
-        "languages: de to en",
-        "licence of the data:",
-        "16 texts of valid",
-        "## Parameters",
-    ):
-        assert words in card
-
-
 def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) -> None:
     from phmctl.tasks.translation.evaluation import evaluate
 
     run = make_run(tmp_path)
     found = evaluate(run, device="cpu")
     card = (export(run, exports.SAFETENSORS, tmp_path / "out").export.folder / "README.md").read_text(encoding="utf-8")
-    assert f"test: BLEU {found.scores[0].value:.2f} ({found.scores[0].signature})" in card
+    measured = f"test: BLEU {found.scores[0].value:.2f} ({found.scores[0].signature})"
+    for words in (measured, "dense maps", "licence of the data:", "7 texts of test", "## Parameters"):
+        assert words in card
 
 
 @torch.no_grad()
@@ -198,14 +188,10 @@ def test_a_run_that_cannot_be_written_into(tmp_path: Path, monkeypatch: pytest.M
 # ------------------------------------------------------------------------------------------------------ bad input
 
 
-def test_an_unknown_format_names_the_nearest(tiny_run: Run, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'ctranslate2'"):
-        export(tiny_run, "ctranslate", tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"to": "ctranslate"}, "did you mean 'ctranslate2'"),
         ({"to": exports.ONNX, "quantize": "int8"}, "--quantize is CTranslate2's"),
         ({"to": CT2, "form": "dense"}, "--form is for"),
         ({"to": CT2, "quantize": "int9"}, "no quantisation 'int9'"),
@@ -242,15 +228,6 @@ def test_a_composed_model_is_refused_by_name(composed_run: Run, tmp_path: Path, 
     with pytest.raises(UserError, match=r"compose_layers: bilinear.*no export; decode and eval take its run"):
         export(composed_run, to, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_without_checkpoint(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    shutil.rmtree(run.checkpoints_folder)
-    run.checkpoints_folder.mkdir()
-    with pytest.raises(RunError, match="no checkpoint yet"):
-        export(run, exports.SAFETENSORS, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:

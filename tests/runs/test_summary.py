@@ -18,7 +18,6 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, read_recipe
 from phmctl.runs.find import select_runs
 from phmctl.runs.metrics import read_metrics, series
-from phmctl.runs.results import Setting, write_result
 from phmctl.runs.summary import Damaged, Summary, count_stored, list_runs, summarise
 from phmctl.tasks.registry import kind_of
 from tests.training.fake import make_recipe
@@ -175,14 +174,6 @@ def test_a_damaged_run_costs_its_own_line(tmp_path: Path) -> None:
 def test_a_damaged_header_has_no_count(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert count_stored(tmp_path) is None
-
-
-def test_results_come_with_the_run(tmp_path: Path) -> None:
-    run = make(tmp_path, {"step": 4, "stale": 0})
-    run.point("best", 4)
-    write_result(run, Setting("test", run.weights()), {}, {"BLEU": 12.5})
-    (result,) = summarise(run.folder).results
-    assert result.scores == {"BLEU": 12.5}
 
 
 def test_selection(tmp_path: Path) -> None:

@@ -133,12 +133,6 @@ def test_the_cost_of_a_batch_is_limited_but_one_item_always_goes() -> None:
     batcher.close()
 
 
-def test_a_request_without_items_is_answered_at_once() -> None:
-    batcher: Batcher = Batcher(Recorder())
-    assert batcher.submit("x", [], []).result(0) == []
-    batcher.close()
-
-
 def test_a_full_queue_refuses_with_a_time_and_takes_what_fits() -> None:
     gate, batcher = held(BatchLimits(queue=3))
     batcher.submit("x", [1, 2], [1, 1])
@@ -164,17 +158,6 @@ def test_cancelled_requests_leave_the_queue_at_once_and_are_never_begun() -> Non
     assert kept.result(SECONDS) == [("x", 4)]
     batcher.close(SECONDS)
     assert [items for _, items in gate.batches] == [[0], [4, 5, 6, 7]]
-
-
-def test_a_cancelled_batch_disturbs_no_other() -> None:
-    gate, batcher = held(BatchLimits())
-    futures = [batcher.submit("x", [item], [1]) for item in range(1, 5)]
-    gate.entered.clear()
-    gate.open.set()
-    for future in futures[1:3]:
-        future.cancel()
-    assert [futures[0].result(SECONDS), futures[3].result(SECONDS)] == [[("x", 1)], [("x", 4)]]
-    batcher.close(SECONDS)
 
 
 def test_a_failure_is_the_items_own() -> None:
@@ -250,18 +233,6 @@ def test_a_batch_waits_for_others_no_longer_than_is_allowed() -> None:
     both.result(SECONDS)
     assert batcher.submit("x", [3], [1]).result(SECONDS) == [("x", 3)]
     batcher.close()
-
-
-def test_closing_answers_what_waits_and_takes_nothing_new() -> None:
-    gate, batcher = held(BatchLimits())
-    waiting = batcher.submit("x", [1], [1])
-    batcher.stop()
-    with pytest.raises(BusyError, match="stopping"):
-        batcher.submit("x", [2], [1])
-    gate.open.set()
-    assert batcher.close(SECONDS) == 0
-    assert waiting.result(0) == [("x", 1)]
-    assert not batcher.alive()
 
 
 def test_what_the_time_does_not_suffice_for_is_refused_not_forgotten() -> None:
