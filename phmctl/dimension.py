@@ -31,8 +31,8 @@ def check_divides(n: int, **dimensions: int) -> None:
     for name, size in dimensions.items():
         if size < 1:
             raise DimensionError(f"{name} = {size} must be at least 1")
-    if n < 1:
-        raise DimensionError(f"n = {n} must be at least 1")
+    if not isinstance(n, int) or n < 1:
+        raise DimensionError(f"n = {n} must be a whole number of at least 1")
     wrong = [f"{name} = {size}" for name, size in dimensions.items() if size % n]
     if wrong:
         usable = nearest_divisors(n, math.gcd(*dimensions.values()))

@@ -5,6 +5,7 @@ forward, and reads H where it reads its weight.
 """
 
 import copy
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from phmctl.algebra.kronecker import kronecker_sum, nearest_components, nearest_sum
+from phmctl.algebra.modes import without_autocast
 from phmctl.algebra.rules import ALGEBRAS, LEARNED, check_algebra, fixed_rule
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, PhmctlError, UserError, check_known
@@ -60,11 +62,12 @@ class Kronecker(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return H (k, d) of A and S, or of S alone."""
         *rule, S = tensors
-        if self.parts == 1:
-            H = kronecker_sum(rule[0] if rule else self.A.to(S), S)
-        else:
-            rules = rule[0] if rule else self.A.to(S).expand(self.parts, -1, -1, -1)
-            H = torch.cat([kronecker_sum(A, part) for A, part in zip(rules, S, strict=True)])  # (k, d)
+        with without_autocast(S.device.type):  # a table is of full precision, as nn.Embedding's
+            if self.parts == 1:
+                H = kronecker_sum(rule[0] if rule else self.A.to(S), S)
+            else:
+                rules = rule[0] if rule else self.A.to(S).expand(self.parts, -1, -1, -1)
+                H = torch.cat([kronecker_sum(A, part) for A, part in zip(rules, S, strict=True)])  # (k, d)
         if self.zero_row is None:
             return H
         return H.index_fill(0, torch.tensor(self.zero_row, device=H.device), 0.0)
@@ -293,14 +296,9 @@ def _build_once_a_forward(module: nn.Module) -> None:
     kind: Any = type(module)  # the class that parametrize made for this module alone
     base = kind.__bases__[0]
 
+    @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return base.forward(self, *args, **options)
-        with parametrize.cached():
-            try:
-                return base.forward(self, *args, **options)
-            finally:
-                forget(self)
+        return base.forward(_with_weights(self), *args, **options)
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         base._apply(self, fn, recurse)
@@ -308,13 +306,38 @@ def _build_once_a_forward(module: nn.Module) -> None:
         return self
 
     def forget(self: nn.Module) -> None:
-        if isinstance(self, nn.LSTM):  # which keeps the weights that it was called with: H, and its graph
+        if isinstance(self, nn.LSTM):  # which keeps its weights in a list of its own: H, and its graph
             self._flat_weights = [None] * len(self._flat_weights_names)
 
     kind.forward, kind._apply = forward, apply
     if isinstance(module, nn.LSTM):
         kind.flatten_parameters = lambda self: None
     forget(module)
+
+
+def _with_weights(module: nn.Module) -> nn.Module:
+    """Return a module of torch's class that holds H of each parametrized weight and shares all else.
+
+    It is another object at each call, so threads may call one module at once.
+    """
+    kind: Any = type(module)
+    parts: dict[str, Any] = dict(module._modules)
+    made = parts.pop("parametrizations", None) or {}
+    plain: Any = object.__new__(kind.__bases__[0] if made else kind)
+    plain.__dict__.update(
+        module.__dict__,
+        _parameters=module._parameters | {name: getattr(module, name) for name in made},
+        _modules={
+            name: _with_weights(part) if part is not None and parametrize.is_parametrized(part) else part
+            for name, part in parts.items()
+        },
+    )
+    if isinstance(module, nn.LSTM):
+        weights = [getattr(plain, name) for name in module._flat_weights_names]
+        plain.__dict__.update(
+            _flat_weights=weights, _flat_weight_refs=[None] * len(weights), flatten_parameters=lambda: None
+        )
+    return cast("nn.Module", plain)
 
 
 def _weights(module: nn.Module) -> list[tuple[nn.Module, str]]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.modes import without_autocast
+from phmctl.algebra.modes import full_precision, without_autocast
 from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, UserError
@@ -111,6 +111,7 @@ class PHMEmbedding(KroneckerWeight):
             table.padding_idx = padding
         return table, error
 
+    @full_precision
     @torch.no_grad()
     def to_dense(self, num_embeddings: int | None = None) -> nn.Embedding:
         """Return an ``nn.Embedding`` with H as its table: the same lookup, to rounding, with parameters of its own.
@@ -167,6 +168,7 @@ class NarrowEmbedding(nn.Module):
         """Return states (..., d) at the table's width, (..., e), and the table (V, e): their products are logits."""
         return F.linear(hidden, self.map.weight.T), self.table.weight
 
+    @full_precision
     @torch.no_grad()
     def to_dense(self) -> nn.Embedding:
         """Return an ``nn.Embedding`` of d columns: the same lookup, to rounding, with parameters of its own."""

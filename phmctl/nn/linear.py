@@ -17,6 +17,7 @@ from phmctl.algebra.initialisation import (
     natural_rank,
 )
 from phmctl.algebra.kronecker import check_numbers, kronecker_sum, nearest_components, nearest_sum
+from phmctl.algebra.modes import full_precision
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.algebra.rules import LEARNED, check_algebra, fixed_rule
 from phmctl.dimension import check_divides
@@ -258,7 +259,7 @@ class PHMLinear(KroneckerWeight):
         """
         if x.shape[-1] != self.in_features:
             raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {self.in_features}")
-        if self.execution == DENSE or self.n == 1:
+        if self.execution != RANK or self.n == 1:
             return F.linear(x, self.weight, self.bias)
         factors = self.factors
         if factors is None:
@@ -319,6 +320,7 @@ class PHMLinear(KroneckerWeight):
             layer.bias.copy_(self.bias)
         return layer
 
+    @full_precision
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:
         """Return an ``nn.Linear`` with H as its weight: the same map, to rounding, with parameters of its own."""
@@ -352,10 +354,12 @@ def _check_rule(rule: nn.Parameter | Factors | None, rank: int | None, n: int, a
     if algebra != LEARNED or n == 1:
         what = "n = 1" if n == 1 else f"the fixed algebra {algebra!r}"
         raise UserError(f"{what} has no learned rule to share or to hold as factors; use algebra 'phm' with n > 1")
-    if rank is not None and rank < 1:
-        raise UserError(f"rank = {rank} must be at least 1")
+    if rank is not None and (type(rank) is not int or rank < 1):
+        raise UserError(f"rank = {rank} must be a whole number of at least 1")
     if rule is None:
         return
+    if not all(isinstance(part, nn.Parameter) for part in (rule if isinstance(rule, Factors) else (rule,))):
+        raise UserError("a rule to share is an nn.Parameter, or Factors of three")
     shapes = [tuple(part.shape) for part in rule] if isinstance(rule, Factors) else tuple(rule.shape)
     wanted = [(n, rule.rank), (n, rule.rank), (rule.rank, n)] if isinstance(rule, Factors) else (n, n, n)
     if shapes != wanted:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
+from phmctl.algebra.modes import compute_dtype, full_precision, needs_plain_operations, without_autocast
 from phmctl.algebra.rules import LEARNED
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
@@ -212,6 +212,7 @@ class PHMLSTM(nn.Module):
                     f"state {name} has shape {tuple(value.shape)}, not (layers, batch, hidden) = {wanted}"
                 )
 
+    @full_precision
     @torch.no_grad()
     def to_dense(self) -> nn.LSTM:
         """Return the ``nn.LSTM(batch_first=True)`` of the same function, to rounding, with parameters of its own.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phmctl.algebra.initialisation import dense_variance
+from phmctl.algebra.modes import full_precision
 from phmctl.dimension import check_divides
 from phmctl.nn.linear import as_linear
 
@@ -82,6 +83,7 @@ class TwoFactorLinear(nn.Module):
         dense: Tensor = self(torch.eye(self.in_features, device=self.R.device, dtype=self.R.dtype))  # (d, k)
         return (dense if self.bias is None else dense - self.bias).T
 
+    @full_precision
     @torch.no_grad()
     def to_dense(self) -> nn.Linear:
         """Return an ``nn.Linear`` of the same function, to rounding, with parameters of its own."""

@@ -186,9 +186,9 @@ def joined(timeout: float) -> Iterator[Processes]:
 
 def is_loss(error: BaseException) -> bool:
     """Whether an error of torch says that another process does not answer. gloo's have no class of their own."""
-    signs = ("gloo", "caused pair closure")  # the file that raised it; what follows a time-out
+    signs = ("/gloo/", "caused pair closure")  # the file that raised it; what follows a time-out
     told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-    return told or isinstance(error, dist.DistError)
+    return told or (isinstance(error, dist.DistError) and "ncclUnhandledCudaError" not in str(error))  # a GPU's own
 
 
 def job() -> str | None:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +382,42 @@ def test_a_converted_model_of_transformers_is_not_saved_such_that_it_is_drawn_an
     again = transformers.BertModel.from_pretrained(tmp_path)
     for name, tensor in dense.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.MultiheadAttention])
+def test_threads_may_call_one_converted_module_while_another_learns(kind: type[nn.Module]) -> None:
+    module = (
+        nn.LSTM(16, 16, batch_first=True) if kind is nn.LSTM else nn.MultiheadAttention(16, 2, batch_first=True)
+    ).eval()
+    shared, _ = phmctl.convert(module, 4)
+    other, _ = phmctl.convert(nn.Linear(16, 16), 4)
+    x = torch.randn(2, 5, 16)
+    inputs = (x,) if kind is nn.LSTM else (x, x, x)
+    expected = shared(*inputs)[0]
+
+    def call(_: int) -> bool:
+        return torch.equal(shared(*inputs)[0], expected)
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(call, number) for number in range(60)]
+        for _ in range(60):
+            with torch.no_grad():
+                other.parametrizations.weight.original1.mul_(1.01)
+            A, S = other.parametrizations.weight.original0, other.parametrizations.weight.original1
+            torch.testing.assert_close(other(x), x @ kronecker_sum(A, S).T + other.bias)
+        assert all(answer.result() for answer in answers)
+
+
+def test_a_converted_table_and_a_dense_copy_are_of_full_precision_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        table, _ = phmctl.convert(nn.Embedding(8, 8), 4)
+        assert table(torch.arange(8)).dtype == torch.float32
+        for layer in (PHMLinear(8, 8, n=4), PHMEmbedding(8, 8, n=4), phmctl.PHMLSTM(8, 8, n=4), table):
+            assert {weight.dtype for weight in phmctl.to_dense(layer).parameters()} == {torch.float32}
+
+
+def test_a_converted_lstm_is_exported_with_a_batch_of_any_size() -> None:
+    lstm, _ = phmctl.convert(nn.LSTM(8, 8, batch_first=True), 4)
+    x = torch.randn(3, 5, 8)
+    program = torch.export.export(lstm.eval(), (x,), dynamic_shapes=({0: torch.export.Dim("B")},))
+    torch.testing.assert_close(program.module()(x[:2])[0], lstm(x[:2])[0])

@@ -153,6 +153,12 @@ def test_rule_that_cannot_be_shared() -> None:
         PHMLinear(8, 8, n=4, algebra="quaternion", rule=learned_rule(4))
     with pytest.raises(UserError):
         PHMLinear(8, 8, n=1, rule=learned_rule(1))
+    with pytest.raises(UserError):
+        PHMLinear(8, 8, n=4, rule=torch.randn(4, 4, 4))
+    with pytest.raises(UserError):
+        PHMLinear(8, 8, n=4, rank=2.5)
+    with pytest.raises(DimensionError):
+        PHMLinear(8, 8, n=4.0)
 
 
 @pytest.mark.parametrize(("name", "n"), ALGEBRAS)

@@ -82,6 +82,8 @@ def test_kills_at_random_steps_of_random_ranks(tmp_path: Path, seed: int) -> Non
         (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), True),
         (RuntimeError("Application timeout caused pair closure"), True),
         (dist.DistStoreError("wait timeout after 4000ms"), True),
+        (RuntimeError("cannot open /data/gloomy/x.bin"), False),
+        (dist.DistBackendError("NCCL error: ncclUnhandledCudaError, out of memory"), False),
     ],
 )
 def test_only_an_exchange_that_failed_is_a_lost_process(error: Exception, expected: bool) -> None:

@@ -91,6 +91,7 @@ def test_a_rank_that_gains_nothing_is_said_before_training(
 
 def test_generators_threads_and_environment_are_left_as_they_were(tmp_path: Path) -> None:
     recipe = make_recipe(steps=2, threads=torch.get_num_threads() + 1)
+    torch.optim.Adam([nn.Parameter(torch.zeros(1))])  # torch's first optimiser sets a variable of its own
     state, threads, environment = torch.get_rng_state(), torch.get_num_threads(), dict(os.environ)
     run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
     assert run.environment()["threads"] == threads + 1
