@@ -19,28 +19,30 @@ bench = typer.Typer(
 )
 
 Against = Annotated[
-    str, typer.Option(help="What speeds are ratios to: dense, the twin; base, the twin without compositions.")
+    str, typer.Option(help="Model that speeds are ratios to: dense (the dense twin) or base (without compositions).")
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="Samples of each candidate.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of samples of each candidate.")]
 AnyDevice = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AnyAlgebra = Annotated[str, typer.Option(help="phm or a fixed algebra.")]
-Ns = Annotated[str, typer.Option("--n", help="PHM hyperparameters, separated by commas.")]
+Ns = Annotated[str, typer.Option("--n", help="Values of n, separated by commas.")]
 
 
 @bench.command("layer")
 def bench_layer(
-    in_features: Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, the layer's input width.")] = 512,
-    out_features: Annotated[int, typer.Option("-k", "--out-features", min=1, help="k, its output width.")] = 512,
+    in_features: Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, width of the input.")] = 512,
+    out_features: Annotated[int, typer.Option("-k", "--out-features", min=1, help="k, width of the output.")] = 512,
     n: Ns = "4",
-    tokens: Annotated[str, typer.Option(help="Numbers of input rows, separated by commas.")] = "16,512,4096",
+    tokens: Annotated[str, typer.Option(help="Numbers of tokens, separated by commas.")] = "16,512,4096",
     algebra: AnyAlgebra = "phm",
     execution: Annotated[
-        str | None, typer.Option(help="dense, rank or dense,rank (default: dense, and rank where factors are held).")
+        str | None, typer.Option(help="dense, rank or dense,rank (default: dense, with factors also rank).")
     ] = None,
     parametrization: Annotated[
-        str, typer.Option(help="How a learned rule is held: as A (rule), or as its factors; --rank implies factors.")
+        str, typer.Option(help="How a learned rule is stored: as A (rule) or as its factors; --rank implies factors.")
     ] = "rule",
-    rank: Annotated[int | None, typer.Option(min=1, help="R of the factors (default: that of a random rule).")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="Number of factors R (default: that of a random rule).")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: AnyDevice = "auto",
     rounds: Rounds = 20,
@@ -70,13 +72,13 @@ def bench_layer(
 
 @bench.command("lstm")
 def bench_lstm(
-    in_features: Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, the input's width.")] = 300,
-    hidden: Annotated[int, typer.Option("-k", "--hidden", min=1, help="The state's width.")] = 300,
+    in_features: Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, width of the input.")] = 300,
+    hidden: Annotated[int, typer.Option("-k", "--hidden", min=1, help="Width of the state.")] = 300,
     n: Ns = "5",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 256,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each sequence.")] = 40,
+    batch: Annotated[int, typer.Option(min=1, help="Number of sequences.")] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps of each sequence.")] = 40,
     algebra: AnyAlgebra = "phm",
-    gates: Annotated[str, typer.Option(help="separate or fused.")] = "separate",
+    gates: Annotated[str, typer.Option(help="separate or fused maps of the gates.")] = "separate",
     device: AnyDevice = "auto",
     rounds: Rounds = 20,
     threads: options.Threads = 0,
@@ -99,14 +101,14 @@ def bench_train(
     device: options.Device = None,
     settings: options.Settings = None,
     data: options.DataRoot = None,
-    batches: Annotated[int, typer.Option(min=1, help="Different batches in a sample.")] = 4,
+    batches: Annotated[int, typer.Option(min=1, help="Number of different batches in a sample.")] = 4,
     against: Against = "dense",
     rounds: Rounds = 10,
     json: options.Json = False,
 ) -> None:
     """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data.
 
-    A composed model's base is there too. "products allow": the speed that multiplications alone would give.
+    A composed model is measured beside its base too. "products allow" is the speed that multiplications alone give.
     """
     from phmctl.benchmarks.training import bench_training
 
@@ -124,7 +126,7 @@ def bench_rates(
     data: options.DataRoot = None,
     json: options.Json = False,
 ) -> None:
-    """Learning rates: of each map's factors, and how far one step of each moves the output, beside a dense weight's."""
+    """Learning rates of each map's factors, and how far a step of each moves the output, beside a dense weight."""
     from phmctl.benchmarks.rates import bench_rates, rates_table
 
     resolved = _recipe(recipe, n, algebra, device, settings)
@@ -143,20 +145,20 @@ def bench_decode(
     device: options.Device = None,
     settings: options.Settings = None,
     data: options.DataRoot = None,
-    split: Annotated[str, typer.Option(help="The split whose sentences are translated.")] = "test",
-    sentences: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1000,
-    rounds: Annotated[int, typer.Option(min=1, help="Samples of each candidate.")] = 5,
+    split: Annotated[str, typer.Option(help="Split whose sentences are translated.")] = "test",
+    sentences: Annotated[int, typer.Option(min=1, help="Number of sentences.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of samples of each candidate.")] = 5,
     against: Against = "dense",
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="Of a run: torch, onnx, ctranslate2 or ctranslate2:int8; repeatable, the first is 1."),
+        typer.Option(help="Engine of a run: torch, onnx, ctranslate2, ctranslate2:int8. Repeatable; the first is 1."),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Beam search against the dense twin, both by the dense copies that translate.
+    """Beam search against the dense twin; both translate by their dense copies.
 
-    A composed model's base is there too. "products allow": the speed that multiplications alone would give.
-    With --engine, RECIPE is a trained run, whose engines are measured side by side on its own text.
+    A composed model is measured beside its base too. "products allow" is the speed that multiplications alone give.
+    With --engine, RECIPE is a trained run; its engines are compared on its own text.
     """
     from phmctl.recipe.loading import expect
     from phmctl.recipe.schema import TranslationRecipe

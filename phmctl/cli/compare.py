@@ -11,28 +11,28 @@ from phmctl.cli.options import Json, RunsRoot
 Runs = Annotated[
     list[str] | None, typer.Argument(metavar="RUN", help="Runs, folders of runs, or tags.", show_default=False)
 ]
-OfRecipe = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="All runs of a recipe.")]
+OfRecipe = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Compare all runs of this recipe.")]
 Baseline = Annotated[
     str | None,
-    typer.Option(metavar="RUN|VARIANT", help="What the others are tested against (default: the dense model)."),
+    typer.Option(metavar="RUN|VARIANT", help="Run or variant to compare the others with (default: the dense model)."),
 ]
-Split = Annotated[str, typer.Option(help="test, valid, a test set by its name (test_NAME), or all (test sets).")]
+Split = Annotated[str, typer.Option(help="test, valid, test_NAME (a named test set) or all (test sets).")]
 OfCheckpoint = Annotated[
-    str | None, typer.Option("--checkpoint", help="Take results of this one only: best, last, average or step-N.")
+    str | None, typer.Option("--checkpoint", help="Use only results of this checkpoint: best, last, average or step-N.")
 ]
 BestOf = Annotated[
     str | None,
     typer.Option(
         "--best-of",
         metavar="KEY",
-        help="Take each model at the value of this recipe key that is best on valid, and print the trials.",
+        help="Compare each model at the value of this recipe key that is best on valid; print the trials.",
         show_default=False,
     ),
 ]
 Budget = Annotated[
     str | None,
     typer.Option(
-        help="parameters (without embeddings) or minutes: compare models only that spend what the baseline does.",
+        help="parameters (without embeddings) or minutes: compare only models that use as much as the baseline.",
         show_default=False,
     ),
 ]
@@ -55,16 +55,16 @@ def compare(
         str | None,
         typer.Option(
             metavar="TABLE",
-            help="A published table beside what was trained here: table1 to table5 (or 1 to 5), ceng501, ni.",
+            help="Print a published table beside our runs: table1 to table5 (or 1 to 5), ceng501, ni.",
             show_default=False,
         ),
     ] = None,
     runs_root: RunsRoot = None,
     json: Json = False,
 ) -> None:
-    """Compare runs over seeds, or with the published tables.
+    """Compare runs over seeds, or with a published table.
 
-    Means, tested differences, sizes, speeds, and what else differs.
+    Prints means, tested differences, sizes, speeds and other differences between the runs.
     """
     from phmctl.errors import UserError, check_known
 

@@ -13,7 +13,7 @@ def count_params(
         str | None,
         typer.Argument(
             metavar="RECIPE",
-            help="A recipe: a path or a shipped name. With --paper also a table alone: table1, 2, 4, 5, ni; or all.",
+            help="Recipe: a path or a shipped name; with --paper also a table: table1, 2, 4, 5, ni, or all.",
             autocompletion=options.complete_recipe,
         ),
     ] = None,
@@ -23,11 +23,11 @@ def count_params(
     algebra: Annotated[
         str | None, typer.Option(help="One algebra, or several to compare: phm,quaternion.", show_default=False)
     ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Put the published figures beside ours.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Print the published figures beside ours.")] = False,
     settings: options.Settings = None,
     json: options.Json = False,
 ) -> None:
-    """Count a recipe's parameters against its dense twin's, component by component, without allocating them."""
+    """Count a recipe's parameters by component, beside its dense twin's; nothing is allocated."""
     from phmctl.accounting.counting import count_parameters, parse_ns, split_list
     from phmctl.accounting.printing import print_count
 

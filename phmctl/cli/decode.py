@@ -19,47 +19,48 @@ if TYPE_CHECKING:
 
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")]
 Alpha = Annotated[float | None, typer.Option(help="Exponent of the length penalty. Default: the recipe's.")]
-BatchTokens = Annotated[int | None, typer.Option(help="Source tokens a batch, padding included.")]
+BatchTokens = Annotated[int | None, typer.Option(help="Number of source tokens in a batch, padding included.")]
 
 
 def decode(
     run: ModelArgument,
     input_: Annotated[
-        Path | None, typer.Option("--input", help="Text file, one sentence a line (default: stdin).")
+        Path | None, typer.Option("--input", help="Text file with one sentence in each line (default: stdin).")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Append the answers to this file as they come (default: stdout).")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an --output that was stopped; begin it if it is not there.")
+        bool, typer.Option("--resume", help="Continue an incomplete --output; begin it if there is none.")
     ] = False,
-    split: Annotated[str | None, typer.Option(help="Take this split of the run's own text: test or valid.")] = None,
+    split: Annotated[str | None, typer.Option(help="Decode this split of the run's own text: test or valid.")] = None,
     checkpoint: Checkpoint = "auto",
     beam: Beam = None,
     alpha: Alpha = None,
     n_best: Annotated[
-        int | None, typer.Option(help="Print so many a line: line number, rank, score, text, with tabs between.", min=1)
+        int | None,
+        typer.Option(help="Number of hypotheses to print for each line: its number, rank, score, text.", min=1),
     ] = None,
     batch_tokens: BatchTokens = None,
     execution: Execution = None,
     precision: Precision = None,
     engine: Engine = None,
     quantize: Quantize = None,
-    window: Annotated[int, typer.Option(help="Lines a worker that are answered together, at most.", min=1)] = 1024,
+    window: Annotated[int, typer.Option(help="Largest number of lines that a worker answers together.", min=1)] = 1024,
     pause: Annotated[
-        float, typer.Option(help="Seconds without a new line after which those that have come are answered.", min=0)
+        float, typer.Option(help="Seconds without a new line after which waiting lines are answered.", min=0)
     ] = 0.05,
     device: Device = None,
     threads: Threads = 0,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes that translate side by side; the threads are divided among them.")
+        int, typer.Option(min=1, help="Number of processes that answer at once; they share the threads.")
     ] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line of input, as they come.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each line of input.")] = False,
 ) -> None:
-    """Translate or label text: one line out for each line in, in order, as they come.
+    """Translate or label text: one line out for each line in, in order.
 
-    --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are a translator's.
+    --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are for translators.
     """
     from phmctl.devices import set_threads
     from phmctl.errors import UserError

@@ -14,23 +14,21 @@ def distil(
     n: options.N = None,
     algebra: options.Algebra = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the student.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps of the student.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of optimiser steps of the student.")] = None,
     settings: options.Settings = None,
     start: Annotated[
         str, typer.Option(help="nearest: begin with the Kronecker sums nearest to the teacher's weights; or random.")
     ] = "nearest",
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam of the teacher's search (default: its recipe's).")
-    ] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam size of the teacher (default: its recipe's).")] = None,
     references: Annotated[
         bool, typer.Option("--references/--no-references", help="Train on the references too.")
     ] = True,
     data: options.DataRoot = None,
     runs: options.RunsRoot = None,
-    tag: Annotated[str | None, typer.Option(help="A name for the student's run.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Name of the student's run.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Train a small model on what a trained one answers; the student's run directory is printed at the end.
+    """Train a small model on a trained model's answers; print the student's run directory at the end.
 
     A translator translates its training text by beam search, once for all its students; a classifier's probabilities
     are learned beside the labels.

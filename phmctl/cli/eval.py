@@ -52,14 +52,14 @@ def evaluate(
     list_: own.List = False,
     json: Json = False,
 ) -> None:
-    """Score a split of the run's own text: a translator's by BLEU, chrF and TER, a classifier's by accuracy.
+    """Score a run on a split of its text: translators by BLEU, chrF and TER, classifiers by accuracy.
 
-    What must be decoded for it is kept. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
-    and --reference are a translator's.
+    Translations are kept in the run. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
+    and --reference are for translators.
 
-    Several runs, or several values (--beam 1,4 --checkpoint best,average), are scored each by itself.
+    Several runs or values (--beam 1,4 --checkpoint best,average) are scored one by one.
 
-    --probing trains a probe for each probing task that is prepared in --data, each once: its answers are kept there.
+    --probing trains a probe for each probing task prepared in --data, each once: its answers are kept there.
     """
     if not probing and source is None:
         split = _splits(names, every, split)

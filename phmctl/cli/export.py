@@ -18,18 +18,18 @@ def export(
         typer.Option(help="CTranslate2's type: float32, int8, int8_float32, bfloat16, …  [default: float32]"),
     ] = None,
     form: Annotated[
-        str | None, typer.Option(help="Of safetensors: dense, or both (with the PHM form).  [default: both]")
+        str | None, typer.Option(help="Tensors of safetensors: dense, or both (and the PHM form).  [default: both]")
     ] = None,
     texts: Annotated[
-        int | None, typer.Option(help="Compare on so many of the run's validation texts (default: all).", min=1)
+        int | None, typer.Option(help="Number of validation texts to compare (default: all).", min=1)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export that stands in the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export in the folder.")] = False,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
     """Export a run's model with its tokenizer, settings and model card; decode and eval take the folder as a run.
 
-    The export is verified against the run on the run's own validation text.
+    The export is compared with the run on the run's validation text.
     """
     from phmctl.console import emit_json
     from phmctl.devices import set_threads

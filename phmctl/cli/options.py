@@ -51,38 +51,36 @@ def complete_card(incomplete: str) -> list[str]:
 
 
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe: a path or a shipped name.", autocompletion=complete_recipe)
+    str, typer.Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.", autocompletion=complete_recipe)
 ]
 OptionalRecipe = Annotated[
     str | None,
-    typer.Argument(metavar="RECIPE", help="A recipe: a path or a shipped name.", autocompletion=complete_recipe),
+    typer.Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.", autocompletion=complete_recipe),
 ]
 ModelArgument = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A run directory, a folder of versions (the newest is taken) or an export."),
+    typer.Argument(metavar="RUN", help="Run, folder of versions (its newest run is used) or export."),
 ]
 Engine = Annotated[
-    str | None, typer.Option(help="torch, ctranslate2 or onnx: an export is made of the run, once, and kept in it.")
+    str | None, typer.Option(help="torch, ctranslate2 or onnx; the run is exported once and keeps the export.")
 ]
-Quantize = Annotated[str | None, typer.Option(help="Of --engine ctranslate2: float32, int8, int8_float32, bfloat16, …")]
+Quantize = Annotated[str | None, typer.Option(help="Type of --engine ctranslate2: float32, int8, bfloat16, …")]
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory, or a folder of versions (the newest is taken).")
+    Path, typer.Argument(metavar="RUN", help="Run, or folder of versions (its newest run is used).")
 ]
-N = Annotated[int | None, typer.Option("--n", help="The PHM hyperparameter: about 1/n of the parameters; 1 is real.")]
+N = Annotated[int | None, typer.Option("--n", help="Kronecker products: about 1/n of the parameters; 1 is dense.")]
 Algebra = Annotated[
     str | None,
     typer.Option(
-        help="real, complex, quaternion, octonion, sedenion or phm (a learned rule); beside them low-rank, monarch."
+        help="real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch."
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Execution = Annotated[
     str | None,
-    typer.Option(help="How PHM maps are applied: dense (auto), or rank, where they hold factors."),
+    typer.Option(help="How PHM maps are applied: dense (also auto), or rank if they hold factors."),
 ]
-Precision = Annotated[
-    str | None, typer.Option(help="Translation: float32, or bfloat16, in which weights are then kept.")
-]
+Precision = Annotated[str | None, typer.Option(help="Translation: compute in float32 or bfloat16.")]
 
 
 Settings = Annotated[
@@ -122,4 +120,4 @@ Checkpoint = Annotated[
     str, typer.Option(help="best, last, average or step-N; auto: the average if the recipe asks for one, else best.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves torch's own choice.")]
+Threads = Annotated[int, typer.Option(min=0, help="Number of CPU threads; 0 leaves torch's own choice.")]

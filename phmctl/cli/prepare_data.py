@@ -83,10 +83,10 @@ def prepare_data(
     extra_split: own.ExtraSplit = None,
     vectors: own.Vectors = None,
     data: DataRoot = None,
-    workers: Annotated[int, typer.Option(min=1, help="Threads of the tokenizer.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of tokenizer threads.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Prepare anew even if nothing has changed.")] = False,
     refetch: Annotated[bool, typer.Option("--refetch", help="Download the card's files again.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Show the dataset cards, or that of NAME.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the dataset cards, or show that of NAME.")] = False,
     json: Json = False,
 ) -> None:
     """Clean and tokenize a corpus, once for all runs that use it."""

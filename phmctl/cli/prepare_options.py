@@ -11,7 +11,7 @@ Name = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="A dataset card, or a name for your own files.",
+        help="Name of a dataset card, or a name for your own corpus.",
         autocompletion=complete_card,
         show_default=False,
     ),
@@ -19,17 +19,17 @@ Name = Annotated[
 Source = Annotated[Path | None, typer.Option(help="Folder with the card's files; without it they are downloaded.")]
 Recipe = Annotated[
     str | None,
-    typer.Option(help="Take the settings below from this recipe, not from the card.", autocompletion=complete_recipe),
+    typer.Option(help="Read tokenizer, vocabulary and lengths from this recipe.", autocompletion=complete_recipe),
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="bpe or word.")]
-Vocabulary = Annotated[int | None, typer.Option(help="Token types, a side if separate.")]
+Vocabulary = Annotated[int | None, typer.Option(help="Number of token types; of each side with --separate.")]
 VocabularyOf = Annotated[
-    Path | None, typer.Option(metavar="RUN", help="Take the vocabulary of a run, or of a prepared folder.")
+    Path | None, typer.Option(metavar="RUN", help="Use the vocabulary of a run or of a prepared folder.")
 ]
 Joint = Annotated[
-    bool | None, typer.Option("--joint/--separate", help="Translation: one vocabulary for both sides, or one each.")
+    bool | None, typer.Option("--joint/--separate", help="Translation: one vocabulary for both sides, or one for each.")
 ]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest text kept in train, in tokens of the text itself.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Length of the longest text kept in train, in tokens.")]
 Train = Annotated[
     list[str] | None,
     typer.Option(metavar="SRC TGT", help="Your own training files, or one table of both sides. Repeatable."),
@@ -43,42 +43,44 @@ Table = Annotated[
     list[str] | None,
     typer.Option(metavar="SPLIT=FILE", help="Your own labelled text: TSV, CSV or JSON lines. Repeatable."),
 ]
-Text = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Where tables have the text; twice for pairs.")]
-Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="Where tables have the label.")]
+Text = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")
+]
+Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the label in --table files.")]
 Quoting = Annotated[
     bool | None,
-    typer.Option("--quoting/--no-quoting", help="Whether cells may stand in quotes (default: in CSV only)."),
+    typer.Option("--quoting/--no-quoting", help="Whether table cells may be quoted (default: only in CSV)."),
 ]
 Header = Annotated[
     bool | None,
-    typer.Option("--header/--no-header", help="Without a header, columns are numbers, counted from 0."),
+    typer.Option("--header/--no-header", help="Whether tables have a header; without one, columns are numbers from 0."),
 ]
 Columns = Annotated[
     str | None,
-    typer.Option(
-        metavar="SRC,TGT", help="Where --train FILE and the like have both sides: names, or numbers counted from 0."
-    ),
+    typer.Option(metavar="SRC,TGT", help="Columns of source and target in a table: names, or numbers from 0."),
 ]
 Extra = Annotated[
     list[str] | None,
-    typer.Option(metavar="COLUMN", help="Whole numbers of tables by which scores are broken down. Repeatable."),
+    typer.Option(metavar="COLUMN", help="Column of whole numbers; eval prints scores for each value. Repeatable."),
 ]
 Lowercase = Annotated[
-    bool | None, typer.Option("--lowercase/--no-lowercase", help="Lower-case what is tokenized (default: the card's).")
+    bool | None,
+    typer.Option("--lowercase/--no-lowercase", help="Lower-case the text to tokenize (default: the card's)."),
 ]
 Normalise = Annotated[
-    bool | None, typer.Option("--normalise/--no-normalise", help="Unicode NFC, and blanks of all kinds to one.")
+    bool | None,
+    typer.Option("--normalise/--no-normalise", help="Apply Unicode NFC; replace blanks of all kinds by one."),
 ]
-Entities = Annotated[str | None, typer.Option(help="decode: Moses' &apos; and the like become characters; or keep.")]
+Entities = Annotated[str | None, typer.Option(help="decode: turn Moses' &apos; and the like into characters; or keep.")]
 MaxRatio = Annotated[
-    float | None, typer.Option(help="Of the longer to the shorter text in tokens, in train; 0 keeps all.")
+    float | None, typer.Option(help="Largest ratio of the lengths of a train pair in tokens; 0 keeps all.")
 ]
 MinCount = Annotated[
-    int | None, typer.Option(min=1, help="Occurrences that a word, or a BPE pair, wants to be learned.")
+    int | None, typer.Option(min=1, help="Least number of occurrences of a word, or of a pair that BPE joins.")
 ]
 ExtraSplit = Annotated[
     list[str] | None,
-    typer.Option(metavar="SPLIT=DIR", help="Files of a split that a card borrows from another. Repeatable."),
+    typer.Option(metavar="SPLIT=DIR", help="Folder with a split that the card borrows from another card. Repeatable."),
 ]
 Vectors = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Word vectors for labelled text, in GloVe's text format.")

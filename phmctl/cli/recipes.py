@@ -10,11 +10,11 @@ from phmctl.cli.options import Json, complete_recipe
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", help="Show this one, with its comments.", autocompletion=complete_recipe),
+        typer.Argument(metavar="RECIPE", help="Recipe to print, with its comments.", autocompletion=complete_recipe),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the shipped recipes, or show one as it is written."""
+    """List the shipped recipes, or print one with its comments."""
     from phmctl.console import emit, emit_json, print_table
     from phmctl.recipe.listing import describe_recipe, list_recipes
 

@@ -11,7 +11,7 @@ from phmctl.cli.options import Json, RunsRoot
 
 def report(
     runs: Runs = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
     recipe: OfRecipe = None,
     baseline: Baseline = None,
     split: Split = "test",
@@ -22,7 +22,7 @@ def report(
 ) -> None:
     """Write one HTML page about runs and the rules they learned.
 
-    Scores, curves, parameters, samples, rules, and what differs. Its path is printed. It needs phmctl[report].
+    The page has scores, curves, parameters, samples, rules and differences; its path is printed. Needs phmctl[report].
     """
     from phmctl.console import emit, emit_json
     from phmctl.reports.report import write_report

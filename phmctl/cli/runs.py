@@ -15,7 +15,7 @@ def runs(
     root: RunsRoot = None,
     json: Json = False,
 ) -> None:
-    """List runs: what was changed of the recipe, seed, steps, state, best score, parameters, minutes."""
+    """List runs: changed keys, seed, steps, state, best score, parameters, minutes."""
     from phmctl.console import emit_json, note
     from phmctl.runs.find import runs_root
     from phmctl.runs.show import remarks, run_tables

@@ -12,7 +12,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one, which is printed.", min=0, max=65535)] = 8000,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A further name that requests may call. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Further host name that requests may use. Repeatable.")
     ] = None,
     checkpoint: Checkpoint = "auto",
     engine: Engine = None,
@@ -20,27 +20,27 @@ def serve(
     precision: Precision = None,
     device: Device = None,
     threads: Threads = 0,
-    workers: Annotated[int, typer.Option(help="Batches answered at a time.", min=1, max=64)] = 1,
-    max_batch: Annotated[int, typer.Option(help="Texts of a batch.", min=1)] = 64,
-    max_batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch.", min=1)] = 2048,
+    workers: Annotated[int, typer.Option(help="Number of batches answered at once.", min=1, max=64)] = 1,
+    max_batch: Annotated[int, typer.Option(help="Largest number of texts in a batch.", min=1)] = 64,
+    max_batch_tokens: Annotated[int, typer.Option(help="Largest number of tokens in a batch.", min=1)] = 2048,
     max_wait: Annotated[
         float, typer.Option(help="Milliseconds that a batch waits to be as large as the one before.", min=0, max=1000)
     ] = 5.0,
-    max_queue: Annotated[int, typer.Option(help="Texts that may wait; beyond them the answer is 503.", min=1)] = 1024,
-    max_texts: Annotated[int, typer.Option(help="Texts of a request.", min=1)] = 128,
-    max_characters: Annotated[int, typer.Option(help="Characters of a text.", min=1)] = 10_000,
-    max_body: Annotated[int, typer.Option(help="Bytes of a request's body.", min=1)] = 1 << 20,
-    max_beam: Annotated[int, typer.Option(help="Widest beam that a request may ask for.", min=1)] = 16,
-    max_connections: Annotated[int, typer.Option(help="Connections open at a time.", min=1)] = 256,
+    max_queue: Annotated[int, typer.Option(help="Largest number of waiting texts; more get 503.", min=1)] = 1024,
+    max_texts: Annotated[int, typer.Option(help="Largest number of texts in a request.", min=1)] = 128,
+    max_characters: Annotated[int, typer.Option(help="Largest number of characters in a text.", min=1)] = 10_000,
+    max_body: Annotated[int, typer.Option(help="Largest number of bytes in a request's body.", min=1)] = 1 << 20,
+    max_beam: Annotated[int, typer.Option(help="Largest beam that a request may ask for.", min=1)] = 16,
+    max_connections: Annotated[int, typer.Option(help="Largest number of open connections.", min=1)] = 256,
     cut: Annotated[
         bool, typer.Option("--cut", help="Answer the beginning of a text longer than the model knows, instead of 413.")
     ] = False,
-    grace: Annotated[float, typer.Option(help="Seconds for what waits, when the server is stopped.", min=0)] = 30.0,
+    grace: Annotated[float, typer.Option(help="Seconds for waiting texts when the server stops.", min=0)] = 30.0,
     json: Json = False,
 ) -> None:
     """Answer over HTTP: /translate and /score, or /classify; /health; and a page to type into.
 
-    Prints the address. Ctrl-C or SIGTERM answers what waits, then stops (exit code 130 or 143).
+    Prints the address. On Ctrl-C or SIGTERM it answers waiting texts, then stops (exit code 130 or 143).
     """
     from phmctl.extras import require
 

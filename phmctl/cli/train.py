@@ -40,15 +40,15 @@ _Execution = Annotated[
 ]
 _Init = Annotated[
     str | None,
-    typer.Option("--init", metavar="RUN", help="Begin with this run's tensors of the same name and shape."),
+    typer.Option("--init", metavar="RUN", help="Copy tensors of the same name and shape from this run."),
 ]
 _Resume = Annotated[
     str | None,
     typer.Option(
         "--resume",
         metavar="[RUN|auto]",
-        help="Continue a run (RECIPE may be left out then); without a value the newest that RECIPE would continue; "
-        "auto: start one where there is none.",
+        help="Continue RUN (RECIPE may be left out); without a value, the newest run of RECIPE; "
+        "auto: start one if there is none.",
     ),
 ]
 
@@ -56,12 +56,12 @@ _Resume = Annotated[
 def train(
     recipe: options.OptionalRecipe = None,
     n: Annotated[
-        str | None, typer.Option("--n", help="The PHM hyperparameter: about 1/n of the parameters; 1 is real.")
+        str | None, typer.Option("--n", help="Kronecker products: about 1/n of the parameters; 1 is dense.")
     ] = None,
     algebra: options.Algebra = None,
     seed: Annotated[str | None, typer.Option(help="Seed of initialisation, dropout and batch order.")] = None,
     device: options.Device = None,
-    steps: Annotated[str | None, typer.Option(help="Optimiser steps.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Number of optimiser steps.")] = None,
     execution: _Execution = None,
     init: _Init = None,
     settings: options.Settings = None,
@@ -69,27 +69,27 @@ def train(
     runs: options.RunsRoot = None,
     resume: _Resume = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="With --resume, where to continue from: last (default), best or step-N.")
+        str | None, typer.Option(help="With --resume: checkpoint to continue from: last (default), best or step-N.")
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(help="A name for the new run, which `phmctl runs` shows and other commands take.")
+        str | None, typer.Option(help="Name of the new run; commands accept it in place of a folder.")
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Train in so many processes on this machine; torchrun starts them on several.")
+        int, typer.Option(min=1, help="Number of processes on this machine; torchrun starts them on several.")
     ] = 1,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Of a sweep, cells at once; the threads are divided among them.")
+        int | None, typer.Option(min=1, help="Number of trainings of a sweep that run at once; they share the threads.")
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="Print one command a cell, for a scheduler's job array; train nothing.")
+        bool, typer.Option("--list", help="Print one command for each training, for a job array; train nothing.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show recipe and parameters; train nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print recipe and parameters; train nothing.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Train a recipe's model on its prepared data; the run directory is printed at the end.
+    """Train a recipe's model on its prepared data; print the run directory at the end.
 
-    Several values make a sweep of all their cells: --n 1,4 --seed 1,2,3 --set model.dropout=0.1,0.3. Finished cells are
-    left alone, stopped ones go on. Quotes keep a comma in a value: --set 'description="one, two"'.
+    Several values train every combination: --n 1,4 --seed 1,2,3 --set model.dropout=0.1,0.3. Finished trainings are
+    skipped, stopped ones continue. Quotes keep a comma in a value: --set 'description="one, two"'.
     """
     if checkpoint is not None and resume is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")

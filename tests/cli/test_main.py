@@ -46,7 +46,7 @@ def test_summaries_are_whole_and_have_no_marks(tmp_path: Path) -> None:
         shown = " ".join(phmctl(*command, "--help", cwd=tmp_path).stdout.split("Commands:")[1].split())
         assert "..." not in shown
         assert "`" not in shown
-    assert "decode Beam search against the dense twin, both by the dense copies that translate." in shown
+    assert "decode Beam search against the dense twin; both translate by their dense copies." in shown
 
 
 @pytest.mark.parametrize(
