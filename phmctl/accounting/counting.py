@@ -89,7 +89,7 @@ def parse_ns(text: str | None) -> list[int]:
     parts = split_list(text)
     wrong = [part for part in parts if not part.isdecimal() or int(part) < 1]
     if wrong:
-        raise UserError(f"--n {text}: {wrong[0]!r} is not a positive whole number; want for example --n 1,2,4,8,16")
+        raise UserError(f"--n {text}: {wrong[0]!r} is not a positive whole number; write for example --n 1,2,4,8,16")
     return [int(part) for part in parts]
 
 

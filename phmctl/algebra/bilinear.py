@@ -122,7 +122,7 @@ def decompose(
             factors = Factors(*(part.to(rule) for part in _scaled(found, scale)))
             return Decomposition(factors, _residual(target, *found).norm().item() / n**1.5, terms - generic_rank(n))
     raise RankError(
-        f"no decomposition of rank {ranks[-1]} was found in {STARTS} starts; this rule of order n = {n} wants a higher"
+        f"no decomposition of rank {ranks[-1]} was found in {STARTS} starts; this rule of order n = {n} needs a higher"
         f" rank (the generic rank is {generic_rank(n)})"
     )
 

@@ -65,7 +65,7 @@ def bench_layer(
         check_known("execution", execution, ("dense", "rank"))
     if "rank" in executions and (algebra, parametrization) == (LEARNED, RULE):
         raise UserError(
-            "execution 'rank' wants the factors of a learned rule: give a rank, or parametrization 'factors'"
+            "execution 'rank' needs the factors of a learned rule: give a rank, or parametrization 'factors'"
         )
     factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}
     options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}

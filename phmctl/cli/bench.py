@@ -199,4 +199,4 @@ def _integers(option: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise UserError(f"{option} {text}: want whole numbers separated by commas, for example {option} 4,8") from error
+        raise UserError(f"{option} {text}: expected whole numbers, as in {option} 4,8") from error

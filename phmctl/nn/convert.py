@@ -182,10 +182,10 @@ def convert(
     check_known("algebra", algebra, ALGEBRAS)
     order = FIXED_DIMENSION.get(algebra) if n is None else n
     if not isinstance(order, int) or isinstance(order, bool):
-        raise UserError(f"convert wants n, a whole number, or a fixed algebra that implies it; n is {n!r}")
+        raise UserError(f"convert needs n, a whole number, or a fixed algebra that implies it; n is {n!r}")
     Kronecker(order, algebra=algebra)
     if order == 1:
-        raise UserError("n = 1 is the dense layer, which the model has; convert wants n of at least 2")
+        raise UserError("n = 1 is the dense layer, which the model has; convert needs n of at least 2")
     model = model if inplace else copy.deepcopy(model)
     chosen = [(name, module) for name, module in _candidates(model) if _selected(name, module, select)]
     if not chosen:

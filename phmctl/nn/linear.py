@@ -228,7 +228,7 @@ class PHMLinear(KroneckerWeight):
         self.initialization = initialization
         self.splits = splits
         if execution == RANK and self.factors is None:
-            raise RankError(f"execution 'rank' wants the factors of the rule; {_wants_factors(self)}")
+            raise RankError(f"execution 'rank' needs the factors of the rule; {_wants_factors(self)}")
         if execution is None:
             pays = self.holds_factors and len(self.V) <= 0.4 * n**2 and min(in_features, out_features) >= 512
             execution = RANK if pays else DENSE
@@ -263,7 +263,7 @@ class PHMLinear(KroneckerWeight):
             return F.linear(x, self.weight, self.bias)
         factors = self.factors
         if factors is None:
-            raise RankError(f"execution {self.execution!r} wants the factors of the rule; {_wants_factors(self)}")
+            raise RankError(f"execution {self.execution!r} needs the factors of the rule; {_wants_factors(self)}")
         return rank_linear(x, block_sums(factors.W, self.S), factors.U, factors.V, self.bias)
 
     @classmethod

@@ -27,7 +27,7 @@ def tune(model: nn.Module, tokens: int = 4096) -> dict[str, str]:
         UserError: there is no token.
     """
     if tokens < 1:
-        raise UserError(f"tune wants tokens of at least 1, not {tokens}")
+        raise UserError(f"tune needs tokens of at least 1, not {tokens}")
     fastest: dict[tuple[object, ...], str] = {}
     chosen = {}
     for name, layer in model.named_modules():
@@ -56,7 +56,7 @@ def set_executions(model: nn.Module, executions: Mapping[str, str]) -> None:
         if not isinstance(layer, PHMLinear):
             raise UserError(f"the model has no PHM map {name!r} to set an execution of")
         if execution == RANK and layer.factors is None:
-            raise RankError(f"{name} holds no factors, which execution 'rank' wants")
+            raise RankError(f"{name} holds no factors, which execution 'rank' needs")
         layer.execution = execution
 
 

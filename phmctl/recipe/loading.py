@@ -76,7 +76,7 @@ def number(option: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise RecipeError(f"{option} {text}: want a number") from None
+        raise RecipeError(f"{option} {text}: expected a number") from None
 
 
 def override(options: Iterable[tuple[str, str]]) -> list[Override]:
@@ -280,7 +280,7 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def _parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise RecipeError(f"--set {text}: want key.path=value, for example --set training.steps=200")
+        raise RecipeError(f"--set {text}: expected key.path=value, for example --set training.steps=200")
     try:
         return Override(key.strip(), parse_value(value), f"--set {text}")
     except yaml.YAMLError as error:

@@ -36,7 +36,7 @@ class LinearSection(Section):
         object.__setattr__(self, "n", implied)  # frozen; a recipe that leaves n out equals one that gives it
         if self.algebra in WITH_N and self.n < 2:
             raise ValueError(
-                f"algebra {self.algebra!r} wants n of at least 2: set n, or take algebra 'real', which is n = 1"
+                f"algebra {self.algebra!r} needs n of at least 2: set n, or take algebra 'real', which is n = 1"
             )
         check_divides(implied, **self._widths())
         return self
@@ -44,15 +44,15 @@ class LinearSection(Section):
     @model_validator(mode="after")
     def _fit_execution(self) -> Self:
         if self.parametrization == "factors" and self.algebra != "phm":
-            raise ValueError(f"parametrization 'factors' wants algebra 'phm'; {self.algebra!r} has no learned rule")
+            raise ValueError(f"parametrization 'factors' needs algebra 'phm'; {self.algebra!r} has no learned rule")
         if self.rank is not None and self.parametrization != "factors" and self.algebra != LOW_RANK:
-            raise ValueError("rank wants parametrization: factors, or algebra: low-rank")
+            raise ValueError("rank needs parametrization: factors, or algebra: low-rank")
         if (
             self.execution == "rank"
             and self.parametrization != "factors"
             and self.algebra not in ("complex", "quaternion")
         ):
-            raise ValueError("execution 'rank' wants parametrization: factors, or algebra complex or quaternion")
+            raise ValueError("execution 'rank' needs parametrization: factors, or algebra complex or quaternion")
         return self
 
     @model_validator(mode="after")
@@ -62,7 +62,7 @@ class LinearSection(Section):
         if not self.takes_two_factors:
             raise ValueError(f"algebra {self.algebra!r} is for Transformers")
         if self.algebra == LOW_RANK and self.rank is None:
-            raise ValueError("algebra 'low-rank' wants a rank: set model.rank")
+            raise ValueError("algebra 'low-rank' needs a rank: set model.rank")
         for key in ("execution", "rules"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} is about hypercomplex maps; leave it out with algebra {self.algebra!r}")
@@ -135,14 +135,14 @@ class StackSection(LinearSection):
     @model_validator(mode="after")
     def _fit_composition(self) -> Self:
         if self.composes and self.composition_maps == "algebra" and self.algebra in TWO_FACTORS:
-            raise ValueError(f"compositions of algebra {self.algebra!r} want composition_maps: dense")
+            raise ValueError(f"compositions of algebra {self.algebra!r} need composition_maps: dense")
         if not self.composes and self.composition_maps == "dense":
-            raise ValueError("composition_maps: dense wants compose_layers or compose_heads")
+            raise ValueError("composition_maps: dense needs compose_layers or compose_heads")
         if "bilinear" not in (self.compose_layers, self.compose_heads):
             if self.composition_rank is not None:
-                raise ValueError("composition_rank wants compose_layers or compose_heads: bilinear")
+                raise ValueError("composition_rank needs compose_layers or compose_heads: bilinear")
             if not self.first_order:
-                raise ValueError("first_order: false wants compose_layers or compose_heads: bilinear")
+                raise ValueError("first_order: false needs compose_layers or compose_heads: bilinear")
         if self.compose_layers != "none":
             for key, layers in self.composed_stacks.items():
                 self._check_parts("compose_layers", self.compose_layers, key, layers)
@@ -157,16 +157,16 @@ class StackSection(LinearSection):
         kinds = {self.compose_layers, self.compose_heads} - {"none"}
         learned = self.composition_maps == "algebra" and self.algebra == "phm" and self.n > 1
         if not kinds or kinds - {"linear", "bilinear"}:
-            raise ValueError("composition_start: base wants compositions that can be it: linear or bilinear")
+            raise ValueError("composition_start: base needs compositions that can be it: linear or bilinear")
         if "bilinear" in kinds and (self.pooling_rank != self.width or not self.first_order):
-            raise ValueError(f"composition_start: base wants first_order, and composition_rank = width = {self.width}")
+            raise ValueError(f"composition_start: base needs first_order, and composition_rank = width = {self.width}")
         if self.compose_heads == "bilinear" and self.composition_maps == "dense" and self.algebra != "real":
             raise ValueError(
-                f"composition_start: base wants composition_maps: algebra over the heads of a {self.algebra} model, "
+                f"composition_start: base needs composition_maps: algebra over the heads of a {self.algebra} model, "
                 "whose output maps are not dense"
             )
         if learned and (self.rules, self.parametrization) != ("separate", "rule"):
-            raise ValueError("composition_start: base wants rules: separate and parametrization: rule")
+            raise ValueError("composition_start: base needs rules: separate and parametrization: rule")
 
     def _check_parts(self, key: str, kind: str, counted: str, parts: int) -> None:
         """Refuse a composition of what is one thing, and a tree of parts that do not pair up."""
@@ -256,9 +256,9 @@ class TransformerSection(StackSection):
         if self.algebra in TWO_FACTORS and "phm" in (self.embeddings, self.generator):
             raise ValueError(f"embeddings and generator are dense, or tied, with algebra {self.algebra!r}")
         if self.generator == "tied" and self.generator_bias:
-            raise ValueError("generator_bias wants generator: dense or phm")
+            raise ValueError("generator_bias needs generator: dense or phm")
         if self.compose_in != "both" and not self.composes:
-            raise ValueError(f"compose_in = {self.compose_in!r} wants compose_layers or compose_heads")
+            raise ValueError(f"compose_in = {self.compose_in!r} needs compose_layers or compose_heads")
         return self
 
     @property

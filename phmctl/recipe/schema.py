@@ -254,7 +254,7 @@ class TranslationRecipe(Recipe):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.model.share_embeddings and not self.data.joint:
-            raise ValueError("model.share_embeddings wants data.joint: true")
+            raise ValueError("model.share_embeddings needs data.joint: true")
         if self.data.max_tokens + 2 > self.training.batch_tokens:
             raise ValueError(
                 f"training.batch_tokens = {self.training.batch_tokens} holds no sentence of data.max_tokens = "

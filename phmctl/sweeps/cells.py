@@ -91,7 +91,7 @@ def setting_axes(settings: Sequence[str]) -> list[Axis]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
-            raise RecipeError(f"--set {setting}: want key.path=value, for example --set training.steps=200")
+            raise RecipeError(f"--set {setting}: expected key.path=value, for example --set training.steps=200")
         found += axis(key.strip(), value, "--set")
     return found
 

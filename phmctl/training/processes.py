@@ -48,10 +48,10 @@ class Processes:
         if device.type == "cpu" or not self.many:
             return device
         if ":" in name:
-            raise RecipeError(f"training.device = {name} is one device, and {self.count} processes want one each: cuda")
+            raise RecipeError(f"training.device = {name} is one device, and {self.count} processes need one each: cuda")
         if here > torch.cuda.device_count():
             raise RecipeError(
-                f"{here} processes on this machine want a device each, and it has {torch.cuda.device_count()}; "
+                f"{here} processes on this machine need a device each, and it has {torch.cuda.device_count()}; "
                 "start fewer, or set training.device=cpu"
             )
         torch.cuda.set_device(self._world.local_rank)

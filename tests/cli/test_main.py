@@ -60,7 +60,7 @@ def test_summaries_are_whole_and_have_no_marks(tmp_path: Path) -> None:
         (["prepare-data", "multi30k-de-en", "--source", "nowhere"], "nowhere"),
         (["count-params", "miniature", "--algebra", "quaternions"], "did you mean 'quaternion'"),
         (["count-params", "table8", "--paper"], "tables: table1, "),
-        (["count-params"], "wants a RECIPE, or --paper"),
+        (["count-params"], "needs a RECIPE, or --paper"),
         (["decode", "no-such-run"], "no-such-run"),
         (["train", "miniature", "--run", "x"], "train has no --run: --resume RUN"),
         (["train", "x" * 300], "so long a name"),

@@ -153,12 +153,12 @@ def test_the_run_folder_tells_them_apart() -> None:
         ({"compose_layers": "hierarchical", "encoder_layers": 3}, "encoder_layers = 3 will not do, 2 or 4 will"),
         ({"compose_heads": "hierarchical", "width": 24, "heads": 3}, "heads = 3 will not do, 2 or 4 will"),
         ({"compose_heads": "hierarchical", "width": 36, "heads": 9}, "heads = 9 will not do, 6 or 12 will"),
-        ({"composition_maps": "dense"}, "composition_maps: dense wants compose_layers or compose_heads"),
+        ({"composition_maps": "dense"}, "composition_maps: dense needs compose_layers or compose_heads"),
         ({"compose_heads": "bilinear", "composition_rank": 6, "algebra": "phm", "n": 4}, "composition_rank = 6"),
         ({"compose_heads": "hierarchical", "algebra": "phm", "n": 16}, "head width = 8"),
-        ({"composition_rank": 8}, "composition_rank wants compose_layers or compose_heads: bilinear"),
-        ({"compose_layers": "linear", "first_order": False}, "first_order: false wants"),
-        ({"compose_in": "encoder"}, "wants compose_layers or compose_heads"),
+        ({"composition_rank": 8}, "composition_rank needs compose_layers or compose_heads: bilinear"),
+        ({"compose_layers": "linear", "first_order": False}, "first_order: false needs"),
+        ({"compose_in": "encoder"}, "needs compose_layers or compose_heads"),
     ],
 )
 def test_what_does_not_fit(changes: dict[str, Any], words: str) -> None:

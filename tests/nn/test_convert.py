@@ -177,7 +177,7 @@ def test_half_of_what_is_tied_is_left() -> None:
 def test_mistakes() -> None:
     with pytest.raises(UserError, match="no module is selected"):
         phmctl.convert(Net(), 4, select="encoder.*")
-    with pytest.raises(UserError, match="wants n"):
+    with pytest.raises(UserError, match="needs n"):
         phmctl.convert(Net())
 
 

@@ -108,15 +108,15 @@ def test_a_translator_of_them_equals_its_dense_form(projections: str, choice: di
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("miniature", ["model.algebra=low-rank"], "wants a rank: set model.rank"),
-        ("miniature", ["model.algebra=monarch"], "'monarch' wants n of at least 2"),
+        ("miniature", ["model.algebra=low-rank"], "set model.rank"),
+        ("miniature", ["model.algebra=monarch"], "'monarch' needs n of at least 2"),
         ("miniature", ["model.algebra=monarch", "model.n=5"], "n = 5 does not divide width"),
         ("miniature", ["model.algebra=low-rank", "model.rank=4", "model.n=2"], "has n = 1, not 2"),
-        ("miniature", ["model.algebra=monarch", "model.n=2", "model.rank=4"], "rank wants parametrization: factors"),
+        ("miniature", ["model.algebra=monarch", "model.n=2", "model.rank=4"], "rank needs parametrization: factors"),
         (
             "miniature",
             ["model.algebra=monarch", "model.n=2", "model.execution=rank"],
-            "execution 'rank' wants parametrization: factors",
+            "execution 'rank' needs parametrization: factors",
         ),
         ("miniature", ["model.algebra=monarch", "model.n=2", "model.rules=model"], "rules is about hypercomplex maps"),
         ("miniature", ["model.algebra=monarch", "model.n=2", "model.embeddings=phm"], "embeddings and generator are"),
@@ -124,7 +124,7 @@ def test_a_translator_of_them_equals_its_dense_form(projections: str, choice: di
         (
             "ni-multi30k-en-de",
             ["model.algebra=monarch", "model.n=2"],
-            "compositions of algebra 'monarch' want composition_maps: dense",
+            "compositions of algebra 'monarch' need composition_maps: dense",
         ),
     ],
 )

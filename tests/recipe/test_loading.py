@@ -66,7 +66,7 @@ def test_numbers_are_finite(value: str) -> None:
 
 
 def test_the_learned_algebra_wants_an_n() -> None:
-    assert "model: algebra 'phm' wants n of at least 2" in refusal(MINIMAL, *common_overrides(algebra="phm"))
+    assert "model: algebra 'phm' needs n of at least 2" in refusal(MINIMAL, *common_overrides(algebra="phm"))
     assert parse_recipe(MINIMAL, where="r.yaml", overrides=common_overrides(n=1)).model.dimension == 1
 
 
@@ -161,8 +161,8 @@ def test_differences_name_key_and_both_values() -> None:
     ("overrides", "message"),
     [
         (["model.parametrization=factors"], "'real' has no learned rule"),
-        (["model.algebra=phm", "model.n=4", "model.rank=5"], "rank wants parametrization: factors"),
-        (["model.algebra=phm", "model.n=4", "model.execution=rank"], "wants parametrization: factors"),
+        (["model.algebra=phm", "model.n=4", "model.rank=5"], "rank needs parametrization: factors"),
+        (["model.algebra=phm", "model.n=4", "model.execution=rank"], "needs parametrization: factors"),
         (["model.execution=ranks"], "ranks"),
     ],
 )

@@ -65,5 +65,5 @@ def test_a_value_that_is_given_twice_is_one() -> None:
 def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(UserError, match="--n 1,,2: a value between two commas is empty"):
         axis("n", "1,,2")
-    with pytest.raises(RecipeError, match=r"--set training\.clip: want key\.path=value"):
+    with pytest.raises(RecipeError, match=r"--set training\.clip: expected key\.path=value"):
         setting_axes(["training.clip"])

@@ -110,9 +110,9 @@ def test_a_tag_and_all_runs_of_a_name(good: Run, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_wrong_is_refused_before_anything_starts(good: Run) -> None:
-    with pytest.raises(RecipeError, match="--beam x: want a whole number"):
+    with pytest.raises(RecipeError, match="--beam x: expected a whole number"):
         call(good.folder, "--beam", "1,x")
-    with pytest.raises(RecipeError, match="--alpha x: want a number"):
+    with pytest.raises(RecipeError, match="--alpha x: expected a number"):
         call(good.folder, "--alpha", "x")
     with pytest.raises(RunError, match="--split train: no run has it; there are test, valid"):
         call(good.folder, "--split", "train", "--list")

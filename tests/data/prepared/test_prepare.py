@@ -409,7 +409,7 @@ def test_own_files_want_a_name_of_their_own(tmp_path):
         prepare_files(ParallelSection(card="shakespeare"), root=tmp_path, files=files)
     with pytest.raises(DataError, match="--source is for a card's files"):
         prepare_files(section, root=tmp_path, files=files, source=tmp_path)
-    with pytest.raises(DataError, match="wants --valid too"):
+    with pytest.raises(DataError, match="--valid too"):
         prepare_files(section, root=tmp_path, files={"train": files["train"]})
 
 
