@@ -367,7 +367,7 @@ def _cell(where: str, row: Sequence[str], places: Mapping[str, int], column: Col
     if place < len(row):
         return row[place]
     if not any(row):
-        raise DataError(f"{where} is empty; a table has a row a line: take the empty lines out")
+        raise DataError(f"{where} is empty; a table has one row in each line: remove the empty lines")
     raise DataError(f"{where}: {len(row)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
 
 
@@ -428,7 +428,7 @@ def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]
             lines.append(line)
             size += len(line)
             if size > _LONGEST_JSON:
-                raise DataError(f"{path} is one JSON array of over {_LONGEST_JSON:,} bytes; write an object a line")
+                raise DataError(f"{path} is one JSON array of over {_LONGEST_JSON:,} bytes; write one object a line")
         records = _parsed(path, 1, "\n".join(lines))
         if isinstance(records, DataError):
             raise records
