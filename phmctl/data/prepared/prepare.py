@@ -202,7 +202,7 @@ def _tell_of_splits(manifest: Mapping[str, Any], card: Card) -> None:
     if held_out:
         parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
         name = manifest["corpus"]
-        note(f"{name} as read has no {' and '.join(held_out)} of its own: {parts}, train the others")
+        note(f"{name} has no {' and '.join(held_out)} of its own: {parts}; train is the rest")
     rows = "rows" if card.labelled else "pairs"
     for split, number in card.sizes.items():
         if card.labelled and split not in manifest["splits"]:

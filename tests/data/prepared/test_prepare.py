@@ -486,7 +486,7 @@ def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
         "valid": 2,
         "test": 3,
     }
-    said = "setimes-en-mk as read has no valid and test of its own: valid is pairs 100, 200, 300, ...; test is pairs 50"
+    said = "setimes-en-mk has no valid and test of its own: valid is pairs 100, 200, 300, ...; test is pairs 50"
     assert said in capsys.readouterr().err
     before = content(prepared.folder)
     prepare_named(section, root=tmp_path, source=folder)
