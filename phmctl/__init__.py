@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from phmctl.decoding.translator import Translation
     from phmctl.distillation import distil
     from phmctl.inference.loading import load
-    from phmctl.inference.model import Classified, Model
     from phmctl.nn.convert import Kronecker, convert
     from phmctl.nn.dense import freeze, to_dense
     from phmctl.nn.embedding import PHMEmbedding
@@ -45,12 +44,13 @@ if TYPE_CHECKING:
     from phmctl.nn.lstm import PHMLSTM
     from phmctl.nn.rates import parameter_groups
     from phmctl.nn.tune import tune
+    from phmctl.tasks.model import Classified, Model
     from phmctl.verbs import evaluate, prepare, train
 
 
 _HOMES = {
-    "Classified": "phmctl.inference.model",
-    "Model": "phmctl.inference.model",
+    "Classified": "phmctl.tasks.model",
+    "Model": "phmctl.tasks.model",
     "PHMEmbedding": "phmctl.nn.embedding",
     "PHMLSTM": "phmctl.nn.lstm",
     "PHMLinear": "phmctl.nn.linear",

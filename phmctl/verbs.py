@@ -13,9 +13,10 @@ from phmctl.console import silence
 from phmctl.errors import RunError, UserError
 
 if TYPE_CHECKING:
+    from phmctl.data.prepared.folder import PreparedData
     from phmctl.recipe.loading import RecipeLike
     from phmctl.runs import Run
-    from phmctl.tasks.base import Prepared, Report
+    from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 
 Settings = Mapping[str, Any] | Sequence[str]
@@ -35,7 +36,7 @@ def prepare(
     refetch: bool = False,
     quiet: bool = True,
     **options: Any,
-) -> "Prepared":
+) -> "PreparedData":
     """Clean and tokenize a corpus, once for all runs that use it: ``phmctl prepare-data``.
 
     Args:

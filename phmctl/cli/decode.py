@@ -15,7 +15,7 @@ from phmctl.cli.starting import starting
 
 if TYPE_CHECKING:
     from phmctl.runs import Weights
-    from phmctl.tasks.base import Predictor
+    from phmctl.tasks.model import Model
 
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")]
 Alpha = Annotated[float | None, typer.Option(help="Exponent of the length penalty. Default: the recipe's.")]
@@ -87,21 +87,21 @@ def decode(
     given |= {"precision": precision, "n_best": n_best, "strict": strict or None}
     options = {name: value for name, value in given.items() if value is not None}
 
-    def load(name: str) -> "tuple[Loading, Predictor, Weights]":
+    def load(name: str) -> "tuple[Loading, Model, Weights]":
         how = Loading(opened.folder, name, device or "auto", tuple(options.items()), own is not None, threads)
         return how, how.of(opened), opened.weights(name)
 
     with starting():
-        loading, predictor, weights = opened.use(checkpoint, load)
+        loading, model, weights = opened.use(checkpoint, load)
     window *= workers
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
     # A person sees the answers themselves, unless they go into a file.
     silent = (output is not None and not json) or _stdout_is_a_file()
-    bar = _progress(predictor.verb, None if own is None else len(own), shown=silent and not typed)
-    file = nullcontext() if output is None else open_output(output, predictor, opened, weights, resume=resume)
-    with file as answers, bar as advance, with_workers(predictor, loading, workers) as together:
-        answer(together, groups, output=answers, as_json=json, advance=advance)
+    bar = _progress(model.verb, None if own is None else len(own), shown=silent and not typed)
+    file = nullcontext() if output is None else open_output(output, model, opened, weights, resume=resume)
+    with file as answers, bar as advance, with_workers(model, loading, workers) as predict:
+        answer(model, groups, predict=predict, output=answers, as_json=json, advance=advance)
 
 
 def _share(workers: int, threads: int) -> int:

@@ -11,7 +11,7 @@ from phmctl.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from phmctl.data.listing import Listed
-    from phmctl.tasks.base import Prepared
+    from phmctl.data.prepared.folder import PreparedData
 
 _SPLITS = ("train", "valid", "test")
 _BETWEEN = "\0"  # the files of one --train, which the command line cannot have
@@ -134,14 +134,14 @@ def prepare_data(
     _show(prepared, as_json=json)
 
 
-def _show(prepared: "Prepared", *, as_json: bool) -> None:
+def _show(prepared: "PreparedData", *, as_json: bool) -> None:
     from phmctl.console import emit_json
-    from phmctl.tasks.registry import task_kind
+    from phmctl.data.prepared.show import show_prepared
 
     if as_json:
         emit_json({"folder": str(prepared.folder), **prepared.manifest})
     else:
-        task_kind(prepared.manifest.get("task", "translation")).show_prepared(prepared.manifest)
+        show_prepared(prepared.manifest)
 
 
 def _list(name: str | None, data: Path | None, *, as_json: bool) -> None:

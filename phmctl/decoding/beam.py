@@ -99,12 +99,6 @@ def beam_search(
     return search.results
 
 
-def greedy(model: Seq2Seq, source: Tensor, *, max_lengths: Tensor | Sequence[int], allowed: int) -> list[Hypothesis]:
-    """Return each sentence's greedy output: :func:`beam_search` with a beam of 1; the score is the log-probability."""
-    found = beam_search(model, source, beam=1, alpha=0.0, max_lengths=max_lengths, allowed=allowed)
-    return [hypotheses[0] for hypotheses in found]
-
-
 class _Search:
     """The live prefixes and the finished hypotheses of the sentences that have not ended. B shrinks as they end."""
 

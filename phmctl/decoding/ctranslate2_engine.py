@@ -34,19 +34,7 @@ Ids = Sequence[int]
 
 
 class CTranslate2Engine:
-    """Searches with a CTranslate2 model.
-
-    Args:
-        folder: of the model's files.
-        tokenizers: whose token types are the model's vocabularies.
-        quantize: the type that the model computes in; as it was exported.
-        threads: CPU threads; 0 leaves the library's own choice.
-
-    Raises:
-        MissingExtraError: the library is not installed.
-        RunError: the model cannot be loaded.
-        UserError: the processor cannot compute in that type.
-    """
+    """Searches with a CTranslate2 model."""
 
     name = CTRANSLATE2
 
@@ -145,7 +133,6 @@ class _Output(NamedTuple):
     ended: bool
 
     def score(self, alpha: float) -> float:
-        """Return the score by our length penalty."""
         return self.log_prob / float(length_penalty(len(self.tokens) + 1, alpha))
 
 
@@ -154,9 +141,6 @@ def load_library() -> Any:
 
     The package around it imports converters for other libraries, and torch with them where it is installed: four
     times as long as all else. Nothing of that is wanted to translate.
-
-    Raises:
-        MissingExtraError: the library is not installed.
     """
     if _EXTENSION in sys.modules:
         return sys.modules[_EXTENSION]

@@ -17,13 +17,9 @@ ENGINES = (TORCH, CTRANSLATE2, ONNX)
 
 
 class Engine(Protocol):
-    """Searches batches of source ids for the best outputs.
+    """Searches batches of source ids for the best outputs."""
 
-    Attributes:
-        name: one of :data:`ENGINES`.
-    """
-
-    name: str
+    name: str  # one of :data:`ENGINES`
 
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int

@@ -6,17 +6,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One finished output.
+    """One finished output."""
 
-    Attributes:
-        tokens: the ids, without beginning and end of sentence.
-        score: `log_prob` over the length penalty.
-        log_prob: natural logarithm of the probability of `tokens` and the end of the sentence.
-    """
-
-    tokens: list[int]
-    score: float
-    log_prob: float
+    tokens: list[int]  # the ids, without beginning and end of sentence
+    score: float  # `log_prob` over the length penalty
+    log_prob: float  # natural logarithm of the probability of `tokens` and the end of the sentence
 
 
 def length_penalty(length: Any, alpha: float) -> Any:

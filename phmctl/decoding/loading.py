@@ -73,11 +73,7 @@ def load_translator(
 
 
 def load_transformer(run: Run, checkpoint: str, device: str, tokenizers: TokenizerPair) -> "Transformer":
-    """Load a run's trained model as it was trained, in evaluation mode.
-
-    Raises:
-        RunError: the checkpoint is missing or damaged.
-    """
+    """Load a run's trained model as it was trained, in evaluation mode. Raises RunError."""
     from phmctl.assembly import build_transformer, trained
     from phmctl.devices import pick_device
 
@@ -96,22 +92,7 @@ def open_engine(
     device: str = "auto",
     threads: int = 0,
 ) -> Engine:
-    """Return the engine of an export's files.
-
-    Args:
-        to: the format.
-        folder: the export.
-        section: the run's model.
-        tokenizers: of both sides.
-        quantize: CTranslate2's type.
-        device: where torch computes; the other engines have the CPU.
-        threads: of an engine that has its own.
-
-    Raises:
-        MissingExtraError: the engine is not installed.
-        RunError: the files cannot be read.
-        UserError: the engine cannot do what is asked, or the format has none.
-    """
+    """Return the engine of an export's files. Raises MissingExtraError, RunError, UserError."""
     if to == exports.SAFETENSORS:
         return _dense_engine(folder, section, device, tokenizers)
     if device not in ("auto", "cpu"):

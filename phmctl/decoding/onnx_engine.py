@@ -26,12 +26,7 @@ ENCODER, DECODER, CLASSIFIER = "encoder.onnx", "decoder.onnx", "classifier.onnx"
 
 
 def session(path: Path, threads: int = 0) -> Any:
-    """Return an onnxruntime session on the CPU.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
-        RunError: the file cannot be loaded.
-    """
+    """Return an onnxruntime session on the CPU. Raises MissingExtraError, RunError."""
     library = require("onnxruntime", "onnx")
     options = library.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
@@ -43,16 +38,7 @@ def session(path: Path, threads: int = 0) -> Any:
 
 
 class OnnxEngine(TorchEngine):
-    """Beam search over an export's graphs.
-
-    Args:
-        folder: the export.
-        threads: CPU threads; 0 takes torch's number.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
-        RunError: a graph cannot be loaded.
-    """
+    """Beam search over an export's graphs."""
 
     name = ONNX
 
@@ -100,23 +86,13 @@ class _Stepwise:
 
 
 class OnnxClassifier(nn.Module):
-    """A classifier's graph as a module.
-
-    Args:
-        folder: the export.
-        threads: CPU threads; 0 takes torch's number.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
-        RunError: the graph cannot be loaded.
-    """
+    """A classifier's graph as a module."""
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
         super().__init__()
         self._session = session(folder / CLASSIFIER, threads)
 
     def forward(self, *texts: Tensor) -> Tensor:
-        """Map the ids of each text, (B, S), to logits (B, classes)."""
         names = [each.name for each in self._session.get_inputs()]
         (logits,) = self._session.run(None, {name: ids.numpy() for name, ids in zip(names, texts, strict=True)})
         return torch.from_numpy(logits)

@@ -1,7 +1,7 @@
 """The model's own score of a given output (forced decoding)."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,29 +11,9 @@ from phmctl.data.special import BOS, EOS, PAD
 from phmctl.decoding.hypothesis import Hypothesis, length_penalty
 
 
-class Scorer(Protocol):
-    """What forced decoding wants of a model."""
-
-    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """Return the hidden states (B, T, d)."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits (B, T, V)."""
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Call :meth:`forward`."""
-
-
 @torch.no_grad()
-def forced_scores(model: Scorer, source: Tensor, outputs: Sequence[Sequence[int]], *, alpha: float) -> list[Hypothesis]:
-    """Score the given outputs, one a source sentence, in one pass without a cache.
-
-    Args:
-        model: in evaluation mode.
-        source: (B, S) token ids, each closed by EOS, then PAD.
-        outputs: B lists of ids without BOS and EOS.
-        alpha: exponent of the length penalty.
-    """
+def forced_scores(model: Any, source: Tensor, outputs: Sequence[Sequence[int]], *, alpha: float) -> list[Hypothesis]:
+    """Score the given outputs, one a source sentence, in one pass without a cache."""
     whole = [torch.tensor([BOS, *tokens, EOS]) for tokens in outputs]
     target = pad_sequence(whole, batch_first=True, padding_value=PAD).to(source.device)  # (B, T+1)
     log_probs = torch.log_softmax(model.logits(model(source, target[:, :-1])).float(), -1)  # (B, T, V)

@@ -6,11 +6,7 @@ from phmctl.recipe.schema import DecodingSection
 
 
 def change_decoding(section: DecodingSection, **changes: float | str | None) -> DecodingSection:
-    """Return the section with some keys changed; None leaves a key as it is.
-
-    Raises:
-        RecipeError: a value is out of range.
-    """
+    """Return the section with some keys changed; None leaves a key as it is. Raises RecipeError."""
     given = {key: value for key, value in changes.items() if value is not None}
     changed = change(section, given, RecipeError)
     # One setting has one name: what was computed in float32 is found again, whether it was asked for or not.

@@ -38,15 +38,7 @@ EMPTY = Translation("", 0.0, 0.0)
 
 
 class Translator:
-    """An engine with its tokenizers, ready to translate lines.
-
-    Args:
-        engine: searches batches of source ids.
-        tokenizers: of both sides.
-        settings: beam, length penalty, longest output, batch size.
-        max_source_tokens: longest source in tokens, EOS not counted; longer ones are cut. None is no limit.
-        cleaning: what the training text went through before it was tokenised; a line goes through the same.
-    """
+    """An engine with its tokenizers, ready to translate lines."""
 
     def __init__(
         self,
@@ -70,17 +62,10 @@ class Translator:
         numbers: Sequence[int] | None = None,
         advance: Callable[[int], None] = lambda count: None,
     ) -> list[list[Translation]]:
-        """Translate lines; the i-th result belongs to the i-th line.
+        """Translate lines; the i-th result belongs to the i-th line, best first.
 
-        Args:
-            lines: raw text. A line without tokens gives one empty translation.
-            n_best: translations wanted a line, best first; at most the beam.
-            strict: refuse a line of more than `max_source_tokens` tokens, which is cut with a warning otherwise.
-            numbers: of the lines, for messages; 1, 2, … where None.
-            advance: told how many lines are done, for a progress bar.
-
-        Raises:
-            DataError: a line is too long and `strict` is set.
+        A line without tokens gives one empty translation; one of more than `max_source_tokens` is cut with a warning,
+        or refused (DataError) where `strict` is set. `numbers` are those of the lines, for messages; None: 1, 2, …
         """
         sources, cut = self.encode(lines, strict=strict, numbers=numbers)
         results: list[list[Translation]] = [[EMPTY] for _ in lines]
@@ -93,7 +78,6 @@ class Translator:
         return results
 
     def search(self, sources: Sequence[Sequence[int]], *, n_best: int = 1) -> list[list[Hypothesis]]:
-        """Search one batch of source ids, each closed by EOS."""
         allowed = self.tokenizers.target.size
         return self.engine.search(sources, self.settings, allowed=allowed, n_best=n_best)
 
@@ -109,9 +93,6 @@ class Translator:
         """Return the ids of each line, closed by EOS, and the places of those that were cut; see :meth:`translate`.
 
         A line without tokens gives an empty list.
-
-        Raises:
-            DataError: a line is too long and `strict` is set.
         """
         encoded = self.tokenizers.source.encode(self._clean(lines))
         limit, cut = self.max_source_tokens, set()
@@ -144,12 +125,6 @@ class Translator:
 
 
 def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Group rows of like length into batches, longest first, so that a lack of memory shows at once.
-
-    Args:
-        lengths: tokens of each row; rows of no tokens are left out.
-        batch_tokens: rows × longest length of a batch, at most; a longer row gets a batch of its own.
-    """
     order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: (-lengths[row], row))
     batches: list[list[int]] = []
     for row in order:

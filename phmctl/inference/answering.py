@@ -13,13 +13,14 @@ from phmctl.metrics.degenerate import Degenerate
 
 if TYPE_CHECKING:
     from phmctl.runs import Run, Weights
-    from phmctl.tasks.base import Predictor
+    from phmctl.tasks.model import Model
 
 
 def answer(
-    predictor: "Predictor",
+    model: "Model",
     groups: Iterable[Sequence[str]],
     *,
+    predict: Callable[..., list[Any]] | None = None,
     output: AnswersFile | None = None,
     as_json: bool = False,
     advance: Callable[[int], None] = lambda count: None,
@@ -27,8 +28,9 @@ def answer(
     """Answer groups of lines as they come: into a file, on stdout, or both. What is wrong with all of them is said.
 
     Args:
-        predictor: answers.
+        model: answers.
         groups: of lines; those that the file has already answered are passed over.
+        predict: how lines are answered, if not by the model alone.
         output: a file for the answers as lines of text; without it they go to stdout.
         as_json: print a JSON object a line of input on stdout: ``line``, its number, and what the task answers.
         advance: told how many lines are done, for a progress bar.
@@ -40,15 +42,15 @@ def answer(
     counted = Degenerate()
     advance(number - 1)
     for group in groups if output is None else output.unanswered(groups):
-        found = predictor.predict(group, numbers=range(number, number + len(group)), advance=advance)
-        answers = list(predictor.lines(found, first_line=number))
+        found = (predict or model.predict)(group, numbers=range(number, number + len(group)), advance=advance)
+        answers = list(model.lines(found, first_line=number))
         text = "".join(f"{line}\n" for line in answers)
         if len(answers) == len(group):
             counted.add(group, answers)
         if output is not None:
             output.add(group, text)
         if as_json:
-            objects = ({"line": place, **each} for place, each in enumerate(predictor.as_json(found), start=number))
+            objects = ({"line": place, **each} for place, each in enumerate(model.as_json(found), start=number))
             emit("".join(f"{json_text(each)}\n" for each in objects))
         elif output is None:
             emit(text)
@@ -59,10 +61,10 @@ def answer(
         warn(remark)
 
 
-def open_output(path: Path, predictor: "Predictor", run: "Run", weights: "Weights", *, resume: bool) -> AnswersFile:
+def open_output(path: Path, model: "Model", run: "Run", weights: "Weights", *, resume: bool) -> AnswersFile:
     """Open the file that a model's answers go to; see :class:`~phmctl.inference.answers_file.AnswersFile`."""
     origin: dict[str, Any] = {"run": run.name, "checkpoint": weights.name, "weights": weights.sha256}
-    return AnswersFile(path, {**origin, **predictor.origin()}, resume=resume)
+    return AnswersFile(path, {**origin, **model.origin()}, resume=resume)
 
 
 def refuse_same_file(source: Path | None, output: Path) -> None:

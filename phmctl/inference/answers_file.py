@@ -129,12 +129,7 @@ class AnswersFile:
         return not left
 
     def unanswered(self, groups: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-        """Yield the groups of the input's lines that are not answered yet.
-
-        Raises:
-            OutputError: the answers in the file belong to other lines than those that the input begins with, or it
-            has no record and not as many lines as the input.
-        """
+        """Yield the groups of the input's lines that are not answered yet."""
         if self._whole is not None:
             self._check_whole(sum(map(len, groups)))
             return
@@ -172,11 +167,7 @@ class AnswersFile:
         self._input.update("".join(f"{line}\n" for line in lines).encode())
 
     def add(self, lines: Sequence[str], answers: str) -> None:
-        """Append the answers to some lines of the input, each closed by a line break.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Append the answers to some lines of the input, each closed by a line break. Raises OutputError."""
         payload = answers.encode()
         with writing(self.path):
             self._begin()

@@ -1,21 +1,15 @@
 """From a folder to a model that a program can ask."""
 
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from phmctl.console import silence
 from phmctl.decoding.engine import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
 from phmctl.exports import Export, no_engine, open_model
-from phmctl.inference.model import Model
 from phmctl.runs import AUTO, Run
-
-# A task's name, and the function that loads a run of it: (run, checkpoint, device, threads, precision).
-_TASKS = {
-    "translation": "phmctl.inference.translation:load_run",
-    "classification": "phmctl.inference.classification:load_run",
-}
+from phmctl.tasks.model import Model
+from phmctl.tasks.registry import kind_of
 
 
 def load(
@@ -54,8 +48,10 @@ def load(
         run = open_model(path)
         own = run.engine if isinstance(run, Export) else TORCH
         _check_engine(run, own, engine, threads)
-        loader = _loader(run)
-        return run.use(checkpoint or AUTO, lambda name: loader(run, name, device, threads or 0, precision))
+        kind, options = kind_of(run.recipe), {} if precision is None else {"precision": precision}
+        kind.require("decode")
+        how: dict[str, Any] = {"options": options, "threads": threads or 0}
+        return run.use(checkpoint or AUTO, lambda name: kind.predictor(run, name, device, **how))
 
 
 def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -> None:
@@ -73,12 +69,3 @@ def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -
             "threads: torch's threads are the whole process's, which load() leaves alone; "
             "call torch.set_num_threads, or set OMP_NUM_THREADS"
         )
-
-
-def _loader(run: Run) -> Callable[[Run, str, str, int, str | None], Model]:
-    task = run.recipe.task
-    if task not in _TASKS:
-        raise UserError(f"{run.folder} is a run of task {task!r}, which answers no text; there are {', '.join(_TASKS)}")
-    module, _, name = _TASKS[task].partition(":")
-    loader: Callable[[Run, str, str, int, str | None], Model] = getattr(import_module(module), name)
-    return loader

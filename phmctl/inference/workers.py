@@ -18,10 +18,10 @@ from phmctl.devices import set_threads
 from phmctl.errors import WorkerError
 
 if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
-
     from phmctl.runs import Run
-    from phmctl.tasks.base import Predictor
+    from phmctl.tasks.model import Model
+
+Predict = Callable[..., list[Any]]
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Loading:
     own_text: bool
     threads: int
 
-    def load(self) -> "Predictor":
+    def load(self) -> "Model":
         """Load the predictor in a process of its own."""
         from phmctl.exports import open_model
 
         set_threads(self.threads)
         return self.of(open_model(self.folder))
 
-    def of(self, run: "Run") -> "Predictor":
+    def of(self, run: "Run") -> "Model":
         """Load the predictor of the run, which is open."""
         from phmctl.tasks.registry import kind_of
 
@@ -50,39 +50,27 @@ class Loading:
         return kind_of(run.recipe).predictor(run, self.checkpoint, self.device, options=options, own_text=self.own_text)
 
 
-class WithWorkers:
-    """A predictor that does one part of each group itself and has its workers do the others.
+@contextmanager
+def with_workers(own: "Model", loading: Loading, count: int) -> Iterator[Predict]:
+    """Yield what answers lines as a model's ``predict`` does, with `count` processes, this one counted.
 
-    Its answers are those of the predictor alone, but for rounding: they are computed in other batches.
-
-    Args:
-        own: this process's.
-        pool: the others.
-        loading: how they load theirs.
-        count: processes, with this one.
+    It does one part of the lines itself and has the others do theirs. The answers are those of the model alone, but for
+    rounding: they are computed in other batches. The processes start when they are wanted, and end here. A process that
+    ended before it had answered is a WorkerError.
     """
+    if count == 1:
+        yield own.predict
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
 
-    def __init__(self, own: "Predictor", pool: "ProcessPoolExecutor", loading: Loading, count: int) -> None:
-        self.own, self.pool, self.loading, self.count = own, pool, loading, count
-        self.verb, self.about, self.origin = own.verb, own.about, own.origin
-        self.lines, self.as_json = own.lines, own.as_json
-
-    def predict(
-        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
-    ) -> list[Any]:
-        """Return the answer to each line.
-
-        Raises:
-            WorkerError: a process ended before it had answered.
-        """
-        from concurrent.futures.process import BrokenProcessPool
-
-        numbers = numbers or range(1, len(lines) + 1)
-        places = dealt(lines, self.count)
+    def predict(lines: Sequence[str], *, numbers: Sequence[int], advance: Callable[[int], None]) -> list[Any]:
+        places = dealt(lines, count)
         (first, its), *others = (([lines[each] for each in part], [numbers[each] for each in part]) for part in places)
         try:
-            waiting = [self.pool.submit(_predict, self.loading, *each) for each in others]
-            found = dict(zip(places[0], self.own.predict(first, numbers=its, advance=advance), strict=True))
+            waiting = [pool.submit(_predict, loading, *each) for each in others]
+            found = dict(zip(places[0], own.predict(first, numbers=its, advance=advance), strict=True))
             for part, future in zip(places[1:], waiting, strict=True):
                 found.update(zip(part, future.result(), strict=True))
                 advance(len(part))
@@ -92,19 +80,9 @@ class WithWorkers:
             ) from None
         return [found[place] for place in range(len(lines))]
 
-
-@contextmanager
-def with_workers(own: "Predictor", loading: Loading, count: int) -> Iterator["Predictor"]:
-    """Yield a predictor that has `count` processes, this one counted; they start when they are wanted, and end here."""
-    if count == 1:
-        yield own
-        return
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     with ProcessPoolExecutor(count - 1, get_context("spawn"), _begin) as pool:
         try:
-            yield WithWorkers(own, pool, loading, count)
+            yield predict
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -140,5 +118,5 @@ def _predict(loading: Loading, lines: Sequence[str], numbers: Sequence[int]) -> 
 
 
 @cache
-def _loaded(loading: Loading) -> "Predictor":
+def _loaded(loading: Loading) -> "Model":
     return loading.load()

@@ -9,11 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from phmctl import __version__
-from phmctl.decoding.output import as_json
 from phmctl.errors import RequestError
-from phmctl.inference.model import Model
 from phmctl.serving.batching import Batcher, BatchLimits
 from phmctl.serving.requests import Limits, Text, body_types, read_body
+from phmctl.tasks.model import Model
 
 Answer = dict[str, Any]
 Key = tuple[str, tuple[tuple[str, Any], ...]]  # what texts must share to be answered together: the verb, its options
@@ -92,7 +91,7 @@ class Service:
         verb, options = key
         if verb == "translate":
             found = self.model.translate(texts, **dict(options))
-            return [{**each, "cut": best[0].cut} for each, best in zip(as_json(found), found, strict=True)]
+            return [{**each, "cut": best[0].cut} for each, best in zip(self.model.as_json(found), found, strict=True)]
         if verb == "score":
             scores = self.model.score(*zip(*texts, strict=True))
             return [{"log_prob": value if math.isfinite(value) else None} for value in scores]  # JSON has no −∞

@@ -14,19 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure by which runs are compared.
+    """A figure by which runs are compared."""
 
-    Attributes:
-        name: in a result's scores.
-        scale: what it is multiplied by to be shown: 100 makes a share per cent.
-        higher: whether a larger one is better.
-        tested: whether differences are tested.
-    """
-
-    name: str
-    scale: float = 1.0
-    higher: bool = True
-    tested: bool = False
+    name: str  # in a result's scores
+    scale: float = 1.0  # what it is multiplied by to be shown: 100 makes a share per cent
+    higher: bool = True  # whether a larger one is better
+    tested: bool = False  # whether differences are tested
 
     def show(self, value: float) -> str:
         """Return a value of a result as people read it."""
@@ -36,23 +29,15 @@ class Metric:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one run answered.
+    """What one run answered."""
 
-    Attributes:
-        asked: the text of each item.
-        right: its reference, or label.
-        given: the answer.
-        groups: numbers of the items by which scores are broken down (attractors), by name; -1 is not known.
-        lowercase: whether case counts not.
-        tokenize: what BLEU splits by; see :func:`phmctl.metrics.text.bleu`.
-    """
-
-    asked: Sequence[str]
-    right: Sequence[str]
-    given: Sequence[str]
+    asked: Sequence[str]  # the text of each item
+    right: Sequence[str]  # its reference, or label
+    given: Sequence[str]  # the answer
+    # numbers of the items by which scores are broken down (attractors), by name; -1 is not known
     groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    lowercase: bool = False
-    tokenize: str = "13a"
+    lowercase: bool = False  # whether case counts not
+    tokenize: str = "13a"  # what BLEU splits by; see :func:`phmctl.metrics.text.bleu`
 
     @property
     def items(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -62,30 +47,21 @@ class Answers:
 
 @dataclass(frozen=True)
 class Test:
-    """A difference that was tested.
-
-    Attributes:
-        method: in words.
-        found: the means, the difference, p.
-    """
+    """A difference that was tested."""
 
     __test__ = False  # for pytest
 
     metric: str
-    method: str
-    found: Difference
+    method: str  # in words
+    found: Difference  # the means, the difference, p
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Scores of parts of the items.
+    """Scores of parts of the items."""
 
-    Attributes:
-        title: by what they are divided: ``BLEU by words of the source``.
-        parts: of each its name, how many items it has, and the score of each run in it.
-    """
-
-    title: str
+    title: str  # by what they are divided: ``BLEU by words of the source``
+    # of each its name, how many items it has, and the score of each run in it
     parts: Sequence[tuple[str, int, Sequence[float]]]
 
 

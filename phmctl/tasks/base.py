@@ -19,12 +19,15 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Comparer, Metric
+from phmctl.tasks.model import Model
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
     from torch import Tensor, nn
+
+    from phmctl.data.prepared.folder import PreparedData
 
 R = TypeVar("R", bound=Recipe)
 P = TypeVar("P")
@@ -36,30 +39,12 @@ USUAL_COMMANDS = ("prepare-data", "train", "eval", "decode", "count-params", "be
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
-class TrainingBatch(Protocol):
-    """What the trainer asks of a batch."""
-
-    @property
-    def target_tokens(self) -> int:
-        """How many items the batch's loss sums over, known without asking the device."""
-        ...
-
-    def to(self, device: torch.device) -> TrainingBatch:
-        """Return the batch on a device."""
-        ...
-
-
 @dataclass(frozen=True)
 class Cost:
-    """What a micro-batch is, known from its rows without building it.
+    """What a micro-batch is, known from its rows without building it."""
 
-    Attributes:
-        items: how many the loss sums over, the batch's ``target_tokens``.
-        tokens: real tokens of all sides, padding not counted; for speeds.
-    """
-
-    items: int
-    tokens: int
+    items: int  # that the loss sums over, the batch's ``target_tokens``
+    tokens: int  # real ones of all sides, padding not counted; for speeds
 
 
 class Share(Protocol):
@@ -68,8 +53,7 @@ class Share(Protocol):
     def mine(self, parts: Sequence[P]) -> Iterator[P]:
         """Yield this process's parts of what all of them have to do; each part comes to exactly one process.
 
-        Raises:
-            PhmctlError: the work is given up between two parts: the trainer was asked to stop.
+        Raises PhmctlError where the work is given up between two parts: the trainer was asked to stop.
         """
         ...
 
@@ -86,15 +70,12 @@ class Alone:
     """The share of a process that has all to do itself."""
 
     def mine(self, parts: Sequence[P]) -> Iterator[P]:
-        """Yield all parts."""
         return iter(parts)
 
     def total(self, sums: Tensor) -> Tensor:
-        """Return the tensor."""
         return sums
 
     def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
-        """Return what was found."""
         return dict(found)
 
 
@@ -106,26 +87,18 @@ class Task(Protocol):
 
     An epoch is planned as rows of micro-batches, which every process works out for itself without talking; a process
     builds (:meth:`collate`) only those that it trains on.
-
-    Attributes:
-        unit: what the loss is divided by, shortly: ``tok``, ``examples``.
-        floor: scores below it count as equal: what tells them apart is chance, and the loss says more.
     """
 
-    unit: str
-    floor: float
+    unit: str  # what the loss is divided by, shortly: ``tok``, ``examples``
+    floor: float  # scores below it count as equal: what tells them apart is chance, and the loss says more
 
-    def build_model(self, device: torch.device) -> nn.Module:
-        """Build the untrained model."""
-        ...
+    def build_model(self, device: torch.device) -> nn.Module: ...
 
     def plan(self, epoch: int) -> Sequence[Rows]:
         """Return the rows of each micro-batch of an epoch; the same for the same epoch and seed."""
         ...
 
-    def cost(self, rows: Rows) -> Cost:
-        """Return what a micro-batch of these training rows sums over and holds."""
-        ...
+    def cost(self, rows: Rows) -> Cost: ...
 
     def collate(self, rows: Rows) -> Any:
         """Build the micro-batch of some training rows, in this order."""
@@ -165,129 +138,47 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data decides of a model's size.
+    """What the data decides of a model's size."""
 
-    Attributes:
-        values: by the task's own names, such as ``source`` and ``target`` for two vocabularies.
-        note: where they come from, for people.
-        trained: whether they are those of prepared data; otherwise they are what the recipe asks for.
-    """
-
-    values: Mapping[str, int]
-    note: str = ""
-    trained: bool = False
+    values: Mapping[str, int]  # by the task's own names, such as ``source`` and ``target`` for two vocabularies
+    note: str = ""  # where they come from, for people
+    trained: bool = False  # whether they are those of prepared data; otherwise they are what the recipe asks for
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Another model for the same batches, which ``bench train`` measures too.
+    """Another model for the same batches, which ``bench train`` measures too."""
 
-    Attributes:
-        model: on the device.
-        loss: of the model and a batch, a mean.
-        optimiser: its own; None is the recipe's.
-    """
-
-    model: nn.Module
-    loss: Callable[[nn.Module, Any], Tensor]
-    optimiser: torch.optim.Optimizer | None = None
+    model: nn.Module  # on the device
+    loss: Callable[[nn.Module, Any], Tensor]  # of the model and a batch, a mean
+    optimiser: torch.optim.Optimizer | None = None  # its own; None is the recipe's
 
 
 class Report(Protocol):
     """What ``eval`` found."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        ...
+    def as_json(self) -> dict[str, Any]: ...
 
-    def tables(self) -> Iterable[Table]:
-        """Return what people are shown."""
-        ...
-
-
-class Predictor(Protocol):
-    """A trained model that answers lines of text: ``decode``.
-
-    Attributes:
-        verb: what it does to them, for the progress bar.
-    """
-
-    verb: str
-
-    def about(self) -> dict[str, Any]:
-        """Return its settings, as JSON values."""
-        ...
-
-    def origin(self) -> dict[str, Any]:
-        """Return what of its settings decides the answers, as JSON values: not what only changes the speed."""
-        ...
-
-    def predict(
-        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
-    ) -> list[Any]:
-        """Return the answer to each line; `numbers` are those of the lines, for messages: 1, 2, … where None.
-
-        `advance` is told how many are done, as the work goes on.
-        """
-        ...
-
-    def lines(self, found: Sequence[Any], *, first_line: int = 1) -> Iterator[str]:
-        """Yield answers as lines of text; `first_line` is the number of the line that the first belongs to."""
-        ...
-
-    def as_json(self, found: Sequence[Any]) -> Iterator[dict[str, Any]]:
-        """Yield each answer as a JSON object, under the names that the task has for its parts."""
-        ...
-
-
-class Prepared(Protocol):
-    """Prepared data: its folder, and what its manifest says."""
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        ...
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The content of ``manifest.json``."""
-        ...
+    def tables(self) -> Iterable[Table]: ...
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What ``prepare-data`` was asked for.
+    """What ``prepare-data`` was asked for. Raises DataError where a card is to be fetched again, and none is."""
 
-    Attributes:
-        name: the card, or the name of the user's own corpus.
-        root: the folder for raw and prepared data.
-        recipe: a recipe whose data section is taken instead of the card's proposal, or None.
-        settings: fields of the data section that were set by hand.
-        source: a folder with the card's files, or None.
-        files: the user's own files that follow one another, by split: source and target, or a table of both.
-        cleaning: fields of the cleaning that were set by hand.
-        vocabulary_of: a run, or a prepared folder, whose vocabulary is taken, or None.
-        options: the task's own, as the command line has them.
-        workers: threads of the tokenizer.
-        force: prepare even if nothing has changed.
-        refetch: download the card's files again.
-
-    Raises:
-        DataError: there is nothing to download.
-    """
-
-    name: str
-    root: Path
-    recipe: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    source: Path | None = None
+    name: str  # the card, or the name of the user's own corpus
+    root: Path  # the folder for raw and prepared data
+    recipe: str | None = None  # whose data section is taken instead of the card's proposal
+    settings: Mapping[str, Any] = field(default_factory=dict)  # fields of the data section that were set by hand
+    source: Path | None = None  # a folder with the card's files
+    # the user's own files that follow one another, by split: source and target, or a table of both
     files: Mapping[str, Sequence[Sequence[Path]]] = field(default_factory=dict)
-    cleaning: Mapping[str, Any] = field(default_factory=dict)
-    vocabulary_of: Path | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    workers: int = 1
-    force: bool = False
-    refetch: bool = False
+    cleaning: Mapping[str, Any] = field(default_factory=dict)  # fields of the cleaning that were set by hand
+    vocabulary_of: Path | None = None  # a run, or a prepared folder, whose vocabulary is taken
+    options: Mapping[str, Any] = field(default_factory=dict)  # the task's own, as the command line has them
+    workers: int = 1  # threads of the tokenizer
+    force: bool = False  # prepare even if nothing has changed
+    refetch: bool = False  # download the card's files again
 
     @property
     def common(self) -> dict[str, Any]:
@@ -295,68 +186,46 @@ class Preparation:
         return {name: getattr(self, name) for name in ("root", "source", "cleaning", "workers", "force", "refetch")}
 
     def __post_init__(self) -> None:
-        """Refuse to fetch what is at hand."""
         if self.refetch and (self.source or self.files or self.options.get("table")):
             raise DataError("--refetch is for what a card downloads; leave it out where the files are given")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``eval`` or ``decode`` was asked of a run.
-
-    Attributes:
-        run: the run.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, or ``auto``.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        options: the task's own that were given, all of which it has.
-        split: what is scored.
-        against: a baseline.
-        own_text: the lines that are to be answered are those of a split of the run.
-    """
+    """What ``eval`` or ``decode`` was asked of a run."""
 
     run: Run
     checkpoint: str
     device: str
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # the task's own that were given, all of which it has
     split: str = "test"
     against: Run | None = None
-    own_text: bool = False
+    own_text: bool = False  # the lines that are to be answered are those of a split of the run
+    threads: int = 0  # of an engine that has its own
 
 
 class TaskKind(ABC, Generic[R]):
     """A kind of task, as the commands know it: all that is particular to it is asked of this object.
 
-    Attributes:
-        recipe: the class of its recipes; their ``task`` is the name in the registry.
-        commands: those that the task has. The methods of the others are left as they are here: clear errors.
-        corpus_options: options of ``prepare-data`` that say that a corpus of the user's own files is for this task.
-        eval_options, decode_options: the task's own options of these commands.
-        metrics: the figures by which runs are compared, the first of them first.
-        comparer: how differences are tested; None where there is no test.
+    ``recipe``, ``sizes`` and ``build`` are enough for ``count-params``; what a kind leaves as it is here is a clear
+    error, or nothing.
     """
 
-    recipe: type[R]
+    recipe: type[R]  # the class of its recipes; their ``task`` is the name in the registry
     commands: Sequence[str] = USUAL_COMMANDS
-    corpus_options: Sequence[str] = ()
+    corpus_options: Sequence[str] = ()  # of ``prepare-data``, that say that a user's own corpus is for this task
     eval_options: Sequence[str] = ()
     decode_options: Sequence[str] = ()
-    metrics: Sequence[Metric] = ()
-    comparer: Comparer | None = None
+    metrics: Sequence[Metric] = ()  # by which runs are compared, the first of them first
+    comparer: Comparer | None = None  # how differences are tested; None where there is no test
 
     @property
     def name(self) -> str:
-        """The task's name."""
         return str(self.recipe.model_fields["task"].default)
 
-    def prepare(self, asked: Preparation) -> Prepared:
+    def prepare(self, asked: Preparation) -> PreparedData:
         """Prepare a corpus. Raises DataError, RecipeError, OutputError."""
         raise self.lacks("prepare-data")
-
-    def show_prepared(self, manifest: Mapping[str, Any]) -> None:
-        """Print what people are shown of prepared data."""
-        from phmctl.data.prepared.show import show_prepared
-
-        show_prepared(manifest)
 
     def open(self, recipe: R, data: Path) -> Task:
         """Bind a recipe to its data below the data folder. Raises DataError if it is not prepared."""
@@ -382,9 +251,8 @@ class TaskKind(ABC, Generic[R]):
     ) -> Report:
         """Score a run on a split, write the scores into it, and compare it with another run if there is one.
 
-        Raises:
-            RunError: something is missing or damaged, or the runs do not compare.
-            UserError: an option that the task does not have.
+        Raises RunError (something is missing or damaged, or the runs do not compare), UserError (an option that the
+        task does not have).
         """
         given = self.check_options(options, self.eval_options)
         return self.scored(Asked(run, checkpoint, device, given, split=split, against=against))
@@ -398,11 +266,7 @@ class TaskKind(ABC, Generic[R]):
         return Setting(asked.split, asked.run.weights(asked.checkpoint))
 
     def answers(self, run: Run, result: Result) -> Answers | None:
-        """Return what a result of a run is about, for comparisons; None where the task or the result has no answers.
-
-        Raises:
-            RunError: they are damaged.
-        """
+        """Return what a result of a run is about; None where the task or the result has no answers. Raises RunError."""
         return None
 
     def predictor(
@@ -413,22 +277,18 @@ class TaskKind(ABC, Generic[R]):
         *,
         options: Mapping[str, Any] | None = None,
         own_text: bool = False,
-    ) -> Predictor:
-        """Load a run's model, ready to answer lines; `own_text` says that they will be those of a split of the run.
-
-        Raises:
-            RunError: something is missing or damaged.
-            UserError: an option that the task does not have.
-        """
+        threads: int = 0,
+    ) -> Model:
+        """Load a run's model, ready to answer; the same errors as :meth:`evaluate`."""
         given = self.check_options(options, self.decode_options)
-        return self.answering(Asked(run, checkpoint, device, given, own_text=own_text))
+        return self.answering(Asked(run, checkpoint, device, given, own_text=own_text, threads=threads))
 
-    def answering(self, asked: Asked) -> Predictor:
+    def answering(self, asked: Asked) -> Model:
         """Load what :meth:`predictor` is asked for."""
         raise self.lacks("decode")
 
     def split_lines(self, run: Run, split: str) -> list[str]:
-        """Return a split of the run's own text as lines that its predictor takes. Raises RunError."""
+        """Return a split of the run's own text as lines that its model takes. Raises RunError."""
         raise self.lacks("decode")
 
     def conclude(self, run: Run, metrics: Iterable[Mapping[str, Any]]) -> None:
@@ -447,8 +307,12 @@ class TaskKind(ABC, Generic[R]):
         return {}
 
     def real_share(self, task: Any) -> float:
-        """Return the share of an epoch's positions that hold a token, not padding."""
-        return 1.0
+        """Return the share of an epoch's positions that hold a token, not padding; of text, all sides."""
+        if not hasattr(task, "prepared"):
+            return 1.0
+        from phmctl.data.batches import lengths_of, real_token_share
+
+        return real_token_share(task.plan(0), lengths_of(task.prepared.split("train")))
 
     def require(self, command: str) -> None:
         """Refuse (UserError) a command that the task does not have; the message names those that it has."""
@@ -456,15 +320,10 @@ class TaskKind(ABC, Generic[R]):
             raise self.lacks(command)
 
     def lacks(self, command: str) -> UserError:
-        """Return the error that says what the task has instead of a command."""
         return UserError(f"{command}: task {self.name!r} does not have it; it has {', '.join(self.commands)}")
 
     def check_options(self, given: Mapping[str, Any] | None, known: Sequence[str]) -> dict[str, Any]:
-        """Return the options that were given, all of them the task's.
-
-        Raises:
-            UserError: one is not; the message names those that it has.
-        """
+        """Return the options that were given; UserError where one is not the task's."""
         options = dict(given or {})
         wrong = [option_name(name) for name in options if name not in known]
         if wrong:

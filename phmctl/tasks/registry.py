@@ -20,11 +20,7 @@ TASKS: dict[str, str] = {
 
 
 def task_kind(name: str) -> TaskKind[Any]:
-    """Return the kind of a task.
-
-    Raises:
-        RecipeError: there is none of this name.
-    """
+    """Return the kind of a task. Raises RecipeError."""
     if name not in TASKS:
         raise RecipeError(f"no task {name!r}{nearest(name, TASKS)}; there are {', '.join(TASKS)}")
     module, _, attribute = TASKS[name].partition(":")
@@ -41,14 +37,6 @@ def kind_for_corpus(name: str, recipe: str | None = None, given: Collection[str]
     """Return the kind of task that a corpus is prepared for.
 
     It is the one whose own options are given; else the card's; else, where there is no such card, the recipe's.
-
-    Args:
-        name: a card, or a name of the user's own corpus.
-        recipe: a recipe's name, or None.
-        given: the options, by name, that tell of a task.
-
-    Raises:
-        RecipeError, DataError: there is no such recipe, or no such card and no files.
     """
     for kind in map(task_kind, TASKS):
         if set(given) & set(kind.corpus_options):

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn")
 
+
 from phmctl.cli.main import app
 from phmctl.decoding.loading import load_translator
-from phmctl.decoding.output import as_json
 from phmctl.errors import MissingExtraError, PhmctlError, RunError, UserError
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_model
@@ -53,7 +53,7 @@ def failure(*arguments: object) -> PhmctlError:
 def test_answers_are_those_of_decode(server: Server, run: Run) -> None:
     assert isinstance(run.recipe, TranslationRecipe)
     decoded = load_translator(run, "best", "cpu").translate(SOURCES, n_best=2)
-    expected = [each["translations"] for each in as_json(decoded)]
+    expected = [[{"text": one.text, "score": one.score} for one in each] for each in decoded]
     found = server.ask(*SOURCES, n_best=2, cut=True).json()["answers"]
     assert [[each["text"] for each in answer["translations"]] for answer in found] == [
         [each["text"] for each in best] for best in expected

@@ -15,3 +15,8 @@ def test_none_leaves_a_setting() -> None:
 def test_a_value_out_of_range_names_its_option(change: dict, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         change_decoding(DecodingSection(), **change)
+
+
+def test_float32_by_name_is_float32() -> None:
+    half = change_decoding(DecodingSection(), precision="bfloat16")
+    assert half != DecodingSection() == change_decoding(half, precision="float32")

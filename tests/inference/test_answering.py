@@ -11,16 +11,8 @@ from phmctl.inference.answering import answer
 class Mute:
     """Answers nothing, or the same."""
 
-    verb = "answering"
-
     def __init__(self, said: str) -> None:
         self.said = said
-
-    def about(self) -> dict[str, Any]:
-        return {}
-
-    def origin(self) -> dict[str, Any]:
-        return {}
 
     def predict(self, lines: Sequence[str], *, numbers: Any = None, advance: Callable[[int], None]) -> list[str]:
         return [self.said for _ in lines]

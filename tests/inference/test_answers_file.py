@@ -1,4 +1,3 @@
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -79,11 +78,6 @@ def test_who_loses_a_race_for_the_file_leaves_it_to_the_winner(tmp_path: Path, m
     assert path.read_text() == answer(LINES)
 
 
-def test_a_file_that_is_not_there_is_begun(tmp_path: Path) -> None:
-    write(tmp_path / "out", [LINES], resume=True)
-    assert (tmp_path / "out").read_text() == answer(LINES)
-
-
 def test_a_power_cut_takes_answers_that_the_record_has(tmp_path: Path) -> None:
     path = tmp_path / "out"
     write(path, [LINES[:3], LINES[3:6], LINES[6:]], stop_after=2)
@@ -160,23 +154,9 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "has the answers to 9 lines; go on with --resume" in capsys.readouterr().err
 
 
-def test_two_cannot_write_at_once(tmp_path: Path) -> None:
-    with AnswersFile(tmp_path / "out", ORIGIN) as file:
-        with pytest.raises(OutputError, match="another process writes"):
-            AnswersFile(tmp_path / "out", ORIGIN)
-        file.finish()
-
-
 def test_a_device_is_written_to_and_keeps_no_record(tmp_path: Path) -> None:
     write(Path("/dev/null"), [LINES])
     with pytest.raises(UserError, match="is no plain file"):
         AnswersFile(Path("/dev/null"), ORIGIN, resume=True)
     with pytest.raises(OutputError, match="cannot write"):
         AnswersFile(tmp_path, ORIGIN)
-
-
-def test_the_record_is_json_lines(tmp_path: Path) -> None:
-    write(tmp_path / "out", [LINES[:4], LINES[4:]], stop_after=1)
-    header, mark = map(json.loads, (tmp_path / "out.resume.jsonl").read_text().splitlines())
-    assert header == {"format": 1, **ORIGIN}
-    assert (mark["lines"], mark["bytes"]) == (4, len(answer(LINES[:4]).encode()))

@@ -5,9 +5,9 @@ import torch
 
 import phmctl
 from phmctl.errors import DataError, UserError
-from phmctl.inference.model import Model
 from phmctl.runs import Run
 from phmctl.tasks.classification.predictor import load_classifier
+from phmctl.tasks.model import Model
 
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
 PAIRS = [("see the cat", "the cat is here"), ("see the dog", "the key is here"), ("a", "")]
@@ -34,7 +34,7 @@ def test_labels_and_probabilities_are_the_commands(classifier: Model, runs: dict
 
 
 def test_a_classifier_has_no_precision_to_choose(runs: dict[str, Run]) -> None:
-    with pytest.raises(UserError, match="is for translators"):
+    with pytest.raises(UserError, match="--precision"):
         phmctl.load(runs["encoder"].folder, precision="bfloat16")
 
 
@@ -57,7 +57,7 @@ def test_vectors_are_what_the_model_reads(runs: dict[str, Run], kind: str) -> No
 
 
 def test_a_text_longer_than_the_model_knows(classifier: Model) -> None:
-    limit = classifier._classifier.max_tokens
+    limit = classifier.max_tokens
     exact, long = " ".join(["cat"] * limit), " ".join(["cat"] * (limit + 1))
     assert [each.cut for each in classifier.classify([exact, long, "cat"])] == [False, True, False]
     with pytest.raises(DataError, match=f"text 2 has more than the {limit} tokens"):
@@ -93,7 +93,7 @@ def test_threads_at_once_get_equal_answers(runs: dict[str, Run], kind: str) -> N
 
 
 def test_lengths_are_those_that_the_limit_counts(classifier: Model, pairs: Model) -> None:
-    assert classifier.max_tokens == classifier._classifier.max_tokens
+    assert classifier.max_tokens == 64
     assert classifier.lengths(["the cat", "", "the dogs near"]) == [2, 0, 3]
     assert pairs.lengths([("a b c", "d"), ("", "e f")]) == [3, 2]
     assert pairs.lengths([]) == []

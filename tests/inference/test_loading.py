@@ -13,11 +13,11 @@ import torch
 
 import phmctl
 from phmctl.errors import RecipeError, RunError, UserError
-from phmctl.inference.model import Model
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.runs import Run
 from phmctl.tasks.classification.predictor import load_classifier
+from phmctl.tasks.model import Model
 from tests.decoding.conftest import TEXT
 
 
@@ -49,7 +49,7 @@ def test_the_checkpoint_is_chosen(run: Run, translator: Model) -> None:
 def test_weights_in_bfloat16(run: Run, translator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: True)
     half = phmctl.load(run.folder, device="cpu", precision="bfloat16")
-    assert {each.dtype for each in half._model.parameters()} == {torch.bfloat16}
+    assert {each.dtype for each in half.engine.model.parameters()} == {torch.bfloat16}
     assert half.about()["decoding"]["precision"] == "bfloat16"
     (exact,), (near,) = (model.translate(TEXT[:1], beam=1)[0] for model in (translator, half))
     assert near.log_prob != exact.log_prob
@@ -106,7 +106,10 @@ def test_a_newer_version_without_a_checkpoint_is_passed_over_without_a_word(
 
 
 def test_what_answers_is_a_dense_model(tiny_run: Run, runs: dict[str, Run]) -> None:
-    models = (phmctl.load(tiny_run.folder, device="cpu")._model, load_classifier(runs["encoder"], device="cpu").model)
+    models = (
+        phmctl.load(tiny_run.folder, device="cpu").engine.model,
+        load_classifier(runs["encoder"], device="cpu").model,
+    )
     assert not [
         module for model in models for module in model.modules() if isinstance(module, PHMLinear | PHMEmbedding)
     ]

@@ -6,8 +6,8 @@ import torch
 
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, RecipeError, UserError
-from phmctl.inference.model import Model
 from phmctl.runs import Run
+from phmctl.tasks.model import Model
 from tests.decoding.conftest import TEXT
 
 TEXTS = [*TEXT[:2], "Zwei Kinder spielen .", "", TEXT[3]]
@@ -32,7 +32,7 @@ def test_beam_and_alpha_are_of_one_call(translator: Model, run: Run) -> None:
 
 
 def test_scores_are_what_the_search_finds(translator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = translator._translator
+    kept = translator.translator
     sources = kept.encode(TEXTS, strict=True)[0]
     found = [best for [best] in kept.search([ids for ids in sources if ids])]
     # A random model's tokens are not those that its text is split into again: its own are put in for them.
@@ -42,7 +42,7 @@ def test_scores_are_what_the_search_finds(translator: Model, monkeypatch: pytest
 
 
 def test_a_score_is_the_sum_of_the_steps(translator: Model) -> None:
-    kept = translator._translator
+    kept = translator.translator
     [source], [target] = kept.encode(TEXTS[:1], strict=True)[0], kept.encode_targets(TEXTS[4:])
     with torch.no_grad():
         total, prefix = 0.0, [2]
@@ -61,7 +61,7 @@ def test_an_empty_source_has_one_translation(translator: Model) -> None:
 
 def test_vectors_are_the_mean_of_the_states(translator: Model) -> None:
     found = translator.encode(TEXTS)
-    kept = translator._translator
+    kept = translator.translator
     for row, ids in enumerate(kept.encode(TEXTS, strict=True)[0]):
         with torch.no_grad():
             wanted = kept.engine.model.encode(torch.tensor([ids])).states[0].mean(0) if ids else torch.zeros(32)
@@ -122,7 +122,7 @@ def test_threads_at_once_get_equal_answers(translator: Model) -> None:
 def test_lengths_are_those_that_the_limit_counts(translator: Model) -> None:
     assert translator.max_tokens == 20
     found = translator.lengths([*TEXTS, TEXT[2]])
-    assert found[:-1] == [max(len(ids) - 1, 0) for ids in translator._translator.encode(TEXTS, strict=True)[0]]
+    assert found[:-1] == [max(len(ids) - 1, 0) for ids in translator.translator.encode(TEXTS, strict=True)[0]]
     assert found[3] == 0
     assert found[-1] > 20
     assert translator.lengths([(TEXT[2], ""), ("", "")]) == [found[-1], 0]

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -54,24 +54,11 @@ def test_the_answers_are_those_of_one_process(run: Run) -> None:
 class _Mortal:
     """A predictor that says what it was given; in a worker the line `die` ends it."""
 
-    verb = "answering"
-
-    def about(self) -> dict[str, Any]:
-        return {}
-
-    origin = about
-
     def predict(self, lines: Sequence[str], *, numbers: Any = None, advance: Any) -> list[Any]:
         if "die" in lines:
             os.kill(os.getpid(), signal.SIGKILL)
         advance(len(lines))
         return list(zip(numbers, lines, strict=True))
-
-    def lines(self, found: Sequence[Any], *, first_line: int = 1) -> Iterator[str]:
-        yield from map(str, found)
-
-    def as_json(self, found: Sequence[Any]) -> Iterator[dict[str, Any]]:
-        yield from ({"answer": each} for each in found)
 
 
 class _Loading(Loading):
@@ -84,25 +71,25 @@ LOADING = _Loading(Path(), "best", "cpu", (), False, 1)
 
 def test_a_worker_that_dies_is_an_error() -> None:
     told: list[int] = []
-    with with_workers(_Mortal(), LOADING, 2) as both:
+    with with_workers(_Mortal(), LOADING, 2) as predict:
         lines = ["a", "bb", "cc", "ddd"]
-        assert both.predict(lines, numbers=[5, 6, 7, 9], advance=told.append) == [
+        assert predict(lines, numbers=[5, 6, 7, 9], advance=told.append) == [
             (5, "a"), (6, "bb"), (7, "cc"), (9, "ddd")
         ]  # fmt: skip
         assert sum(told) == 4
-        with pytest.raises(WorkerError, match="take fewer --workers"):
-            both.predict(["long", "die"], advance=told.append)
+        with pytest.raises(WorkerError, match="--workers"):
+            predict(["long", "die"], numbers=[1, 2], advance=told.append)
 
 
 def test_workers_end_with_a_process_that_is_killed() -> None:
     code = """
-import os, signal
+import multiprocessing, os, signal
 from tests.inference.test_workers import LOADING, _Mortal
 from phmctl.inference.workers import with_workers
 if __name__ == "__main__":
-    with with_workers(_Mortal(), LOADING, 2) as both:
-        both.predict(["a", "b"], advance=print)
-        print(*both.pool._processes, flush=True)
+    with with_workers(_Mortal(), LOADING, 2) as predict:
+        predict(["a", "b"], numbers=[1, 2], advance=print)
+        print(*[each.pid for each in multiprocessing.active_children()], flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -19,6 +19,7 @@ from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
 from phmctl.recipe.sections import Section
 from phmctl.runs import Run
 from phmctl.tasks.base import Asked, Sizes, TaskKind
+from phmctl.tasks.model import Model
 from phmctl.tasks.registry import TASKS, task_kind
 from tests.training.fake import FakeModel, FakeTask
 
@@ -45,17 +46,13 @@ class DigitReport:
         return [Table("digits", ["accuracy"], [[f"{self.accuracy:.2f}"]])]
 
 
-class DigitPredictor:
+class DigitReader(Model):
     verb = "reading"
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model.eval()
-
-    def about(self) -> dict[str, Any]:
-        return {"settings": {}}
-
-    def origin(self) -> dict[str, Any]:
-        return {}
+    def __init__(self, run: Run, checkpoint: str) -> None:
+        super().__init__(run, checkpoint)
+        self.model, folder = FakeModel().eval(), run.checkpoint(checkpoint)
+        load_model(self.model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
 
     def predict(self, lines: Sequence[str], *, numbers: Any = None, advance: Callable[[int], None]) -> list[int]:
         advance(len(lines))
@@ -86,10 +83,8 @@ class DigitKind(TaskKind[DigitRecipe]):
         answers = list(self.answering(asked).predict("0123", advance=lambda count: None))
         return DigitReport(sum(answer == digit for digit, answer in enumerate(answers)) / 4)
 
-    def answering(self, asked: Asked) -> DigitPredictor:
-        model, folder = FakeModel(), asked.run.checkpoint(asked.checkpoint)
-        load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
-        return DigitPredictor(model)
+    def answering(self, asked: Asked) -> DigitReader:
+        return DigitReader(asked.run, asked.checkpoint)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
         return list("0123")

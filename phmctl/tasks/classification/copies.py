@@ -14,60 +14,37 @@ from phmctl.runs import DATA, Run
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of a split, as a run keeps them.
+    """The examples of a split, as a run keeps them."""
 
-    Attributes:
-        texts: the one or two texts of each, cleaned.
-        labels: what is right.
-        extras: other numbers of each, by name; -1 where they are not known.
-    """
-
-    texts: list[tuple[str, ...]]
-    labels: list[str]
-    extras: Mapping[str, list[int]]
+    texts: list[tuple[str, ...]]  # the one or two texts of each, cleaned
+    labels: list[str]  # what is right
+    extras: Mapping[str, list[int]]  # other numbers of each, by name; -1 where they are not known
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 def write_copies(run: Run, prepared: PreparedData) -> None:
-    """Write the tokenizer, the examples of the evaluation splits and the manifest into a new run.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Write tokenizer, examples of the evaluation splits and manifest into a new run. Raises OutputError."""
     prepared.tokenizer.save(run.tokenizer_folder / JOINT_FILE)
-    write_examples(run, prepared)
-    record_copies(run, prepared.manifest)
-
-
-def write_examples(run: Run, prepared: PreparedData) -> None:
-    """Write the examples of the evaluation splits into a new run. Raises OutputError."""
     for name in prepared.splits:
         if name != "train":
             write_atomic(run.text_folder / f"{name}.jsonl", _as_lines(prepared.split(name), prepared.labels))
+    record_copies(run, prepared.manifest)
 
 
 def _as_lines(split: Split, labels: list[str]) -> str:
     numbers = [] if split.labels is None else split.labels.tolist()
-    rows = zip(zip(*split.texts, strict=True), numbers, strict=True)
     extras = {name: values.tolist() for name, values in split.extras.items()}
-    return "".join(
-        json.dumps(
-            {"texts": texts, "label": labels[number], **{name: values[row] for name, values in extras.items()}},
-            ensure_ascii=False,
-        )
-        + "\n"
-        for row, (texts, number) in enumerate(rows)
-    )
+    lines = []
+    for row, (texts, number) in enumerate(zip(zip(*split.texts, strict=True), numbers, strict=True)):
+        example = {"texts": texts, "label": labels[number], **{name: values[row] for name, values in extras.items()}}
+        lines.append(json.dumps(example, ensure_ascii=False) + "\n")
+    return "".join(lines)
 
 
 def read_examples(run: Run, split: str) -> Examples:
-    """Return the examples that a run keeps of a split.
-
-    Raises:
-        RunError: the run has no such split (the message names the nearest), or its file is damaged.
-    """
+    """Return the examples that a run keeps of a split. Raises RunError."""
     path = run.text_folder / f"{split}.jsonl"
     if not path.is_file():
         has = run.splits()
@@ -88,7 +65,6 @@ def read_examples(run: Run, split: str) -> Examples:
 
 
 def labels_of(run: Run) -> list[str]:
-    """Return the classes that a run tells apart, in the order of their numbers. Raises RunError if it does not say."""
     labels = run.data().get("labels")
     if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
         raise RunError(f"{run.folder / DATA} does not say which labels there are; {ADVICE}")

@@ -23,7 +23,8 @@ from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers
 from phmctl.tasks.classification.copies import Examples, labels_of, read_examples
-from phmctl.tasks.classification.predictor import WINDOW, Prediction, TextClassifier, load_classifier
+from phmctl.tasks.classification.predictor import WINDOW, TextClassifier, load_classifier
+from phmctl.tasks.model import Classified
 
 
 @dataclass(frozen=True)
@@ -36,49 +37,30 @@ class Group:
 
 @dataclass(frozen=True)
 class SplitScores:
-    """What a classifier reaches on one split.
+    """What a classifier reaches on one split."""
 
-    Attributes:
-        split: its name.
-        labels: the classes.
-        accuracy: the share of right answers, with its 95 % interval.
-        classes: precision, recall and F1 of each class.
-        confusion: how often each class (row) was taken for each (column).
-        groups: accuracy by the value of each extra.
-        compared: McNemar's test against the baseline, if there is one.
-    """
-
-    split: str
-    labels: list[str]
-    accuracy: Accuracy
-    classes: list[ClassScore]
-    confusion: list[list[int]]
-    groups: Mapping[str, list[Group]] = field(default_factory=dict)
-    compared: McNemar | None = None
+    split: str  # its name
+    labels: list[str]  # the classes
+    accuracy: Accuracy  # the share of right answers, with its 95 % interval
+    classes: list[ClassScore]  # precision, recall and F1 of each class
+    confusion: list[list[int]]  # how often each class (row) was taken for each (column)
+    groups: Mapping[str, list[Group]] = field(default_factory=dict)  # accuracy by the value of each extra
+    compared: McNemar | None = None  # McNemar's test against the baseline, if there is one
 
 
 @dataclass(frozen=True)
 class ClassifierReport:
-    """What ``eval`` found of a classifier.
+    """What ``eval`` found of a classifier."""
 
-    Attributes:
-        run: its name.
-        checkpoint: the name of the checkpoint's folder.
-        splits: the split that was asked for, then its others (``test_mismatched`` beside ``test``).
-        against: the baseline's name.
-    """
-
-    run: str
-    checkpoint: str
-    splits: list[SplitScores]
-    against: str | None = None
+    run: str  # its name
+    checkpoint: str  # the name of the checkpoint's folder
+    splits: list[SplitScores]  # the split that was asked for, then its others (``test_mismatched`` beside ``test``)
+    against: str | None = None  # the baseline's name
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return asdict(self)
 
     def tables(self) -> Iterator[Table]:
-        """Yield what people are shown, for each split."""
         for scores in self.splits:
             yield from _tables(f"{self.run}, {scores.split}, checkpoint {self.checkpoint}", scores, self.against)
 
@@ -92,29 +74,17 @@ def evaluate(
     device: str = "auto",
     execution: str | None = None,
 ) -> ClassifierReport:
-    """Score a classifier on a split and on its others, and write scores and predictions into the run.
-
-    Args:
-        run: the system.
-        split: a split whose text lies in the run: ``valid``, or ``test``; those called ``test_…`` are scored with it.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both runs.
-        against: a baseline, compared by McNemar's exact test. Nothing is written into it.
-        device: where to compute.
-        execution: how the maps of both are applied, if not as their recipes say.
-
-    Raises:
-        UserError: no such execution.
-        RunError: the split or the checkpoint is missing or damaged, or the baseline was tested on other examples.
-        OutputError: the run's folder cannot be written.
-    """
+    """Score a classifier on a split and on its others, and write scores and predictions into the run."""
     read_examples(run, split)  # first of all: is it there?
     names = [split, *(name for name in run.splits() if name.startswith(f"{split}_"))]
     examples = {name: read_examples(run, name) for name in names}
     if against is not None:
         for name, own in examples.items():
-            _check_same(run, against, name, own)
+            other = read_examples(against, name)
+            if (other.texts, other.labels) != (own.texts, own.labels):
+                raise RunError(f"{against.folder} has other {name} examples than {run.folder}; scores do not compare")
 
-    def answer(one: Run) -> tuple[Weights, dict[str, list[Prediction]]]:
+    def answer(one: Run) -> tuple[Weights, dict[str, list[Classified]]]:
         load = partial(load_classifier, device=device, cleaned=True, execution=execution)
         weights, classifier = one.use(checkpoint, lambda name: (one.weights(name), load(one, name)))
         return weights, _answers(one.name, classifier, examples)
@@ -131,7 +101,11 @@ def evaluate(
             for remark in remarks([" ".join(texts) for texts in own.texts], [each.label for each in answers[name]]):
                 warn(f"{run.name}, {weights.name}, {name}: {remark}")
     setting = setting_of(split, weights, execution)
-    _write(run, setting, [replace(one, compared=None) for one in results], examples, answers)
+    paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
+    for name, own in examples.items():
+        write_predictions(paths[name], own, answers[name])
+    alone = ClassifierReport(run.name, weights.name, [replace(one, compared=None) for one in results])
+    write_result(run, setting, alone.as_json(), _figures(results), answers=paths[split])
     report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
     if against is not None and rival is not None:
         beside = setting.beside(against.name, rival[0])
@@ -144,54 +118,30 @@ def setting_of(split: str, weights: Weights, execution: str | None = None) -> Se
     return Setting(split, weights, {} if execution is None else {"execution": execution}, execution or "")
 
 
-def _write(
-    run: Run,
-    setting: Setting,
-    results: list[SplitScores],
-    examples: Mapping[str, Examples],
-    answers: Mapping[str, list[Prediction]],
-) -> None:
-    """Write the scores, and the predictions of each split, into the run."""
-    paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
-    for name, own in examples.items():
-        write_predictions(paths[name], own, answers[name])
-    report = ClassifierReport(run.name, setting.weights.name, results).as_json()
-    write_result(run, setting, report, _figures(results), answers=paths[setting.split])
-
-
 def _figures(results: Sequence[SplitScores]) -> dict[str, float]:
     """Return the accuracy on the split that was asked for, and those on its others by their names."""
     first, *others = results
     return {"accuracy": first.accuracy.value, **{f"accuracy {one.split}": one.accuracy.value for one in others}}
 
 
-def _answers(name: str, classifier: TextClassifier, examples: Mapping[str, Examples]) -> dict[str, list[Prediction]]:
+def _answers(name: str, classifier: TextClassifier, examples: Mapping[str, Examples]) -> dict[str, list[Classified]]:
     """Return the answer of a run's classifier to each example of each split."""
-    return {split: _answer(classifier, own, f"labelling {split} with {name}") for split, own in examples.items()}
-
-
-def _answer(classifier: TextClassifier, examples: Examples, words: str) -> list[Prediction]:
-    answers: list[Prediction] = []
-    with progress(words, len(examples)) as advance:
-        for start in range(0, len(examples), 8 * WINDOW):
-            texts = examples.texts[start : start + 8 * WINDOW]
-            answers += classifier.label(texts)
-            advance(len(texts))
+    answers: dict[str, list[Classified]] = {split: [] for split in examples}
+    for split, own in examples.items():
+        with progress(f"labelling {split} with {name}", len(own)) as advance:
+            for start in range(0, len(own), 8 * WINDOW):
+                texts = own.texts[start : start + 8 * WINDOW]
+                answers[split] += classifier.label(texts)
+                advance(len(texts))
     return answers
-
-
-def _check_same(run: Run, baseline: Run, split: str, examples: Examples) -> None:
-    other = read_examples(baseline, split)
-    if (other.texts, other.labels) != (examples.texts, examples.labels):
-        raise RunError(f"{baseline.folder} has other {split} examples than {run.folder}; their scores do not compare")
 
 
 def _score(
     split: str,
     labels: list[str],
     examples: Examples,
-    answers: Sequence[Prediction],
-    baseline: Sequence[Prediction] | None,
+    answers: Sequence[Classified],
+    baseline: Sequence[Classified] | None,
 ) -> SplitScores:
     given = [answer.label for answer in answers]
     return SplitScores(
@@ -215,7 +165,7 @@ def _groups(values: Sequence[int], given: Sequence[str], truth: Sequence[str]) -
     return groups
 
 
-def write_predictions(path: Path, examples: Examples, answers: Sequence[Prediction]) -> None:
+def write_predictions(path: Path, examples: Examples, answers: Sequence[Classified]) -> None:
     """Write a row an example: what is right, what was predicted and how sure, the extras, the texts."""
     names = [*examples.extras]
     sides = ("text",) if not examples.texts or len(examples.texts[0]) == 1 else ("first", "second")
@@ -228,11 +178,7 @@ def write_predictions(path: Path, examples: Examples, answers: Sequence[Predicti
 
 
 def read_predictions(path: Path) -> Answers:
-    """Read what :func:`evaluate` wrote of a split's predictions.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Read what :func:`evaluate` wrote of a split's predictions. Raises RunError."""
     try:
         head, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1])
         columns = dict(zip(head, zip(*rows, strict=True), strict=True))
@@ -249,51 +195,26 @@ def read_predictions(path: Path) -> Answers:
 
 
 def _tables(title: str, scores: SplitScores, against: str | None) -> Iterator[Table]:
-    whole = scores.accuracy
-    yield Table(
-        f"{title}: {whole.total:,} examples",
-        ["class", "examples", "precision", "recall", "F1"],
-        [
-            (one.label, f"{one.support:,}", *map(_percent, (one.precision, one.recall, one.f1)))
-            for one in scores.classes
-        ],
-    )
-    yield Table(
-        "accuracy (95 % interval)", ["examples", "correct", "accuracy", "interval"], [_accuracy_cells("all", whole)[1:]]
-    )
+    classes, columns = scores.classes, ["class", "examples", "precision", "recall", "F1"]
+    rows: list[Sequence[object]]
+    rows = [(one.label, f"{one.support:,}", *map(_percent, (one.precision, one.recall, one.f1))) for one in classes]
+    yield Table(f"{title}: {scores.accuracy.total:,} examples", columns, rows)
+    columns = ["examples", "correct", "accuracy", "interval"]
+    yield Table("accuracy (95 % interval)", columns, [_accuracy_cells(scores.accuracy)])
     for name, groups in scores.groups.items():
-        rows = [_accuracy_cells("unknown" if group.value is None else group.value, group.accuracy) for group in groups]
-        yield Table(f"accuracy by {name}", [name, "examples", "correct", "accuracy", "interval"], rows)
-    rows_of_table = zip(scores.labels, scores.confusion, strict=True)
-    yield Table(
-        "confusion: label (row), prediction (column)",
-        ["", *scores.labels],
-        [(label, *row) for label, row in rows_of_table],
-    )
-    if scores.compared is not None:
-        yield _comparison(scores.compared, against)
+        rows = [("unknown" if one.value is None else one.value, *_accuracy_cells(one.accuracy)) for one in groups]
+        yield Table(f"accuracy by {name}", [name, *columns], rows)
+    rows = [(label, *row) for label, row in zip(scores.labels, scores.confusion, strict=True)]
+    yield Table("confusion: label (row), prediction (column)", ["", *scores.labels], rows)
+    if (one := scores.compared) is not None:
+        p_value = f"{one.p_value:.4f}" if one.p_value >= 0.0001 else "< 0.0001"
+        columns = ["difference", "only baseline correct", "only this run correct", "p"]
+        cells = f"{100 * one.difference:+.2f} %", one.only_baseline, one.only_system, p_value
+        yield Table(f"McNemar's exact test against {against}; {ONE_SEED}", columns, [cells])
 
 
-def _accuracy_cells(name: object, one: Accuracy) -> tuple[object, ...]:
-    return (
-        name,
-        f"{one.total:,}",
-        f"{one.right:,}",
-        _percent(one.value),
-        f"{_percent(one.lower)} – {_percent(one.upper)}",
-    )
-
-
-def _comparison(one: McNemar, against: str | None) -> Table:
-    return Table(
-        f"McNemar's exact test against {against}; {ONE_SEED}",
-        ["difference", "only baseline correct", "only this run correct", "p"],
-        [(f"{100 * one.difference:+.2f} %", one.only_baseline, one.only_system, _p_value(one.p_value))],
-    )
-
-
-def _p_value(value: float) -> str:
-    return f"{value:.4f}" if value >= 0.0001 else "< 0.0001"
+def _accuracy_cells(one: Accuracy) -> tuple[str, ...]:
+    return f"{one.total:,}", f"{one.right:,}", _percent(one.value), f"{_percent(one.lower)} – {_percent(one.upper)}"
 
 
 def _percent(share: float) -> str:

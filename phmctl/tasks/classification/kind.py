@@ -34,20 +34,17 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
     comparer = LabelComparer()
 
     def prepare(self, asked: Preparation) -> PreparedData:
-        """Clean and tokenize labelled text."""
         from phmctl.tasks.classification.options import prepare_asked
 
         return prepare_asked(asked)
 
     def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
-        """Bind a recipe to its prepared examples."""
         from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.classification.task import ClassificationTask
 
         return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
 
     def sizes(self, recipe: ClassificationRecipe, data: Path | None = None) -> Sizes:
-        """Return the ``vocabulary`` and the number of ``classes``."""
         from phmctl.data.prepared.folder import trained_sizes
 
         trained = None if data is None else trained_sizes(recipe.data, data)
@@ -61,58 +58,44 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
     def build(
         self, settings: ClassifierSection, sizes: Mapping[str, int], device: torch.device | str | None = None
     ) -> Classifier:
-        """Build the classifier, with a table that is trained."""
         from phmctl.assembly import build_classifier
 
         return build_classifier(settings, sizes["vocabulary"], sizes["classes"], device=device)
 
     def scored(self, asked: Asked) -> ClassifierReport:
-        """Score labels by accuracy; compare two runs by McNemar's exact test."""
         from phmctl.tasks.classification.evaluation import evaluate
 
         run, against, given = asked.run, asked.against, asked.options
         return evaluate(run, asked.split, asked.checkpoint, against=against, device=asked.device, **given)
 
     def setting(self, asked: Asked) -> Setting:
-        """Return checkpoint and execution."""
         from phmctl.tasks.classification.evaluation import setting_of
 
         return setting_of(asked.split, asked.run.weights(asked.checkpoint), **asked.options)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
-        """Return a split's examples with their labels and predictions."""
         from phmctl.tasks.classification.evaluation import read_predictions
 
         return None if result.answers is None else read_predictions(result.answers)
 
     def answering(self, asked: Asked) -> TextClassifier:
-        """Load a run's model, ready to label lines."""
         from phmctl.tasks.classification.predictor import load_classifier
 
-        return load_classifier(asked.run, asked.checkpoint, asked.device, cleaned=asked.own_text, **asked.options)
+        how = {"cleaned": asked.own_text, "threads": asked.threads, **asked.options}
+        return load_classifier(asked.run, asked.checkpoint, asked.device, **how)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
-        """Return a split's texts, those of a pair with a tab between."""
         from phmctl.tasks.classification.copies import read_examples
 
         return ["\t".join(" ".join(text.split()) for text in texts) for texts in read_examples(run, split).texts]
 
     def notes(self, settings: ClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Yield what the numbers hang on."""
         yield f"the map to the classes is counted for {sizes['classes']} of them"
         if isinstance(settings, PairClassifierSection) and settings.embeddings != "trained":
             yield "the embedding is trained where the data has no vectors, and ready and fixed where it has"
 
     def tables(self, settings: ClassifierSection, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the tokenizer's types, which the table may hold in more rows."""
         return {"embedding": sizes["vocabulary"]}
-
-    def real_share(self, task: ClassificationTask) -> float:
-        """Return the share of real tokens in an epoch."""
-        from phmctl.data.batches import lengths_of, real_token_share
-
-        split = task.prepared.split("train")
-        return real_token_share(task.plan(0), lengths_of(split))
 
 
 KIND = ClassificationKind()

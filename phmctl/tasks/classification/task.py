@@ -24,15 +24,7 @@ from phmctl.tasks.classification.copies import write_copies
 
 
 class ClassificationTask:
-    """A recipe's model on prepared labelled text.
-
-    Args:
-        recipe: the experiment.
-        prepared: its data.
-
-    Raises:
-        DataError: a split is missing or damaged, or its examples are not what the model reads.
-    """
+    """A recipe's model on prepared labelled text."""
 
     unit = "examples"
     floor = -math.inf
@@ -49,24 +41,19 @@ class ClassificationTask:
             )
 
     def build_model(self, device: torch.device | str | None = None) -> Classifier:
-        """Build the untrained model for the vocabulary and the labels, with the data's vectors if it has some."""
         size, classes = self.prepared.tokenizer.size, len(self.prepared.labels)
         return build_classifier(self.recipe.model, size, classes, self._vectors(), device)
 
     def plan(self, epoch: int) -> list[Rows]:
-        """Return the rows of each micro-batch of an epoch."""
         return self.planned(self.prepared.split("train"), epoch=epoch, shuffle=True)
 
     def cost(self, rows: Rows) -> Cost:
-        """Count the examples."""
         return Cost(len(rows), len(rows))
 
     def collate(self, rows: Rows) -> Batch:
-        """Build the micro-batch of some training examples."""
         return collate(self.prepared.split("train"), rows)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """Return the label-smoothed cross-entropy summed over the examples, and their number."""
         training = self.recipe.training
         if self._teacher is None:
             return model(*batch.sides, labels=batch.labels, smoothing=training.label_smoothing), batch.target_tokens
@@ -109,15 +96,10 @@ class ClassificationTask:
         return {"loss": nats / len(split), "accuracy": right / len(split)}
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """Return the accuracy."""
         return metrics["accuracy"]
 
     def check_data(self) -> None:
-        """Plan the validation and the first epoch, and say where the word vectors are from.
-
-        Raises:
-            DataError: a split is empty, or the recipe wants other vectors than the data has.
-        """
+        """Plan the validation and the first epoch, and say where the word vectors are from. Raises DataError."""
         command, folder = self.prepared.command, self.prepared.folder
         for name in ("train", "valid"):
             if not len(self.prepared.split(name)):
@@ -126,11 +108,9 @@ class ClassificationTask:
             self._check_vectors(self.recipe.model)
 
     def check_run(self, run: Run) -> None:
-        """Refuse (RunError) to continue a run on data other than its own."""
         check_same_data(run, self.prepared)
 
     def check_vocabulary(self, run: Run) -> None:
-        """Refuse (RunError) a run whose tokenizer is another: its table would mean other tokens."""
         check_same_vocabulary(run, self.prepared)
         labels = run.data().get("labels")
         if labels != self.prepared.labels:
@@ -139,7 +119,6 @@ class ClassificationTask:
             )
 
     def furnish(self, run: Run) -> None:
-        """Write the tokenizer, the evaluation splits and the data's manifest into the run."""
         write_copies(run, self.prepared)
 
     def planned(self, split: Split, *, epoch: int, shuffle: bool) -> list[Rows]:

@@ -1,7 +1,9 @@
 """Judging what was learned: the map against the true one, and the rule against the true one up to its basis."""
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,41 +11,33 @@ import torch
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
 from phmctl.algebra.kronecker import nearest_sum
 from phmctl.assembly import trained
-from phmctl.console import Table
+from phmctl.console import Table, warn
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, nearest
+from phmctl.files import write_atomic
 from phmctl.models.small import RuleModel
 from phmctl.recipe.schema import RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.rule_learning.copies import read_truth
 from phmctl.tasks.rule_learning.task import build_model, materialised, mean_squared_error, relative_error
-from phmctl.tasks.rule_learning.truth import EVALUATION_SAMPLES, Truth, draw_samples
+from phmctl.tasks.rule_learning.truth import EVALUATION_SAMPLES, Truth, draw_samples, read_truth
 
 SPLITS = ("test", "valid")
+CURVE = "loss.png"  # Figure 2 of the PHM paper
 THRESHOLD = 1e-3  # largest relative error of what counts as learned
 
 
 @dataclass(frozen=True)
 class RuleComparison:
-    """The learned rule beside the true one.
+    """The learned rule beside the true one."""
 
-    Attributes:
-        free: the group that H leaves free, GL(n) on the rule's first axis: A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S.
-        relative_error: ‖P·A − A*‖ / ‖A*‖ with the P that makes it least.
-        span_sine: sine of the largest angle between the spans of the A[i] and of the A*[i].
-        components_error: ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None where P has no
-            inverse.
-        condition: of P, in the 2-norm; None where P has no inverse.
-        basis: P, (n, n).
-    """
-
-    free: str
-    relative_error: float
-    span_sine: float
+    free: str  # the group that H leaves free, GL(n) on the rule's first axis: A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S
+    relative_error: float  # ‖P·A − A*‖ / ‖A*‖ with the P that makes it least
+    span_sine: float  # sine of the largest angle between the spans of the A[i] and of the A*[i]
+    # ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None where P has no inverse
     components_error: float | None
-    condition: float | None
-    basis: list[list[float]]
+    condition: float | None  # of P, in the 2-norm; None where P has no inverse
+    basis: list[list[float]]  # P, (n, n)
 
     def cells(self) -> list[tuple[str, str, str]]:
         """Return a row of a table for each number."""
@@ -61,41 +55,25 @@ class RuleComparison:
 
 @dataclass(frozen=True)
 class RuleEvaluation:
-    """What a run has learned.
+    """What a run has learned."""
 
-    Attributes:
-        run: its name.
-        split: ``test`` or ``valid``.
-        checkpoint: the name of the checkpoint's folder.
-        product: ``rotation-3d``, ``hamilton`` or ``octonion``.
-        samples: examples that `loss` is of; none of them was trained on.
-        loss: mean squared error of a number.
-        map_error: ‖H − H*‖ / ‖H*‖.
-        attainable_error: the least `map_error` that any rule of the model's n can have; None where the rule is fixed or
-            of a limited rank.
-        rule: the rules compared; None where `rule_note` says why they cannot be.
-        rule_note: why not, or None.
-        learned: whether the errors of the map and, if it was compared, of the rule are below :data:`THRESHOLD`.
-    """
-
-    run: str
-    split: str
-    checkpoint: str
-    product: str
-    samples: int
-    loss: float
-    map_error: float
+    run: str  # its name
+    split: str  # ``test`` or ``valid``
+    checkpoint: str  # the name of the checkpoint's folder
+    product: str  # ``rotation-3d``, ``hamilton`` or ``octonion``
+    samples: int  # examples that `loss` is of; none of them was trained on
+    loss: float  # mean squared error of a number
+    map_error: float  # ‖H − H*‖ / ‖H*‖
+    # the least `map_error` that any rule of the model's n can have; None where the rule is fixed or of a limited rank
     attainable_error: float | None
-    rule: RuleComparison | None
-    rule_note: str | None
-    learned: bool
+    rule: RuleComparison | None  # the rules compared; None where `rule_note` says why they cannot be
+    rule_note: str | None  # why not, or None
+    learned: bool  # whether the errors of the map and, if it was compared, of the rule are below :data:`THRESHOLD`
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return asdict(self) | {"threshold": THRESHOLD}
 
     def tables(self) -> Iterator[Table]:
-        """Yield what people are shown."""
         rows = [
             ("loss", _number(self.loss), f"mean squared error of {self.samples:,} examples it was not trained on"),
             ("H", _number(self.map_error), "‖H − H*‖ / ‖H*‖"),
@@ -109,19 +87,7 @@ class RuleEvaluation:
 
 
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:
-    """Judge a run and write the result into it.
-
-    Args:
-        run: of a rule recipe.
-        split: which fresh examples to take, ``test`` or ``valid``.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
-        device: where to compute the outputs.
-
-    Raises:
-        RunError: the run is another task's, there is no such split, or the checkpoint or the true map is missing or
-            damaged.
-        OutputError: the run's folder cannot be written.
-    """
+    """Judge a run and write the result into it. Raises RunError, OutputError."""
     recipe = run.recipe_of(RuleRecipe)
     if split not in SPLITS:
         raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
@@ -150,11 +116,7 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, de
 
 
 def load_rule_model(run: Run, checkpoint: str = "best", device: str = "auto") -> RuleModel:
-    """Return a run's layer, ready to use.
-
-    Raises:
-        RunError: the run is another task's, or the checkpoint is missing or damaged.
-    """
+    """Return a run's layer, ready to use. Raises RunError."""
     return trained(build_model(run.recipe_of(RuleRecipe), "meta"), run, checkpoint, pick_device(device))
 
 
@@ -201,3 +163,33 @@ def _attainable(recipe: RuleRecipe, truth: Truth) -> float | None:
     if model.algebra not in ("phm", "real") or model.parametrization != "rule":
         return None
     return nearest_sum(truth.H, model.dimension).relative_error
+
+
+def draw_curve(path: Path, title: str, entries: Iterable[Mapping[str, Any]]) -> bool:
+    """Draw the training and the validation loss over the steps, on a logarithmic axis.
+
+    Return whether it was drawn: without matplotlib a warning says how to get it.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        warn(
+            f"no {path.name}: matplotlib is not installed; pip install 'phmctl[report]', then train with --resume to "
+            "draw it"
+        )
+        return False
+    figure = Figure(figsize=(6.0, 4.0), dpi=120, layout="constrained")  # no pyplot: nothing global, no window
+    axes = figure.add_subplot(xlabel="step", ylabel="mean squared error", yscale="log", title=title)
+    entries = list(entries)
+    for event, style in (("train", "-"), ("validation", "o")):
+        losses = [(each["step"], each.get("loss")) for each in entries if each.get("event") == event]
+        points = [(step, loss) for step, loss in losses if isinstance(loss, float) and loss > 0]  # on such an axis
+        axes.plot([step for step, _ in points], [loss for _, loss in points], style, label=event, markersize=4)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    picture = io.BytesIO()
+    FigureCanvasAgg(figure)  # the figure's from here on
+    figure.savefig(picture, format="png", metadata={"Software": None})  # the same bytes for the same run
+    write_atomic(path, picture.getvalue())
+    return True

@@ -13,8 +13,7 @@ from phmctl.recipe.schema import RuleModelSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.tasks.answers import Metric
 from phmctl.tasks.base import Asked, Sizes, TaskKind
-from phmctl.tasks.rule_learning.curve import CURVE, draw_curve
-from phmctl.tasks.rule_learning.evaluation import RuleEvaluation, evaluate_rule
+from phmctl.tasks.rule_learning.evaluation import CURVE, RuleEvaluation, draw_curve, evaluate_rule
 from phmctl.tasks.rule_learning.task import RuleTask
 
 
@@ -26,11 +25,9 @@ class RuleKind(TaskKind[RuleRecipe]):
     metrics = (Metric("map_error", higher=False), Metric("loss", higher=False))
 
     def open(self, recipe: RuleRecipe, data: Path) -> RuleTask:
-        """Draw a recipe's true map and examples; the data folder is not looked at."""
         return RuleTask(recipe)
 
     def sizes(self, recipe: RuleRecipe, data: Path | None = None) -> Sizes:
-        """Return ``features``, the real numbers in and out."""
         features = recipe.data.dims * recipe.data.components
         note = f"features: {features} = {recipe.data.dims} × {recipe.data.components}"
         return Sizes({"features": features}, note, trained=True)
@@ -38,11 +35,9 @@ class RuleKind(TaskKind[RuleRecipe]):
     def build(
         self, settings: RuleModelSection, sizes: Mapping[str, int], device: torch.device | str | None = None
     ) -> RuleModel:
-        """Build the one layer."""
         return build_rule_model(settings, sizes["features"], device)
 
     def scored(self, asked: Asked) -> RuleEvaluation:
-        """Compare the learned map and rule with the true ones."""
         if asked.against is not None:
             raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
         return evaluate_rule(asked.run, asked.split, asked.checkpoint, device=asked.device)

@@ -16,29 +16,30 @@ from phmctl.models.small import RuleModel
 from phmctl.recipe.schema import RuleRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.rule_learning.copies import TRUTH, read_truth, write_truth
-from phmctl.tasks.rule_learning.truth import EVALUATION_SAMPLES, Samples, Truth, draw_samples, draw_truth
+from phmctl.tasks.rule_learning.truth import (
+    EVALUATION_SAMPLES,
+    TRUTH,
+    Samples,
+    Truth,
+    draw_samples,
+    draw_truth,
+    read_truth,
+    write_truth,
+)
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Some examples.
+    """Some examples."""
 
-    Attributes:
-        inputs: (B, d).
-        targets: (B, d).
-    """
-
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tensor  # (B, d)
+    targets: Tensor  # (B, d)
 
     @property
     def target_tokens(self) -> int:
-        """How many numbers the loss sums over."""
         return self.targets.numel()
 
     def to(self, device: torch.device) -> "SampleBatch":
-        """Return the batch on a device."""
         return SampleBatch(self.inputs.to(device), self.targets.to(device))
 
 
@@ -55,28 +56,23 @@ class RuleTask:
         self._valid = draw_samples(self.truth, "valid", EVALUATION_SAMPLES, recipe.data.seed)
 
     def build_model(self, device: torch.device | str | None = None) -> RuleModel:
-        """Build the untrained layer."""
         return build_model(self.recipe, device)
 
     def plan(self, epoch: int) -> list[Rows]:
-        """Return the rows of each batch of an epoch, in an order that the seed and the epoch give."""
         settings = self.recipe.training
         count, size = len(self._train.inputs), settings.batch_size
         order = RandomNumbers(settings.seed, epoch).permutation(count)  # (N,)
         return [order[begin : begin + size] for begin in range(0, count, size)]
 
     def cost(self, rows: Rows) -> Cost:
-        """Count the numbers of the targets."""
         numbers = len(rows) * self._train.targets.shape[1]
         return Cost(numbers, numbers)
 
     def collate(self, rows: Rows) -> SampleBatch:
-        """Take some training examples."""
         chosen = torch.from_numpy(rows)  # (B,)
         return SampleBatch(self._train.inputs[chosen], self._train.targets[chosen])
 
     def loss(self, model: nn.Module, batch: SampleBatch) -> tuple[Tensor, int]:
-        """Return the squared error summed over all numbers of the targets, and how many these are."""
         return model(batch.inputs, batch.targets), batch.target_tokens
 
     @torch.no_grad()
@@ -95,18 +91,12 @@ class RuleTask:
         return {"loss": loss, "map_error": relative_error(materialised(model), self.truth.H)}
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """Return the negative loss."""
         return -metrics["loss"]
 
     def check_data(self) -> None:
         """Whatever a recipe asks for can be drawn."""
 
     def check_run(self, run: Run) -> None:
-        """Refuse to continue a run on examples other than its own.
-
-        Raises:
-            RunError: its true map is missing, damaged, or not the one that the recipe draws here.
-        """
         own = read_truth(run)
         if not same(own, self.truth):
             raise RunError(
@@ -118,12 +108,10 @@ class RuleTask:
         """Numbers mean the same everywhere."""
 
     def furnish(self, run: Run) -> None:
-        """Write the true map into the run."""
         write_truth(run, self.recipe.data, self.truth)
 
 
 def build_model(recipe: RuleRecipe, device: torch.device | str | None = None) -> RuleModel:
-    """Build a recipe's untrained layer; on ``meta`` nothing is allocated."""
     return build_rule_model(recipe.model, recipe.data.dims * recipe.data.components, device)
 
 

@@ -13,13 +13,20 @@ import zlib
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from phmctl.algebra.kronecker import kronecker_sum
 from phmctl.algebra.rules import fixed_rule
+from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
+from phmctl.errors import RunError
+from phmctl.files import write_atomic
 from phmctl.recipe.schema import RuleDataSection
+from phmctl.runs import Run
 
 ROTATION = "rotation-3d"
+TRUTH = "truth.safetensors"  # in a run, which is judged by it wherever it was moved, whatever torch draws there
 EVALUATION_SAMPLES = 1000  # of the validation and of the test split
 _ALGEBRA = {"hamilton": "quaternion", "octonion": "octonion"}
 
@@ -84,3 +91,19 @@ def draw_samples(truth: Truth, split: str, count: int, seed: int) -> Samples:
 def _generator(seed: int, purpose: str) -> torch.Generator:
     """Return a stream of random numbers that has nothing to do with those of other purposes."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {purpose}".encode()))
+
+
+def write_truth(run: Run, data: RuleDataSection, truth: Truth) -> None:
+    """Write the true map into a new run, and ``data.json`` with its SHA-256. Raises OutputError."""
+    write_atomic(run.folder / TRUTH, save({"A": truth.A.contiguous(), "S": truth.S.contiguous()}))
+    record_copies(run, data.model_dump(), run.folder / TRUTH)
+
+
+def read_truth(run: Run) -> Truth:
+    """Return the true map that a run was trained on. Raises RunError."""
+    path = run.folder / TRUTH
+    refuse_damaged_copy(run, path)
+    try:
+        return Truth(**load(path.read_bytes()))
+    except (OSError, SafetensorError, TypeError) as error:
+        raise RunError(f"{path} cannot be used ({error}); {ADVICE}") from error

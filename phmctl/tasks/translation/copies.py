@@ -11,11 +11,7 @@ _EXTRAS = ".extras"  # a split's whole numbers by name, JSON
 
 
 def write_copies(run: Run, prepared: PreparedData) -> None:
-    """Write the tokenizers, the text of the evaluation splits and the manifest into a new run.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Write the tokenizers, the text of the evaluation splits and the manifest into a new run. Raises OutputError."""
     prepared.tokenizers.save(run.tokenizer_folder)
     for name in prepared.splits:
         if name != "train":
@@ -27,11 +23,7 @@ def write_copies(run: Run, prepared: PreparedData) -> None:
 
 
 def read_extras(run: Run, split: str) -> dict[str, list[int]]:
-    """Return the numbers by which a split's scores are broken down, by name; -1 is not known.
-
-    Raises:
-        RunError: they are damaged.
-    """
+    """Return the numbers by which a split's scores are broken down, by name; -1 is not known. Raises RunError."""
     path = run.text_folder / f"{split}{_EXTRAS}"
     if not path.is_file():
         return {}

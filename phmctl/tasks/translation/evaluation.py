@@ -49,23 +49,19 @@ from phmctl.tasks.translation.copies import read_extras
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translator
 
+_ORIGIN = ".decoding.json"
+
 
 @dataclass(frozen=True)
 class Text:
-    """What is translated and scored: a split of the run's own text, or files that it has never seen.
+    """What is translated and scored: a split of the run's own text, or files that it has never seen."""
 
-    Attributes:
-        name: the split's, or the file's.
-        source: its sentences.
-        references: the right translations, a list of lines for each set of references.
-        extras: whole numbers of each sentence by which scores are broken down, by name.
-        origin: what tells files from others of the same name, for the results' settings: their SHA-256.
-    """
-
-    name: str
-    source: Sequence[str]
-    references: Sequence[Sequence[str]]
+    name: str  # the split's, or the file's
+    source: Sequence[str]  # its sentences
+    references: Sequence[Sequence[str]]  # the right translations, a list of lines for each set of references
+    # whole numbers of each sentence by which scores are broken down, by name
     extras: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    # what tells files from others of the same name, for the results' settings: their SHA-256
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -78,11 +74,7 @@ class Text:
 
 
 def own_text(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text | None:
-    """Return files as the run's own text is: cleaned as it was; None where none are given.
-
-    Raises:
-        DataError: one is given without the other, cannot be read, or has another number of lines.
-    """
+    """Return files as the run's own text is: cleaned as it was; None where none are given. Raises DataError."""
     if source is None and not references:
         return None
     if source is None or not references:
@@ -131,7 +123,6 @@ class Evaluation:
     seconds: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {
             "run": self.run,
             "split": self.split,
@@ -148,7 +139,6 @@ class Evaluation:
         }
 
     def tables(self) -> Iterator[Table]:
-        """Yield what people are shown: the scores, BLEU by source length, the comparison if there is one."""
         decoding = self.decoding
         yield Table(
             f"{self.run}, {self.split}: {self.sentences:,} sentences, "
@@ -158,11 +148,11 @@ class Evaluation:
             [(score.name, f"{score.value:.2f}") for score in self.scores],
             below=[*([f"{self.copy}"] if self.copy.one_language else []), *_signatures(self.scores)],
         )
-        yield Table(
-            "BLEU by source length", ["words", "sentences", "BLEU"], [_length_cells(one) for one in self.by_length]
-        )
-        for name, bins in self.by_value.items():
-            yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], [_value_cells(one) for one in bins])
+        parts: dict[tuple[str, str], Sequence[LengthBin | ValueBin]] = {("source length", "words"): self.by_length}
+        parts |= {(name, name): bins for name, bins in self.by_value.items()}
+        for (title, first), bins in parts.items():
+            rows = [(one.name, one.sentences, "–" if one.bleu is None else f"{one.bleu:.2f}") for one in bins]
+            yield Table(f"BLEU by {title}", [first, "sentences", "BLEU"], rows)
         if self.against:
             yield Table(
                 f"paired bootstrap against {self.against} (± half the 95 % interval); {ONE_SEED}",
@@ -170,15 +160,6 @@ class Evaluation:
                 [_comparison_cells(one) for one in self.comparisons],
                 below=_signatures(self.comparisons),
             )
-
-
-def _length_cells(one: LengthBin) -> tuple[object, ...]:
-    words = f"{one.low}–{one.high}" if one.high else f"{one.low} and more"
-    return words, one.sentences, "–" if one.bleu is None else f"{one.bleu:.2f}"
-
-
-def _value_cells(one: ValueBin) -> tuple[object, ...]:
-    return one.name, one.sentences, f"{one.bleu:.2f}"
 
 
 def _comparison_cells(one: Comparison) -> tuple[object, ...]:
@@ -208,24 +189,7 @@ def evaluate(
     tokenize: str | None = None,
     text: Text | None = None,
 ) -> Evaluation:
-    """Score a run's translations of a split and write the scores into the run.
-
-    Args:
-        run: the system.
-        split: a split whose text lies in the run: ``test`` or ``valid``.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both runs.
-        against: a baseline to compare with by paired bootstrap. Nothing is written into it.
-        decoding: settings of the search, for both runs; those of the system's recipe where None.
-        device: where to decode.
-        lowercase: compare BLEU and chrF in lower case; None does so if the run's own output is lower-cased.
-        tokenize: what sacrebleu splits by for BLEU; None: as is usual for the target language.
-        text: other text than the split.
-
-    Raises:
-        UserError: there is no such tokenizer, or not what it needs.
-        RunError: the split or the checkpoint is missing, or the baseline has other references.
-        OutputError: the run's folder cannot be written.
-    """
+    """Score a run's translations of a split and write the scores into the run."""
     text = text or Text.of_split(run, split)
     references, *others = text.references
     if against is not None and not text.origin and read_text(against, split, "target") != references:
@@ -278,7 +242,7 @@ def setting_of(
     tokenize: str | None = None,
 ) -> Setting:
     """Return what decides the result of :func:`evaluate`, which is asked the same. Raises RunError."""
-    setting = _Origin.of(run, text, _lines(run, text), checkpoint, decoding).setting
+    setting = _search_setting(run, text, checkpoint, decoding)
     return _scoring(setting, text, _compared(run, lowercase, tokenize))
 
 
@@ -323,63 +287,32 @@ def _decode(
 
     lines = _lines(run, text)
 
-    def find_or_load(name: str) -> "_Answered | tuple[_Origin, Path, Translator]":
-        origin = _Origin.of(run, text, lines, name, decoding)
-        places = origin.places(run, checkpoint, system)
-        for path in places:
-            kept = _kept(path, origin)
+    def find_or_load(name: str) -> "_Answered | tuple[Setting, Path, Translator]":
+        setting = _search_setting(run, text, name, decoding)
+        paths = [setting.path(run, "hyp")]
+        if system is not None:
+            paths.append(system.results_folder / f"against.{run.name.replace('/', '-')}.{paths[0].name}")
+        for path in paths:
+            kept = _kept(path, setting, lines)
             if kept is not None:
-                _warn_of_damage(run, name, path)
-                return _Answered(path, origin.setting, *kept)
-        return origin, places[-1], load_translator(run, name, device, decoding, cleaned=True)
+                try:
+                    run.verify_weights(name)
+                except RunError as error:
+                    warn(f"the translations kept in {path} are scored, but their checkpoint cannot be loaded: {error}")
+                return _Answered(path, setting, *kept)
+        return setting, paths[-1], load_translator(run, name, device, decoding, cleaned=True)
 
     found = run.use(checkpoint, find_or_load)
     if isinstance(found, _Answered):
         return found
-    origin, path, translator = found
+    setting, path, translator = found
     began = time.perf_counter()
     made = _translate(run, translator, lines)
     seconds = round(time.perf_counter() - began, 3)
     content = "".join(f"{line}\n" for line in made)
     write_atomic(path, content)
-    write_json(_origin_path(path), origin.as_json(content) | {"seconds": seconds})
-    return _Answered(path, origin.setting, made, seconds)
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """What determines translations: weights, search and the source text."""
-
-    setting: Setting
-    source_sha256: str
-
-    @classmethod
-    def of(cls, run: Run, text: Text, lines: Sequence[str], checkpoint: str, decoding: DecodingSection) -> Self:
-        values: dict[str, Any] = {
-            "decoding": decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
-        }
-        values |= {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
-        label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
-        setting = Setting(text.name, run.weights(checkpoint), values, label)
-        return cls(setting, sha256_text(f"{line}\n" for line in lines))
-
-    def as_json(self, hypotheses: str) -> dict[str, Any]:
-        weights = self.setting.weights
-        return {
-            "checkpoint": weights.name,
-            "checkpoint_sha256": weights.sha256,
-            "source_sha256": self.source_sha256,
-            **self.setting.values,
-            "hypotheses_sha256": sha256_text([hypotheses]),
-        }
-
-    def places(self, run: Run, asked: str, system: Run | None) -> list[Path]:
-        """Return where they may be kept, first where earlier versions did; new ones go to the last."""
-        split, own = self.setting.split, self.setting.path(run, "hyp")
-        places = [run.results_folder / f"{split if asked == 'best' else f'{split}.{asked}'}.hyp", own]
-        if system is not None:
-            places.append(system.results_folder / f"against.{run.name.replace('/', '-')}.{own.name}")
-        return places
+    write_json(path.with_suffix(_ORIGIN), _origin(setting, lines, content) | {"seconds": seconds})
+    return _Answered(path, setting, made, seconds)
 
 
 def _translate(run: Run, translator: "Translator", lines: Sequence[str]) -> list[str]:
@@ -387,23 +320,30 @@ def _translate(run: Run, translator: "Translator", lines: Sequence[str]) -> list
         return [best.text for best, *_ in translator.translate(lines, advance=advance)]
 
 
-def _warn_of_damage(run: Run, checkpoint: str, kept: Path) -> None:
-    try:
-        run.verify_weights(checkpoint)
-    except RunError as error:
-        warn(f"the translations kept in {kept} are scored, but their checkpoint cannot be loaded: {error}")
+def _search_setting(run: Run, text: Text, checkpoint: str, decoding: DecodingSection) -> Setting:
+    """Return what determines translations: weights, search and the source text."""
+    search = decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
+    own = {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
+    label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
+    return Setting(text.name, run.weights(checkpoint), {"decoding": search, **own}, label)
 
 
-def _kept(path: Path, origin: _Origin) -> tuple[list[str], float | None] | None:
-    """Return the translations in `path` and what they took, if they are whole and were made from `origin`."""
+def _origin(setting: Setting, lines: Sequence[str], hypotheses: str) -> dict[str, Any]:
+    return {
+        "checkpoint": setting.weights.name,
+        "checkpoint_sha256": setting.weights.sha256,
+        "source_sha256": sha256_text(f"{line}\n" for line in lines),
+        **setting.values,
+        "hypotheses_sha256": sha256_text([hypotheses]),
+    }
+
+
+def _kept(path: Path, setting: Setting, lines: Sequence[str]) -> tuple[list[str], float | None] | None:
+    """Return the translations in `path` and what they took, if they are whole and were made so from these lines."""
     try:
-        recorded = json.loads(_origin_path(path).read_text(encoding="utf-8"))
+        recorded = json.loads(path.with_suffix(_ORIGIN).read_text(encoding="utf-8"))
         content = path.read_bytes().decode("utf-8")
         seconds = recorded.pop("seconds", None)
     except (OSError, ValueError, AttributeError):
         return None
-    return (content.split("\n")[:-1], seconds) if recorded == origin.as_json(content) else None
-
-
-def _origin_path(path: Path) -> Path:
-    return path.with_suffix(".decoding.json")
+    return (content.split("\n")[:-1], seconds) if recorded == _origin(setting, lines, content) else None

@@ -13,7 +13,7 @@ from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Metric, TextComparer
 from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind
-from phmctl.tasks.translation.predictor import TranslationPredictor
+from phmctl.tasks.translation.predictor import TranslationModel
 
 if TYPE_CHECKING:
     import torch
@@ -40,20 +40,17 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     comparer = TextComparer()
 
     def prepare(self, asked: Preparation) -> PreparedData:
-        """Clean and tokenize a corpus of sentence pairs."""
         from phmctl.tasks.translation.options import prepare_asked
 
         return prepare_asked(asked)
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
-        """Bind a recipe to its prepared pairs."""
         from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.translation.task import TranslationTask
 
         return TranslationTask(recipe, PreparedData.find(recipe.data, data))
 
     def sizes(self, recipe: TranslationRecipe, data: Path | None = None) -> Sizes:
-        """Return the vocabularies, ``source`` and ``target``."""
         from phmctl.data.prepared.folder import trained_sizes
 
         trained = None if data is None else trained_sizes(recipe.data, data)
@@ -67,13 +64,11 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     def build(
         self, settings: TransformerSection, sizes: Mapping[str, int], device: torch.device | str | None = None
     ) -> Transformer:
-        """Build the Transformer for two vocabularies."""
         from phmctl.assembly import build_transformer
 
         return build_transformer(settings, sizes["source"], sizes["target"], device)
 
     def scored(self, asked: Asked) -> Evaluation:
-        """Score translations by BLEU, chrF and TER; compare two runs by paired bootstrap."""
         from phmctl.tasks.translation.evaluation import evaluate
 
         text, how = _scoring(asked)
@@ -81,14 +76,12 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         return evaluate(asked.run, asked.split, asked.checkpoint, **how)
 
     def setting(self, asked: Asked) -> Setting:
-        """Return checkpoint, search, text, and how it is compared."""
         from phmctl.tasks.translation.evaluation import Text, setting_of
 
         text, how = _scoring(asked)
         return setting_of(asked.run, text or Text.of_split(asked.run, asked.split), asked.checkpoint, **how)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
-        """Return a split's sentences with their references and translations."""
         from phmctl.tasks.translation.copies import read_extras
 
         if result.answers is None or "source_sha256" in result.settings:  # of text that is not the run's
@@ -105,8 +98,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         groups = read_extras(run, result.split)
         return Answers(asked, right, given, groups, lowercase=lowercase, tokenize=tokenize)
 
-    def answering(self, asked: Asked) -> TranslationPredictor:
-        """Load a run's model for beam search."""
+    def answering(self, asked: Asked) -> TranslationModel:
         from phmctl.decoding.loading import load_translator
         from phmctl.decoding.settings import change_decoding
 
@@ -115,15 +107,14 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         settings = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
         if n_best is not None and n_best > settings.beam:
             raise UserError(f"--n-best {n_best} needs a beam at least as large; add --beam {n_best}")
-        translator = load_translator(run, asked.checkpoint, asked.device, settings, cleaned=asked.own_text)
-        return TranslationPredictor(translator, n_best, strict=strict)
+        how: dict[str, Any] = {"cleaned": asked.own_text, "threads": asked.threads}
+        translator = load_translator(run, asked.checkpoint, asked.device, settings, **how)
+        return TranslationModel(translator, run, asked.checkpoint, n_best, strict=strict)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
-        """Return a split's source text."""
         return read_text(run, split, "source")
 
     def tables(self, settings: TransformerSection, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the tokenizers' types, which a table may hold in more rows."""
         return {
             "source_embedding": sizes["source"],
             "target_embedding": sizes["target"],
@@ -131,13 +122,11 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         }
 
     def notes(self, settings: TransformerSection, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Yield what one table serves, if it serves more than one purpose."""
         served = ["source"] * settings.share_embeddings + ["target"] + ["generator"] * (settings.generator == "tied")
         if len(served) > 1:
             yield f"one table serves {', '.join(served[:-1])} and {served[-1]}"
 
     def candidates(self, task: TranslationTask, device: torch.device) -> dict[str, Candidate]:
-        """Return a bare ``nn.Transformer`` of the same shape."""
         import torch
 
         from phmctl.assembly import bare_transformer
@@ -151,13 +140,6 @@ class TranslationKind(TaskKind[TranslationRecipe]):
             return bare_loss(model, batch.source, batch.target, smoothing)
 
         return {"nn.Transformer": Candidate(model, loss, torch.optim.Adam(model.parameters()))}
-
-    def real_share(self, task: TranslationTask) -> float:
-        """Return the share of real tokens in an epoch, both sides."""
-        from phmctl.data.batches import lengths_of, real_token_share
-
-        split = task.prepared.split("train")
-        return real_token_share(task.plan(0), lengths_of(split))
 
 
 def _scoring(asked: Asked) -> tuple[Text | None, dict[str, Any]]:

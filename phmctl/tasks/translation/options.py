@@ -38,11 +38,7 @@ def prepare_asked(asked: Preparation) -> PreparedData:
 
 
 def _rows(options: Mapping[str, Any]) -> Rows | None:
-    """Return how tables are read; None where no option says.
-
-    Raises:
-        DataError: there are not two columns, or one without a header is no number.
-    """
+    """Return how tables are read; None where no option says. Raises DataError."""
     from phmctl.data.card import RESERVED, Rows
 
     if not options:

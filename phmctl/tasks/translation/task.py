@@ -25,15 +25,7 @@ _LINES = 256  # of the validation text, translated in one go between two looks f
 
 
 class TranslationTask:
-    """A recipe's model on prepared parallel text.
-
-    Args:
-        recipe: the experiment.
-        prepared: its data.
-
-    Raises:
-        DataError: a split is missing or damaged.
-    """
+    """A recipe's model on prepared parallel text."""
 
     unit = "tok"
 
@@ -45,26 +37,21 @@ class TranslationTask:
             prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
-        """Build the untrained model for the tokenizers' sizes."""
         sizes = self.prepared.tokenizers
         return build_transformer(self.recipe.model, sizes.source.size, sizes.target.size, device)
 
     def plan(self, epoch: int) -> list[Rows]:
-        """Return the rows of each micro-batch of an epoch."""
         return self.planned(self.prepared.split("train"), epoch=epoch, shuffle=True)
 
     def cost(self, rows: Rows) -> Cost:
-        """Count target tokens and tokens of both sides, ends of sentences included."""
         split = self.prepared.split("train")
         source, target = (int(side.lengths[rows].sum()) + len(rows) for side in (split.source, split.target))
         return Cost(target, source + target)
 
     def collate(self, rows: Rows) -> Batch:
-        """Build the micro-batch of some training pairs."""
         return collate(self.prepared.split("train"), rows)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """Return the label-smoothed cross-entropy summed over the target tokens, and their number."""
         loss, _ = _losses(model, batch, self.recipe.training.label_smoothing)
         return loss, batch.target_tokens
 
@@ -89,20 +76,13 @@ class TranslationTask:
         return metrics
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """Return BLEU if it was measured, the negative loss otherwise."""
         return metrics["bleu"] if "bleu" in metrics else -metrics["loss"]
 
     def furnish(self, run: Run) -> None:
-        """Write the tokenizers, the text of the evaluation splits and the data's manifest into the run."""
         write_copies(run, self.prepared)
 
     def check_data(self) -> None:
-        """Plan the validation and the first epoch.
-
-        Raises:
-            DataError: a split is empty, or a row is longer than a batch.
-            UserError: there is no such tokenizer for BLEU, or not what it needs.
-        """
+        """Plan the validation and the first epoch. Raises DataError, UserError."""
         if self.recipe.training.validate_bleu:
             check_tokenizer(self._bleu_tokenizer)
         for name, shuffle in (("valid", False), ("train", True)):
@@ -111,11 +91,9 @@ class TranslationTask:
                 raise DataError(f"the {name} split in {folder} holds no sentence; run: {command} --force")
 
     def check_run(self, run: Run) -> None:
-        """Refuse (RunError) to continue a run on data other than its own."""
         check_same_data(run, self.prepared)
 
     def check_vocabulary(self, run: Run) -> None:
-        """Refuse (RunError) a run whose tokenizers are others: its tables would mean other tokens."""
         check_same_vocabulary(run, self.prepared)
 
     def planned(self, split: Split, *, epoch: int, shuffle: bool) -> list[Rows]:

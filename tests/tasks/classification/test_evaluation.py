@@ -13,7 +13,8 @@ from phmctl.tasks.classification import evaluation as module
 from phmctl.tasks.classification.copies import Examples, read_examples
 from phmctl.tasks.classification.evaluation import evaluate
 from phmctl.tasks.classification.kind import KIND
-from phmctl.tasks.classification.predictor import Prediction, load_classifier
+from phmctl.tasks.classification.predictor import load_classifier
+from phmctl.tasks.model import Classified
 
 
 def rows_of(run: Run, name: str = "test") -> list[dict[str, str]]:
@@ -99,11 +100,6 @@ def test_a_comparison_names_the_weights_that_were_loaded(
     assert written.settings["against_sha256"] == loaded.sha256
 
 
-def test_other_examples_do_not_compare(runs: dict[str, Run]) -> None:
-    with pytest.raises(RunError, match="has other test examples than"):
-        evaluate(runs["encoder"], against=runs["lstm-pair"], device="cpu")
-
-
 def test_a_refused_comparison_writes_nothing(runs: dict[str, Run], tmp_path: Path) -> None:
     copy = tmp_path / "v001"
     shutil.copytree(runs["encoder"].folder, copy, ignore=shutil.ignore_patterns("results"))
@@ -128,8 +124,8 @@ def test_what_is_not_there_is_named(runs: dict[str, Run], tmp_path: Path) -> Non
 def test_a_classifier_of_one_class_is_said(
     runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def all_of_one(name: str, classifier: object, examples: dict[str, Examples]) -> dict[str, list[Prediction]]:
-        return {split: [Prediction(own.labels[0], 0.6)] * len(own) for split, own in examples.items()}
+    def all_of_one(name: str, classifier: object, examples: dict[str, Examples]) -> dict[str, list[Classified]]:
+        return {split: [Classified(own.labels[0], {own.labels[0]: 0.6})] * len(own) for split, own in examples.items()}
 
     run = runs["encoder"]
     monkeypatch.setattr(module, "_answers", all_of_one)

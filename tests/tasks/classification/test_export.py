@@ -49,7 +49,7 @@ def test_ctranslate2_is_refused_with_what_can(runs: dict[str, Run], tmp_path: Pa
 
 def test_an_export_has_no_vectors_and_no_execution(runs: dict[str, Run], tmp_path: Path) -> None:
     made = export(runs["encoder"], exports.SAFETENSORS, tmp_path / "out", texts=8).export
-    with pytest.raises(UserError, match="labels and no vectors"):
-        load_classifier(made).vectors(["the cat"])
+    with pytest.raises(UserError, match="encode"):
+        load_classifier(made).encode(["the cat"])
     with pytest.raises(UserError, match="--execution"):
         load_classifier(made, execution="rank")

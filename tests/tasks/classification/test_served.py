@@ -6,10 +6,10 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 import phmctl
-from phmctl.inference.model import Model
 from phmctl.runs import Run
 from phmctl.serving.app import build_app
 from phmctl.serving.service import Service
+from phmctl.tasks.model import Model
 
 
 def answers(model: Model, texts: list) -> list[dict]:

@@ -6,8 +6,8 @@ import torch
 
 from phmctl.errors import RunError
 from phmctl.runs import DATA, Run
-from phmctl.tasks.rule_learning.copies import TRUTH, read_truth
 from phmctl.tasks.rule_learning.task import RuleTask
+from phmctl.tasks.rule_learning.truth import TRUTH, read_truth
 
 from .recipes import rule_recipe
 

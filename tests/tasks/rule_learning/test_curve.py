@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.tasks.rule_learning.curve import draw_curve
+from phmctl.tasks.rule_learning.evaluation import draw_curve
 
 ENTRIES = [
     {"event": "train", "step": 10, "loss": 1.0},

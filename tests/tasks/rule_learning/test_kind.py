@@ -7,17 +7,11 @@ from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.errors import UserError
 from phmctl.runs import Run
 from phmctl.tasks.base import Preparation
-from phmctl.tasks.registry import kind_of
 from phmctl.tasks.rule_learning.kind import RuleKind
 
 from .recipes import rule_recipe
 
 KIND = RuleKind()
-
-
-def test_the_registry_finds_it() -> None:
-    assert isinstance(kind_of(rule_recipe()), RuleKind)
-    assert KIND.name == "rule"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
-from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation import evaluation as module
@@ -105,16 +104,6 @@ def test_translations_are_kept(run: Run, decodings: list[str]) -> None:
     assert first.as_json()["decoding_seconds"] == first.seconds
 
 
-def test_translations_of_an_earlier_version_do_not_say_how_long_they_took(run: Run, decodings: list[str]) -> None:
-    first = evaluate(run, device="cpu")
-    path = kept(run).with_suffix(".decoding.json")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    del record["seconds"]
-    path.write_text(json.dumps(record), encoding="utf-8")
-    assert evaluate(run, device="cpu") == replace(first, seconds=None)
-    assert decodings == [run.name]
-
-
 @pytest.mark.parametrize("change", ["settings", "checkpoint", "text", "torn", "record"])
 def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: list[str], change: str) -> None:
     before = translations(run)
@@ -186,13 +175,6 @@ def test_the_batch_size_is_no_reason_to_decode_anew(run: Run, decodings: list[st
     assert len(decodings) == 1
 
 
-def test_float32_by_name_is_float32(run: Run) -> None:
-    section = run.recipe_of(TranslationRecipe).decoding
-    assert change_decoding(section, precision="float32") == section
-    half = change_decoding(section, precision="bfloat16")
-    assert half != section == change_decoding(half, precision="float32")
-
-
 def test_checkpoints_have_results_of_their_own(run: Run) -> None:
     best, last = translations(run), translations(run, checkpoint="last")
     assert (best, last) == (by_hand(run), by_hand(run, "last"))
@@ -202,14 +184,17 @@ def test_checkpoints_have_results_of_their_own(run: Run) -> None:
     assert translations(run) == best
 
 
-def test_against_a_run_gives_the_paired_bootstrap(tmp_path: Path, run: Run) -> None:
+def test_against_a_run_gives_the_paired_bootstrap_beside_the_plain_result(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", seed=2)
     found = evaluate(run, against=other, device="cpu")
     one = found.comparisons[0]
     assert one.name == "BLEU"
     assert one.system == pytest.approx(found.scores[0].value)
     assert one.baseline == pytest.approx(bleu(by_hand(other), REFERENCES).value)
-    assert found.against == "other/real/v001"
+    compared, plain = sorted(read_results(run), key=lambda one: one.against is None)
+    assert (found.against, compared.against, plain.against) == ("other/real/v001", "other/real/v001", None)
+    assert compared.report == json.loads(json.dumps(found.as_json()))
+    assert plain.report == {**found.as_json(), "against": None, "paired_bootstrap": []}
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -243,13 +228,6 @@ def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, r
     assert not list(run.results_folder.glob("against*"))
 
 
-def test_a_baselines_other_checkpoint_is_another_file(tmp_path: Path, run: Run) -> None:
-    other = make_run(tmp_path, name="other", seed=2)
-    evaluate(run, checkpoint="last", against=other, device="cpu")
-    assert len(list(run.results_folder.glob("against.other-real-v001.test.step-000001.*.decoding.json"))) == 1
-    assert list(other.results_folder.iterdir()) == []
-
-
 def test_each_setting_has_a_result_that_says_what_made_it(run: Run, decodings: list[str]) -> None:
     beams = [change_decoding(run.recipe.decoding, beam=beam) for beam in (1, 3)]
     found = [evaluate(run, decoding=decoding, device="cpu") for decoding in beams]
@@ -268,24 +246,6 @@ def test_each_setting_has_a_result_that_says_what_made_it(run: Run, decodings: l
         assert (one.split, one.checkpoint, one.seed, one.version) == ("test", "step-000002", 1, __version__)
     again = evaluate(run, decoding=beams[1], device="cpu")
     assert (again, read_results(run)) == (found[1], results)
-
-
-def test_a_comparison_is_a_result_beside_the_plain_one(tmp_path: Path, run: Run) -> None:
-    other = make_run(tmp_path, name="other", seed=2)
-    found = evaluate(run, against=other, device="cpu")
-    compared, plain = sorted(read_results(run), key=lambda one: one.against is None)
-    assert (compared.against, plain.against) == ("other/real/v001", None)
-    assert compared.report == json.loads(json.dumps(found.as_json()))
-    assert plain.report == {**found.as_json(), "against": None, "paired_bootstrap": []}
-
-
-def test_translations_that_an_earlier_version_kept_are_taken(run: Run, decodings: list[str]) -> None:
-    before = translations(run)
-    path = kept(run)
-    path.with_suffix(".decoding.json").rename(run.results_folder / "test.decoding.json")
-    path.rename(run.results_folder / "test.hyp")
-    assert translations(run) == before
-    assert len(decodings) == 1
 
 
 def test_runs_with_other_references_do_not_compare(tmp_path: Path, run: Run) -> None:

@@ -14,7 +14,6 @@ from phmctl.files import write_json
 from phmctl.metrics.text import all_scores
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.kind import KIND as CLASSIFIER
 from phmctl.tasks.translation.kind import KIND
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
 
@@ -121,8 +120,3 @@ def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) ->
     assert "tok:zh" in evaluate(run)["scores"][0]["signature"]
     with pytest.raises(UserError, match="--tokenize 13b: sacrebleu has"):
         evaluate(run, "--tokenize", "13b")
-
-
-def test_a_classifier_has_no_references(run: Run) -> None:
-    with pytest.raises(UserError, match="--source: task 'classification' has no such option"):
-        CLASSIFIER.evaluate(run, options={"source": "s"})

@@ -72,15 +72,6 @@ def test_the_cost_is_what_the_batch_holds(task: TranslationTask) -> None:
         assert cost.tokens == cost.items + int((batch.source != PAD).sum())
 
 
-def test_a_moved_run_translates_with_nothing_else(tiny_run: Run, tmp_path: Path) -> None:
-    here = load_translator(tiny_run, "last", "cpu").translate(["Der Mann schläft."])
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(tiny_run.folder, moved)
-    there = load_translator(Run.open(moved), "last", "cpu").translate(["Der Mann schläft."])
-    assert [best[0].text for best in there] == [best[0].text for best in here]
-    assert len((moved / "text" / "test.source").read_text(encoding="utf-8").splitlines()) == 500
-
-
 def test_average_is_the_mean_of_the_last_checkpoints(tiny_run: Run) -> None:
     weights = [
         load_translator(tiny_run, name, "cpu").engine.model.state_dict()

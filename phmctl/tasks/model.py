@@ -1,12 +1,13 @@
-"""What a program gets of a trained model: texts in, objects out. Nothing is printed, and nothing global is changed."""
+"""A trained model that answers: what ``decode``, ``serve`` and :func:`phmctl.load` ask."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from phmctl.console import silence
 from phmctl.errors import DataError, UserError
+from phmctl.runs import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,11 +34,17 @@ class Classified:
     probabilities: Mapping[str, float]
     cut: bool = False
 
+    @property
+    def probability(self) -> float:
+        """That of the label."""
+        return self.probabilities[self.label]
+
 
 class Model:
     """A trained model, ready to answer; :func:`phmctl.load` makes one.
 
-    It may be used by many threads at once: nothing that an answer depends on changes after loading. A method that the
+    What a program asks prints nothing and changes nothing global. It may be used by many threads at once: nothing that
+    an answer depends on changes after loading. A method that the
     task does not have is a :class:`~phmctl.errors.UserError` that names those it has.
 
     Attributes:
@@ -46,10 +53,11 @@ class Model:
     """
 
     answers: Sequence[str] = ()  # the methods that this model has
+    verb = "answering"  # what ``decode`` does to lines, for the progress bar
 
-    def __init__(self, name: str, task: str, about: Mapping[str, Any]) -> None:
-        self.name, self.task = name, task
-        self._about = dict(about)
+    def __init__(self, run: Run, checkpoint: str, **about: Any) -> None:
+        self.name, self.task = run.name, run.recipe.task
+        self._about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name, **about}
 
     def __repr__(self) -> str:
         return f"<phmctl model {self.name}: {', '.join(self.answers)}>"
@@ -153,6 +161,27 @@ class Model:
             DataError: a text is no Unicode text.
         """
         raise self._lacks("encode")
+
+    def origin(self) -> dict[str, Any]:
+        """Return what of its settings decides the answers, as JSON values: not what only changes the speed."""
+        return {}
+
+    def predict(
+        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
+    ) -> list[Any]:
+        """Return the answer to each line, for ``decode``; what is cut is warned of.
+
+        `numbers` are those of the lines, for messages: 1, 2, … where None. `advance` is told how many are done.
+        """
+        raise self._lacks("predict")
+
+    def lines(self, found: Sequence[Any], *, first_line: int = 1) -> Iterator[str]:
+        """Yield answers as lines of text; `first_line` is the number of the line that the first belongs to."""
+        raise self._lacks("lines")
+
+    def as_json(self, found: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        """Yield each answer as a JSON object, under the names that the task has for its parts."""
+        raise self._lacks("as_json")
 
     def _lacks(self, method: str) -> UserError:
         has = ", ".join(self.answers) or "none of them"
