@@ -5,7 +5,7 @@ from __future__ import annotations  # commands ask kinds of tasks: numpy is impo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Scorer
@@ -117,14 +117,12 @@ class TextComparer:
     """BLEU and chrF: sacrebleu's paired bootstrap (Koehn 2004) for one training a side."""
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
-        """Return sacrebleu's score of samples of the sentences."""
         from phmctl.metrics.text import text_scorer
 
         first, given = runs[0], [run.given for run in runs]
         return text_scorer(metric, given, first.right, lowercase=first.lowercase, tokenize=first.tokenize)
 
     def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
-        """Compare by paired bootstrap."""
         from phmctl.metrics.text import paired_bootstrap
 
         lowercase, tokenize = system.lowercase, system.tokenize
@@ -132,7 +130,6 @@ class TextComparer:
         return "paired bootstrap", next(one.p_value for one in found if one.name == metric)
 
     def item_scores(self, run: Answers) -> list[float]:
-        """Return the chrF of each sentence."""
         from phmctl.metrics.text import sentence_chrf
 
         return sentence_chrf(run.given, run.right, lowercase=run.lowercase)
@@ -142,15 +139,11 @@ class TextComparer:
         from phmctl.metrics.text import bleu_by_length, bleu_by_value
 
         first = runs[0]
-        lowercase, tokenize = first.lowercase, first.tokenize
-        by_length = [
-            bleu_by_length(first.asked, run.given, run.right, lowercase=lowercase, tokenize=tokenize) for run in runs
-        ]
-        found = [Breakdown("BLEU by words of the source", _bleu_parts(by_length))]
+        how: dict[str, Any] = {"lowercase": first.lowercase, "tokenize": first.tokenize}
+        bins = [bleu_by_length(first.asked, run.given, run.right, **how) for run in runs]
+        found = [Breakdown("BLEU by words of the source", _bleu_parts(bins))]
         for name, values in first.groups.items():
-            by_value = [
-                bleu_by_value(values, run.given, run.right, lowercase=lowercase, tokenize=tokenize) for run in runs
-            ]
+            by_value = [bleu_by_value(values, run.given, run.right, **how) for run in runs]
             found.append(Breakdown(f"BLEU by {name}", _bleu_parts(by_value)))
         return found
 
@@ -165,19 +158,16 @@ class LabelComparer:
     """Accuracy: McNemar's exact test for one training a side."""
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
-        """Return the accuracy on samples of the examples, in per cent."""
         from phmctl.metrics.significance import accuracy_scorer
 
         return accuracy_scorer([list(map(str.__eq__, run.given, run.right)) for run in runs])
 
     def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
-        """Compare by McNemar's test."""
         from phmctl.metrics.classification import mcnemar
 
         return "McNemar's exact test", mcnemar(baseline.given, system.given, system.right).p_value
 
     def item_scores(self, run: Answers) -> list[float]:
-        """Return 100 for a right answer and 0 for another."""
         return [100.0 * (given == right) for given, right in zip(run.given, run.right, strict=True)]
 
     def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:

@@ -92,7 +92,8 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, de
     if split not in SPLITS:
         raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
     truth = read_truth(run)
-    weights, model = run.use(checkpoint, lambda name: (run.weights(name), load_rule_model(run, name, device)))
+    untrained, target = build_model(recipe, "meta"), pick_device(device)
+    weights, model = run.use(checkpoint, lambda name: (run.weights(name), trained(untrained, run, name, target)))
     samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
     rule_note = _why_not(recipe, truth)
     rule = None if rule_note else compare_rules(model, truth)
@@ -113,11 +114,6 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, de
     scores = {"map_error": map_error, "loss": evaluation.loss}
     write_result(run, Setting(split, weights), evaluation.as_json(), scores)
     return evaluation
-
-
-def load_rule_model(run: Run, checkpoint: str = "best", device: str = "auto") -> RuleModel:
-    """Return a run's layer, ready to use. Raises RunError."""
-    return trained(build_model(run.recipe_of(RuleRecipe), "meta"), run, checkpoint, pick_device(device))
 
 
 def compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:

@@ -20,7 +20,6 @@ from phmctl.tasks.rule_learning.truth import (
     EVALUATION_SAMPLES,
     TRUTH,
     Samples,
-    Truth,
     draw_samples,
     draw_truth,
     read_truth,
@@ -97,8 +96,7 @@ class RuleTask:
         """Whatever a recipe asks for can be drawn."""
 
     def check_run(self, run: Run) -> None:
-        own = read_truth(run)
-        if not same(own, self.truth):
+        if not all(map(torch.equal, read_truth(run), self.truth)):
             raise RunError(
                 f"{run.folder / TRUTH} is not the map that its recipe draws here (another version of torch?); "
                 "leave --resume out to start a new run"
@@ -113,11 +111,6 @@ class RuleTask:
 
 def build_model(recipe: RuleRecipe, device: torch.device | str | None = None) -> RuleModel:
     return build_rule_model(recipe.model, recipe.data.dims * recipe.data.components, device)
-
-
-def same(one: Truth, other: Truth) -> bool:
-    """Whether two true maps are equal to the last bit."""
-    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
 @torch.no_grad()

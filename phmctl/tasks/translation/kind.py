@@ -115,11 +115,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         return read_text(run, split, "source")
 
     def tables(self, settings: TransformerSection, sizes: Mapping[str, int]) -> dict[str, int]:
-        return {
-            "source_embedding": sizes["source"],
-            "target_embedding": sizes["target"],
-            "generator": sizes["target"],
-        }
+        return {"source_embedding": sizes["source"], "target_embedding": sizes["target"], "generator": sizes["target"]}
 
     def notes(self, settings: TransformerSection, sizes: Mapping[str, int]) -> Iterator[str]:
         served = ["source"] * settings.share_embeddings + ["target"] + ["generator"] * (settings.generator == "tied")
