@@ -51,10 +51,7 @@ class Share(Protocol):
     """One process's part of work that several do together. Each process calls the same methods in the same order."""
 
     def mine(self, parts: Sequence[P]) -> Iterator[P]:
-        """Yield this process's parts of what all of them have to do; each part comes to exactly one process.
-
-        Raises PhmctlError where the work is given up between two parts: the trainer was asked to stop.
-        """
+        """Yield this process's parts of what all of them do, each to one process. Raises PhmctlError: asked to stop."""
         ...
 
     def total(self, sums: Tensor) -> Tensor:
@@ -249,11 +246,7 @@ class TaskKind(ABC, Generic[R]):
         device: str = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> Report:
-        """Score a run on a split, write the scores into it, and compare it with another run if there is one.
-
-        Raises RunError (something is missing or damaged, or the runs do not compare), UserError (an option that the
-        task does not have).
-        """
+        """Score a run on a split and write the scores into it; compare it with another. Raises RunError, UserError."""
         given = self.check_options(options, self.eval_options)
         return self.scored(Asked(run, checkpoint, device, given, split=split, against=against))
 

@@ -1,4 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -23,24 +24,20 @@ def pairs(runs: dict[str, Run]) -> Model:
     return phmctl.load(runs["lstm-pair"].folder, device="cpu")
 
 
-def test_labels_and_probabilities_are_the_commands(classifier: Model, runs: dict[str, Run]) -> None:
-    loaded = load_classifier(runs["encoder"], device="cpu")
-    wanted = loaded.probabilities([(text,) for text in TEXTS])
-    found = classifier.classify(TEXTS)
+@pytest.mark.parametrize(("kind", "texts"), [("encoder", TEXTS), ("lstm-pair", PAIRS)])
+def test_labels_and_probabilities_are_the_commands(runs: dict[str, Run], kind: str, texts: list[Any]) -> None:
+    model, loaded = phmctl.load(runs[kind].folder, device="cpu"), load_classifier(runs[kind], device="cpu")
+    wanted = loaded.probabilities([(each,) if isinstance(each, str) else each for each in texts])
+    found = model.classify(texts)
     assert [list(each.probabilities.values()) for each in found] == wanted.tolist()
     assert [each.label for each in found] == [loaded.labels[best] for best in wanted.argmax(1)]
-    assert list(found[0].probabilities) == classifier.about()["labels"]
-    assert classifier.classify([]) == []
+    assert list(found[0].probabilities) == model.about()["labels"]
+    assert model.classify([]) == []
 
 
 def test_a_classifier_has_no_precision_to_choose(runs: dict[str, Run]) -> None:
     with pytest.raises(UserError, match="--precision"):
         phmctl.load(runs["encoder"].folder, precision="bfloat16")
-
-
-def test_pairs_are_tuples(pairs: Model, runs: dict[str, Run]) -> None:
-    wanted = load_classifier(runs["lstm-pair"], device="cpu").probabilities(PAIRS)
-    assert [list(each.probabilities.values()) for each in pairs.classify(PAIRS)] == wanted.tolist()
 
 
 @pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
