@@ -21,7 +21,7 @@ from pydantic import (
 from phmctl.errors import DataError, nearest
 from phmctl.files import sha256_text
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Section, Seed, Vocabulary
+from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Section, Vocabulary
 from phmctl.shipped import shipped, shipped_names
 
 Column = str | NonNegativeInt  # by its name in the header, or counted from 0
@@ -38,22 +38,19 @@ def _below(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Refuse what is more than the name of a file that is shown."""
     if "/" in name or name.startswith("."):
         raise ValueError(f"{name!r} is no plain name: no '/' and no dot at its start")
     return _below(name)
 
 
 def _address(url: str) -> str:
-    """Refuse what is no address that the download knows."""
     if not url.startswith(("http://", "https://", "file://")):
         raise ValueError(f"{url!r} should begin with https://, http:// or file://")
     return url
 
 
 def _hub_id(name: str) -> str:
-    """Refuse what ``datasets`` takes for a kind of file, such as ``text``."""
-    if "/" not in name:
+    if "/" not in name:  # what ``datasets`` takes for a kind of file, such as ``text``
         raise ValueError(f"{name!r} should be owner/name, or the path of a folder")
     return name
 
@@ -90,13 +87,13 @@ class Rows(Section):
     header: bool = True  # the first line names the columns
     texts: Annotated[tuple[Column, ...], Field(min_length=1, max_length=2)]
     label: Column | None = None  # None: of parallel text
-    verb: Column | None = None  # the text ends before the word of this number, counted from 1
+    verb: None = None  # with `of_file`: always so, and named since manifests of prepared tables are compared with this
     extras: dict[ExtraName, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
-    of_file: dict[ExtraName, dict[str, int]] = Field(default_factory=dict)  # extras that a file's name tells; else -1
+    of_file: Annotated[dict[str, int], Field(max_length=0)] = Field(default_factory=dict)
     split: Column | None = None  # names the split of a row, where one file holds all
     names: dict[str, str] = Field(default_factory=dict)  # the files' words for the card's labels
     unlabelled: tuple[str, ...] = ()  # what stands for "no label": such rows are dropped, and counted
-    odd_rows: Literal["refuse", "drop"] = "refuse"  # rows of another width than the header's; dropped, they are counted
+    odd_rows: Literal["refuse", "drop"] = "refuse"  # rows that cannot be read; dropped, they are counted
     header_has: tuple[str, ...] = ()  # columns that tell this layout from another with the same file names
 
     @model_validator(mode="after")
@@ -104,8 +101,8 @@ class Rows(Section):
         named = [column for column in self.columns if isinstance(column, str)]
         if self.format == "jsonl" and len(named) < len(self.columns):
             raise ValueError("columns of jsonl have names")
-        if self.odd_rows == "drop" and (self.format == "jsonl" or not self.header or self.split is not None):
-            raise ValueError("odd_rows: drop wants a table with a header, and files of one split each")
+        if self.odd_rows == "drop" and self.split is not None:
+            raise ValueError("odd_rows: drop wants files of one split each")
         if not self.header and self.format != "jsonl" and (named or self.header_has):
             raise ValueError("without a header columns are numbers, counted from 0")
         return self
@@ -113,7 +110,7 @@ class Rows(Section):
     @property
     def columns(self) -> list[Column]:
         """The columns that are read."""
-        others = [column for column in (self.label, self.verb, self.split) if column is not None]
+        others = [column for column in (self.label, self.split) if column is not None]
         return [*self.texts, *self.extras.values(), *others]
 
 
@@ -161,23 +158,6 @@ class SplitFiles(Section):
         return tuple(name for names in self.sides.values() for name in names)
 
 
-class ByText(Section):
-    """A division by the text's own digest: equal texts stay together, and the order of the files does not matter."""
-
-    of: Annotated[int, Field(ge=2)]  # shares
-    valid: PositiveInt
-    test: PositiveInt
-
-
-class Shuffled(Section):
-    """Tensor2Tensor's division of the agreement data: Python's shuffle, the first for train, the next for valid."""
-
-    seed: Seed
-    train: Annotated[float, Field(gt=0, lt=1)]
-    valid: Annotated[float, Field(gt=0, lt=1)]
-    test_where_equal: tuple[str, str] | None = None  # two extras; test keeps the examples where they are the same
-
-
 class Layout(Section):
     """One way in which people have a corpus on disk."""
 
@@ -187,8 +167,8 @@ class Layout(Section):
     splits: dict[SplitName, SplitFiles]
     optional: dict[SplitName, SplitFiles] = Field(default_factory=dict)  # splits that not everybody has
     parts: dict[SplitName, str] = Field(default_factory=dict)  # what `rows.split` says of each split's rows
-    by_text: ByText | None = None  # how the only split becomes train, valid and test
-    shuffled: Shuffled | None = None
+    odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # of `phmctl.data.odd`
+    makes: tuple[SplitName, ...] = ()  # the splits that this function makes of train
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -356,11 +336,6 @@ class Card(Section):
         return self.task == "classification"
 
     @property
-    def direction(self) -> str:
-        """Source and target language, as in ``de-en``."""
-        return f"{self.source_language}-{self.target_language}"
-
-    @property
     def ways(self) -> tuple[Literal["hub", "urls"], ...]:
         """Where the network has it, in the order in which they are asked."""
         order: tuple[Literal["hub", "urls"], ...] = ("hub", "urls") if self.prefer == "hub" else ("urls", "hub")
@@ -379,24 +354,18 @@ class Card(Section):
     def digest(self) -> str:
         """The SHA-256 of what decides on the text: of all but prose, sizes and proposals."""
         prose = {"title", "description", "licence", "homepage", "sizes", "defaults"}
-        return _digest(self.model_dump(mode="json", exclude=prose, exclude_defaults=True))
+        content = self.model_dump(mode="json", exclude=prose, exclude_defaults=True)
+        return sha256_text([json.dumps(content, sort_keys=True)])
 
     @property
     def urls_digest(self) -> str:
         """The SHA-256 of what the URLs are and how their files are called: the name of their place in the cache."""
-        return _digest([url.model_dump(mode="json", exclude={"unpacked", "members"}) for url in self.urls])
-
-
-def _digest(content: Any) -> str:
-    return sha256_text([json.dumps(content, sort_keys=True)])
+        content = [url.model_dump(mode="json", exclude={"unpacked", "members"}) for url in self.urls]
+        return sha256_text([json.dumps(content, sort_keys=True)])
 
 
 def corpus_name(card: str) -> str:
-    """Return a corpus' name: the card's id, or the stem of its file.
-
-    Raises:
-        DataError: the name cannot be a folder's.
-    """
+    """Return a corpus' name: the card's id, or the stem of its file; raises DataError for what names no folder."""
     path = Path(card)
     name = path.stem if path.suffix in {".yaml", ".yml"} else card
     if not _NAME.fullmatch(name):
@@ -405,11 +374,7 @@ def corpus_name(card: str) -> str:
 
 
 def is_card(name: str) -> bool:
-    """Return whether a corpus' name stands for a card, shipped or a file; otherwise it is a name for one's own files.
-
-    Raises:
-        DataError: the name cannot be a folder's.
-    """
+    """Return whether a corpus' name stands for a card, shipped or a file; otherwise it is of one's own files."""
     return name in shipped_names("cards") or name != corpus_name(name)
 
 
@@ -419,22 +384,14 @@ def card_names() -> list[str]:
 
 
 def card_task(name_or_path: str) -> str:
-    """Return which task a card's data is for.
-
-    Raises:
-        DataError: there is no such card (with the nearest name), or its file is no mapping.
-    """
+    """Return which task a card's data is for."""
     return str(read_document(find_card(name_or_path), DataError).content.get("task", "translation"))
 
 
 def load_card(name_or_path: str) -> Card:
     """Load a card by its id or by the path of a YAML file.
 
-    Another's card should not have this machine's files read: only those beside it.
-
-    Raises:
-        DataError: there is no such card (with the nearest name), it is not valid (all problems, a line each), or it
-            names a file of this machine out of its folder.
+    Another's card should not have this machine's files read: only those beside it (DataError).
     """
     path = find_card(name_or_path)
     card = read_document(path, DataError).validate(Card, DataError)
@@ -448,11 +405,7 @@ def load_card(name_or_path: str) -> Card:
 
 
 def find_card(name_or_path: str) -> Path:
-    """Return the file of a card.
-
-    Raises:
-        DataError: there is no such card (with the nearest name).
-    """
+    """Return the file of a card; where there is none the DataError names the nearest."""
     path = Path(name_or_path)
     if path.suffix in {".yaml", ".yml"} and path.is_file():
         return path

@@ -10,14 +10,13 @@ from typing import Any
 from phmctl.console import note, warn
 from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
 from phmctl.data.find import Match, find_files, find_split
+from phmctl.data.odd import CORPORA
 from phmctl.data.readers import check_columns, first_cells, parallel_files, read_lines, tables
 from phmctl.data.rows import (
     Row,
     RowSource,
     SourceFile,
     Splits,
-    divide_by_text,
-    divide_shuffled,
     divide_train,
     joined,
     turned_round,
@@ -32,34 +31,19 @@ _LOOKED_AT = 1000  # lines of a table, for doubled quotes
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text in named splits.
-
-    Attributes:
-        name: the card's id, or the user's name for it.
-        splits: the rows of ``train``, ``valid`` and, as a rule, ``test`` and others.
-        languages: of source and target: codes, or names of the two sides; None where the text is labelled.
-        texts: how many texts a row has, 1 or 2.
-        labels: the classes in the order of their numbers; empty: those that train has.
-        symmetric: whether a row with its texts swapped is the same row.
-        train_text: whether train's text is kept too.
-        files: the original files in the order in which they are read, for the manifest's SHA-256; empty where there
-            are none. A file that two splits are taken from stands here twice.
-        origin: where the text came from, in words.
-        held_out: the splits that the corpus has not of its own, and which of its rows they are, in words.
-        card: the digest of the card that says all this; empty for a user's own files.
-    """
+    """Text in named splits: ``train``, ``valid`` and, as a rule, ``test`` and others."""
 
     name: str
     splits: Mapping[str, RowSource]
-    languages: tuple[str, str] | None = None
-    texts: int = 2
-    labels: Sequence[str] = ()
-    symmetric: bool = False
-    train_text: bool = False
-    files: Sequence[SourceFile] = field(default_factory=list)
-    origin: str = ""
-    held_out: Mapping[str, str] = field(default_factory=dict)
-    card: str = ""
+    languages: tuple[str, str] | None = None  # of source and target, or the sides' names; None where text is labelled
+    texts: int = 2  # that a row has
+    labels: Sequence[str] = ()  # the classes in the order of their numbers; empty: those that train has
+    symmetric: bool = False  # a row with its texts swapped is the same row
+    train_text: bool = False  # train's text is kept too
+    files: Sequence[SourceFile] = field(default_factory=list)  # in the order in which they are read; for the manifest
+    origin: str = ""  # where the text came from, in words
+    held_out: Mapping[str, str] = field(default_factory=dict)  # by split that was made of train: which rows, in words
+    card: str = ""  # the digest of the card that says all this
 
     @property
     def labelled(self) -> bool:
@@ -92,20 +76,18 @@ def open_corpus(
     Where the card says how to divide it, splits that the source lacks are held out of train.
 
     Args:
-        card: the dataset card.
         source: a folder with the files (``--source``), or None: the card's URLs or the hub.
         cache: where downloads are kept.
         extra: folders of the splits that the card borrows from others (``--extra-split``).
         refetch: download what is kept there, too.
-
-    Raises:
-        DataError: the folder does not hold the files, or a file lacks a column.
-        DownloadError: neither server nor hub gives them.
     """
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
     elif card.built_in:
-        corpus = _built_in(card)
+        from phmctl.miniature import read_miniature
+
+        built_in = {name: [Row(pair) for pair in pairs] for name, pairs in read_miniature().items()}
+        corpus = _of(card, built_in, [], "generated, seed 1")
     else:
         corpus = _from_network(card, cache, refetch)
     if card.divide is not None:
@@ -114,12 +96,7 @@ def open_corpus(
 
 
 def divided(corpus: Corpus, divide: Divide) -> Corpus:
-    """Return a corpus whose missing splits are rows held out of train: always the same ones, whatever the source.
-
-    Args:
-        corpus: the corpus; it has a train split.
-        divide: which rows are for valid and test. A split that the corpus has already stays as it is.
-    """
+    """Return a corpus whose missing splits are rows held out of train: always the same ones, whatever the source."""
     return _with_splits(corpus, *divide_train(corpus.splits, divide, "pairs" if corpus.languages else "rows"))
 
 
@@ -153,19 +130,7 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
     match = find_files(card, folder)
     layout, splits = match.layout, {split: match.read(split) for split in match.splits}
     corpus = _of(card, splits, match.files(), f"{origin} ({layout.name})")
-    if layout.by_text is not None:
-        return _with_splits(corpus, *divide_by_text(splits["train"], layout.by_text))
-    if layout.shuffled is not None:
-        return _with_splits(corpus, *divide_shuffled(splits["train"], layout.shuffled))
-    return corpus
-
-
-def _built_in(card: Card) -> Corpus:
-    """Return the built-in miniature."""
-    from phmctl.miniature import read_miniature
-
-    splits = {name: [Row(pair) for pair in pairs] for name, pairs in read_miniature().items()}
-    return _of(card, splits, [], "generated, seed 1")
+    return corpus if layout.odd is None else _with_splits(corpus, *CORPORA[layout.odd](splits))
 
 
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
@@ -222,10 +187,7 @@ def _with_borrowed(corpus: Corpus, card: Card, source: Path | None, extra: Mappi
 
 
 def reversed_corpus(corpus: Corpus) -> Corpus:
-    """Return a corpus whose sources are the targets of another: for the other direction of translation.
-
-    Splits are divided, where the card says so, before: both directions have the same pairs in each.
-    """
+    """Return a corpus whose sources are the targets of another: for the other direction of translation."""
     sides = {"source": "target", "target": "source"}
     languages = corpus.languages
     if languages and languages != tuple(sides):  # own files have no languages, and sides stay sides
@@ -254,36 +216,35 @@ def own_corpus(
     rows: Rows | None = None,
     *,
     quoting: bool | None = None,
+    skip: bool = False,
 ) -> Corpus:
     """Make a corpus of a user's own files: of labelled text if the rows have a label, otherwise of parallel text.
 
     Args:
-        name: how the corpus is called from now on.
         given: for each split what follows one another: a table, or of parallel text a source and a target (plain text,
             ``.gz``, IWSLT's names).
-        rows: how tables are read; the format is what each file's name says. None: source, target, without a header.
+        rows: how tables are read; the format is what each file's name says. None: source and target.
         quoting: whether a table's cells may stand in quotes; None: in CSV, but not in tab-separated tables.
-
-    Raises:
-        DataError: a file or a column is missing.
+        skip: whether bad lines are left out, and counted.
     """
     labelled = rows is not None and rows.label is not None
-    option = "--table {}=FILE" if labelled else "--{}"
+    option = "--table {}" if labelled else "--{}"
     _check_own(name, given, option)
     splits: Splits = {}
     files: list[SourceFile] = []
     for split, groups in given.items():
         parts: list[RowSource] = []
+        # A test set of parallel text has its name before the file.
+        said = option.format("test" if split.startswith("test_") and not labelled else split)
         for named in groups:
-            paths = _checked(_as_given(option.removesuffix("=FILE"), split, labelled), named)
+            paths = _checked(said, named)
             if len(paths) == 1:
-                parts.append(_table(paths[0], rows or Rows(header=False, texts=(0, 1)), quoting))
+                parts.append(_table(said, paths[0], rows, quoting, skip))
                 files.append(SourceFile(paths[0], split, "rows" if labelled else "pairs"))
             elif rows is not None:
-                given_as = f"{_as_given(option, split, labelled)} {paths[0]} {paths[1]}"
-                raise DataError(f"{given_as}: --columns is for a table with both sides in it")
+                raise DataError(f"{said} {paths[0]} {paths[1]}: --columns is for a table with both sides in it")
             else:
-                parts.append(parallel_files(paths[:1], paths[1:], None))
+                parts.append(parallel_files(paths[:1], paths[1:], None, skip=skip))
                 files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
         splits[split] = joined(parts)
     languages = None if labelled else ("source", "target")
@@ -300,14 +261,9 @@ def _check_own(name: str, given: Iterable[str], form: str) -> None:
             check_split(split)
         except ValueError as error:
             raise DataError(f"no split can be called {split!r} ({error})") from error
-    missing = [form.format(split) for split in ("train", "valid") if split not in given]
+    missing = [form.format(split) + "=FILE" * ("table" in form) for split in ("train", "valid") if split not in given]
     if missing:
         raise DataError(f"a corpus of your own files needs {' and '.join(missing)} too")
-
-
-def _as_given(option: str, split: str, labelled: bool) -> str:
-    """Return the option that named a split; a test set of parallel text has its name before the file."""
-    return option.format("test" if split.startswith("test_") and not labelled else split)
 
 
 def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
@@ -325,57 +281,58 @@ def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
     return paths[:1]
 
 
-def _table(path: Path, rows: Rows, quoting: bool | None) -> RowSource:
+def _table(option: str, path: Path, rows: Rows | None, quoting: bool | None, skip: bool) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
     name = path.name.removesuffix(".gz")
     kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
-    own = rows.model_copy(update={"format": kind, "quoting": kind == "csv" if quoting is None else quoting})
-    if own.format == "jsonl" and any(isinstance(column, int) for column in own.columns):
-        raise DataError(f"{path}: the keys of JSON lines have names: --columns SOURCE,TARGET")
+    how = {"format": kind, "quoting": kind == "csv" if quoting is None else quoting}
+    own = (rows or Rows(header=False, texts=(0, 1))).model_copy(
+        update={**how, "odd_rows": "drop" if skip else "refuse"}
+    )
+    if kind == "jsonl":
+        if any(isinstance(column, int) for column in own.columns):
+            raise DataError(f"{path}: the keys of JSON lines have names: --columns SOURCE,TARGET")
+    else:
+        own = _looked_at(path, own, told=rows is not None)
     check_columns(path, own)
-    _hint_at_quotes(path, own)
-    _warn_of_header(path, own)
-    _check_width(path, own)
-    return tables([path], own)
+    found = tables([path], own)
+    if own.label is None and (first := next(iter(found), None)):
+        note(f"{option}: the first pair of {path.name} is {first.texts[0][:60]!r} → {first.texts[1][:60]!r}")
+    return found
 
 
-def _check_width(path: Path, rows: Rows) -> None:
-    """Say so where a table of pairs has more columns than the first two, which are read if nothing else is asked.
+def _looked_at(path: Path, rows: Rows, *, told: bool) -> Rows:
+    """Return how a table is read after a look at its first lines.
 
-    Raises:
-        DataError: it has one column.
+    Where no option told how, a header is known by its words, and a table of more or less than two columns is refused:
+    it would be the ids that are trained on.
     """
-    width = len(first_cells(path, rows) or []) if rows.label is None and rows.texts == (0, 1) else 0
-    if width == 1:
+    cells = first_cells(path, rows) or []
+    if not told and len(cells) == 1:
         raise DataError(
             f"{path} has one column, and one file alone is read as a table of both sides; name two files: SOURCE TARGET"
         )
-    if width > 2 + len(rows.extras):
-        note(f"{path} has {width} columns; the first is read as source, the second as target (--columns 0,1)")
-
-
-def _warn_of_header(path: Path, rows: Rows) -> None:
-    """Say so where the first line of a table that is read without a header seems to be one: it would be trained on."""
-    if rows.format == "jsonl" or rows.header:
-        return
-    cells = first_cells(path, rows) or []
     places = [column for column in (*rows.texts, rows.label) if isinstance(column, int) and column < len(cells)]
-    named = [cells[place].strip().lower() for place in places]
-    if named and all(name in _HEADINGS or _LANGUAGE.fullmatch(name) for name in named):
-        warn(f"{path}: its first line is read as data and looks like a header ({', '.join(named)}); if it is: --header")
-
-
-def _hint_at_quotes(path: Path, rows: Rows) -> None:
-    """Say so where a table that is read without quoting has doubled quotes, as a quoted one has them."""
-    if rows.format == "jsonl" or rows.quoting:
-        return
-    lines = enumerate(islice(read_lines(path), _LOOKED_AT), start=1)
-    number = next((number for number, line in lines if _has_doubled_quotes(line)), None)
-    if number is not None:
+    words = [cells[place].strip().lower() for place in places]
+    heading = bool(words) and all(word in _HEADINGS or _REGION.sub("", word) in _HEADINGS for word in words)
+    if not told and len(cells) > 2:
+        shown = ", ".join(f"{place}: {cell.strip()[:30]!r}" for place, cell in enumerate(cells[:12]))
+        raise DataError(
+            f"{path} has {len(cells)} columns; which are source and target? --columns SOURCE,TARGET, by numbers or by "
+            f"the names in a header\nits first line is {shown}"
+        )
+    if heading and not told:
+        note(f"{path}: the first line is a header by its words ({', '.join(words)}); if it is text: --no-header")
+        rows = rows.model_copy(update={"header": True})
+    elif heading and not rows.header:
+        warn(f"{path}: its first line is read as data and looks like a header ({', '.join(words)}); if it is: --header")
+    lines = () if rows.quoting else enumerate(islice(read_lines(path), _LOOKED_AT), start=1)
+    if number := next((number for number, line in lines if _has_doubled_quotes(line)), None):
         note(
             f"{path}, line {number}: doubled quotes in a table that is read without quoting; "
             "if its cells are quoted: --quoting"
         )
+    return rows
 
 
 def _has_doubled_quotes(line: str) -> bool:
@@ -385,7 +342,11 @@ def _has_doubled_quotes(line: str) -> bool:
 
 
 # What columns are called; so are languages: en, deu, pt-br.
-_HEADINGS = {"source", "target", "src", "tgt", "trg", "text", "label", "sentence", "premise", "hypothesis", "id"}
-_HEADINGS |= {"text1", "text2", "sentence1", "sentence2", "source_text", "target_text", "original", "translation"}
-_HEADINGS |= {"english", "german", "french", "spanish", "italian", "dutch", "russian", "chinese", "japanese", "score"}
-_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z]{2,4})?")
+_HEADINGS = re.findall(
+    r"\w+",
+    "source target src tgt trg text label sentence premise hypothesis id text1 text2 sentence1 sentence2 source_text "
+    "target_text original translation english german french spanish italian dutch russian chinese japanese score "
+    "ar bg cs da de el en es et fi fr he hi hu id it ja ko mk nl no pl pt ro ru sr sv tr uk vi zh "
+    "ces deu eng est fin fra heb hin ind ita jpn kor mkd nld pol por ron rus spa swe tur ukr vie zho",
+)
+_REGION = re.compile(r"[-_][a-z]{2,4}$")

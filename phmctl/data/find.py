@@ -17,21 +17,13 @@ _FOLDERS = 500  # and how many at most: nobody meant the whole disk
 
 @dataclass(frozen=True)
 class Match:
-    """How far one layout's files were found in one folder.
-
-    Attributes:
-        layout: the layout.
-        folder: the folder.
-        found: the layout's name of a file → where it is.
-        splits: the splits that are there, each with all its files.
-        missing: the names of the files of the other splits that it should have.
-    """
+    """How far one layout's files were found in one folder."""
 
     layout: Layout
     folder: Path
-    found: Mapping[str, Path]
-    splits: Sequence[str]
-    missing: Mapping[str, Sequence[str]]
+    found: Mapping[str, Path]  # by the layout's names
+    splits: Sequence[str]  # those that are there, each with all its files
+    missing: Mapping[str, Sequence[str]]  # of the other splits that it should have: the layout's names
 
     def files(self, split: str | None = None) -> list[SourceFile]:
         """The files of a split, or of all, by split and side; one that two splits are taken from is there twice."""
@@ -47,7 +39,7 @@ class Match:
         files = self.layout.every[split]
         sides = {side: [self.found[name] for name in names] for side, names in files.sides.items()}
         if files.tables and self.layout.rows:
-            rows = tables(sides["rows"], self.layout.rows, self.layout.parts.get(split), files.tables)
+            rows = tables(sides["rows"], self.layout.rows, self.layout.parts.get(split))
         elif files.pairs:
             rows = tables(sides["pairs"], Rows(header=False, texts=files.columns))
         else:
@@ -64,11 +56,8 @@ class Match:
 def find_files(card: Card, folder: Path) -> Match:
     """Return the first layout of a card that `folder`, or a subfolder of it, holds completely.
 
-    The files of a scattered layout may lie in different subfolders; all others lie in one.
-
-    Raises:
-        DataError: none; says which files the nearest layout lacks, and what lies there instead, or which columns a
-            file lacks. There is no such folder.
+    The files of a scattered layout may lie in different subfolders; all others lie in one. Where there is none the
+    DataError says which files the nearest layout lacks, and what lies there instead, or which columns a file lacks.
     """
     if not folder.is_dir():
         raise DataError(f"no folder {folder}: --source needs the folder with the files of {card.id!r}")
@@ -95,7 +84,7 @@ def find_split(card: Card, split: str, folder: Path) -> Match | None:
     tree = _tree(folder)
     for candidate in tree.folders:
         for layout in card.local:
-            if split in layout.splits and not (layout.by_text or layout.shuffled):
+            if split in layout.splits and not layout.makes:
                 match = _match(layout.model_copy(update={"splits": {split: layout.splits[split]}}), candidate, tree)
                 if not match.missing and match.odd() is None:
                     return match

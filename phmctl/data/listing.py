@@ -35,9 +35,8 @@ class Listed:
     @property
     def divided(self) -> tuple[str, ...]:
         """The splits that are held out of train, since the publishers have none."""
-        if any(layout.by_text or layout.shuffled for layout in self.card.local):
-            return ("valid", "test")
-        return tuple(self.card.divide.places) if self.card.divide else ()
+        made = dict.fromkeys(split for layout in self.card.local for split in layout.makes)
+        return tuple(self.card.divide.places if self.card.divide else made)
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry as plain values; empty where the card says nothing."""

@@ -237,14 +237,12 @@ def parallel_files(
 
 
 @repeatable
-def tables(paths: Sequence[Path], rows: Rows, part: str | None = None, names: Sequence[str] = ()) -> Iterator[Row]:
-    """Yield the rows of one split, from tables or JSON lines.
+def tables(paths: Sequence[Path], rows: Rows, part: str | None = None) -> Iterator[Row]:
+    """Yield the rows of one split, from tables or JSON lines; a `part` takes those whose column ``rows.split`` has it.
 
-    A `part` takes the rows whose column ``rows.split`` has this value. The `names` are the card's for the files, by
-    default their own. Raises :class:`DataError`, with file and line, for a bad row that is not to be dropped.
+    Raises :class:`DataError`, with file and line, for a bad row that is not to be dropped.
     """
-    for path, name in zip(paths, names or [path.name for path in paths], strict=True):
-        of_file = {extra: values.get(name, UNKNOWN) for extra, values in rows.of_file.items()}
+    for path in paths:
         records = _json_records(path) if rows.format == "jsonl" else _cells(path, rows)
         header: Sequence[str] = ()
         if rows.header and rows.format != "jsonl":
@@ -257,22 +255,19 @@ def tables(paths: Sequence[Path], rows: Rows, part: str | None = None, names: Se
             try:
                 pick = _pick(f"{path}, line {number}", record, header, places, rows)
                 if part is None or rows.split is None or pick(rows.split) == part:
-                    yield _row(pick, rows, of_file, place)
+                    yield _row(pick, rows, place)
             except DataError:
                 if rows.odd_rows == "refuse":
                     raise
                 unknown = dict.fromkeys(rows.extras, UNKNOWN)
-                yield Row(("",) * len(rows.texts), None, of_file | unknown, place, whole=False)
+                yield Row(("",) * len(rows.texts), None, unknown, place, whole=False)
 
 
-def _row(pick: Pick, rows: Rows, of_file: Mapping[str, int], place: tuple[str, int]) -> Row:
+def _row(pick: Pick, rows: Rows, place: tuple[str, int]) -> Row:
     texts = tuple(as_line(pick(column)) for column in rows.texts)
-    if rows.verb is not None:
-        verb = _whole(pick(rows.verb), rows.verb, place)
-        texts = tuple(_before(text, verb, place) for text in texts)
     extras = {name: _whole(pick(column), column, place) for name, column in rows.extras.items()}
     label = None if rows.label is None else named_label(pick(rows.label), rows)
-    return Row(texts, label, {**of_file, **extras}, place)
+    return Row(texts, label, extras, place)
 
 
 def _whole(value: str, column: Column, place: tuple[str, int]) -> int:
@@ -282,14 +277,6 @@ def _whole(value: str, column: Column, place: tuple[str, int]) -> int:
         raise DataError(
             f"{place[0]}, line {place[1]}: column {column!r} holds {value!r}, not a whole number of 32 bits"
         ) from error
-
-
-def _before(text: str, verb: int, place: tuple[str, int]) -> str:
-    """Return the words in front of the word with the number `verb`, counted from 1."""
-    words = text.split(" ")
-    if not 1 <= verb <= len(words):
-        raise DataError(f"{place[0]}, line {place[1]}: the verb is word {verb}, but there are {len(words)} words")
-    return " ".join(words[: verb - 1])
 
 
 def named_label(value: str, naming: Rows | Hub) -> str | None:

@@ -1,17 +1,15 @@
 """Rows of text, whatever a file looks like: what readers yield, and how one source's rows become several splits."""
 
-import hashlib
-import random
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial, wraps
-from itertools import accumulate, chain
+from functools import partial, wraps
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, ParamSpec, Protocol
 
-from phmctl.data.card import ByText, Divide, Shuffled
+from phmctl.data.card import Divide
 
 UNKNOWN = -1  # an extra that is not known
 _NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -115,46 +113,3 @@ def divide_train(splits: Mapping[str, RowSource], divide: Divide, rows: str) -> 
         split: f"{rows} {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
     }
     return ({"train": hold_out(whole, period, places.values(), held=False), **made} if made else {}), words
-
-
-def divide_by_text(whole: RowSource, divide: ByText) -> tuple[Splits, dict[str, str]]:
-    """Return the splits that the texts' digests make of one, and in words which shares those held out are."""
-    shares = {"train": divide.of - divide.test - divide.valid, "valid": divide.valid, "test": divide.test}
-    ends = dict(zip(shares, accumulate(shares.values()), strict=True))
-    words = {name: f"{shares[name]} of {divide.of} shares of the texts, by their SHA-256" for name in ("valid", "test")}
-    return {name: _text_share(whole, divide.of, range(end - shares[name], end)) for name, end in ends.items()}, words
-
-
-@repeatable
-def _text_share(rows: RowSource, of: int, shares: range) -> Iterator[Row]:
-    """Yield the rows of some of `of` equal shares; texts that differ only in case or white space are in the same."""
-    for row in rows:
-        digest = hashlib.sha256("\n".join(map(same_text, row.texts)).encode("utf-8")).digest()
-        if int.from_bytes(digest[:8], "big") % of in shares:
-            yield row
-
-
-def divide_shuffled(whole: RowSource, shuffled: Shuffled) -> tuple[Splits, dict[str, str]]:
-    """Return the splits that Python's shuffle deals from one, in the file's order, and in words those held out."""
-
-    @cache  # counting the source takes a pass over it
-    def owners() -> bytearray:
-        places = list(range(sum(1 for _ in whole)))
-        random.Random(shuffled.seed).shuffle(places)
-        train = int(len(places) * shuffled.train)
-        valid = train + int(len(places) * shuffled.valid)
-        owners = bytearray(len(places))
-        for position, place in enumerate(places):
-            owners[place] = (position >= train) + (position >= valid)
-        return owners
-
-    @repeatable
-    def dealt(part: int, equal: tuple[str, str] | None = None) -> Iterator[Row]:
-        for owner, row in zip(owners(), whole, strict=True):
-            if owner == part and (not equal or row.extras[equal[0]] == row.extras[equal[1]]):
-                yield row
-
-    equal = shuffled.test_where_equal
-    words = {"valid": f"{shuffled.valid:.0%} of the shuffled rows", "test": "the rest of the shuffled rows"}
-    words["test"] += f" with {' = '.join(equal)}" if equal else ""
-    return {"train": dealt(0), "valid": dealt(1), "test": dealt(2, equal)}, words

@@ -158,7 +158,7 @@ def test_doubled_quotes_in_an_unquoted_table_get_a_hint(tmp_path: Path, capsys: 
     said = capsys.readouterr().err
     assert "q.tsv, line 41: doubled quotes" in said
     assert "--quoting" in said
-    assert "p.tsv" not in said
+    assert "p.tsv, line" not in said
     assert prepared.split("valid").texts[0] == ['"Nein" , sagt er .', 'das ist ""']
 
 
@@ -348,12 +348,16 @@ def test_extra_columns_that_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["source\ttarget", "de\ten", "Sentence1\tpt-br"])
-def test_a_header_that_is_read_as_data_is_warned_of(tmp_path: Path, first: str) -> None:
+def test_a_header_is_known_by_its_words_unless_told_otherwise(tmp_path: Path, first: str) -> None:
     table = put(tmp_path / "t.tsv", first, *("\t".join(pair) for pair in PAIRS))
-    given = ["prepare-data", "mine", "--train", table, *valid(tmp_path), *SMALL, "--data", str(tmp_path / "data")]
-    told = CliRunner().invoke(main.app, given, catch_exceptions=False).stderr
-    assert f"warning: {table}: its first line is read as data and looks like a header (" in told
-    assert "--header" in told
+    own_valid = put(tmp_path / "v.tsv", first, "ein Haus\ta house")
+    given = ["prepare-data", "mine", "--train", table, "--valid", own_valid, *SMALL, "--data", str(tmp_path / "data")]
+    told = CliRunner().invoke(main.app, given, catch_exceptions=False)
+    assert told.stdout.count(" 40 │") == 2
+    assert "--no-header" in told.stderr
+    told = CliRunner().invoke(main.app, [*given, "--no-header"], catch_exceptions=False)
+    assert " 41 │" in told.stdout
+    assert f"warning: {table}" in told.stderr
 
 
 def test_a_pair_that_is_no_header_is_not_taken_for_one(tmp_path: Path) -> None:
@@ -368,11 +372,10 @@ def test_a_pair_that_is_no_header_is_not_taken_for_one(tmp_path: Path) -> None:
         assert told.stdout.count(" 40 │") == 2
 
 
-def test_a_table_of_more_than_two_columns_is_said_to_have_them(tmp_path: Path) -> None:
+def test_a_table_of_more_than_two_columns_wants_to_be_told_which(tmp_path: Path) -> None:
     table = put(tmp_path / "t.tsv", *(f"{number}\t{source}\t{target}" for number, (source, target) in enumerate(PAIRS)))
-    assert f"{table} has 3 columns; the first is read as source" in prepared_with(
-        tmp_path, "--train", table, *valid(tmp_path)
-    )
+    with pytest.raises(DataError, match="--columns SOURCE,TARGET"):
+        call(tmp_path, "--train", table, *valid(tmp_path), *SMALL)
     own_valid = put(tmp_path / "v.tsv", "0\tein Haus\ta house")
     chosen = ["--train", table, "--valid", own_valid, "--columns", "1,2"]
-    assert "columns; the first" not in prepared_with(tmp_path, *chosen)
+    assert f"the first pair of t.tsv is {PAIRS[0][0]!r} → {PAIRS[0][1]!r}" in prepared_with(tmp_path, *chosen)

@@ -119,7 +119,7 @@ def test_a_division_that_cannot_be(tmp_path, divide):
 
 def test_card_of_a_path(tmp_path):
     card = load(tmp_path, cleaning={"lowercase": True}, defaults={"tokenizer": "word"})
-    assert (card.direction, card.cleaning.lowercase, card.defaults.tokenizer) == ("de-en", True, "word")
+    assert (card.cleaning.lowercase, card.defaults.tokenizer) == (True, "word")
     assert (card.task, card.cleaning.entities, card.cleaning.max_ratio) == ("translation", "keep", 0)
 
 

@@ -46,9 +46,7 @@ def test_shipped_cards_are_whole(name):
     assert card.id == name
     assert card.local
     for layout in card.local:
-        made = (
-            {"valid", "test"} if layout.by_text or layout.shuffled else set(card.divide.places if card.divide else ())
-        )
+        made = {*layout.makes, *(card.divide.places if card.divide else ())}
         assert {"train", "valid", "test"} <= set(layout.splits) | made
         assert set(layout.parts) <= set(layout.splits)
         assert set(layout.rows.names.values()) <= set(card.labels)

@@ -125,6 +125,14 @@ def test_tensor2tensors_split_of_the_agreement_table(tmp_path):
     assert "intervening = attractors" in corpus.held_out["test"]
 
 
+@pytest.mark.parametrize("verb", ["4", "0", "x"])
+def test_a_verb_that_is_none_of_the_words(tmp_path, verb):
+    header = "sentence\tverb_pos\tverb_index\tn_intervening\tn_diff_intervening"
+    put(tmp_path / "agr_50_mostcommon_10K.tsv", header, f"a b c\tVBP\t{verb}\t0\t0")
+    with pytest.raises(DataError, match=r"line 2: .*verb"):
+        list(opened("agreement", tmp_path).splits["train"])
+
+
 def resplit_folder(folder, order=1):
     random.seed(3)
     prefixes = [f"the {random.randrange(400)} dog" for _ in range(1000)]

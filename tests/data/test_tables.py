@@ -164,50 +164,12 @@ def test_malformed_json_lines(tmp_path, line, message):
         read(path, format="jsonl", texts=("text",), label="label")
 
 
-AGREEMENT = {
-    "quoting": True,
-    "texts": ("sentence",),
-    "verb": "verb_index",
-    "label": "verb_pos",
-    "extras": {"attractors": "n_diff_intervening"},
-}
-HEADER = "sentence\tverb_pos\tverb_index\tn_diff_intervening"
-
-
-def test_the_verb_is_counted_from_1(tmp_path):
-    path = put(tmp_path / "a.tsv", HEADER, "the keys to the cabinet are here .\tVBP\t6\t1", "is it ?\tVBZ\t1\t0")
-    first, second = read(path, **AGREEMENT)
-    assert (first.texts, first.label, first.extras) == (("the keys to the cabinet",), "VBP", {"attractors": 1})
-    assert second.texts == ("",)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("a b\tVBP\t3\t0", r"line 2: the verb is word 3, but there are 2 words"),
-        ("a b\tVBP\t0\t0", r"line 2: the verb is word 0"),
-        ("a b\tVBP\tx\t0", r"line 2: column 'verb_index' holds 'x', not a whole number"),
-        ("a b\tVBP\t1\t", r"line 2: column 'n_diff_intervening' holds ''"),
-    ],
-)
-def test_malformed_agreement_rows(tmp_path, row, message):
-    with pytest.raises(DataError, match=message):
-        read(put(tmp_path / "a.tsv", HEADER, row), **AGREEMENT)
-
-
-def test_a_file_name_tells_the_attractors(tmp_path):
-    paths = [put(tmp_path / f"numpred.{name}", "VBZ\tthe dog") for name in ("val", "test.2")]
-    rows = Rows(header=False, texts=(1,), label=0, of_file={"attractors": {"numpred.test.2": 2}})
-    assert [example.extras["attractors"] for example in tables(paths, rows)] == [-1, 2]
-
-
 @pytest.mark.parametrize(
     "rows",
     [
         {"texts": ("a",), "label": 1, "header": False},
         {"texts": (0,), "label": "x", "format": "jsonl"},
         {"texts": (), "label": "x"},
-        {"texts": (0,), "label": 1, "header": False, "odd_rows": "drop"},
         {"texts": ("a",), "label": "x", "split": "s", "odd_rows": "drop"},
     ],
 )
