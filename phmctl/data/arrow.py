@@ -36,7 +36,6 @@ class Ragged:
         return len(self.lengths)
 
     def __getitem__(self, row: int) -> Tokens:
-        """Return one row's tokens, a view."""
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
@@ -51,7 +50,6 @@ class Ragged:
         return self._values[0] if len(self._values) == 1 else np.concatenate([_NONE, *self._values])
 
     def gather(self, rows: npt.NDArray[np.integer[Any]]) -> Tokens:
-        """Return the tokens of some rows, one row after another."""
         lengths = self.lengths[rows]
         total = int(lengths.sum())
         before = np.cumsum(lengths) - lengths  # tokens of the rows in front

@@ -58,12 +58,10 @@ class Batch:
 
     @property
     def source(self) -> Tensor:
-        """The first side."""
         return self.sides[0]
 
     @property
     def target(self) -> Tensor:
-        """The second side."""
         return self.sides[1]
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -176,7 +174,6 @@ def _by_length(cost: Ints, difference: Ints, numbers: RandomNumbers | None) -> I
 
 
 def _cut_by_tokens(order: Ints, cost: Ints, batch_tokens: int) -> list[Ints]:
-    """Cut the sorted rows into the longest runs that keep within the budget."""
     plan = []
     start = 0
     while start < len(order):

@@ -56,7 +56,6 @@ def _hub_id(name: str) -> str:
 
 
 def check_split(name: str) -> str:
-    """Return the name of a split; raises ValueError for what cannot be one."""
     if not re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]+)?", name):
         guess = "" if name.startswith(("valid_", "test_")) else nearest(name, ("train", "valid", "test")).strip(" ()")
         raise ValueError(guess or "use train, valid, test, or test_ and a name of small letters, digits and _")
@@ -109,7 +108,6 @@ class Rows(Section):
 
     @property
     def columns(self) -> list[Column]:
-        """The columns that are read."""
         others = [column for column in (self.label, self.split) if column is not None]
         return [*self.texts, *self.extras.values(), *others]
 
@@ -154,7 +152,6 @@ class SplitFiles(Section):
 
     @property
     def names(self) -> FileNames:
-        """All file names of the split."""
         return tuple(name for names in self.sides.values() for name in names)
 
 
@@ -211,13 +208,10 @@ class Hub(Section):
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """The columns of the texts."""
         return (self.columns.source, self.columns.target) if self.columns else self.texts
 
 
 class Url(Section):
-    """A file on a server."""
-
     url: Annotated[str, AfterValidator(_address)]  # of a file:// only what lies below the card's own folder
     file: Annotated[str, AfterValidator(_plain)]  # its name in the cache
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
@@ -289,8 +283,6 @@ _ONLY = {
 
 
 class Card(Section):
-    """A dataset card."""
-
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     task: Literal["translation", "classification"] = "translation"
     title: str
@@ -332,7 +324,6 @@ class Card(Section):
 
     @property
     def labelled(self) -> bool:
-        """Whether it is of texts with labels; otherwise it is of parallel text."""
         return self.task == "classification"
 
     @property
@@ -379,12 +370,10 @@ def is_card(name: str) -> bool:
 
 
 def card_names() -> list[str]:
-    """Return the ids of the shipped cards, sorted."""
     return shipped_names("cards")
 
 
 def card_task(name_or_path: str) -> str:
-    """Return which task a card's data is for."""
     return str(read_document(find_card(name_or_path), DataError).content.get("task", "translation"))
 
 
@@ -405,7 +394,6 @@ def load_card(name_or_path: str) -> Card:
 
 
 def find_card(name_or_path: str) -> Path:
-    """Return the file of a card; where there is none the DataError names the nearest."""
     path = Path(name_or_path)
     if path.suffix in {".yaml", ".yml"} and path.is_file():
         return path

@@ -43,15 +43,12 @@ _ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
 
 @dataclass
 class Tally:
-    """Counts of one split's rows."""
-
     read: int = 0  # from the files
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # by reason
     noted: Counter[str] = field(default_factory=Counter)  # kept although something is unusual: by what it is
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counts for the manifest."""
         return {
             "read": self.read,
             "kept": self.kept,
@@ -61,7 +58,6 @@ class Tally:
 
 
 def in_words(dropped: Mapping[str, int]) -> str:
-    """Return in words how many rows were dropped, and why."""
     return ", ".join(f"{number:,} {_IN_WORDS[reason]}" for reason, number in dropped.items()) or "nothing dropped"
 
 
@@ -79,7 +75,6 @@ def clean_line(line: str, settings: Cleaning) -> str:
 
 
 def clean_texts(texts: Sequence[str], settings: Cleaning) -> tuple[str, ...]:
-    """Return a row's texts, each as :func:`clean_line` has it."""
     return tuple(clean_line(text, settings) for text in texts)
 
 
@@ -102,7 +97,6 @@ class HeldOut:
         self._seen: set[bytes] = set()
 
     def add(self, texts: Sequence[str]) -> None:
-        """Note the texts of a row."""
         self._seen.update(self._keys(texts))
 
     def find(self, texts: Sequence[str]) -> list[bool]:
@@ -164,11 +158,9 @@ class CleanRows:
 
     @property
     def labelled(self) -> bool:
-        """Whether its rows have labels."""
         return self._labels is not None
 
     def number(self, row: Row) -> int:
-        """Return the number of an example's class."""
         return self._numbers[row.label]
 
     def fit(self, row: Row, tokens: Sequence[Sequence[int]]) -> Sequence[Sequence[int]] | None:

@@ -29,7 +29,6 @@ def record_copies(run: Run, manifest: Mapping[str, Any], *more: Path) -> None:
 
 
 def load_tokenizers(run: Run) -> TokenizerPair:
-    """Return the tokenizers that a run was trained with; of labelled text one object twice."""
     for name in (JOINT_FILE, *SIDE_FILES):
         refuse_damaged_copy(run, run.tokenizer_folder / name)
     try:
@@ -39,7 +38,6 @@ def load_tokenizers(run: Run) -> TokenizerPair:
 
 
 def load_cleaning(run: Run) -> Cleaning:
-    """Return what the text that a run was trained on went through before it was tokenized."""
     try:
         return Cleaning(**run.data()["settings"]["cleaning"])
     except (KeyError, TypeError, ValueError) as error:
@@ -63,7 +61,6 @@ def read_text(run: Run, split: str, side: str) -> list[str]:
 
 
 def refuse_damaged_copy(run: Run, path: Path) -> None:
-    """Refuse (RunError) a file of a run that is not what the run recorded of it."""
     entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
     if not are_file_entries(entries):
         raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} is no list of files; {ADVICE}")

@@ -47,23 +47,19 @@ class Corpus:
 
     @property
     def labelled(self) -> bool:
-        """Whether it is of texts with labels; otherwise it is of parallel text."""
         return self.languages is None
 
     @property
     def row(self) -> str:
-        """What a row is called."""
         return "example" if self.labelled else "pair"
 
     @property
     def sides(self) -> dict[str, Any]:
-        """What the manifest says of the texts of a row."""
         if self.languages is None:
             return {"texts": self.texts}
         return dict(zip(("source_language", "target_language"), self.languages, strict=True))
 
     def lines(self, split: str) -> Iterator[Sequence[str]]:
-        """Yield the texts of a split's rows, and their labels."""
         for row in self.splits[split]:
             yield row.texts if self.languages else [*row.texts, row.label or ""]
 
@@ -121,7 +117,6 @@ def _of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile]
 
 
 def _ordered(splits: Mapping[str, RowSource]) -> Splits:
-    """Return the splits, train and valid first."""
     first = [name for name in ("train", "valid") if name in splits]
     return {name: splits[name] for name in (*first, *(name for name in splits if name not in first))}
 
@@ -170,7 +165,6 @@ def _from_hub(card: Card, cache: Path, refetch: bool) -> Corpus:
 
 
 def _with_borrowed(corpus: Corpus, card: Card, source: Path | None, extra: Mapping[str, Path]) -> Corpus:
-    """Add the splits of other cards that are given, or that lie in the same folder."""
     for name in extra:
         if name not in card.borrowed:
             known = ", ".join(card.borrowed) or "none"
@@ -187,7 +181,6 @@ def _with_borrowed(corpus: Corpus, card: Card, source: Path | None, extra: Mappi
 
 
 def reversed_corpus(corpus: Corpus) -> Corpus:
-    """Return a corpus whose sources are the targets of another: for the other direction of translation."""
     sides = {"source": "target", "target": "source"}
     languages = corpus.languages
     if languages and languages != tuple(sides):  # own files have no languages, and sides stay sides
@@ -253,7 +246,6 @@ def own_corpus(
 
 
 def _check_own(name: str, given: Iterable[str], form: str) -> None:
-    """Check that a corpus of a user's own files has a name of its own, and train and valid."""
     if name in card_names():
         raise DataError(f"{name!r} is a card; give your files a name of their own, or point --source at the card's")
     for split in given:

@@ -17,8 +17,6 @@ _FOLDERS = 500  # and how many at most: nobody meant the whole disk
 
 @dataclass(frozen=True)
 class Match:
-    """How far one layout's files were found in one folder."""
-
     layout: Layout
     folder: Path
     found: Mapping[str, Path]  # by the layout's names
@@ -35,7 +33,6 @@ class Match:
         ]
 
     def read(self, split: str) -> RowSource:
-        """Return the rows of a split."""
         files = self.layout.every[split]
         sides = {side: [self.found[name] for name in names] for side, names in files.sides.items()}
         if files.tables and self.layout.rows:
@@ -135,7 +132,6 @@ class _Tree:
 
 
 def _tree(top: Path) -> _Tree:
-    """Return a folder and its subfolders, the shallow ones first, each level sorted."""
     folders, level = list[Path](), [top]
     for _ in range(_DEPTH + 1):
         folders += level[: _FOLDERS - len(folders)]

@@ -17,7 +17,6 @@ class Listed:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The source and the target side; empty for labelled text."""
         return () if self.card.labelled else (self.card.source_language, self.card.target_language)
 
     @property
@@ -27,19 +26,16 @@ class Listed:
 
     @property
     def here(self) -> str:
-        """What was done with it on this machine, in words."""
         if self.prepared:
             return "prepared"
         return "fetched" if self.fetched else "never tried" if self.card.ways else "–"
 
     @property
     def divided(self) -> tuple[str, ...]:
-        """The splits that are held out of train, since the publishers have none."""
         made = dict.fromkeys(split for layout in self.card.local for split in layout.makes)
         return tuple(self.card.divide.places if self.card.divide else made)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as plain values; empty where the card says nothing."""
         return {
             "name": self.card.id,
             **self.card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),

@@ -73,7 +73,6 @@ def agreement_table(splits: Mapping[str, RowSource]) -> Made:
 
 @repeatable
 def _before_the_verb(rows: RowSource) -> Iterator[Row]:
-    """Yield rows whose text ends before the word of the number `verb`, counted from 1."""
     for row in rows:
         words, extras = row.texts[0].split(" "), dict(row.extras)
         verb = extras.pop("verb")

@@ -55,7 +55,6 @@ class RandomNumbers:
         return self.words(count) < np.uint64(int(share * 2.0**64))
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
-        """Return the items in an order drawn."""
         return [items[place] for place in self.permutation(len(items))]
 
 

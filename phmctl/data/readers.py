@@ -115,7 +115,6 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> BufferedReader:
-    """Open a file to read its bytes, those that ``.gz`` stands for if that is how its name ends."""
     return cast("BufferedReader", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
@@ -286,7 +285,6 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
 
 
 def first_cells(path: Path, rows: Rows) -> list[str] | None:
-    """Return the cells of a table's first line."""
     for _, cells in _cells(path, rows):
         if isinstance(cells, DataError):
             raise cells
@@ -295,7 +293,6 @@ def first_cells(path: Path, rows: Rows) -> list[str] | None:
 
 
 def columns_of(path: Path, rows: Rows) -> list[str] | None:
-    """Return the names in a file's header, or the keys of its first JSON line; None where there are none."""
     if rows.format != "jsonl":
         return (first_cells(path, rows) or []) if rows.header else None
     _, record = next(_json_records(path), (1, {}))
@@ -306,7 +303,6 @@ def columns_of(path: Path, rows: Rows) -> list[str] | None:
 
 
 def missing_columns(path: Path, rows: Rows) -> list[str]:
-    """Return the columns that a file should name and does not."""
     present = columns_of(path, rows)
     wanted = [column for column in (*rows.columns, *rows.header_has) if isinstance(column, str)]
     return [] if present is None else [column for column in wanted if column not in present]

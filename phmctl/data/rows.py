@@ -28,16 +28,13 @@ class Row(NamedTuple):
     whole: bool = True
 
     def named(self) -> str:
-        """Return its place in words."""
         return f"{self.place[0]}, line {self.place[1]}"
 
 
 class RowSource(Protocol):
     """Rows that can be iterated any number of times."""
 
-    def __iter__(self) -> Iterator[Row]:
-        """Yield the rows in order; raises :class:`DataError` where a file is not what it should be."""
-        ...  # pragma: no cover
+    def __iter__(self) -> Iterator[Row]: ...  # pragma: no cover
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,6 @@ class _Repeatable:
 
 
 def repeatable(generator: Callable[P, Iterator[Row]]) -> Callable[P, RowSource]:
-    """Turn a generator of rows into a function that returns a source: it is run anew for each iteration."""
-
     @wraps(generator)
     def source(*args: P.args, **kwargs: P.kwargs) -> RowSource:
         return _Repeatable(partial(generator, *args, **kwargs))
@@ -77,13 +72,11 @@ def same_text(line: str) -> str:
 
 @repeatable
 def joined(sources: Iterable[RowSource]) -> Iterator[Row]:
-    """Yield the rows of several sources, one after another."""
     return chain.from_iterable(sources)
 
 
 @repeatable
 def turned_round(rows: RowSource) -> Iterator[Row]:
-    """Yield pairs with the target first."""
     return (row._replace(texts=row.texts[::-1]) for row in rows)
 
 

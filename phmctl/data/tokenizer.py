@@ -64,7 +64,6 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """The number of token types, the special tokens included."""
         return len(self.vocabulary)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -78,16 +77,13 @@ class Tokenizer:
         return text.removeprefix(" ")
 
     def engine_json(self) -> str:
-        """Return the pipeline as the `tokenizers` library writes it."""
         return str(self._engine.to_str())
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as the `tokenizers` library does: ``tokenizers.Tokenizer.from_file`` reads it, too."""
         write_atomic(path, self.engine_json() + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer that :meth:`save` wrote; raises DataError for a file that is missing, or none of ours."""
         content = read_json_object(path, DataError, "restore it or prepare anew")
         if "model" not in content:
             raise DataError(f"{path} is no tokenizer that this version of phmctl can read; prepare anew")
@@ -121,7 +117,6 @@ class _Stored(BaseModel):
 
 
 def _parts_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return what is particular to a tokenizer that the library wrote."""
     model = content["model"]
     ids: dict[str, int] = model["vocab"]
     if sorted(ids.values()) != list(range(len(ids))):
@@ -177,11 +172,9 @@ class TokenizerPair:
 
     @property
     def joint(self) -> bool:
-        """Whether both sides share one vocabulary."""
         return self.source is self.target
 
     def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json``, or ``tokenizer.source.json`` and ``tokenizer.target.json``, into a folder."""
         if self.joint:
             self.source.save(folder / JOINT_FILE)
             return
@@ -190,7 +183,6 @@ class TokenizerPair:
 
     @classmethod
     def load(cls, folder: Path) -> "TokenizerPair":
-        """Read what :meth:`save` wrote."""
         if (folder / JOINT_FILE).is_file() or not (folder / SIDE_FILES[0]).is_file():
             joint = Tokenizer.load(folder / JOINT_FILE)
             return cls(joint, joint)
@@ -245,7 +237,6 @@ def _trainer(kind: Kind, vocabulary: int, min_count: int | None) -> Any:
 
 
 def _in_order(ids: dict[str, int]) -> list[str]:
-    """Return the token types in the order of their ids."""
     return sorted(ids, key=ids.__getitem__)
 
 

@@ -24,8 +24,6 @@ _INTEGER = re.compile(r"[-+]?[0-9]+")
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of a vocabulary."""
-
     table: Floats  # (V, d). PAD is zero; a token type that the file lacks has the mean of those that it has
     covered: npt.NDArray[np.bool_]  # (V,), whether the file has the token type
 
@@ -74,7 +72,6 @@ def _wanted_rows(path: Path, wanted: set[str]) -> Iterator[tuple[str, Floats]]:
 
 
 def _parts(path: Path, number: int, line: str, width: int) -> tuple[str, str]:
-    """Return a line's word and its numbers, still as text."""
     if line.count(" ") == width:  # nearly all lines: no need to take the numbers apart
         word, _, numbers = line.partition(" ")
         return word, numbers

@@ -87,8 +87,6 @@ class _Member(NamedTuple):
 
 
 class _Limits:
-    """How much an archive may still hold."""
-
     def __init__(self, archive: Path, limit: int | None, members: int) -> None:
         packed = archive.stat().st_size
         self._archive, self._members, self._left = archive, members, members

@@ -126,8 +126,6 @@ def _append(response: Any, part: Path, size: int, timeout: float, limit: int, ad
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a server to HTTP addresses alone."""
-
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:

@@ -25,8 +25,6 @@ _TIMEOUT = 10  # seconds until a hub that does not answer counts as away
 
 @dataclass(frozen=True)
 class HubRows:
-    """The rows of one split of a loaded dataset, which stay memory-mapped."""
-
     rows: Any  # datasets.Dataset
     hub: Hub
     name: str  # for messages

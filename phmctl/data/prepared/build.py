@@ -44,7 +44,6 @@ def build(
 
 
 def memory_of(folder: Path) -> Path:
-    """Return the file beside a prepared folder that keeps what was seen of its sources."""
     return folder.with_name(f".{folder.name}.seen.json")
 
 
@@ -61,7 +60,6 @@ def current(
 
 
 def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None, card: str = "") -> list[str]:
-    """Return what differs between a folder and what is wanted, in words."""
     try:
         manifest = read_manifest(folder)
         if manifest is None:

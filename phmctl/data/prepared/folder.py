@@ -65,12 +65,10 @@ def prepare_command(data: Section, root: Path | None = None) -> str:
 
 
 def is_reversed(data: Section) -> bool:
-    """Return whether sources and targets change places."""
     return isinstance(data, ParallelSection) and data.direction == "reverse"
 
 
 def has_copies(data: Section) -> bool:
-    """Return whether train has each target as its own source too."""
     return isinstance(data, ParallelSection) and data.copies
 
 
@@ -111,12 +109,10 @@ class Split:
 
     @property
     def source(self) -> Ragged:
-        """The first side."""
         return self.sides[0]
 
     @property
     def target(self) -> Ragged:
-        """The second side."""
         return self.sides[1]
 
     @cached_property
@@ -153,7 +149,6 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: Path, command: str = "phmctl prepare-data NAME") -> "PreparedData":
-        """Open a prepared folder; raises DataError if nothing is prepared there, or it is damaged."""
         manifest = read_manifest(folder)
         if manifest is None:
             raise DataError(f"{folder} holds no prepared data; run: {command}")
@@ -181,11 +176,9 @@ class PreparedData:
 
     @property
     def splits(self) -> list[str]:
-        """The names of the splits, ``train`` and ``valid`` first."""
         return list(self.manifest["splits"])
 
     def split(self, name: str) -> Split:
-        """Return a split by its name. The first time, its file is read through to be checked."""
         if name not in self.splits:
             raise DataError(f"no split {name!r}{nearest(name, self.splits)}; there are {', '.join(self.splits)}")
         if name not in self._splits:

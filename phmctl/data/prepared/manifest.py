@@ -65,7 +65,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:
-    """Raise a DataError if the manifest lists this file and it is another now."""
     wrong = damage(folder, manifest["files"], name)
     if wrong:
         raise DataError(f"{folder / name} {wrong}; run: {command} --force")

@@ -224,7 +224,6 @@ def _write(
     vocabulary: Vocabulary | None,
     provenance: Mapping[str, Any],
 ) -> None:
-    """Write everything of a prepared folder, its manifest last."""
     labels = (list(corpus.labels) or labels_of(corpus.splits["train"])) if corpus.labelled else None
     splits = _clean_splits(corpus, cleaning, data.max_tokens, labels)
     if vocabulary is None:
@@ -394,7 +393,6 @@ def _check_classes(
 
 
 def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Sequence[str]) -> dict[str, Any]:
-    """Write the vectors of the vocabulary, and return what the manifest says of them."""
     import torch
     from safetensors.torch import save
 
@@ -411,7 +409,6 @@ def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Seque
 
 
 def _covered_tokens(path: Path, covered: npt.NDArray[np.bool_]) -> float:
-    """Return the share of a split's tokens that have a vector."""
     sides = [side.values for side in Split(path).sides]
     total = sum(map(len, sides))
     return round(sum(int(covered[side].sum()) for side in sides) / total, 6) if total else 0.0

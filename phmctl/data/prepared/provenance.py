@@ -36,7 +36,6 @@ class Sources:
             self._seen = _SEEN.validate_json(memory.read_bytes())
 
     def describe(self) -> dict[str, Any]:
-        """Return the manifest's entries."""
         corpus = self._corpus
         return {
             "corpus": corpus.name,
@@ -51,7 +50,6 @@ class Sources:
         }
 
     def changed(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return what differs from the sources of an earlier manifest, in words."""
         corpus = self._corpus
         if dict(corpus.held_out) != manifest.get("held_out", {}):
             return ["the division into splits changed"]
@@ -79,7 +77,6 @@ class Sources:
         return [{**self._file(each.path), "split": each.split, "side": each.side} for each in self._corpus.files]
 
     def _beside(self) -> Entries:
-        """Return the entry of the word vectors."""
         return [] if self._vectors is None else [{**self._file(self._vectors), "split": VECTORS, "side": VECTORS}]
 
     def _file(self, path: Path) -> dict[str, Any]:

@@ -9,14 +9,12 @@ Counts = Mapping[str, Any]  # of a split, as the manifest has them
 
 
 def show_prepared(manifest: Mapping[str, Any]) -> None:
-    """Print what was read, kept and dropped, a line a split, and how much of the text has a word vector."""
     preparation_table(manifest).show()
     if coverage := coverage_of(manifest):
         note(coverage)
 
 
 def preparation_table(manifest: Mapping[str, Any]) -> Table:
-    """Return what was read, kept and dropped, a line a split."""
     splits = manifest["splits"]
     labelled = "labels" in manifest
     dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
@@ -66,7 +64,6 @@ def _title(manifest: Mapping[str, Any]) -> str:
 
 
 def coverage_of(manifest: Mapping[str, Any]) -> str:
-    """Return in words how much of the text has a vector; empty where there are none."""
     vectors = manifest.get("vectors")
     if not vectors:
         return ""

@@ -31,7 +31,6 @@ class Vocabulary:
 
     @classmethod
     def of(cls, path: Path) -> "Vocabulary":
-        """Return that of a run, or of a folder of prepared data."""
         if (path / MANIFEST).is_file():
             prepared = PreparedData.open(path)
             settings = prepared.manifest["settings"]
@@ -46,7 +45,6 @@ class Vocabulary:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of both tokenizers."""
         return sha256_text([self.tokenizers.source.engine_json(), self.tokenizers.target.engine_json()])
 
     def settings_for(self, section: type[BaseModel]) -> dict[str, Any]:
@@ -55,7 +53,6 @@ class Vocabulary:
         return {key: made[key] for key in (*_DECIDES, "max_tokens") if key in section.model_fields}
 
     def check(self, data: Section) -> None:
-        """Refuse (DataError) a data section whose vocabulary would be another."""
         if not hasattr(data, "joint") and not self.tokenizers.joint:
             raise DataError(f"{self.origin} has one vocabulary for each side; labelled text has one in all")
         for key, value in self.settings_for(type(data)).items():
