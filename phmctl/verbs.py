@@ -55,7 +55,7 @@ def prepare(
         options: further options by the command's names. Of the vocabulary: ``tokenizer``, ``vocabulary``, ``joint``,
             ``max_tokens``, ``direction`` (``reverse``), ``copies``. Of the cleaning, instead of the card's:
             ``lowercase``, ``normalise``, ``entities``, ``max_ratio``, ``min_count``. Of tables: ``quoting``,
-            ``header``; of parallel ones ``columns`` (``"de,en"``), of labelled text ``table``
+            ``header``, ``skip_bad_lines``; of parallel ones ``columns`` (``"de,en"``), of labelled text ``table``
             (``["train=train.tsv", …]``), ``text``, ``label``, ``extra``. Of labelled text: ``extra_split``,
             ``vectors``.
 
@@ -99,7 +99,18 @@ def prepare(
 
 _VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens", "direction", "copies")
 _CLEANING = ("lowercase", "normalise", "entities", "max_ratio", "min_count")
-_TABLES = ("columns", "table", "text", "label", "quoting", "header", "extra", "extra_split", "vectors")
+_TABLES = (
+    "columns",
+    "table",
+    "text",
+    "label",
+    "quoting",
+    "header",
+    "extra",
+    "extra_split",
+    "vectors",
+    "skip_bad_lines",
+)
 
 
 def _groups(named: "Files") -> list[tuple[Path, ...]]:

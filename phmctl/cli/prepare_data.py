@@ -75,6 +75,7 @@ def prepare_data(
     quoting: own.Quoting = None,
     header: own.Header = None,
     extra: own.Extra = None,
+    skip_bad_lines: own.SkipBadLines = False,
     lowercase: own.Lowercase = None,
     normalise: own.Normalise = None,
     entities: own.Entities = None,
@@ -128,6 +129,7 @@ def prepare_data(
         quoting=quoting,
         header=header,
         extra=extra,
+        skip_bad_lines=skip_bad_lines or None,
         extra_split=extra_split,
         vectors=vectors,
     )

@@ -55,6 +55,9 @@ Header = Annotated[
     bool | None,
     typer.Option("--header/--no-header", help="Whether tables have a header; without one, columns are numbers from 0."),
 ]
+SkipBadLines = Annotated[
+    bool, typer.Option("--skip-bad-lines", help="Leave out and count lines of your own files that cannot be read.")
+]
 Columns = Annotated[
     str | None,
     typer.Option(metavar="SRC,TGT", help="Columns of source and target in a table: names, or numbers from 0."),

@@ -34,8 +34,9 @@ _IN_WORDS = {
 REASONS = tuple(_IN_WORDS)
 CUT = "cut"  # a labelled text of valid or test that is kept in part
 SAME_SIDES = "same_sides"  # a pair of the same text twice: counted but kept
-# And a train pair of which one side alone stands in valid or test.
-SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test")
+# And a train pair of which one side alone stands in valid or test, or which stands there turned round.
+SWAPPED = "swapped_in_valid_or_test"
+SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test", SWAPPED)
 
 # What Moses' escape-special-chars.perl writes, and nothing else: "&copy" in a text is meant.
 _ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
@@ -97,17 +98,18 @@ class HeldOut:
         self._seen: set[bytes] = set()
 
     def add(self, texts: Sequence[str]) -> None:
-        self._seen.update(self._keys(texts))
+        self._seen.update(self._keys(texts)[: 1 + len(texts)])
 
     def find(self, texts: Sequence[str]) -> list[bool]:
-        """Return whether a row stands in valid or test, and behind it whether each text stands there on its side."""
+        """Return whether a row stands in valid or test; with `sides`, each text, and the row turned round."""
         return [key in self._seen for key in self._keys(texts)]
 
     def _keys(self, texts: Sequence[str]) -> list[bytes]:
-        """Return the digest of the row, and those of its texts by their sides."""
+        """Return the digest of the row, and with `sides` those of its texts and of the row turned round."""
         same = [same_text(text) for text in texts]
         parts = [["row", *(sorted(same) if self._symmetric else same)]]
-        parts += [[str(side), text] for side, text in enumerate(same) if self._by_side]
+        if self._by_side:
+            parts += [*([str(side), text] for side, text in enumerate(same)), ["row", *same[::-1]]]
         return [blake2b("\n".join(part).encode("utf-8"), digest_size=12).digest() for part in parts]
 
 

@@ -11,7 +11,7 @@ from phmctl.console import note, warn
 from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
 from phmctl.data.find import Match, find_files, find_split
 from phmctl.data.odd import CORPORA
-from phmctl.data.readers import check_columns, first_cells, parallel_files, read_lines, tables
+from phmctl.data.readers import check_columns, first_cells, lines_or_errors, parallel_files, read_lines, tables
 from phmctl.data.rows import (
     Row,
     RowSource,
@@ -318,8 +318,8 @@ def _looked_at(path: Path, rows: Rows, *, told: bool) -> Rows:
         rows = rows.model_copy(update={"header": True})
     elif heading and not rows.header:
         warn(f"{path}: its first line is read as data and looks like a header ({', '.join(words)}); if it is: --header")
-    lines = () if rows.quoting else enumerate(islice(read_lines(path), _LOOKED_AT), start=1)
-    if number := next((number for number, line in lines if _has_doubled_quotes(line)), None):
+    lines = () if rows.quoting else enumerate(islice(lines_or_errors(path), _LOOKED_AT), start=1)
+    if number := next((number for number, line in lines if isinstance(line, str) and _has_doubled_quotes(line)), None):
         note(
             f"{path}, line {number}: doubled quotes in a table that is read without quoting; "
             "if its cells are quoted: --quoting"

@@ -379,3 +379,31 @@ def test_a_table_of_more_than_two_columns_wants_to_be_told_which(tmp_path: Path)
     own_valid = put(tmp_path / "v.tsv", "0\tein Haus\ta house")
     chosen = ["--train", table, "--valid", own_valid, "--columns", "1,2"]
     assert f"the first pair of t.tsv is {PAIRS[0][0]!r} → {PAIRS[0][1]!r}" in prepared_with(tmp_path, *chosen)
+
+
+def test_bad_lines_are_left_out_and_counted_where_that_is_asked(tmp_path: Path) -> None:
+    """Of a pair of files, of a table and of JSON lines: no UTF-8, a NUL, a cell or a key too few."""
+    sides = [[pair[side].encode() for pair in PAIRS] for side in (0, 1)]
+    sides[0][3], sides[1][7], sides[1][9] = b"sch\xf6n", b"a\0b", b"x" * ((1 << 24) + 5)
+    source, target = tmp_path / "t.de", tmp_path / "t.en"
+    source.write_bytes(b"\n".join(sides[0]) + b"\n")
+    target.write_bytes(b"\n".join(sides[1]) + b"\n")
+    table = tmp_path / "t.tsv"
+    table.write_bytes(b"\n".join([*("\t".join(pair).encode() for pair in PAIRS[:30]), b"\xff\tx", b"one"]) + b"\n")
+    lines = put(
+        tmp_path / "t.jsonl", *(json.dumps({"de": a, "tr": {"en": b}}) for a, b in PAIRS[:30]), "{", '{"de": ""}'
+    )
+    valid_json = put(tmp_path / "v.jsonl", json.dumps({"de": "ein Haus", "tr": {"en": "a house"}}))
+    cases = [
+        ((str(source), str(target)), valid(tmp_path)[1:], (), 3, 37),
+        ((str(table),), valid(tmp_path)[1:], (), 2, 30),
+        ((str(lines),), [str(valid_json)], ("--columns", "de,tr.en"), 2, 30),
+    ]
+    for number, (files, held, options, bad, kept) in enumerate(cases):
+        given = ["--train", *files, "--valid", *held, *options, *SMALL]
+        root = tmp_path / str(number)
+        root.mkdir()
+        with pytest.raises(DataError, match=r"line \d+"):
+            call(root, *given)
+        counts = call(root, *given, "--skip-bad-lines").manifest["splits"]["train"]
+        assert (counts["kept"], counts["dropped"]) == (kept, {"odd_row": bad})

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from phmctl.console import note, progress, warn
 from phmctl.data.arrow import LABELLED, PARALLEL, SplitWriter
 from phmctl.data.card import Card, Cleaning, is_card, load_card
-from phmctl.data.clean import HELD_OUT, SAME_SIDES, CleanRows, HeldOut, clean_texts, in_words
+from phmctl.data.clean import HELD_OUT, SAME_SIDES, SWAPPED, CleanRows, HeldOut, clean_texts, in_words
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.build import build, current, memory_of
 from phmctl.data.prepared.folder import (
@@ -49,6 +49,8 @@ from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
 LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 CHUNK = 4096  # rows that are tokenized at a time
 _FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
+_MIRRORED = 0.1  # of valid's pairs: as many train pairs that are those turned round are no accident
+_LOOKED_AT = 1000  # rows of a split, for its words
 _STRANGE = 0.2  # of unknown words: with more, another's vocabulary hardly is of this text
 
 SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
@@ -282,10 +284,29 @@ def _clean_splits(
             raise _empty(corpus, name)
     if corpus.labelled and not any(True for _ in corpus.splits["train"]):
         raise _empty(corpus, "train")
+    if not corpus.labelled:
+        _warn_of_exchanged(corpus)
     return {
         name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
         for name, rows in corpus.splits.items()
     }
+
+
+def _warn_of_exchanged(corpus: Corpus) -> None:
+    """Say which splits have words of train's targets in their sources, and of its sources in their targets."""
+    words: dict[str, list[set[str]]] = {}
+    for name, rows in corpus.splits.items():
+        looked_at = zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)
+        words[name] = [{*re.findall(r"[^\W\d_]+", " ".join(lines).casefold())} for lines in looked_at]
+    sides = words.pop("train")
+    for name, own in words.items():
+        straight = [len(one & other) for one, other in zip(own, sides, strict=bool(sides))]
+        crossed = [len(one & other) for one, other in zip(own, sides[::-1], strict=bool(sides))]
+        if straight and all(more > 2 * less for more, less in zip(crossed, straight, strict=True)):
+            warn(
+                f"{name}'s sources have the words of train's targets, and its targets those of train's sources; "
+                "are source and target exchanged in one of them?"
+            )
 
 
 def _empty(corpus: Corpus, split: str) -> DataError:
@@ -359,6 +380,10 @@ def _judge(
             ask = "is it of this language" + (", and of this direction (--reverse)?" if side in PARALLEL else "?")
             whose = f"{unknown / tokens:.0%} of train's {side} tokens are unknown to"
             warn(f"{whose} the vocabulary of {vocabulary.origin}: {ask}")
+    if (swapped := train["noted"].get(SWAPPED, 0)) > _MIRRORED * counts["valid"]["read"]:
+        warn(
+            f"{swapped:,} train pairs stand in valid or test with source and target exchanged: scores will tell little"
+        )
     for name, split in counts.items():
         same = 0 if name == "train" and copies else split["noted"].get(SAME_SIDES, 0)
         if 2 * same > split["read"]:

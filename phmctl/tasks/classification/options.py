@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from phmctl.data.corpus import Corpus
     from phmctl.data.prepared.folder import PreparedData
 
-_COLUMNS = ("text", "label", "quoting", "header", "extra")  # how a user's tables are read
+_COLUMNS = ("text", "label", "quoting", "header", "extra", "skip_bad_lines")  # how a user's tables are read
 _PARALLEL = {  # settings of parallel text, and what labelled text has instead
     "joint": "--joint and --separate are for translation; {} is labelled text, with one vocabulary",
     "direction": "--reverse is for translation; {} is labelled text, which has no direction",
@@ -59,8 +59,10 @@ def _own_corpus(name: str, given: Mapping[str, Any]) -> "tuple[Corpus | None, di
     if not tables:
         return None, {}
     rows = _rows(given)
-    told = {"rows": rows.model_dump(mode="json"), "quoting": quoting}
-    return own_corpus(name, {split: [[path]] for split, path in tables.items()}, rows, quoting=quoting), told
+    skip = bool(given.get("skip_bad_lines"))
+    told = {"rows": rows.model_dump(mode="json"), "quoting": quoting} | ({"skip_bad_lines": True} if skip else {})
+    files = {split: [[path]] for split, path in tables.items()}
+    return own_corpus(name, files, rows, quoting=quoting, skip=skip), told
 
 
 def _rows(given: Mapping[str, Any]) -> "Rows":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
 
-_TABLES = ("columns", "header", "quoting", "extra")  # how a table with both sides in it is read
+_TABLES = ("columns", "header", "quoting", "extra", "skip_bad_lines")  # how a table with both sides in it is read
 
 
 def prepare_asked(asked: Preparation) -> PreparedData:
@@ -30,10 +30,13 @@ def prepare_asked(asked: Preparation) -> PreparedData:
         raise DataError(f"{names} is for your own tables: give those with --train FILE --valid FILE")
     vocabulary = Vocabulary.of(asked.vocabulary_of) if asked.vocabulary_of else None
     section = choose_section(asked.name, asked.recipe, asked.settings, ParallelSection, vocabulary)
-    rows = _rows(asked.options)
-    quoting = asked.options.get("quoting")
-    own = own_corpus(section.card, asked.files, rows, quoting=quoting) if asked.files else None
+    options = dict(asked.options)
+    skip = bool(options.pop("skip_bad_lines", False))
+    rows = _rows(options)
+    quoting = options.get("quoting")
+    own = own_corpus(section.card, asked.files, rows, quoting=quoting, skip=skip) if asked.files else None
     settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
+    settings |= {"skip_bad_lines": True} if skip else {}
     return prepare_named(section, own=own, settings=settings, vocabulary=vocabulary, **asked.common)
 
 

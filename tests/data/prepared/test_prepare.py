@@ -579,3 +579,19 @@ def test_copies_follow_the_pairs_of_train(tmp_path, capsys):
 def test_a_reversed_folder_names_its_command(tmp_path):
     with pytest.raises(DataError, match=r"bpe-8000-joint-256-reverse; run: .* --max-tokens 256 --reverse"):
         PreparedData.find(ParallelSection(card="multi30k-de-en", direction="reverse"), tmp_path)
+
+
+def test_sides_that_are_exchanged_are_warned_of(tmp_path, capsys):
+    """By words, in another split than train; and by lines, of one that is train mirrored."""
+    pairs = [(f"der Hund sieht Haus {i}", f"the dog sees house {i}") for i in range(100)]
+    turned = [pair[::-1] for pair in pairs]
+    prepare(SECTION, corpus(pairs[20:], valid=pairs[:20], test=pairs[:5]), CLEANING, root=tmp_path / "right")
+    assert "warning" not in capsys.readouterr().err
+    other = [(f"the cat sees house {i}", f"die Katze sieht Haus {i}") for i in range(20)]
+    prepare(SECTION, corpus(pairs, valid=pairs[:2], test=other), CLEANING, root=tmp_path / "test")
+    said = capsys.readouterr().err
+    assert "warning: test's sources" in said
+    assert "valid's sources" not in said
+    prepared = prepare(SECTION, corpus(pairs, valid=turned[:20], test=pairs[:5]), CLEANING, root=tmp_path / "mirror")
+    assert prepared.manifest["splits"]["train"]["noted"]["swapped_in_valid_or_test"] == 15
+    assert "warning: 15 train pairs stand in valid or test with source and target exchanged" in capsys.readouterr().err
