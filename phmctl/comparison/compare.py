@@ -117,7 +117,12 @@ class Comparison:
         }
 
 
-def compare_runs(
+def compare_runs(names: Sequence[str | Path] = (), **options: Any) -> Comparison:
+    """Compare runs on one split, the first that is asked for; see :func:`compare_splits`."""
+    return compare_splits(names, **options)[0]
+
+
+def compare_splits(
     names: Sequence[str | Path] = (),
     *,
     recipe: str | None = None,
@@ -128,32 +133,34 @@ def compare_runs(
     score: bool = False,
     best: str | None = None,
     budget: str | None = None,
-) -> Comparison:
-    """Compare runs, those of equal settings with different seeds taken together."""
+) -> list[Comparison]:
+    """Compare runs on each split that is asked for (:func:`~phmctl.runs.splits_asked`), seeds taken together.
+
+    `names` are runs, folders of runs, or tags; `recipe` means all of its runs. `checkpoint`: take results of this one
+    only. `baseline`: a run or a variant's label, by default the dense one, or the first. `score` the runs that have no
+    result. `best`: a recipe key; of each model's runs those count whose value of it is best on valid. `budget`:
+    ``parameters`` or ``minutes``; compare those only that spend, within a tenth, what the baseline does.
+    """
     summaries = select(names, recipe, root, baseline)
     summaries, trials = best_of(summaries, best) if best else (summaries, [])
-    check_asked(summaries, split, checkpoint)
-    trained = settle(summaries, split, checkpoint)
-    if score and any(one.result is None for one in trained):
-        for one in trained:
-            if one.result is None:
-                kind_of(one.run.recipe).evaluate(one.run, split, checkpoint or "auto")
-        summaries = select([one.run.folder for one in trained], None, root, None)
-        trained = settle(summaries, split, checkpoint)
-    variants = group(trained)
-    first = _find_baseline(variants, baseline)
-    if budget is not None:
-        variants = within_budget(variants, first, budget)
-    _check_alike(variants, first, split)
-    metrics = tuple(kind_of(first.first.run.recipe).metrics)
-    return Comparison(split, metrics, tuple(variants), first, _test(variants, first), checkpoint, tuple(trials))
-
-
-def compare_splits(names: Sequence[str | Path] = (), *, split: str = "test", **options: Any) -> list[Comparison]:
-    """Compare runs on each split that is asked for; see :func:`~phmctl.runs.splits_asked`."""
-    summaries = select(names, options.get("recipe"), options.get("root"), options.get("baseline"))
-    splits = splits_asked([one.run for one in summaries], split)
-    return [compare_runs(names, split=each, **options) for each in splits]
+    found = []
+    for each in splits_asked([one.run for one in summaries], split):
+        check_asked(summaries, each, checkpoint)
+        trained = settle(summaries, each, checkpoint)
+        if score and any(one.result is None for one in trained):
+            for one in trained:
+                if one.result is None:
+                    kind_of(one.run.recipe).evaluate(one.run, each, checkpoint or "auto")
+            trained = settle(select([one.run.folder for one in trained], None, root, None), each, checkpoint)
+        variants = group(trained)
+        first = _find_baseline(variants, baseline)
+        if budget is not None:
+            variants = within_budget(variants, first, budget)
+        _check_alike(variants, first, each)
+        metrics = tuple(kind_of(first.first.run.recipe).metrics)
+        tests = _test(variants, first)
+        found.append(Comparison(each, metrics, tuple(variants), first, tests, checkpoint, tuple(trials)))
+    return found
 
 
 def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:

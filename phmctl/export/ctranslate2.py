@@ -60,8 +60,8 @@ def _spec(specs: Any, form: DenseForm, longest: int) -> Any:
     decoder = specs.TransformerDecoderSpec(config["decoder_layers"], heads, **options)
     spec = specs.TransformerSpec(encoder, decoder)
     tensors = form.whole()
-    _embed(spec.encoder.embeddings[0], tensors["source_embedding.weight"])
-    _embed(spec.decoder.embeddings, tensors["target_embedding.weight"])
+    _set(spec.encoder.embeddings[0], tensors["source_embedding.weight"])
+    _set(spec.decoder.embeddings, tensors["target_embedding.weight"])
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
         stack.position_encodings.encodings = sinusoids(longest, config["width"]).numpy()
         stack.scale_embeddings = True
@@ -97,14 +97,10 @@ def _maps(spec: Any, tensors: dict[str, Tensor], name: str, parts: Sequence[str]
         spec.bias = np.concatenate(biases)
 
 
-def _set(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
+def _set(spec: Any, weight: Tensor, bias: Tensor | None = None) -> None:
     spec.weight = weight.numpy()
     if bias is not None:
         spec.bias = bias.numpy()
-
-
-def _embed(spec: Any, weight: Tensor) -> None:
-    spec.weight = weight.numpy()
 
 
 def _norm(spec: Any, tensors: dict[str, Tensor], name: str) -> None:

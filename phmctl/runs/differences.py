@@ -13,7 +13,7 @@ Differences = Mapping[str, tuple[Any, Any]]
 
 
 def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
-    """Return what differs, by name, each with both values: recipe keys, the training data, the versions.
+    """What differs, by name, each with both values: recipe keys, the training data, the versions.
 
     Left out are algebra, n and seed, and what changes nothing. Data are told apart by the first eight digits of a
     SHA-256 over those of their source files, of the vocabulary and of the texts kept.
@@ -33,19 +33,21 @@ def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def difference_lines(found: Differences, one: str = "the baseline") -> list[str]:
-    """Return a line for each thing: ``training.steps: 2,000; 4,000 in the baseline``."""
+    """A line for each thing: ``training.steps: 2,000; 4,000 in the baseline``."""
     return [f"{name}: {value_words(other)}; {value_words(first)} in {one}" for name, (first, other) in found.items()]
 
 
 def result_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return in which settings two results differ, such as ``decoding.beam``; a setting that is not known is none."""
-    left, right = _flat(one), _flat(other)
+    """In which settings two results differ, such as ``decoding.beam``; a setting that is not known is none."""
+    from phmctl.recipe.loading import flatten
+
+    left, right = dict(flatten(one)), dict(flatten(other))
     both = (name for name in left if name in right)
     return {name: (left[name], right[name]) for name in both if left[name] != right[name]}
 
 
 def data_digest(run: Run) -> str | None:
-    """Return what tells training data apart; None where the run does not say."""
+    """What tells training data apart; None where the run does not say."""
     try:
         data = run.data()
     except RunError:
@@ -65,15 +67,8 @@ def _versions(run: Run) -> str | None:
     return f"phmctl {environment.get('phmctl')} at {str(environment.get('git'))[:7]}, torch {libraries.get('torch')}"
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
 def value_words(value: Any) -> str:
-    """Return a value of a recipe as people read it."""
+    """A value of a recipe as people read it."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "none" if value is None else str(value)

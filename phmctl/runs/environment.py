@@ -18,7 +18,7 @@ _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "nu
 
 
 def describe_environment(recipe: "Recipe") -> dict[str, Any]:
-    """Return where and with what this process runs: versions, platform, seed, git revision, time."""
+    """Where and with what this process runs: versions, platform, seed, git revision, time."""
     return {
         "phmctl": __version__,
         "git": git_revision(),
@@ -41,7 +41,7 @@ def _installed(name: str) -> str | None:
 
 
 def git_revision() -> str | None:
-    """Return the commit of the checkout that phmctl is imported from (``-dirty`` when changed), or None."""
+    """The commit of the checkout that phmctl is imported from (``-dirty`` when changed), or None."""
     checkout = Path(__file__).resolve().parent.parent.parent
     if not (checkout / ".git").exists():
         return None

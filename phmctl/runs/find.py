@@ -21,7 +21,7 @@ _runs: ContextVar[Path | None] = ContextVar("runs", default=None)
 
 
 def runs_root() -> Path:
-    """Return where runs are: what :func:`runs_in` says, else ``$PHMCTL_RUNS``, else ``runs`` in the working folder."""
+    """Where runs are: what :func:`runs_in` says, else ``$PHMCTL_RUNS``, else ``runs`` in the working folder."""
     return _runs.get() or Path(os.environ.get("PHMCTL_RUNS") or "runs")
 
 
@@ -36,7 +36,7 @@ def runs_in(folder: Path) -> Iterator[None]:
 
 
 def versions_in(folder: Path) -> list[Path]:
-    """Return the version folders ``vNNN`` of a variant, ascending by number."""
+    """The version folders ``vNNN`` of a variant, ascending by number."""
     if not folder.is_dir():
         return []
     found = [(int(m[1]), entry) for entry in folder.iterdir() if (m := _VERSION.fullmatch(entry.name))]
@@ -44,7 +44,7 @@ def versions_in(folder: Path) -> list[Path]:
 
 
 def newest(versions: list[Path]) -> Path:
-    """Return the newest version that has a checkpoint, with a note if it is not the newest of all."""
+    """The newest version that has a checkpoint, with a note if it is not the newest of all."""
     for folder in reversed(versions):
         if saved_steps(folder / CHECKPOINTS):
             if folder != versions[-1]:
@@ -70,7 +70,7 @@ def claim_version(temporary: Path, parent: Path) -> Path:
 
 
 def find_run(path: Path) -> Path:
-    """Return the run folder that a path, a name below the root or a tag means."""
+    """The run folder that a path, a name below the root or a tag means."""
     candidates = [path] if path.is_absolute() else [path, runs_root() / path]
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
     if folder is None and (tagged := _tagged(str(path), runs_root())):
@@ -105,7 +105,7 @@ def _nearest_run(path: Path, root: Path | None = None) -> str:
 
 
 def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Path]:
-    """Return the folders of some runs, each once, by recipe, variant and version."""
+    """The folders of some runs, each once, by recipe, variant and version."""
     root = root or runs_root()
     found = [folder for name in names for folder in _named(name, root)] if names else list(_below(root))
     return sorted({folder.resolve(): folder for folder in found}.values(), key=_order)
@@ -126,7 +126,7 @@ def _named(name: str | Path, root: Path) -> list[Path]:
 
 
 def _below(folder: Path, depth: int = 3) -> Iterator[Path]:
-    """Yield a folder if it is a run, else the runs up to three folders below it. Exports are no runs."""
+    """A folder if it is a run, else the runs up to three folders below it. Exports are no runs."""
     if (folder / EXPORT).is_file():
         return
     if (folder / RECIPE).is_file() or _VERSION.fullmatch(folder.name):
@@ -158,5 +158,5 @@ def _tag(folder: Path) -> str | None:
 
 
 def _order(folder: Path) -> list[tuple[int, str]]:
-    """Return what sorts folders by name, the numbers in them by their value: n4 before n16."""
+    """What sorts folders by name, the numbers in them by their value: n4 before n16."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(folder))]

@@ -4,13 +4,22 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from phmctl.console import warn
 from phmctl.errors import RunError
 
+_MARK = b', "crc32": "'
+
+
+def entry_line(entry: Mapping[str, Any]) -> bytes:
+    """An entry as it is written: its checksum comes last."""
+    body = json.dumps(entry).encode()[:-1]
+    return body + _MARK + b'%08x"}\n' % crc32(body)
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a metrics file. A line that is none is left out, with a warning that names it.
+    """The entries of a metrics file. A line that is none is left out, with a warning that names it.
 
     An end that a crash cut short, without a line break, is left out silently.
     """
@@ -21,7 +30,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """Return the file's lines, and what stands behind the last line break. Raises RunError where it cannot be read."""
+    """The file's lines, and what stands behind the last line break. Raises RunError where it cannot be read."""
     try:
         *lines, end = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -40,7 +49,15 @@ def warn_of_foreign(path: Path, entries: list[dict[str, Any] | None]) -> None:
 
 
 def read_entry(line: bytes) -> dict[str, Any] | None:
-    """Return a line's entry: a JSON object with a step and, if any, seconds that are a number; None for another."""
+    """A line's entry: a JSON object with a step and, if any, seconds that are a number; None for another.
+
+    None too where the line is not what was written, by its checksum; a line without one is taken.
+    """
+    body, mark, checksum = line.rpartition(_MARK)
+    if mark:
+        if checksum != b'%08x"}' % crc32(body):
+            return None
+        line = body + b"}"
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):  # bytes that are not UTF-8 too
@@ -50,6 +67,6 @@ def read_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def series(entries: Iterable[Mapping[str, Any]], event: str, name: str) -> list[tuple[int, float]]:
-    """Return a curve: the steps and values of one figure, such as ``loss``, in the entries of one event."""
+    """A curve: the steps and values of one figure, such as ``loss``, in the entries of one event."""
     found = ((entry["step"], entry.get(name)) for entry in entries if entry.get("event") == event)
     return [(step, float(value)) for step, value in found if isinstance(value, (int, float))]

@@ -103,12 +103,12 @@ def write_result(
     }
     path = setting.path(run, "json")
     made, report = json.loads(json.dumps([made, report]))  # as they will be read
-    write_json(path, {"made": {**made, "sha256": _digest(made, report)}, **report})
+    write_json(path, {"made": {**made, "digest": _digest(made, report)}, **report})
     return path
 
 
 def _digest(made: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    kept = {name: value for name, value in made.items() if name != "sha256"}
+    kept = {name: value for name, value in made.items() if name != "digest"}
     return sha256_text([json.dumps([kept, report], sort_keys=True)])
 
 
@@ -133,7 +133,7 @@ def _read(path: Path) -> Iterator[Result]:
             return
         if made["format"] != _FORMAT:
             warn(f"{path} is of format {made['format']!r}, and this phmctl reads {_FORMAT}; score the run anew")
-        elif made.get("sha256") not in (None, _digest(made, report)):
+        elif made.get("digest") not in (None, _digest(made, report)):
             warn(f"{path} is not what eval wrote, so its result is left out; remove it and score the run again")
         else:
             yield _result(path, made, report)

@@ -11,7 +11,7 @@ _NONE = "–"
 
 
 def run_tables(found: Sequence[Summary | Damaged]) -> Iterator[Table]:
-    """Yield a table for each recipe. Columns that are empty in all of its rows are left out."""
+    """A table for each recipe. Columns that are empty in all of its rows are left out."""
     sound = [run for run in found if isinstance(run, Summary)]
     for recipe, group in groupby(sorted(sound, key=lambda run: run.recipe.name), key=lambda run: run.recipe.name):
         runs = list(group)
@@ -34,7 +34,7 @@ def run_tables(found: Sequence[Summary | Damaged]) -> Iterator[Table]:
 
 
 def remarks(found: Sequence[Summary | Damaged]) -> Iterator[str]:
-    """Yield a line for each run that failed, and for each folder that cannot be read."""
+    """A line for each run that failed, and for each folder that cannot be read."""
     for run in found:
         if isinstance(run, Damaged):
             yield f"warning: {run.problem}"
@@ -43,7 +43,7 @@ def remarks(found: Sequence[Summary | Damaged]) -> Iterator[str]:
 
 
 def changes(run: Summary) -> str:
-    """Return what differs from the recipe as written, without the number of steps, which has a column of its own.
+    """What differs from the recipe as written, without the number of steps, which has a column of its own.
 
     The keys are those of ``--set``, without ``model.`` and ``training.``.
     """
@@ -52,14 +52,14 @@ def changes(run: Summary) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as YAML has it."""
+    """A value as YAML has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
 
 
 def score(run: Summary, metric: str = "") -> str:
-    """Return a run's best figure; with its metric's name, unless that is `metric`."""
+    """A run's best figure; with its metric's name, unless that is `metric`."""
     if run.best is None:
         return _NONE
     figure = f"{run.best.value:.4g}"

@@ -115,7 +115,7 @@ class Damaged:
 
 
 def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Summary | Damaged]:
-    """Return what is known of some runs, or of all below the root; see :func:`phmctl.runs.find.select_runs`."""
+    """What is known of some runs, or of all below the root; see :func:`phmctl.runs.find.select_runs`."""
     return [_summarise_any(folder) for folder in select_runs(names, root)]
 
 
@@ -157,7 +157,7 @@ def summarise(folder: Path) -> Summary:
 
 
 def _changed(recipe: Recipe, environment: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
-    """Return what differs from the recipe as written; None where that is not known."""
+    """What differs from the recipe as written; None where that is not known."""
     from phmctl.recipe.loading import flatten
 
     own = dict(flatten(recipe.model_dump()))
@@ -172,7 +172,7 @@ def _changed(recipe: Recipe, environment: Mapping[str, Any]) -> dict[str, tuple[
 
 @cache
 def _shipped(name: str) -> dict[str, Any] | None:
-    """Return the shipped recipe of this name, flat; None where there is none."""
+    """The shipped recipe of this name, flat; None where there is none."""
     from phmctl.recipe.loading import flatten, load_recipe
     from phmctl.shipped import shipped_names
 
@@ -186,44 +186,40 @@ def _shipped(name: str) -> dict[str, Any] | None:
 
 
 def is_done(step: int, stale: int, steps: int, patience: int) -> bool:
-    """Return whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
+    """Whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
     return step >= steps or 0 < patience <= stale
 
 
+_KILLED = "it ended without a word: was it killed?"
+
+
 def _state(run: Run, state: Mapping[str, Any]) -> tuple[State, str | None]:
-    """Return a run's state, and why it failed if it did."""
-    held, attempt = is_locked(run.folder / LOCK), _read_attempt(run.folder / ATTEMPT)
-    if held or (held is None and attempt == _ALIVE):
+    """A run's state, and why its last training failed if it did."""
+    held, attempt = is_locked(run.folder / LOCK), _KILLED  # in this order: the note goes before the lock
+    try:
+        noted = json.loads((run.folder / ATTEMPT).read_bytes())
+        attempt = noted["error"] if isinstance(noted["error"], str) else _KILLED
+    except FileNotFoundError:
+        attempt = ""
+    except (OSError, ValueError, RecursionError, TypeError, LookupError):
+        pass
+    if held or (held is None and attempt == _KILLED):
         return "running", None
-    if attempt is not None:
+    if attempt:
         return "failed", attempt
     training = run.recipe.training
-    step, stale = _count(state.get("step")), _count(state.get("stale"))
     averaged = not training.average or (run.checkpoints_folder / AVERAGE).is_dir()
-    done = bool(state) and is_done(step, stale, training.steps, training.patience)
+    done = bool(state) and is_done(
+        _count(state.get("step")), _count(state.get("stale")), training.steps, training.patience
+    )
     return ("finished" if done and averaged else "stopped"), None
-
-
-_ALIVE = "it ended without a word: was it killed?"
-
-
-def _read_attempt(path: Path) -> str | None:
-    """Return why the last training of a run failed; None where it did not."""
-    try:
-        attempt = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError):
-        return _ALIVE
-    error = attempt.get("error") if isinstance(attempt, dict) else None
-    return error if isinstance(error, str) else _ALIVE
 
 
 # ----------------------------------------------------------------------------------------------------- log and scores
 
 
 def _read_log(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """Return the last entry that has a time, and the validations by their step. Other lines, many, are not parsed."""
+    """The last entry that has a time, and the validations by their step. Other lines, many, are not parsed."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
@@ -235,7 +231,7 @@ def _read_log(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
 
 
 def _best(state: Mapping[str, Any], validations: Mapping[int, Mapping[str, Any]]) -> Best | None:
-    """Return the validation that a checkpoint's state calls the best; its metric is the one that has the score."""
+    """The validation that a checkpoint's state calls the best; its metric is the one that has the score."""
     step, score = state.get("best_step"), state.get("best_score")
     if not isinstance(step, int) or not isinstance(score, (int, float)):
         return None

@@ -4,7 +4,6 @@ A checkpoint is the measure of the log: a training that goes on from one keeps t
 logged twice.
 """
 
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Self
 
 from phmctl.errors import RecipeError
 from phmctl.files import write_atomic, writing
-from phmctl.runs.metrics import read_entry, read_lines, warn_of_foreign
+from phmctl.runs.metrics import entry_line, read_entry, read_lines, warn_of_foreign
 
 VALIDATION, EARLY_STOP = "validation", "early_stop"
 
@@ -63,7 +62,7 @@ class MetricsLog:
         """Append one entry (OutputError: the disk is full); a torn line is dropped when the training goes on."""
         if self._path is None:
             return
-        line = (json.dumps({"event": event, "step": step, **values}) + "\n").encode()
+        line = entry_line({"event": event, "step": step, **values})
         with writing(self._path):
             while line:
                 line = line[self._file.write(line) :]

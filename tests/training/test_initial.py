@@ -1,7 +1,6 @@
 """Beginning with another run's tensors: what is taken, what is new, what was left, and what is refused."""
 
 import hashlib
-import json
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from phmctl.errors import RecipeError, RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.registry import kind_of
 from phmctl.training.initial import Start, find_start, initialise
 from phmctl.training.train import train
@@ -44,8 +44,7 @@ def tensors_of(run: Run) -> dict[str, torch.Tensor]:
 
 
 def validations(run: Run) -> list[dict[str, float]]:
-    entries = map(json.loads, run.metrics_path.read_text().splitlines())
-    return [entry for entry in entries if entry["event"] == "validation"]
+    return [entry for entry in read_metrics(run.metrics_path) if entry["event"] == "validation"]
 
 
 def test_the_same_model_takes_everything(tiny_run: Run, miniature_data: Path) -> None:

@@ -46,6 +46,15 @@ def test_a_last_line_without_its_break_is_whole_or_dropped(tmp_path: Path) -> No
     assert [entry["step"] for entry in read_metrics(tmp_path / "m")] == [5, 10]
 
 
+def test_a_flipped_bit_reaches_no_figure(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    _fill(path, [5, 10])
+    whole, right = path.read_bytes(), [{"loss": step / 3, "seconds": float(step)} for step in (5, 10)]
+    for place in range(whole.index(b"\n")):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert [{key: entry[key] for key in right[0]} for entry in read_metrics(path)] in (right, right[1:])
+
+
 @pytest.mark.parametrize("line", ["5", "{}", "null", "", '{"step": "5"}', '{"step": 5, "seconds": "x"}', "{", "\udcff"])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_foreign_line_costs_itself_with_a_warning(
