@@ -34,14 +34,16 @@ from phmctl.nn.positions import sinusoids
 TARGET = "target"  # the folder of the target side's tokenizer, where it has its own
 _MARIAN, _PEGASUS = "marian", "pegasus"
 _CLASSES = {_MARIAN: "MarianMTModel", _PEGASUS: "PegasusForConditionalGeneration"}
-# Names of a layer's parts, here and there.
-_SELF = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
-_NORMS = {
+_ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+_LAYER = {  # names of a layer's parts, here and there; what begins with "cross" is the decoder's
+    **{f"attention.{ours}": f"self_attn.{theirs}" for ours, theirs in _ATTENTION.items()},
+    **{f"cross_attention.{ours}": f"encoder_attn.{theirs}" for ours, theirs in _ATTENTION.items()},
+    "feed_forward.expand": "fc1",
+    "feed_forward.contract": "fc2",
     "attention_residual.norm": "self_attn_layer_norm",
     "cross_residual.norm": "encoder_attn_layer_norm",
     "feed_forward_residual.norm": "final_layer_norm",
 }
-_MAPS = {"feed_forward.expand": "fc1", "feed_forward.contract": "fc2"}
 
 
 def check_huggingface(subject: Subject) -> None:
@@ -165,33 +167,15 @@ def _tensors(kind: str, form: DenseForm, longest: int) -> Iterator[tuple[str, Te
     yield "final_logits_bias", (torch.zeros(config["target_vocabulary"]) if bias is None else bias)[None].clone()
     for side in ("encoder", "decoder"):
         yield f"model.{side}.embed_positions.weight", sinusoids(longest, width).clone()
+        parts = {f"{side}_norm": f"model.{side}.layer_norm"} if kind == _PEGASUS else {}
         for index in range(config[f"{side}_layers"]):
-            yield from _layer(form, f"{side}.{index}", f"model.{side}.layers.{index}", cross=side == "decoder")
-        if kind == _PEGASUS:
-            yield from _norm(form, f"{side}_norm", f"model.{side}.layer_norm")
-
-
-def _layer(form: DenseForm, ours: str, theirs: str, *, cross: bool) -> Iterator[tuple[str, Tensor]]:
-    attentions = {"attention": "self_attn", **({"cross_attention": "encoder_attn"} if cross else {})}
-    for attention, name in attentions.items():
-        for part, projection in _SELF.items():
-            yield from _map(form, f"{ours}.{attention}.{part}", f"{theirs}.{name}.{projection}")
-    for part, name in _MAPS.items():
-        yield from _map(form, f"{ours}.{part}", f"{theirs}.{name}")
-    for part, name in _NORMS.items():
-        if cross or not part.startswith("cross"):
-            yield from _norm(form, f"{ours}.{part}", f"{theirs}.{name}")
-
-
-def _map(form: DenseForm, ours: str, theirs: str) -> Iterator[tuple[str, Tensor]]:
-    weight = form.tensors[f"{ours}.weight"]
-    yield f"{theirs}.weight", weight
-    yield f"{theirs}.bias", form.tensors.get(f"{ours}.bias", torch.zeros(len(weight)))
-
-
-def _norm(form: DenseForm, ours: str, theirs: str) -> Iterator[tuple[str, Tensor]]:
-    for part in ("weight", "bias"):
-        yield f"{theirs}.{part}", form.tensors[f"{ours}.{part}"]
+            ours, theirs = f"{side}.{index}", f"model.{side}.layers.{index}"
+            named = {one: other for one, other in _LAYER.items() if side == "decoder" or not one.startswith("cross")}
+            parts |= {f"{ours}.{one}": f"{theirs}.{other}" for one, other in named.items()}
+        for one, other in parts.items():
+            weight = tensors[f"{one}.weight"]
+            yield f"{other}.weight", weight
+            yield f"{other}.bias", tensors.get(f"{one}.bias", torch.zeros(len(weight)))
 
 
 # -------------------------------------------------------------------------------------------------- does it fit?
