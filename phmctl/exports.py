@@ -51,7 +51,6 @@ class Export(Run):
 
     @property
     def to(self) -> str:
-        """The format, one of :data:`FORMATS`."""
         return str(self.manifest["to"])
 
     @property

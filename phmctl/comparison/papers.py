@@ -194,7 +194,6 @@ class PaperComparison:
         return as_csv([plain, *([line[name] for name in plain] for line in lines)])
 
     def as_latex(self) -> str:
-        """Each table for the package ``booktabs``."""
         tables = (
             [list(table.columns), *([str(cell) for cell in row] for row in table.rows)] for table in self.tables()
         )
@@ -273,7 +272,6 @@ def _is(variant: Variant, recipe: str, name: str) -> bool:
 
 
 def _count(variant: Variant, printed: PublishedTable) -> int | None:
-    """Count a model as the table does."""
     if printed.maps is not None:
         return printed.measure(ledger_for_recipe(variant.first.run.recipe))
     return None if variant.parameters is None else variant.parameters.total

@@ -99,12 +99,10 @@ class Variant:
 
     @property
     def speed(self) -> float | None:
-        """Mean over seeds of the tokens a second."""
         return mean(one.speed for one in self.runs)
 
     @property
     def minutes(self) -> float | None:
-        """Mean over seeds of the minutes of training."""
         return mean(one.summary.minutes for one in self.runs)
 
 

@@ -89,7 +89,6 @@ def _layer(spec: Any, tensors: dict[str, Tensor], name: str, *, cross: bool) -> 
 
 
 def _maps(spec: Any, tensors: dict[str, Tensor], name: str, parts: Sequence[str]) -> None:
-    """Stack maps into one."""
     weight = np.concatenate([tensors[f"{name}.{part}.weight"].numpy() for part in parts])
     biases = [tensors[f"{name}.{part}.bias"].numpy() for part in parts if f"{name}.{part}.bias" in tensors]
     spec.weight = weight

@@ -44,7 +44,6 @@ class DenseForm:
 
 @torch.no_grad()
 def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> DenseForm:
-    """Return the dense twin of a trained model."""
     if isinstance(section, StackSection) and {section.compose_layers, section.compose_heads} != {"none"}:
         raise UserError(
             f"the model composes what plain Transformers do not (compose_layers: {section.compose_layers}, "

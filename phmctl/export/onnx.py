@@ -43,7 +43,6 @@ def check_onnx(section: Any) -> None:
 
 
 def write_onnx(form: DenseForm, folder: Path) -> None:
-    """Write the graphs of a model's dense form."""
     model = plain.MODELS[form.config["kind"]](form.config)
     model.load_state_dict(form.whole())
     model.eval()

@@ -89,7 +89,11 @@ class Subject:
 
 
 def open_subject(run: Run, checkpoint: str) -> Subject:
-    """Load a run's model for export."""
+    """Load a run's model. Where ``auto`` is not what the recipe asks for, that is said."""
+    return run.use(checkpoint, lambda name: _open(run, name))
+
+
+def _open(run: Run, checkpoint: str) -> Subject:
     weights = run.weights(checkpoint)
     if isinstance(run.recipe, TranslationRecipe):
         settings = change_decoding(run.recipe.decoding, precision="float32")  # which the export is compared with

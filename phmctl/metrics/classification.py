@@ -54,7 +54,6 @@ class McNemar:
 
 
 def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
-    """Return the share of right predictions."""
     total = _count(predictions, references)
     right = sum(map(str.__eq__, predictions, references))
     share, weight = right / total, _Z * _Z / total
@@ -64,7 +63,6 @@ def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
 
 
 def class_scores(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> list[ClassScore]:
-    """Return precision, recall and F1 of each label."""
     _count(predictions, references)
     predicted, support = Counter(predictions), Counter(references)
     right = Counter(guess for guess, truth in zip(predictions, references, strict=True) if guess == truth)

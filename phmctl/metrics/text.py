@@ -146,7 +146,6 @@ def _words(text: str) -> Counter[str]:
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[float]:
-    """The chrF2 of each sentence by itself."""
     _check(hypotheses, references)
     metric = _metric("chrF", lowercase)
     pairs = zip(hypotheses, references, strict=True)

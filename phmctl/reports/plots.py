@@ -91,7 +91,6 @@ def series(index: int) -> str:
 
 
 def to_svg(figure: "Figure", key: str) -> str:
-    """A figure as an inline SVG."""
     from matplotlib import rc_context
 
     text = io.StringIO()

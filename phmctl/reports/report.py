@@ -28,7 +28,6 @@ _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "
 
 
 def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> Comparison:
-    """Write a page about runs."""
     if output.is_dir():
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
     with style():  # first of all: is matplotlib there?

@@ -51,8 +51,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """One result of a run."""
-
     path: Path  # its file
     split: str  # test or valid
     checkpoint: str  # the name of the checkpoint's folder: step-001800, average
@@ -125,7 +123,6 @@ def find_result(run: Run, setting: Setting) -> Result | None:
 
 
 def _read(path: Path) -> Iterator[Result]:
-    """Yield the result in a file, if there is one."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         made = report.pop("made", None) if isinstance(report, dict) else None

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from phmctl.checkpoints import AVERAGE, MANIFEST, saved_steps, step_name, verify_checkpoint
+from phmctl.checkpoints import AVERAGE, MANIFEST, read_state, saved_steps, step_name, verify_checkpoint
 from phmctl.console import note
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
@@ -189,7 +189,7 @@ class Run:
                 raise RunError(f"{folder / name} {wrong}; use another: --checkpoint {' or '.join(folders)}")
             return folder / target
         if name in POINTERS:
-            why = " yet: no validation has chosen one" if name == "best" else ""
+            why = f": {self._why_no_best()}" if name == "best" else ""
             listed = ", ".join(names)
             raise RunError(
                 f"{self.folder} has no {name!r} checkpoint{why}; use --checkpoint {names[0]} (there are: {listed})"
@@ -208,9 +208,7 @@ class Run:
         folder = self.checkpoint(name)
         taken = self.choice() if name == AUTO else ""
         if taken == "last":
-            note(
-                f"{self.folder} has no best checkpoint yet: no validation has chosen one; last is taken, {folder.name}"
-            )
+            note(f"{self.folder} has no best checkpoint: {self._why_no_best()}; last is taken, {folder.name}")
         elif taken == "best" and self.recipe.training.average:
             note(
                 f"{self.folder} is not trained to its end, so there is no average yet; {taken} is taken, {folder.name}"
@@ -225,8 +223,13 @@ class Run:
                 if folder == before:
                     raise
 
+    def _why_no_best(self) -> str:
+        step = None
+        with suppress(RunError):
+            step = read_state(self.checkpoint("last")).get("best_step")
+        return "no validation has chosen one yet" if step is None else f"that of step {step} is gone or damaged"
+
     def weights(self, name: str = "best") -> Weights:
-        """What tells a checkpoint's weights from others."""
         folder = self.checkpoint(name)
         if not (folder / MANIFEST).is_file():
             verify_checkpoint(folder, ())  # says what is missing and which checkpoint to use instead
@@ -288,7 +291,6 @@ class Run:
     # -------------------------------------------------------------------------------------------- its records
 
     def environment(self) -> dict[str, Any]:
-        """What ``environment.json`` holds."""
         return self._record(ENVIRONMENT, resumed=list)
 
     def data(self) -> dict[str, Any]:

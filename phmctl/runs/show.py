@@ -52,7 +52,6 @@ def changes(run: Summary) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as YAML has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

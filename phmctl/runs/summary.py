@@ -127,7 +127,6 @@ def _summarise_any(folder: Path) -> Summary | Damaged:
 
 
 def summarise(folder: Path) -> Summary:
-    """Read what a run is."""
     if not (folder / RECIPE).is_file():
         raise RunError(f"{folder} is not a run: {RECIPE} is missing")
     run = Run(folder, read_recipe(folder / RECIPE))

@@ -100,7 +100,6 @@ def _digest(html: str, tag: str) -> str:
 
 
 async def _ask(service: Service, name: str, request: Request) -> Response:
-    """Answer a request to one of the model's verbs."""
     try:
         if name not in service.verbs:
             known = ", ".join(f"/{verb}" for verb in service.verbs)
@@ -124,7 +123,6 @@ async def _ask(service: Service, name: str, request: Request) -> Response:
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes:
-    """Return a request's body."""
     too_large = RequestError(f"the body is larger than the {limits.body_bytes} bytes of a request", 413)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.body_bytes and "expect" in request.headers:

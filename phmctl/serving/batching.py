@@ -135,7 +135,6 @@ class Batcher(Generic[K, X, Y]):
         return future
 
     def _drop(self, key: K, ticket: _Ticket[Y]) -> None:
-        """Take a ticket's items out of the queue."""
         with self._changed:
             line = self._waiting.pop(key, deque())
             kept = deque(item for item in line if item.ticket is not ticket)

@@ -137,7 +137,6 @@ async def _finish(service: Service, why: str, grace: float) -> None:
 
 
 def _leave(code: int) -> None:
-    """End the process now."""
     sys.stderr.flush()
     os._exit(code)
 

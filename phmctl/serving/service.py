@@ -65,7 +65,6 @@ class Service:
         return self.batcher.submit((name, tuple(body.options().items())), texts, lengths)
 
     def health(self) -> dict[str, Any]:
-        """The server's state, as JSON values."""
         batcher, counts = self.batcher, self.batcher.counts
         return {
             "ready": not batcher.stopping,

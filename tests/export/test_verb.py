@@ -230,6 +230,13 @@ def test_a_composed_model_is_refused_by_name(composed_run: Run, tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_another_checkpoint_than_the_best_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    run.point("best", None)
+    made = export(run, exports.SAFETENSORS, tmp_path / "out", texts=1).export
+    assert f"last is taken, {made.manifest['checkpoint']}" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     for force in (False, True):

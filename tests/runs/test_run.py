@@ -164,9 +164,11 @@ def test_a_run_chooses_what_its_recipe_asks_for(
     assert used(wanting) == ("average", "")
     assert used(trained) == ("step-000005", "")
     trained.point("best", None)
-    said = "has no best checkpoint yet: no validation has chosen one; last is taken, step-000010\n"
+    said = "has no best checkpoint: no validation has chosen one yet; last is taken, step-000010\n"
     assert used(trained) == ("step-000010", said)
     assert wanting.checkpoint("auto").name == "average"
+    write_checkpoint(trained.checkpoints_folder / "step-000010", {}, {"step": 10, "best_step": 5})
+    assert "that of step 5 is gone or damaged" in used(trained)[1]
 
 
 def test_a_reader_moves_nothing_that_another_process_may_be_moving(trained: Run) -> None:
