@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
-from phmctl.files import are_file_entries, damage, file_entry, write_json
+from phmctl.files import are_file_entries, file_entry, write_json
 from phmctl.runs import DATA, Run
+from phmctl.sealed import verify
 
 if TYPE_CHECKING:  # an export answers without numpy
     from phmctl.data.prepared.folder import PreparedData
@@ -64,9 +65,7 @@ def refuse_damaged_copy(run: Run, path: Path) -> None:
     entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
     if not are_file_entries(entries):
         raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} is no list of files; {ADVICE}")
-    wrong = damage(run.folder, entries, str(path.relative_to(run.folder)))
-    if wrong:
-        raise RunError(f"{path} {wrong}; {ADVICE}")
+    verify(run.folder, entries, RunError, ADVICE, [str(path.relative_to(run.folder))])
 
 
 def check_same_vocabulary(run: Run, prepared: "PreparedData") -> None:

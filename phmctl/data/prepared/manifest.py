@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phmctl.errors import DataError
-from phmctl.files import damage, file_entry, read_json_object, refuse_pipes, write_json
+from phmctl.files import read_json_object, refuse_pipes
 from phmctl.recipe.sections import PositiveInt
+from phmctl.sealed import seal, verify
 
 MANIFEST = "manifest.json"
 FORMAT = 3
@@ -40,8 +41,7 @@ class _Manifest(BaseModel):
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     """Write the manifest of a folder that is otherwise complete: the content, and size and SHA-256 of each file."""
-    files = [file_entry(folder, path.name) for path in sorted(folder.iterdir())]
-    write_json(folder / MANIFEST, {"format": FORMAT, **content, "files": files})
+    seal(folder, MANIFEST, {"format": FORMAT, **content})
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -65,6 +65,5 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:
-    wrong = damage(folder, manifest["files"], name)
-    if wrong:
-        raise DataError(f"{folder / name} {wrong}; run: {command} --force")
+    """Raise a DataError if the manifest lists this file and it is another now."""
+    verify(folder, manifest["files"], DataError, f"run: {command} --force", [name])
