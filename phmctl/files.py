@@ -352,19 +352,16 @@ def are_file_entries(value: object) -> bool:
 
 def damaged_files(folder: Path, entries: Iterable[Mapping[str, Any]]) -> list[str]:
     """The names of the files that are not those, in size and SHA-256, that the entries describe."""
-    return [entry["name"] for entry in entries if damage(folder, [entry], entry["name"])]
+    return [entry["name"] for entry in entries if damage(folder, entry)]
 
 
-def damage(folder: Path, entries: Iterable[Mapping[str, Any]], name: str) -> str | None:
-    """What is wrong with a file, the end of a sentence, if the entries describe it and it is another now."""
-    for entry in entries:
-        path = folder / entry["name"]
-        if entry["name"] == name:
-            if not _is_file(path):
-                return "is missing"
-            if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
-                return "is damaged: its SHA-256 is not the one recorded"
-    return None
+def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
+    """What is wrong with a file, the end of a sentence, if it is not that which the entry describes."""
+    path = folder / entry["name"]
+    if not _is_file(path):
+        return "is missing"
+    whole = path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
+    return None if whole else "is damaged: its SHA-256 is not the one recorded"
 
 
 def _is_file(path: Path) -> bool:

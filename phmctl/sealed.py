@@ -46,7 +46,5 @@ def verify(
 ) -> None:
     """Raise `failure` where a file that the entries describe is another now; of these names alone, if given."""
     for entry in entries:
-        if names is None or entry["name"] in names:
-            wrong = damage(folder, [entry], entry["name"])
-            if wrong:
-                raise failure(f"{folder / entry['name']} {wrong}; {advice}")
+        if (names is None or entry["name"] in names) and (wrong := damage(folder, entry)):
+            raise failure(f"{folder / entry['name']} {wrong}; {advice}")

@@ -9,7 +9,7 @@ from phmctl.comparison.variants import Variant
 from phmctl.console import warn
 from phmctl.errors import RecipeError, RunError, check_known, nearest
 from phmctl.recipe.loading import flatten
-from phmctl.runs.differences import run_differences, value_words
+from phmctl.runs.differences import same_model, value_words
 from phmctl.runs.summary import Summary
 
 BUDGETS = ("parameters", "minutes")
@@ -48,7 +48,7 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
         keys = dict(flatten(one.recipe.model_dump()))
         if key not in keys:
             raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
-        fitting = next((members for members in models if _same(members[0], one, key)), None)
+        fitting = next((members for members in models if same_model(members[0].run, one.run, key)), None)
         models.append([one]) if fitting is None else fitting.append(one)
     kept, trials = [], []
     for members in models:
@@ -107,8 +107,3 @@ def _trials(members: Sequence[Summary], key: str) -> Trials:
 def _value(one: Summary, key: str) -> float | str:
     value = dict(flatten(one.recipe.model_dump()))[key]
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
-
-
-def _same(one: Summary, other: Summary, key: str) -> bool:
-    left, right = [(each.recipe.name, each.recipe.model.algebra, each.recipe.model.n) for each in (one, other)]
-    return left == right and not run_differences(one.run, other.run).keys() - {key, "made with"}

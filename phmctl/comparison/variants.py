@@ -10,7 +10,7 @@ from functools import cached_property
 from phmctl.errors import RunError
 from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
-from phmctl.runs.differences import result_differences, run_differences
+from phmctl.runs.differences import result_differences, run_differences, same_model
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.runs.results import Result
 from phmctl.runs.summary import Parameters, Summary
@@ -174,11 +174,7 @@ def group(trained: Sequence[Trained]) -> list[Variant]:
 
 
 def _same(one: Trained, other: Trained) -> bool:
-    left, right = [(each.name, each.model.algebra, each.model.dimension) for each in (one.run.recipe, other.run.recipe)]
-    if left != right:
-        return False
-    scored_alike = one.checkpoint == other.checkpoint or other.result is None
-    return scored_alike and not {key for key in run_differences(one.run, other.run) if key != "made with"}
+    return (one.checkpoint == other.checkpoint or other.result is None) and same_model(one.run, other.run)
 
 
 def _variant(label: str, members: Sequence[Trained]) -> Variant:

@@ -32,6 +32,12 @@ def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def same_model(one: Run, other: Run, *apart: str) -> bool:
+    """Whether two runs differ in nothing but the seed, the versions that made them, and these keys."""
+    left, right = [(each.name, each.model.algebra, each.model.dimension) for each in (one.recipe, other.recipe)]
+    return left == right and not run_differences(one, other).keys() - {"made with", *apart}
+
+
 def difference_lines(found: Differences, one: str = "the baseline") -> list[str]:
     """A line for each thing: ``training.steps: 2,000; 4,000 in the baseline``."""
     return [f"{name}: {value_words(other)}; {value_words(first)} in {one}" for name, (first, other) in found.items()]
