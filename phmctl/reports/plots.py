@@ -123,7 +123,7 @@ def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
     heights = [value for seeds in lines.values() for points in seeds for _, value in points]
     if min(heights) > 0 and max(heights) > _DECADES * min(heights):
         axes.set_yscale("log")
-    _legend(axes)
+    axes.legend(fontsize=7.5)
     return figure
 
 
@@ -257,10 +257,3 @@ def _band(matrices: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         cells[..., :3] = np.where(matrix[..., None] >= 0, _POSITIVE, _NEGATIVE)
         cells[..., 3] = 0.06 + 0.94 * np.abs(matrix) / largest
     return picture
-
-
-def _legend(axes: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    kept = [(handle, label) for handle, label in zip(handles, labels, strict=True) if label != "_"]
-    if kept:
-        axes.legend([handle for handle, _ in kept], [label for _, label in kept], fontsize=7.5)

@@ -42,18 +42,14 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         if sock is not None:
             sock.close()
-        raise UserError(_why(host, port, error)) from error
+        reason = getattr(error, "strerror", None) or error
+        known = {
+            errno.EADDRINUSE: f"port {port} of {host} is in use; take another with --port, or --port 0 for a free one",
+            errno.EACCES: f"port {port} of {host} is not allowed; take one above 1023 with --port",
+        }
+        usual = f"cannot listen on {host!r}, port {port}: {reason}; --host takes an address of this machine"
+        raise UserError(known.get(getattr(error, "errno", None) or 0, usual)) from error
     return sock
-
-
-def _why(host: str, port: int, error: OSError | UnicodeError) -> str:
-    if not isinstance(error, OSError):
-        return f"{host!r} is no name of a host ({error}); --host takes an address of this machine"
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; take another with --port, or --port 0 for a free one"
-    if error.errno == errno.EACCES:
-        return f"port {port} of {host} is not allowed; take one above 1023 with --port"
-    return f"cannot listen on {host}, port {port}: {error.strerror or error}; --host takes an address of this machine"
 
 
 def url_of(sock: socket.socket) -> str:
@@ -116,24 +112,19 @@ async def _serve(server: "_Server", service: Service, sock: socket.socket, grace
             loop.add_signal_handler(number, hear, number)
     serving, stopping = asyncio.create_task(server.serve(sockets=[sock])), asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    await _finish(service, signal.Signals(received[0]).name if received else "the server ended", grace)
+    why, batcher = signal.Signals(received[0]).name if received else "the server ended", service.batcher
+    batcher.stop()
+    if left := batcher.queued + batcher.running:
+        note(f"{why}: answering the {left} texts that wait, then stopping; once more to stop at once")
+    if unanswered := await asyncio.to_thread(batcher.close, grace):
+        note(f"{unanswered} texts were not answered within {grace:g} seconds")
     server.should_exit = True
     stopping.cancel()
     await serving
     code = 128 + received[0] if received else 1
-    if service.batcher.alive():
+    if batcher.alive():
         _leave(code)  # a thread amid a batch would be torn off in the middle of the interpreter's end
     return code
-
-
-async def _finish(service: Service, why: str, grace: float) -> None:
-    batcher = service.batcher
-    batcher.stop()
-    left = batcher.queued + batcher.running
-    if left:
-        note(f"{why}: answering the {left} texts that wait, then stopping; once more to stop at once")
-    if unanswered := await asyncio.to_thread(batcher.close, grace):
-        note(f"{unanswered} texts were not answered within {grace:g} seconds")
 
 
 def _leave(code: int) -> None:

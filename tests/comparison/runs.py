@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from click.testing import Result
+from typer.testing import CliRunner
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
+from phmctl.cli.main import app
 from phmctl.files import write_atomic, write_json
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
@@ -18,6 +21,14 @@ from phmctl.tasks.registry import kind_of
 REFERENCES = [f"the little cat number {row} sat on the old mat in the house" for row in range(24)]
 SOURCES = [f"die kleine Katze {row} saß auf der alten Matte im Haus" for row in range(24)]
 MACHINE = {"processor": "Test CPU", "threads": 1, "precision": "float32", "git": "abcdef0123", "device": "cpu"}
+
+
+def call(*arguments: object) -> Result:
+    """Call ``phmctl compare``."""
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
 
 
 def worse(lines: Sequence[str], every: int) -> list[str]:

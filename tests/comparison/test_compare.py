@@ -18,7 +18,7 @@ from phmctl.metrics.text import all_scores, bleu
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, POOLED
-from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, worse
+from tests.comparison.runs import MACHINE, REFERENCES, call, make_classifier, make_run, worse
 
 PHM = ("model.algebra=phm", "model.n=4", "model.width=32", "model.feed_forward=64")
 REAL = ("model.width=32", "model.feed_forward=64")
@@ -33,13 +33,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, every in ((1, 2), (2, 3)):
         make_run(root, settings=PHM, seed=seed, hypotheses=worse(REFERENCES, every))
     return root
-
-
-def call(*arguments: object):
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def test_runs_of_one_model_are_a_row_with_mean_and_deviation_over_seeds(root: Path) -> None:

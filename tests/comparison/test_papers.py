@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from phmctl.accounting.published import Column, PublishedTable, published_tables
-from phmctl.cli.main import app
 from phmctl.comparison.papers import Cell, compare_papers
 from phmctl.errors import UserError
 from phmctl.recipe.loading import common_overrides, flatten, load_recipe
 from phmctl.shipped import shipped_names
-from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
+from tests.comparison.runs import REFERENCES, call, make_classifier, make_run, worse
 
 COLUMNS = [
     pytest.param(table, column, id=f"{table.key}-{column.label}")
@@ -20,13 +18,6 @@ COLUMNS = [
     for column in table.columns
 ]
 SMALL = ("model.width=32", "model.feed_forward=64", "model.heads=4")
-
-
-def call(*arguments: object):
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def cell_of(cells: tuple[Cell, ...], row: str, column: str = "") -> Cell:
