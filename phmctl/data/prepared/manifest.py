@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phmctl.errors import DataError
-from phmctl.files import read_json_object, refuse_pipes
+from phmctl.files import read_json_object, refuse_pipes, writing
 from phmctl.recipe.sections import PositiveInt
 from phmctl.sealed import seal, verify
 
@@ -41,7 +41,8 @@ class _Manifest(BaseModel):
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     """Write the manifest of a folder that is otherwise complete: the content, and size and SHA-256 of each file."""
-    seal(folder, MANIFEST, {"format": FORMAT, **content})
+    with writing(folder):
+        seal(folder, MANIFEST, {"format": FORMAT, **content})
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
