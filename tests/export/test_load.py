@@ -63,7 +63,7 @@ def test_a_classifiers_export(runs: dict[str, Run], tmp_path: Path, kind: str, t
         assert dict(one.probabilities) == pytest.approx(dict(other.probabilities), abs=1e-4)
     assert model.about()["methods"] == ["classify"]
     assert ours.about()["methods"] == ["classify", "encode"]
-    with pytest.raises(UserError, match="labels and no vectors; ask the run"):
+    with pytest.raises(UserError, match="encode"):
         model.encode(["the cat"])
 
 
