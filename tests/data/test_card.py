@@ -232,12 +232,3 @@ def test_a_cards_hub_is_no_folder_of_this_machine_but_one_beside_it(tmp_path):
     assert "/etc lies outside the card's folder" in refusal(tmp_path, hub=hub(id="/etc"))
     assert "should be owner/name" in refusal(tmp_path, hub=hub(id="text", folder="etc"))
     assert "is no plain name" in refusal(tmp_path, hub=hub(id="a/b", folder="/etc"))
-
-
-def test_labelled_cards_name_no_file_elsewhere_either(tmp_path):
-    raw = {key: MINIMAL[key] for key in ("id", "title", "description", "licence")}
-    path = tmp_path / "own.yaml"
-    urls = [{"url": "file:///etc/passwd", "file": "x"}]
-    path.write_text(yaml.safe_dump(raw | {"task": "classification", "texts": 1, "urls": urls}))
-    with pytest.raises(DataError, match="lies outside the card's folder"):
-        load_card(str(path))

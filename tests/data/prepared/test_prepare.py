@@ -262,13 +262,6 @@ def test_a_changed_card_is_not_up_to_date(tmp_path, capsys):
     assert "is out of date (the card changed): preparing anew" in capsys.readouterr().err
 
 
-def test_force_prepares_anew(tmp_path, capsys):
-    prepare(SECTION, corpus(), CLEANING, root=tmp_path)
-    capsys.readouterr()
-    prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True)
-    assert "up to date" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("line 3 is not UTF-8"), OSError(28, "No space left")])
 @pytest.mark.parametrize("where", ["_encode", "write_manifest"])
 def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, error, where):
@@ -506,10 +499,6 @@ def test_another_division_is_prepared_anew(tmp_path, capsys):
     assert prepared.split("test").texts[0][0] == TRAIN[50][0]
 
 
-def test_a_manifest_says_nothing_of_a_division_that_is_not(tmp_path):
-    assert "held_out" not in prepare(SECTION, corpus(), CLEANING, root=tmp_path).manifest
-
-
 def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatch, capsys):
     """Spread evenly: pairs 1, 4, 7, ... of 304; all are encoded."""
     whole = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
@@ -522,11 +511,6 @@ def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatc
     alone = prepare(SECTION, corpus(train=TRAIN[::3]), CLEANING, root=tmp_path / "alone")
     assert part.tokenizers.source == alone.tokenizers.source
     assert part.tokenizers.source != whole.tokenizers.source
-
-
-def test_as_many_pairs_as_may_be_are_learned_from(tmp_path, monkeypatch):
-    monkeypatch.setattr("phmctl.data.prepared.prepare.LEARNED", len(TRAIN))
-    assert "learned_from" not in prepare(SECTION, corpus(), CLEANING, root=tmp_path).manifest
 
 
 def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):

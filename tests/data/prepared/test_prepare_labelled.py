@@ -217,21 +217,6 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys):
     assert "out of date (quoting changed)" in capsys.readouterr().err
 
 
-def test_the_same_text_gives_the_same_bytes(tmp_path):
-    for name in ("one", "two"):
-        prepared(tmp_path / name)
-    one, two = (prepared_folder(SECTION, tmp_path / name) for name in ("one", "two"))
-    assert {path.name for path in one.iterdir()} == {
-        "manifest.json",
-        "test.arrow",
-        "tokenizer.json",
-        "train.arrow",
-        "valid.arrow",
-    }
-    for path in one.iterdir():
-        assert path.read_bytes() == (two / path.name).read_bytes()
-
-
 def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
     one = prepared(tmp_path / "one").folder
     monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK", 1)
@@ -278,13 +263,6 @@ def test_vectors_that_cannot_be(tmp_path):
     assert not prepared_folder(SECTION, tmp_path).exists()
 
 
-def test_bpe(tmp_path):
-    data = prepared(
-        tmp_path, section=SECTION.model_copy(update={"tokenizer": "bpe", "vocabulary": 300, "max_tokens": 40})
-    )
-    assert data.tokenizer.decode(data.split("valid").sides[0][1]) == "new words"
-
-
 def test_finding(tmp_path):
     match = r"own is not prepared .* --max-tokens 5 --table train=FILE .* --label COLUMN"
     with pytest.raises(DataError, match=rf"{match} --data {tmp_path}$"):
@@ -299,23 +277,6 @@ def test_finding(tmp_path):
     (folder / "manifest.json").write_text(json.dumps(manifest | {"task": "translation"}))
     with pytest.raises(DataError, match="holds no labelled text"):
         PreparedData.find(SECTION, tmp_path)
-
-
-def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("phmctl.data.prepared.prepare.write_manifest", stop)
-    with pytest.raises(KeyboardInterrupt):
-        prepared(tmp_path)
-    assert not prepared_folder(SECTION, tmp_path).parent.exists()
-
-
-def test_a_failure_leaves_what_was_prepared_before(tmp_path):
-    before = prepared(tmp_path).folder
-    with pytest.raises(DataError, match="no train example is left"):
-        prepared(tmp_path, corpus(train=[("", "yes")]), section=SECTION.model_copy(update={"vocabulary": 61}))
-    assert [path.name for path in before.parent.iterdir() if path.is_dir()] == [before.name]
 
 
 def test_sections(tmp_path):
