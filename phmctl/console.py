@@ -128,12 +128,7 @@ def warn(message: str) -> None:
 
 
 def emit(text: str) -> None:
-    """Print a result on stdout, as UTF-8 whatever the locale. A terminal gets it :func:`printable`, a pipe as it is.
-
-    Raises:
-        StdoutError: stdout cannot be written: the disk is full.
-        SystemExit: the reader of a pipe has enough (``| head``); no fault, so nothing is said.
-    """
+    """Print a result on stdout, as UTF-8 whatever the locale. A terminal gets it :func:`printable`, a pipe as it is."""
     _write(printable(text) if sys.stdout.isatty() else text)
 
 
@@ -193,6 +188,33 @@ class Table:
             emit("".join(f"{printable(line)}\n" for line in self.below))
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What came of a command."""
+
+    json: Any = None  # the one document of ``--json``
+    tables: Iterable[Table] = ()  # what people are shown instead
+    text: str = ""  # what follows the tables on stdout
+    notes: Iterable[str] = ()  # what is told beside the tables, on stderr
+    remarks: Iterable[str] = ()  # what is told there beside JSON too
+    draw: Callable[[], object] | None = None  # what prints what is no table
+    code: int = 0  # the exit code
+
+    def show(self, *, as_json: bool) -> None:
+        """Print it; raises as :func:`emit` does."""
+        if as_json:
+            emit_json(self.json)
+        else:
+            for table in self.tables:
+                table.show()
+            if self.draw is not None:
+                self.draw()
+            if self.text:
+                emit(self.text)
+        for line in (*(() if as_json else self.notes), *self.remarks):
+            note(line)
+
+
 def print_table(
     title: str,
     columns: Sequence[str],
@@ -205,13 +227,6 @@ def print_table(
 
     Cells are broken between words only, so that names can be copied. A table whose words need more than the terminal
     has is drawn without lines, and is wider only if that does not help.
-
-    Args:
-        title: the line above the table.
-        columns: the headings.
-        rows: one sequence a row, as long as `columns`; cells are converted with ``str``.
-        text: the columns beside the first that hold text, aligned left; the others are aligned right.
-        plain: draw no lines, for tables of many columns.
     """
     from rich.box import HEAVY_HEAD
     from rich.console import Console
@@ -273,14 +288,6 @@ def progress(description: str, total: int | None, *, plain: bool = True) -> Iter
     """Show a progress bar on a terminal; elsewhere a plain line when the work starts.
 
     The bar is drawn when it advances, not by a thread of its own: a benchmark must not share its cores with one.
-
-    Args:
-        description: what is done.
-        total: how much there is to do, if that is known.
-        plain: whether to print the plain line.
-
-    Yields:
-        a function ``advance(amount)``.
     """
     console = people() if not _silent.get() and _may_be_terminal() else None
     description = printable(description)

@@ -15,7 +15,6 @@ from phmctl.errors import RunError, UserError
 if TYPE_CHECKING:
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.recipe.loading import RecipeLike
-    from phmctl.runs import Run
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 
@@ -122,15 +121,6 @@ def _groups(named: "Files") -> list[tuple[Path, ...]]:
     return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in named]
 
 
-def _check_tag(tag: str, *, continues: bool) -> None:
-    """Refuse a tag that cannot be one, or that is given where no run is made."""
-    from phmctl.runs.find import check_tag
-
-    check_tag(tag)
-    if continues:
-        raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
-
-
 def train(
     recipe: "RecipeLike | None" = None,
     *,
@@ -186,11 +176,19 @@ def train(
         OutputError: the folder of runs cannot be written.
     """
     from phmctl.recipe.loading import common_overrides, resolve, unmodified
+    from phmctl.runs import Run
+    from phmctl.runs.find import check_tag
     from phmctl.training.train import train as run_training
 
-    run, recipe = _run_and_recipe(recipe, resume)
+    run = None if isinstance(resume, bool) or resume == "auto" else Run.open(resume)
+    if recipe is None:
+        if run is None:
+            raise UserError("train needs a recipe, or a run to continue: --resume RUN")
+        recipe = run.recipe
     if tag is not None:
-        _check_tag(tag, continues=run is not None or resume is True)
+        check_tag(tag)
+        if run is not None or resume is True:
+            raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
     begun = None if init is None else str(init)
     common = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun
@@ -207,18 +205,6 @@ def train(
             quiet=quiet,
             noted={"tag": tag, "unmodified": unmodified(recipe, resolved)},
         )
-
-
-def _run_and_recipe(recipe: "RecipeLike | None", resume: bool | str | Path) -> "tuple[Run | None, RecipeLike]":
-    """Return the run that a training continues, if one is named, and its recipe, which that run has as well."""
-    from phmctl.runs import Run
-
-    run = None if isinstance(resume, bool) or resume == "auto" else Run.open(resume)
-    if recipe is not None:
-        return run, recipe
-    if run is None:
-        raise UserError("train needs a recipe, or a run to continue: --resume RUN")
-    return run, run.recipe
 
 
 def evaluate(

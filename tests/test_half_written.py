@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from phmctl import verbs
-from phmctl.cli.decode import decode
-from phmctl.cli.eval import evaluate
+from phmctl.cli.main import app
 from phmctl.errors import OutputError, RunError
 from phmctl.files import file_entry, write_atomic, write_json
 from phmctl.recipe.loading import dump_recipe
@@ -55,6 +55,11 @@ def cut_last_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
+def call(command: str, run: Path, *arguments: object) -> None:
+    given = [command, str(run), "--checkpoint", "last", *map(str, arguments)]
+    CliRunner().invoke(app, given, catch_exceptions=False)
+
+
 def refuse(command: Callable[[Path], object], run: Path, said: str) -> None:
     before = content(run)
     with pytest.raises(RunError, match=said) as caught:
@@ -65,16 +70,16 @@ def refuse(command: Callable[[Path], object], run: Path, said: str) -> None:
 
 
 def decode_test(run: Path) -> None:
-    decode(run, split="test", checkpoint="last", output=run.parent / "out")
+    call("decode", run, "--split", "test", "--output", run.parent / "out")
 
 
 def decode_file(run: Path) -> None:
     write_atomic(run.parent / "in", "Der Mann schläft.\n")
-    decode(run, input_=run.parent / "in", checkpoint="last", output=run.parent / "out")
+    call("decode", run, "--input", run.parent / "in", "--output", run.parent / "out")
 
 
 def score(run: Path) -> None:
-    evaluate([run], checkpoint="last")
+    call("eval", run)
 
 
 def resume(run: Path) -> None:
@@ -176,7 +181,7 @@ def test_a_read_only_folder_is_an_output_error(run: Path) -> None:
         for write in (
             lambda: write_json(folder / "file.json", {}),
             lambda: Run.create(folder / "runs", make_recipe()),
-            lambda: decode(run, split="test", checkpoint="last", output=folder / "out"),
+            lambda: call("decode", run, "--split", "test", "--output", folder / "out"),
             lambda: score(run),
         ):
             with pytest.raises(OutputError, match=r"cannot write .*Permission denied; choose a folder"):

@@ -1,62 +1,34 @@
 """``phmctl decode``: what a trained run answers to lines of text."""
 
+import gc
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-
-from phmctl.cli.options import Checkpoint, Device, Engine, Execution, ModelArgument, Precision, Quantize, Threads
-from phmctl.cli.starting import starting
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phmctl.runs import Weights
     from phmctl.tasks.model import Model
 
-Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. Default: the recipe's.")]
-Alpha = Annotated[float | None, typer.Option(help="Exponent of the length penalty. Default: the recipe's.")]
-BatchTokens = Annotated[int | None, typer.Option(help="Number of source tokens in a batch, padding included.")]
-
 
 def decode(
-    run: ModelArgument,
-    input_: Annotated[
-        Path | None, typer.Option("--input", help="Text file with one sentence in each line (default: stdin).")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Append the answers to this file as they come (default: stdout).")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an incomplete --output; begin it if there is none.")
-    ] = False,
-    split: Annotated[str | None, typer.Option(help="Decode this split of the run's own text: test or valid.")] = None,
-    checkpoint: Checkpoint = "auto",
-    beam: Beam = None,
-    alpha: Alpha = None,
-    n_best: Annotated[
-        int | None,
-        typer.Option(help="Number of hypotheses to print for each line: its number, rank, score, text.", min=1),
-    ] = None,
-    batch_tokens: BatchTokens = None,
-    execution: Execution = None,
-    precision: Precision = None,
-    engine: Engine = None,
-    quantize: Quantize = None,
-    window: Annotated[int, typer.Option(help="Largest number of lines that a worker answers together.", min=1)] = 1024,
-    pause: Annotated[
-        float, typer.Option(help="Seconds without a new line after which waiting lines are answered.", min=0)
-    ] = 0.05,
-    device: Device = None,
-    threads: Threads = 0,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Number of processes that answer at once; they share the threads.")
-    ] = 1,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each line of input.")] = False,
+    run: Path,
+    input_: Path | None,
+    output: Path | None,
+    split: str | None,
+    checkpoint: str,
+    device: str | None,
+    *,
+    resume: bool,
+    window: int,
+    pause: float,
+    threads: int,
+    workers: int,
+    json: bool,
+    **given: Any,
 ) -> None:
     """Translate or label text: one line out for each line in, in order.
 
@@ -80,12 +52,10 @@ def decode(
     if workers > 1:
         threads = _share(workers, threads)
     set_threads(threads)
-    opened = with_engine(open_model(run), engine, checkpoint, quantize, precision)
+    opened = with_engine(open_model(run), given.pop("engine"), checkpoint, given.pop("quantize"), given["precision"])
     kind = kind_of(opened.recipe)
     own = None if split is None else kind.split_lines(opened, split)
-    given: dict[str, object] = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "execution": execution}
-    given |= {"precision": precision, "n_best": n_best, "strict": strict or None}
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in given.items() if value is not None and value is not False}
 
     def load(name: str) -> "tuple[Loading, Model, Weights]":
         how = Loading(opened.folder, name, device or "auto", tuple(options.items()), own is not None, threads)
@@ -102,6 +72,20 @@ def decode(
     file = nullcontext() if output is None else open_output(output, model, opened, weights, resume=resume)
     with file as answers, bar as advance, with_workers(model, loading, workers) as predict:
         answer(model, groups, predict=predict, output=answers, as_json=json, advance=advance)
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Do without garbage collection while torch and a model are loaded, and leave what was loaded out of it for good.
+
+    Nearly all of that stays to the end of the process, and looking through it again and again is a sixth of the start.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _share(workers: int, threads: int) -> int:

@@ -14,19 +14,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from phmctl import __version__
+from phmctl import __version__, options
+from phmctl.cli import commands
 from phmctl.cli.bench import bench
-from phmctl.cli.compare import compare
-from phmctl.cli.count_params import count_params
+from phmctl.cli.build import Summaries, add_command
 from phmctl.cli.decode import decode
-from phmctl.cli.distil import distil
 from phmctl.cli.eval import evaluate
-from phmctl.cli.export import export
-from phmctl.cli.options import Once, Summaries
 from phmctl.cli.prepare_data import PrepareCommand, prepare_data
-from phmctl.cli.recipes import recipes
-from phmctl.cli.report import report
-from phmctl.cli.runs import runs
 from phmctl.cli.serve import serve
 from phmctl.cli.train import TrainCommand, train
 from phmctl.console import note, stdout_refused
@@ -79,18 +73,18 @@ def main(
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
-app.command("prepare-data", cls=PrepareCommand)(prepare_data)
-app.command("train", cls=TrainCommand)(train)
-app.command("decode")(decode)
-app.command("eval", cls=Once)(evaluate)
-app.command("compare", cls=Once)(compare)
-app.command("distil", cls=Once)(distil)
-app.command("report", cls=Once)(report)
-app.command("serve")(serve)
-app.command("export")(export)
-app.command("recipes")(recipes)
-app.command("runs")(runs)
-app.command("count-params")(count_params)
+add_command(app, "prepare-data", options.PREPARE, prepare_data, cls=PrepareCommand)
+add_command(app, "train", options.TRAIN, train, axes=options.TRAIN_AXES, cls=TrainCommand)
+add_command(app, "decode", options.DECODE, decode)
+add_command(app, "eval", options.EVAL, evaluate, axes=options.EVAL_AXES)
+add_command(app, "compare", options.COMPARE, commands.compare)
+add_command(app, "distil", options.DISTIL, commands.distil)
+add_command(app, "report", options.REPORT, commands.report)
+add_command(app, "serve", options.SERVE, serve)
+add_command(app, "export", options.EXPORT, commands.export)
+add_command(app, "recipes", options.RECIPES, commands.recipes)
+add_command(app, "runs", options.LISTED, commands.runs)
+add_command(app, "count-params", options.COUNT, commands.count_params)
 app.add_typer(bench, name="bench")
 
 

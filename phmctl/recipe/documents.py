@@ -97,21 +97,14 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
 @dataclass
 class Document:
-    """Keys and values, and where each key comes from.
+    """Keys and values, and where each key comes from."""
 
-    Attributes:
-        content: what the schema will check.
-        where: the file, as messages call it.
-        places: the file and line of each key.
-        options: the keys that the command line set, and the option as the user wrote it.
-        problems: what was found wrong before the schema is asked.
-    """
-
-    content: dict[str, Any]
-    where: str = ""
-    places: dict[KeyPath, str] = field(default_factory=dict)
+    content: dict[str, Any]  # what the schema will check
+    where: str = ""  # the file, as messages call it
+    places: dict[KeyPath, str] = field(default_factory=dict)  # the file and line of each key
+    # the keys that the command line set, and the option as the user wrote it
     options: dict[KeyPath, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # what was found wrong before the schema is asked
 
     def validate(self, schema: type[Model], refusal: type[UserError]) -> Model:
         """Return the content as `schema`, or raise `refusal` with all problems, a line each."""
@@ -161,22 +154,14 @@ def _are_mappings(*values: Any) -> bool:
 
 
 def change(section: Model, changes: Mapping[str, Any], refusal: type[UserError]) -> Model:
-    """Return a section with the fields that options set, ``--max-tokens`` that of `max_tokens`.
-
-    Raises:
-        UserError: of the kind `refusal`; a line for each option that cannot be.
-    """
+    """Return a section with the fields that options set, ``--max-tokens`` that of `max_tokens`."""
     options: dict[KeyPath, str] = {(key,): f"--{key.replace('_', '-')} {value}" for key, value in changes.items()}
     document = Document({**section.model_dump(), **changes}, options=options)
     return document.validate(type(section), refusal)
 
 
 def read_document(path: Path, refusal: type[UserError]) -> Document:
-    """Read a YAML file.
-
-    Raises:
-        UserError: of the kind `refusal`, if the file cannot be read or is no mapping.
-    """
+    """Read a YAML file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

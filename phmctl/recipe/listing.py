@@ -19,11 +19,7 @@ def _describe(name: str) -> dict[str, str]:
     own = content = _read(name)
     while "task" not in content and "extends" in content:
         content = _read(content["extends"])
-    return {
-        "name": name,
-        "task": content.get("task", "translation"),
-        "description": own.get("description", ""),
-    }
+    return {"name": name, "task": content.get("task", "translation"), "description": own.get("description", "")}
 
 
 def _read(name: str) -> Any:
@@ -31,14 +27,7 @@ def _read(name: str) -> Any:
 
 
 def describe_recipe(name: str) -> dict[str, Any]:
-    """Return a recipe as it is written (``text``), where, and every key with its value (``recipe``).
-
-    Args:
-        name: a path or a shipped name.
-
-    Raises:
-        RecipeError: there is none, or it is wrong.
-    """
+    """Return a recipe as it is written (``text``), where, and every key with its value (``recipe``)."""
     path = find_recipe(name)
     recipe = load_recipe(name).model_dump()
     return {"name": recipe["name"], "path": str(path), "text": path.read_text(encoding="utf-8"), "recipe": recipe}

@@ -10,6 +10,7 @@ import yaml
 
 from phmctl.dimension import LOW_RANK, WITH_N
 from phmctl.errors import RecipeError, nearest
+from phmctl.options import TRAIN
 from phmctl.recipe.documents import Document, parse_document, parse_value, read_document
 from phmctl.recipe.problems import wrong_choice
 from phmctl.recipe.schema import RECIPES, Recipe
@@ -23,10 +24,15 @@ FORMAT = 1  # of the recipe that a run keeps; what has no number is of format 1,
 _MOST_BASES = 5  # of a recipe that extends one that extends one
 _OWN = ("name", "description")  # what no recipe takes from the one that it extends
 
-_COMMON = {"n": "model.n", "algebra": "model.algebra", "seed": "training.seed"}
-_NUMBERS = ("n", "seed", "steps")
-_COMMON |= {"init": "training.initialise_from"}
-_COMMON |= {"device": "training.device", "steps": "training.steps", "execution": "model.execution"}
+_COMMON = {
+    "n": "model.n",
+    "algebra": "model.algebra",
+    "execution": "model.execution",
+    "seed": "training.seed",
+    "device": "training.device",
+    "steps": "training.steps",
+    "init": "training.initialise_from",
+}
 
 
 @dataclass(frozen=True)
@@ -64,42 +70,15 @@ def common_overrides(**options: object) -> list[Override]:
     return overrides
 
 
-def whole_number(option: str, text: str) -> int:
-    """Return an option's value as a number; raises RecipeError where it is none."""
-    if not text.strip().isdecimal():
-        raise RecipeError(f"{option} {text}: expected a whole number, or several separated by commas for a sweep")
-    return int(text)
-
-
-def number(option: str, text: str) -> float:
-    """Return an option's value as a number; raises RecipeError where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        raise RecipeError(f"{option} {text}: expected a number") from None
-
-
 def override(options: Iterable[tuple[str, str]]) -> list[Override]:
-    """Return what options of a command line set, given as text: ``("--n", "4")``, ``("--set", "training.clip=1.0")``.
-
-    Raises:
-        RecipeError: a number is none, or two options set one key.
-    """
-    pairs = list(options)
-    common: dict[str, object] = {}
-    for option, value in pairs:
-        name = option.removeprefix("--")
-        if option != "--set":
-            common[name] = whole_number(option, value) if name in _NUMBERS else value
-    return _each_once([*common_overrides(**common), *(value for option, value in pairs if option == "--set")])
+    """Return what options of ``train`` set, given as text: ``("--n", "4")``, ``("--set", "training.clip=1.0")``."""
+    pairs, texts = list(options), {each.written[0]: each for each in TRAIN}
+    common = {texts[flag].name: texts[flag].read(value) for flag, value in pairs if flag != "--set"}
+    return _each_once([*common_overrides(**common), *(value for flag, value in pairs if flag == "--set")])
 
 
 def find_recipe(name: str, folder: Path = Path()) -> Path:
-    """Return the file of a recipe given by path, relative to `folder`, or shipped name.
-
-    Raises:
-        RecipeError: there is none.
-    """
+    """Return the file of a recipe given by path, relative to `folder`, or shipped name."""
     path = folder / name
     if path.is_file():
         return path
@@ -115,15 +94,7 @@ def find_recipe(name: str, folder: Path = Path()) -> Path:
 
 
 def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
-    """Load and validate a recipe.
-
-    Args:
-        name: a path or a shipped recipe's name. What it does not say itself is that of the recipe that it `extends`.
-        overrides: settings; as text ``key.path=value``, the value in YAML. Later ones win.
-
-    Raises:
-        RecipeError: with all problems at once, a line each.
-    """
+    """Load and validate a recipe."""
     path = find_recipe(name)
     return _resolve(read_document(path, RecipeError), overrides, path)
 
@@ -131,16 +102,7 @@ def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
 def resolve(
     recipe: RecipeLike, overrides: Sequence[str | Override] = (), settings: Mapping[str, Any] | Sequence[str] = ()
 ) -> Recipe:
-    """Return the recipe that a program names or gives.
-
-    Args:
-        recipe: a path or a shipped name, the keys of a recipe's YAML, or a recipe.
-        overrides: see :func:`load_recipe`.
-        settings: further ones, by key.
-
-    Raises:
-        RecipeError: with all problems at once, a line each; or two of them set one key.
-    """
+    """Return the recipe that a program names or gives."""
     if isinstance(settings, Mapping):
         further = [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
         changes = _each_once([*overrides, *further])
@@ -208,11 +170,7 @@ def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
 
 
 def validate_recipe(document: Document) -> Recipe:
-    """Return the recipe that a document holds.
-
-    Raises:
-        RecipeError: with all problems at once, a line each.
-    """
+    """Return the recipe that a document holds."""
     written = document.content.pop("format", FORMAT)
     if written != FORMAT or isinstance(written, bool):
         raise RecipeError(
@@ -235,11 +193,7 @@ def _schema(document: Document) -> type[Recipe]:
 
 
 def expect(recipe: Recipe, kind: type[Kind]) -> Kind:
-    """Return a recipe as one of the task wanted.
-
-    Raises:
-        RecipeError: it is another task's.
-    """
+    """Return a recipe as one of the task wanted."""
     if not isinstance(recipe, kind):
         wanted = kind.model_fields["task"].default
         raise RecipeError(f"recipe {recipe.name!r} is one of task {recipe.task!r}, not {wanted!r}")

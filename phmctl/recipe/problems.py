@@ -17,14 +17,7 @@ _KEY_ITSELF = "[key]"  # pydantic's mark for a mapping's key, where its value is
 
 
 def describe(error: ValidationError, schema: type[BaseModel], place: Place) -> list[str]:
-    """Return a line for each problem that pydantic found.
-
-    Args:
-        error: what it raised.
-        schema: the model that was asked for.
-        place: names the file and line, or the option, to blame for a key path; for what is wrong with a whole section,
-            given what the schema says about its keys.
-    """
+    """Return a line for each problem that pydantic found."""
     lines = []
     for problem in error.errors()[: TOLD + 1]:  # each looks through all keys for its place
         path, section = _locate(problem, schema)

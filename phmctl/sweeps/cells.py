@@ -5,7 +5,7 @@ do not: ``--set 'description="one, two"'`` is one value.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -17,17 +17,11 @@ _QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 @dataclass(frozen=True)
 class Axis:
-    """An option and its values.
+    """An option and its values."""
 
-    Attributes:
-        name: what the axis is called in tables: ``n``, ``seed``, ``model.dropout``.
-        values: as the user wrote them.
-        option: ``--n``; ``--set`` for a recipe's key.
-    """
-
-    name: str
-    values: tuple[str, ...]
-    option: str
+    name: str  # what the axis is called in tables: ``n``, ``seed``, ``model.dropout``
+    values: tuple[str, ...]  # as the user wrote them
+    option: str  # ``--n``; ``--set`` for a recipe's key
 
     def arguments(self, value: str) -> tuple[str, str]:
         """Return the option with one value, as a command line has it."""
@@ -36,9 +30,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the grid: a value of each axis; `label` has those that differ between cells."""
+    """One place of the grid: a value of each axis, by option and by name; `label` has those that differ."""
 
     arguments: tuple[str, ...]
+    values: Mapping[str, str]
     label: str
 
 
@@ -68,11 +63,7 @@ def split_values(text: str) -> list[str]:
 
 
 def axis(name: str, text: str | None, option: str | None = None) -> list[Axis]:
-    """Return the axis of an option, if it was given.
-
-    Raises:
-        UserError: a value is empty.
-    """
+    """Return the axis of an option, if it was given."""
     if text is None:
         return []
     values = split_values(text)
@@ -82,11 +73,7 @@ def axis(name: str, text: str | None, option: str | None = None) -> list[Axis]:
 
 
 def setting_axes(settings: Sequence[str]) -> list[Axis]:
-    """Return an axis for each ``--set KEY=VALUE``.
-
-    Raises:
-        UserError: one has no value, or an empty one between two commas.
-    """
+    """Return an axis for each ``--set KEY=VALUE``."""
     found: list[Axis] = []
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -104,7 +91,7 @@ def cells_of(axes: Sequence[Axis]) -> list[Cell]:
 def _cell(axes: Sequence[Axis], values: Sequence[str]) -> Cell:
     pairs = list(zip(axes, values, strict=True))
     arguments = tuple(part for each, value in pairs for part in each.arguments(value))
-    return Cell(arguments, " ".join(_labels(pairs)) or "the only cell")
+    return Cell(arguments, {each.name: value for each, value in pairs}, " ".join(_labels(pairs)) or "the only cell")
 
 
 def _labels(pairs: Sequence[tuple[Axis, str]]) -> Iterator[str]:

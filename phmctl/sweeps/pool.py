@@ -25,25 +25,15 @@ _TICK = 0.3  # seconds between two looks at signals
 
 @dataclass
 class Job:
-    """A command and what became of it.
+    """A command and what became of it."""
 
-    Attributes:
-        label: what it is called.
-        arguments: of ``phmctl``.
-        code: its exit code; None before it ended, negative for the signal that killed it.
-        said: the last lines on its stderr.
-        answer: its stdout.
-        began: when it was started, by the monotonic clock.
-        seconds: how long it took.
-    """
-
-    label: str
-    arguments: Sequence[str]
-    code: int | None = None
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    answer: str = ""
-    began: float | None = None
-    seconds: float = 0.0
+    label: str  # what it is called
+    arguments: Sequence[str]  # of ``phmctl``
+    code: int | None = None  # its exit code; None before it ended, negative for the signal that killed it
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))  # the last lines on its stderr
+    answer: str = ""  # its stdout
+    began: float | None = None  # when it was started, by the monotonic clock
+    seconds: float = 0.0  # how long it took
     process: "subprocess.Popen[str] | None" = None
 
     @property
@@ -82,14 +72,6 @@ def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | No
 
     When this process is told to stop, so are the others, once: they save. Told twice, they stop at once. Where it is
     killed, they see that it is gone, and save and end as well.
-
-    Args:
-        jobs: their codes, answers and last words are filled in. Those that were never begun have no code.
-        at_once: how many.
-        changed: called when a job starts (None), says something (the line) and ends (None).
-
-    Returns:
-        the exit code of a stop, 128 + the signal's number; None where all came to their end.
     """
     events: queue.Queue[tuple[Job, str | None]] = queue.Queue()
     waiting, running = deque(jobs), list[Job]()

@@ -2,19 +2,15 @@ import json
 import re
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from phmctl.cli.count_params import count_params
+from phmctl.cli.main import app
 from phmctl.errors import UserError
 from phmctl.recipe.loading import dump_recipe, load_recipe
 
-app = typer.Typer()
-app.command()(count_params)
-
 
 def run(*args):
-    return CliRunner().invoke(app, list(args))
+    return CliRunner().invoke(app, ["count-params", *args])
 
 
 def test_the_table_goes_to_stdout_and_the_notes_to_stderr():

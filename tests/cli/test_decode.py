@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from phmctl.cli.decode import decode
 from phmctl.cli.main import app
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.translator import Translator
@@ -274,8 +273,9 @@ def test_lines_that_are_there_are_answered_together(
 
     monkeypatch.setattr(Translator, "translate", note_lines)
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
-    decode(run.folder, input_=tmp_path / "in", output=tmp_path / "out")
-    decode(run.folder, input_=tmp_path / "in", output=tmp_path / "out", window=4)
+    files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
+    call(run.folder, *files)
+    call(run.folder, *files, "--window", 4)
     assert together == [(7, 1), (4, 1), (3, 5)]
     assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
 

@@ -5,16 +5,11 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from phmctl.cli import main
-from phmctl.cli.prepare_data import PrepareCommand, prepare_data
 from phmctl.data.card import card_names
 from phmctl.errors import DataError, UserError
-
-app = typer.Typer()
-app.command(cls=PrepareCommand)(prepare_data)
 
 
 @pytest.fixture
@@ -31,7 +26,7 @@ def files(tmp_path):
 
 
 def call(tmp_path, *arguments):
-    result = CliRunner().invoke(app, [*arguments, "--data", str(tmp_path / "data")])
+    result = CliRunner().invoke(main.app, ["prepare-data", *arguments, "--data", str(tmp_path / "data")])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

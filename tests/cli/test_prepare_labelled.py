@@ -4,19 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from phmctl.cli.prepare_data import PrepareCommand, prepare_data
+from phmctl.cli.main import app
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 
-app = typer.Typer()
-app.command(cls=PrepareCommand)(prepare_data)
-
 
 def call(tmp_path, *arguments):
-    result = CliRunner().invoke(app, [*arguments, "--data", str(tmp_path / "data")])
+    result = CliRunner().invoke(app, ["prepare-data", *arguments, "--data", str(tmp_path / "data")])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

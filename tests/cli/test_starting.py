@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from phmctl.cli.starting import starting
+from phmctl.cli.decode import starting
 
 
 @pytest.fixture(autouse=True)

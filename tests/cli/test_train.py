@@ -10,21 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from phmctl.cli import main
-from phmctl.cli.train import TrainCommand, train
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs.metrics import read_metrics
 
-_PROGRAM = "import typer; from phmctl.cli.train import train; typer.run(train)"
+_PROGRAM = "import sys; from phmctl.cli.main import app; app(['train', *sys.argv[1:]])"
 
 
 def _invoke(*arguments: object) -> Result:
-    app = typer.Typer()
-    app.command(cls=TrainCommand)(train)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(main.app, ["train", *map(str, arguments)])
     if isinstance(result.exception, UserError):
         raise result.exception
     return result

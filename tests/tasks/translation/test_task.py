@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 from phmctl.data.arrow import SplitWriter
 from phmctl.data.card import Cleaning
@@ -132,7 +133,7 @@ def test_entities_are_decoded_once_on_every_path(
     tmp_path: Path, tiny_recipe: TranslationRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``&amp;lt;`` stands for ``&lt;``: decoded again it would be another text."""
-    from phmctl.cli.decode import decode
+    from phmctl.cli.main import app
     from phmctl.tasks.translation.evaluation import evaluate
     from phmctl.training.train import train_task
 
@@ -149,7 +150,9 @@ def test_entities_are_decoded_once_on_every_path(
     assert {line[:-2] for line in seen} == {"a &lt; "}  # validation BLEU
     for split, given in (("test", None), (None, tmp_path / "test.a")):
         seen.clear()
-        decode(run.folder, input_=given, split=split, checkpoint="last", output=tmp_path / "out")
+        of = ["--split", split] if split else ["--input", str(given)]
+        arguments = ["decode", str(run.folder), *of, "--checkpoint", "last", "--output", str(tmp_path / "out")]
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert seen == [f"a &lt; {number}" for number in range(45, 50)]
     seen.clear()
     evaluate(run, "test", "last")

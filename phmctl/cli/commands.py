@@ -1,0 +1,154 @@
+"""The commands that ask the library one thing and show what it found."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phmctl.console import Shown
+from phmctl.errors import UserError, check_known
+
+
+def recipes(name: str | None) -> Shown:
+    """List the shipped recipes, or print one with its comments."""
+    from phmctl.console import Table
+    from phmctl.recipe.listing import describe_recipe, list_recipes
+
+    if name is not None:
+        described = describe_recipe(name)
+        return Shown(described, text=described["text"])
+    found = list_recipes()
+    rows = [(recipe["name"], recipe["task"], recipe["description"]) for recipe in found]
+    return Shown(found, [Table("recipes", ("name", "task", "what it is"), rows, text=(1, 2), plain=True)])
+
+
+def runs(names: Sequence[str] | None, runs: Path | None) -> Shown:
+    """List runs: changed keys, seed, steps, state, best score, parameters, minutes."""
+    from phmctl.runs.find import runs_root
+    from phmctl.runs.show import remarks, run_tables
+    from phmctl.runs.summary import list_runs
+
+    found = list_runs(names or (), runs)
+    none = f"no runs in {runs or runs_root()}; train one with: phmctl train RECIPE"
+    notes = remarks(found) if found else [none]
+    return Shown([run.as_json() for run in found], run_tables(found), notes=notes)
+
+
+def count_params(
+    recipe: str | None, n: str | None, algebra: str | None, *, paper: bool, settings: Sequence[str] | None
+) -> Shown:
+    """Count a recipe's parameters by component, beside its dense twin's; nothing is allocated."""
+    from phmctl.accounting.counting import count_parameters, parse_ns, split_list
+    from phmctl.accounting.printing import print_count
+
+    ns, algebras = parse_ns(n), split_list(algebra)
+    count = count_parameters(recipe, ns=ns, algebras=algebras, overrides=settings or [], paper=paper)
+    return Shown(count.as_json(), draw=lambda: print_count(count))
+
+
+def distil(teacher: str, recipe: str | None, settings: Sequence[str] | None, **given: Any) -> Shown:
+    """Train a small model on a trained model's answers; print the student's run directory at the end.
+
+    A translator translates its training text by beam search, once for all its students; a classifier's probabilities
+    are learned beside the labels.
+    """
+    from phmctl.distillation import distil as run_distil
+
+    result = run_distil(teacher, recipe, settings=settings or (), **given, quiet=False)
+    folder = str(result.run.folder)
+    document = {"run": folder, "steps": result.steps, "best_score": result.best_score}
+    return Shown(document, text=folder, code=result.exit_code)
+
+
+def export(run: Path, to: str, output: Path, threads: int, **given: Any) -> Shown:
+    """Export a run's model with its tokenizer, settings and model card; decode and eval take the folder as a run.
+
+    The export is compared with the run on the run's validation text.
+    """
+    from phmctl.devices import set_threads
+    from phmctl.export.verb import export as export_run
+    from phmctl.runs import Run
+
+    set_threads(threads)
+    made = export_run(Run.open(run), to, output, **given)
+    return Shown(made.as_json(), made.tables())
+
+
+def report(names: Sequence[str] | None, output: Path, runs: Path | None, **given: Any) -> Shown:
+    """Write one HTML page about runs and the rules they learned.
+
+    The page has scores, curves, parameters, samples, rules and differences; its path is printed. Needs phmctl[report].
+    """
+    from phmctl.reports.report import write_report
+
+    found = write_report(names or (), output, root=runs, **given)
+    return Shown({"report": str(output), **found.as_json()}, text=f"{output}\n")
+
+
+def compare(
+    names: Sequence[str] | None,
+    recipe: str | None,
+    checkpoint: str | None,
+    runs: Path | None,
+    *,
+    form: str | None,
+    paper: str | None,
+    json: bool,
+    **given: Any,
+) -> None:
+    """Compare runs over seeds, or with a published table.
+
+    Prints means, tested differences, sizes, speeds and other differences between the runs.
+    """
+    if json and form not in (None, "json"):
+        raise UserError(f"--json and --format {form} are two forms: leave one out")
+    form = "json" if json else form or "table"
+    check_known("format", form, ("table", "csv", "latex", "json"))
+    asked: dict[str, Any] = {"recipe": recipe, "root": runs, "checkpoint": checkpoint}
+    if paper is None:
+        shown = _compared(names or (), form, **asked, **given)
+    elif any(value for name, value in given.items() if name != "split") or given["split"] != "test":
+        raise UserError("--baseline, --best-of, --budget, --eval and --split have no part in --paper: leave them out")
+    else:
+        shown = _compared_papers(paper, names or (), form, **asked)
+    for each in shown:
+        each.show(as_json=form == "json")
+
+
+def _compared(names: Sequence[str], form: str, **asked: Any) -> list[Shown]:
+    from phmctl.comparison.compare import compare_splits
+    from phmctl.comparison.formats import comparison_csv, comparison_latex, comparison_tables, methods
+
+    several = compare_splits(names, **asked)
+    if form == "json":
+        told = [found.as_json() for found in several]
+        return [Shown(told[0] if len(told) == 1 else {"comparisons": told})]
+    shown = []
+    for found in several:
+        if form == "table":
+            said = [*(f"tested by: {method}" for method in methods(found)), *found.differences(), *found.notes()]
+            shown.append(Shown(tables=comparison_tables(found), notes=[f"· {line}" for line in said]))
+        else:
+            shown.append(Shown(text=comparison_csv(found) if form == "csv" else comparison_latex(found)))
+    missing = [line for found in several for line in found.missing()]
+    return [*shown, Shown(notes=_missing("without a result yet (or add --eval):", missing))]
+
+
+def _compared_papers(paper: str, names: Sequence[str], form: str, **asked: Any) -> list[Shown]:
+    from phmctl.comparison.papers import compare_papers
+
+    tables = compare_papers(paper, names, **asked)
+    if form == "json":
+        return [Shown({"tables": [table.as_json() for table in tables]})]
+    shown = []
+    for found in tables:
+        missing = _missing("commands that fill empty cells (then score each run by phmctl eval):", found.missing())
+        if form == "table":
+            shown.append(Shown(tables=found.tables(), notes=[*(f"· {line}" for line in found.notes()), *missing]))
+        else:
+            shown.append(Shown(text=found.as_csv() if form == "csv" else found.as_latex(), notes=missing))
+    return shown
+
+
+def _missing(words: str, commands: Sequence[str]) -> list[str]:
+    """Return commands, each a line of its own, to be copied, below words."""
+    return [words, *commands] if commands else []

@@ -1,0 +1,401 @@
+"""The options of each command: name, help, type, default. The command line, the library and sweeps read them here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phmctl.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option, or an argument, of a command."""
+
+    name: str  # as functions have it; ``list_`` is ``--list``
+    help: str  # what people are told
+    type: Any = str  # of a value. A bool is False where it is not given, or None where it has two flags
+    default: Any = None  # ``...`` where it must be given
+    flags: str = ""  # where the command line does not write it ``--name``: ``-o --output``; ``--yes/--no`` of a bool
+    argument: str = ""  # what an argument is called in the help
+    metavar: str | None = None  # what stands for a value in the help
+    least: float | None = None  # the least number
+    most: float | None = None  # the greatest number
+    many: bool = False  # it may be repeated
+    complete: str = ""  # what a shell completes it by: ``recipes`` or ``cards``
+
+    @property
+    def written(self) -> list[str]:
+        """How the command line has it."""
+        return self.flags.split() or [f"--{self.name.rstrip('_').replace('_', '-')}"]
+
+    def arguments(self, value: Any) -> list[str]:
+        """Return what a command line says for a value; nothing for the default."""
+        yes, _, no = self.written[0].partition("/")
+        if value in (None, self.default) or (value is False and not no):
+            return []
+        if self.many:
+            return [part for each in value for part in (yes, str(each))]
+        return [yes if value else no] if self.type is bool else [yes, str(value)]
+
+    def read(self, text: str) -> Any:
+        """Return a value from text; raises RecipeError where it is no number and should be one."""
+        try:
+            if self.type is not int:
+                return self.type(text)
+            if text.strip().isdecimal():
+                return int(text)
+        except ValueError:
+            raise RecipeError(f"{self.written[0]} {text}: expected a number") from None
+        raise RecipeError(
+            f"{self.written[0]} {text}: expected a whole number, or several separated by commas for a sweep"
+        )
+
+
+def read_axes(options: Sequence[Option], axes: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given, the text of the options in `axes` as what it means. Raises RecipeError."""
+    texts = {each.name: each for each in options if each.name in axes and given.get(each.name) is not None}
+    return {**given, **{name: option.read(given[name]) for name, option in texts.items()}}
+
+
+RECIPE = Option("recipe", "Recipe: a path or a shipped name.", argument="RECIPE", complete="recipes")
+GIVEN_RECIPE = replace(RECIPE, default=...)
+MODEL = Option("run", "Run, folder of versions (its newest run is used) or export.", Path, ..., argument="RUN")
+N = Option("n", "Kronecker products: about 1/n of the parameters; 1 is dense.", int)
+ALGEBRA = Option(
+    "algebra", "real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch."
+)
+DEVICE = Option("device", "auto, cpu, cuda or cuda:N.")
+EXECUTION = Option("execution", "How PHM maps are applied: dense (also auto), or rank if they hold factors.")
+PRECISION = Option("precision", "Translation: compute in float32 or bfloat16.")
+ENGINE = Option("engine", "torch, ctranslate2 or onnx; the run is exported once and keeps the export.")
+QUANTIZE = Option("quantize", "Type of --engine ctranslate2: float32, int8, bfloat16, …")
+SETTINGS = Option("settings", "Set any recipe key: training.clip=1.0.", flags="--set", metavar="KEY=VALUE", many=True)
+DATA = Option("data", "Data folder (default: $PHMCTL_DATA or ./data).", Path)
+RUNS = Option("runs", "Folder of runs (default: $PHMCTL_RUNS or ./runs).", Path)
+CHECKPOINT = Option(
+    "checkpoint",
+    "best, last, average or step-N; auto: the average if the recipe asks for one, else best.",
+    default="auto",
+)
+JSON = Option("json", "Print one JSON document on stdout and nothing else there.", bool)
+THREADS = Option("threads", "Number of CPU threads; 0 leaves torch's own choice.", int, 0, least=0)
+BEAM = Option("beam", "Beam size; 1 is greedy. Default: the recipe's.", int)
+ALPHA = Option("alpha", "Exponent of the length penalty. Default: the recipe's.", float)
+BATCH_TOKENS = Option("batch_tokens", "Number of source tokens in a batch, padding included.", int)
+ANSWERING = (BEAM, ALPHA, BATCH_TOKENS, EXECUTION, PRECISION, ENGINE, QUANTIZE)
+
+PREPARE = (
+    Option("name", "Name of a dataset card, or a name for your own corpus.", argument="NAME", complete="cards"),
+    Option("source", "Folder with the card's files; without it they are downloaded.", Path),
+    Option("recipe", "Read tokenizer, vocabulary and lengths from this recipe.", complete="recipes"),
+    Option("tokenizer", "bpe or word."),
+    Option("vocabulary", "Number of token types; of each side with --separate.", int),
+    Option("vocabulary_of", "Use the vocabulary of a run or of a prepared folder.", Path, metavar="RUN"),
+    Option("joint", "Translation: one vocabulary for both sides, or one for each.", bool, flags="--joint/--separate"),
+    Option("reverse", "Translation: from the corpus' target language to its source language.", bool),
+    Option("copies", "Translation: train on each target as its own source too (style transfer).", bool),
+    Option("max_tokens", "Length of the longest text kept in train, in tokens.", int),
+    Option("train", "Your own training files, or one table of both sides.", metavar="SRC TGT", many=True),
+    Option("valid", "Your own validation files.", metavar="SRC TGT", many=True),
+    Option("test", "Your own test files; NAME makes a test set of its own.", metavar="[NAME=]SRC TGT", many=True),
+    Option("columns", "Columns of source and target in a table: names, or numbers from 0.", metavar="SRC,TGT"),
+    Option("table", "Your own labelled text: TSV, CSV or JSON lines.", metavar="SPLIT=FILE", many=True),
+    Option("text", "Column of the text in --table; twice for pairs.", metavar="COLUMN", many=True),
+    Option("label", "Column of the label in --table files.", metavar="COLUMN"),
+    Option(
+        "quoting", "Whether table cells may be quoted (default: only in CSV).", bool, flags="--quoting/--no-quoting"
+    ),
+    Option(
+        "header",
+        "Whether tables have a header; without one, columns are numbers from 0.",
+        bool,
+        flags="--header/--no-header",
+    ),
+    Option("extra", "Column of whole numbers; eval prints scores for each value.", metavar="COLUMN", many=True),
+    Option(
+        "lowercase", "Lower-case the text to tokenize (default: the card's).", bool, flags="--lowercase/--no-lowercase"
+    ),
+    Option(
+        "normalise", "Apply Unicode NFC; replace blanks of all kinds by one.", bool, flags="--normalise/--no-normalise"
+    ),
+    Option("entities", "decode: turn Moses' &apos; and the like into characters; or keep."),
+    Option("max_ratio", "Largest ratio of the lengths of a train pair in tokens; 0 keeps all.", float),
+    Option("min_count", "Least number of occurrences of a word, or of a pair that BPE joins.", int, least=1),
+    Option(
+        "extra_split", "Folder with a split that the card borrows from another card.", metavar="SPLIT=DIR", many=True
+    ),
+    Option("vectors", "Word vectors for labelled text, in GloVe's text format.", Path, metavar="FILE"),
+    Option("skip_bad_lines", "Leave out and count lines of your own files that cannot be read.", bool),
+    DATA,
+    Option("workers", "Number of tokenizer threads.", int, 1, least=1),
+    Option("force", "Prepare anew even if nothing has changed.", bool),
+    Option("refetch", "Download the card's files again.", bool),
+    Option("list_", "List the dataset cards, or show that of NAME.", bool),
+    JSON,
+)
+
+TRAIN = (
+    RECIPE,
+    N,
+    ALGEBRA,
+    Option("seed", "Seed of initialisation, dropout and batch order.", int),
+    DEVICE,
+    Option("steps", "Number of optimiser steps.", int),
+    Option(
+        "execution", "How maps that hold factors are applied: dense, rank, or auto, which times both before step 1."
+    ),
+    Option("init", "Copy tensors of the same name and shape from this run.", metavar="RUN"),
+    SETTINGS,
+    DATA,
+    RUNS,
+    Option(
+        "resume",
+        "Continue RUN (RECIPE may be left out); without a value, the newest run of RECIPE; "
+        "auto: start one if there is none.",
+        metavar="[RUN|auto]",
+    ),
+    Option("checkpoint", "With --resume: checkpoint to continue from: last (default), best or step-N."),
+    Option("tag", "Name of the new run; commands accept it in place of a folder."),
+    Option("processes", "Number of processes on this machine; torchrun starts them on several.", int, 1, least=1),
+    Option("jobs", "Number of trainings of a sweep that run at once; they share the threads.", int, least=1),
+    Option("list_", "Print one command for each training, for a job array; train nothing.", bool),
+    Option("dry_run", "Print recipe and parameters; train nothing.", bool),
+    JSON,
+)
+
+TRAIN_AXES = ("execution", "init", "steps", "algebra", "n", "seed")  # of a sweep; the last changes fastest
+
+DECODE = (
+    MODEL,
+    Option("input_", "Text file with one sentence in each line (default: stdin).", Path, flags="--input"),
+    Option("output", "Append the answers to this file as they come (default: stdout).", Path),
+    Option("resume", "Continue an incomplete --output; begin it if there is none.", bool),
+    Option("split", "Decode this split of the run's own text: test or valid."),
+    CHECKPOINT,
+    Option("n_best", "Number of hypotheses to print for each line: its number, rank, score, text.", int, least=1),
+    *ANSWERING,
+    Option("window", "Largest number of lines that a worker answers together.", int, 1024, least=1),
+    Option("pause", "Seconds without a new line after which waiting lines are answered.", float, 0.05, least=0),
+    DEVICE,
+    THREADS,
+    Option("workers", "Number of processes that answer at once; they share the threads.", int, 1, least=1),
+    Option("strict", "Refuse over-long lines instead of cutting them.", bool),
+    Option("json", "Print one JSON object for each line of input.", bool),
+)
+
+EVAL = (
+    Option(
+        "names",
+        "Runs, folders of versions (the newest run is used), tags or exports.",
+        Path,
+        ...,
+        argument="RUN",
+        many=True,
+    ),
+    Option("split", "test, valid, test_NAME (a named test set) or all (test sets).", default="test"),
+    Option("against", "Compare with this run by a paired test; it is only read.", Path, metavar="RUN2", many=True),
+    CHECKPOINT,
+    *ANSWERING,
+    Option("probing", "Probe a translator's encoder (Table 3 of Li et al. 2020).", bool),
+    Option(
+        "settings", "With --probing: set a key of the recipe 'probe'.", flags="--set", metavar="KEY=VALUE", many=True
+    ),
+    DATA,
+    Option(
+        "lowercase", "Score BLEU and chrF in lower case (default: as the corpus).", bool, flags="--lowercase/--cased"
+    ),
+    Option("tokenize", "Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's)."),
+    Option("source", "Source text to score in place of a split.", Path, metavar="FILE"),
+    Option("reference", "Reference translations of --source.", Path, metavar="FILE", many=True),
+    DEVICE,
+    THREADS,
+    Option("every", "Score every run that RUN names, not only the newest.", bool, flags="--all"),
+    Option("jobs", "Number of scorings that run at once; they share the threads.", int, least=1),
+    Option("list_", "Print one command for each scoring, for a job array; score nothing.", bool),
+    JSON,
+)
+
+EVAL_AXES = ("split", "checkpoint", "beam", "alpha", "execution", "precision")
+
+COMPARED = Option("names", "Runs, folders of runs, or tags.", argument="RUN", many=True)
+OF_RECIPE = Option("recipe", "Compare all runs of this recipe.", metavar="NAME")
+BASELINE = Option(
+    "baseline", "Run or variant to compare the others with (default: the dense model).", metavar="RUN|VARIANT"
+)
+SPLIT = Option("split", "test, valid, test_NAME (a named test set) or all (test sets).", default="test")
+OF_CHECKPOINT = Option("checkpoint", "Use only results of this checkpoint: best, last, average or step-N.")
+SCORE = Option("score", "Score the runs that have no result.", bool, flags="--eval")
+COMPARING = (COMPARED, OF_RECIPE, BASELINE, SPLIT, OF_CHECKPOINT, SCORE)
+
+COMPARE = (
+    *COMPARING,
+    Option(
+        "best",
+        "Compare each model at the value of this recipe key that is best on valid; print the trials.",
+        flags="--best-of",
+        metavar="KEY",
+    ),
+    Option(
+        "budget", "parameters (without embeddings) or minutes: compare only models that use as much as the baseline."
+    ),
+    Option("form", "table (default), csv, latex or json.", flags="--format"),
+    Option(
+        "paper", "Print a published table beside our runs: table1 to table5 (or 1 to 5), ceng501, ni.", metavar="TABLE"
+    ),
+    RUNS,
+    JSON,
+)
+
+REPORT = (
+    *COMPARING,
+    Option("output", "HTML file to write.", Path, Path("report.html"), flags="--output -o"),
+    RUNS,
+    JSON,
+)
+
+DISTIL = (
+    Option("teacher", "A trained translator or classifier.", default=..., argument="TEACHER_RUN"),
+    Option("recipe", "The student's recipe (default: the teacher's)."),
+    N,
+    ALGEBRA,
+    Option("seed", "Seed of the student.", int),
+    Option("steps", "Number of optimiser steps of the student.", int, least=1),
+    SETTINGS,
+    Option(
+        "start",
+        "nearest: begin with the Kronecker sums nearest to the teacher's weights; or random.",
+        default="nearest",
+    ),
+    Option("beam", "Beam size of the teacher (default: its recipe's).", int, least=1),
+    Option("references", "Train on the references too.", bool, True, flags="--references/--no-references"),
+    DATA,
+    RUNS,
+    Option("tag", "Name of the student's run."),
+    JSON,
+)
+
+SERVE = (
+    MODEL,
+    Option("host", "Address to listen on; 0.0.0.0 lets other machines in.", default="127.0.0.1"),
+    Option("port", "Port; 0 takes a free one, which is printed.", int, 8000, least=0, most=65535),
+    Option("allow_host", "Further host name that requests may use.", metavar="NAME", many=True),
+    CHECKPOINT,
+    ENGINE,
+    QUANTIZE,
+    PRECISION,
+    DEVICE,
+    THREADS,
+    Option("workers", "Number of batches answered at once.", int, 1, least=1, most=64),
+    Option("max_batch", "Largest number of texts in a batch.", int, 64, least=1),
+    Option("max_batch_tokens", "Largest number of tokens in a batch.", int, 2048, least=1),
+    Option(
+        "max_wait", "Milliseconds that a batch waits to be as large as the one before.", float, 5.0, least=0, most=1000
+    ),
+    Option("max_queue", "Largest number of waiting texts; more get 503.", int, 1024, least=1),
+    Option("max_texts", "Largest number of texts in a request.", int, 128, least=1),
+    Option("max_characters", "Largest number of characters in a text.", int, 10_000, least=1),
+    Option("max_body", "Largest number of bytes in a request's body.", int, 1 << 20, least=1),
+    Option("max_beam", "Largest beam that a request may ask for.", int, 16, least=1),
+    Option("max_connections", "Largest number of open connections.", int, 256, least=1),
+    Option("cut", "Answer the beginning of a text longer than the model knows, instead of 413.", bool),
+    Option("grace", "Seconds for waiting texts when the server stops.", float, 30.0, least=0),
+    JSON,
+)
+
+EXPORT = (
+    replace(MODEL, help="Run, or folder of versions (its newest run is used)."),
+    Option("to", "ctranslate2, onnx, safetensors or huggingface.", default=...),
+    Option("output", "The folder to write.", Path, ..., flags="--output -o"),
+    CHECKPOINT,
+    Option("quantize", "CTranslate2's type: float32, int8, int8_float32, bfloat16, …  [default: float32]"),
+    Option("form", "Tensors of safetensors: dense, or both (and the PHM form).  [default: both]"),
+    Option("texts", "Number of validation texts to compare (default: all).", int, least=1),
+    Option("force", "Replace an export in the folder.", bool),
+    THREADS,
+    JSON,
+)
+
+RECIPES = (Option("name", "Recipe to print, with its comments.", argument="RECIPE", complete="recipes"), JSON)
+
+LISTED = (
+    Option("names", "Recipes, variants, runs or tags (default: all runs).", argument="NAME", many=True),
+    RUNS,
+    JSON,
+)
+
+COUNT = (
+    replace(RECIPE, help="Recipe: a path or a shipped name; with --paper also a table: table1, 2, 4, 5, ni, or all."),
+    Option("n", "One n, or several to compare: 1,2,4,8,16."),
+    Option("algebra", "One algebra, or several to compare: phm,quaternion."),
+    Option("paper", "Print the published figures beside ours.", bool),
+    SETTINGS,
+    JSON,
+)
+
+AGAINST = Option(
+    "against",
+    "Model that speeds are ratios to: dense (the dense twin) or base (without compositions).",
+    default="dense",
+)
+ROUNDS = Option("rounds", "Number of samples of each candidate.", int, 10, least=1)
+ANY_DEVICE = Option("device", "auto, cpu, cuda or cuda:N.", default="auto")
+ANY_ALGEBRA = Option("algebra", "phm or a fixed algebra.", default="phm")
+NS = Option("n", "Values of n, separated by commas.", default="4")
+BENCHED = (GIVEN_RECIPE, N, ALGEBRA, DEVICE, SETTINGS, DATA)
+
+BENCH_LAYER = (
+    Option("in_features", "d, width of the input.", int, 512, least=1, flags="-d --in-features"),
+    Option("out_features", "k, width of the output.", int, 512, least=1, flags="-k --out-features"),
+    NS,
+    Option("tokens", "Numbers of tokens, separated by commas.", default="16,512,4096"),
+    ANY_ALGEBRA,
+    Option("execution", "dense, rank or dense,rank (default: dense, with factors also rank)."),
+    Option(
+        "parametrization",
+        "How a learned rule is stored: as A (rule) or as its factors; --rank implies factors.",
+        default="rule",
+    ),
+    Option("rank", "Number of factors R (default: that of a random rule).", int, least=1),
+    Option("dtype", "float32, float64, bfloat16 or float16.", default="float32"),
+    ANY_DEVICE,
+    replace(ROUNDS, default=20),
+    THREADS,
+    JSON,
+)
+
+BENCH_LSTM = (
+    Option("in_features", "d, width of the input.", int, 300, least=1, flags="-d --in-features"),
+    Option("hidden", "Width of the state.", int, 300, least=1, flags="-k --hidden"),
+    replace(NS, default="5"),
+    Option("batch", "Number of sequences.", int, 256, least=1),
+    Option("steps", "Number of steps of each sequence.", int, 40, least=1),
+    ANY_ALGEBRA,
+    Option("gates", "separate or fused maps of the gates.", default="separate"),
+    ANY_DEVICE,
+    replace(ROUNDS, default=20),
+    THREADS,
+    JSON,
+)
+
+BENCH_TRAIN = (
+    *BENCHED,
+    Option("batches", "Number of different batches in a sample.", int, 4, least=1),
+    AGAINST,
+    ROUNDS,
+    JSON,
+)
+
+BENCH_RATES = (*BENCHED, JSON)
+
+BENCH_DECODE = (
+    *BENCHED,
+    Option("split", "Split whose sentences are translated.", default="test"),
+    Option("sentences", "Number of sentences.", int, 1000, least=1),
+    replace(ROUNDS, default=5),
+    AGAINST,
+    Option(
+        "engine", "Engine of a run: torch, onnx, ctranslate2, ctranslate2:int8. Repeatable; the first is 1.", many=True
+    ),
+    JSON,
+)
