@@ -90,7 +90,11 @@ def distil(
         own += [f"data.card={name}", "data.direction=forward", "data.copies=false"]
     else:
         own += [f"training.teacher={run.folder.resolve()}"]
-    if start == "nearest" and student.model.kind == run.recipe.model.kind:
+    shape = [
+        [getattr(each.model, key, None) for key in ("kind", "width", "embedding_width")]
+        for each in (student, run.recipe)
+    ]
+    if start == "nearest" and shape[0] == shape[1]:
         own += [f"training.initialise_from={run.folder.resolve()}"]
     return train(
         run.recipe if recipe is None else recipe,
