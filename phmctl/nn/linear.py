@@ -296,7 +296,7 @@ class PHMLinear(KroneckerWeight):
     def to_factors(self, rank: int | None = None, *, seed: int = 0) -> "PHMLinear":
         """Return a layer of the same function, to rounding, that holds the rule as factors, for execution ``rank``.
 
-        The rule is decomposed (:func:`phmctl.algebra.decompose`); a fixed one can learn from then on.
+        The rule is decomposed (:func:`~phmctl.algebra.bilinear.decompose`); a fixed one can learn from then on.
 
         Args:
             rank: R; by default the generic rank, or the next one that does.
