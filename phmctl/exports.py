@@ -102,7 +102,8 @@ def decoding_of_export(section: DecodingSection) -> DecodingSection:
 
 def open_model(path: Path | str) -> Run:
     """Open what can answer: a run, or an export of one."""
-    return Export.open(path) if (Path(path) / EXPORT).is_file() else Run.open(path)
+    exported = isinstance(path, str | Path) and (Path(path) / EXPORT).is_file()
+    return Export.open(path) if exported else Run.open(path)
 
 
 def no_engine(folder: Path) -> UserError:

@@ -113,6 +113,6 @@ def test_the_commands_call_these(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     for name in ("train", "prepare", "evaluate"):
         monkeypatch.setattr(verbs, name, stub(name))
-    for command in (["train", "miniature"], ["prepare-data", "miniature"], ["eval", "x"]):
+    for command in (["train", "miniature"], ["prepare-data", "miniature"], ["eval", "x", "--split", "valid"]):
         assert isinstance(CliRunner().invoke(app, command).exception, UserError)
     assert called == ["train", "prepare", "evaluate"]

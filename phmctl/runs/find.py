@@ -1,5 +1,6 @@
 """Where runs lie, and which one a path or a name means."""
 
+import functools
 import json
 import os
 import re
@@ -44,13 +45,19 @@ def versions_in(folder: Path) -> list[Path]:
 
 
 def newest(versions: list[Path]) -> Path:
-    """The newest version that has a checkpoint, with a note if it is not the newest of all."""
-    for folder in reversed(versions):
-        if saved_steps(folder / CHECKPOINTS):
-            if folder != versions[-1]:
-                note(f"{versions[-1]} has no checkpoint; {folder} is taken")
-            return folder
-    return versions[-1]
+    """The newest version that has a checkpoint, with a note if there are others."""
+    whole = [folder for folder in versions if saved_steps(folder / CHECKPOINTS)]
+    chosen = (whole or versions)[-1]
+    if whole and chosen != versions[-1]:
+        _say(f"{versions[-1]} has no checkpoint; {chosen} is taken")
+    elif len(versions) > 1:
+        _say(f"{chosen} is the newest of {len(versions)} versions in {chosen.parent}")
+    return chosen
+
+
+@functools.cache  # a command opens a run several times
+def _say(text: str) -> None:
+    note(text)
 
 
 def claim_version(temporary: Path, parent: Path) -> Path:
@@ -69,8 +76,11 @@ def claim_version(temporary: Path, parent: Path) -> Path:
         return target
 
 
-def find_run(path: Path) -> Path:
+def find_run(path: Path | str) -> Path:
     """The run folder that a path, a name below the root or a tag means."""
+    if not isinstance(path, str | Path) or not str(path):
+        raise UserError(f"a run is named by its folder, not by {path!r}")
+    path = Path(path)
     candidates = [path] if path.is_absolute() else [path, runs_root() / path]
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
     if folder is None and (tagged := _tagged(str(path), runs_root())):

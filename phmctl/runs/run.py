@@ -99,7 +99,7 @@ class Run:
 
         Of several versions it is the newest that has a checkpoint: a start that failed does not hide the run before it.
         """
-        folder = find_run(Path(path))
+        folder = find_run(path)
         if (folder / EXPORT).is_file():
             raise RunError(
                 f"{folder} is an export, not a run: decode, eval and serve take it; "

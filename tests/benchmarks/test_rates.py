@@ -25,7 +25,9 @@ def test_a_step_moves_the_output_as_the_dense_weights_does(
     changes = [row["change"] for row in maps if row["factor"] != "A"]
     bound = (0.999, 1.001) if "weight" in factors else (0.5, 2.0)
     assert bound[0] < min(changes) <= max(changes) < bound[1]
-    assert all(row["rate"] == pytest.approx(3e-3 * row["multiple"]) for row in rows)
+    assert all(
+        row["rate"] == pytest.approx(load_recipe("miniature").training.learning_rate * row["multiple"]) for row in rows
+    )
 
 
 def test_the_command(miniature_data: Path) -> None:

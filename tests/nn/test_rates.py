@@ -63,7 +63,7 @@ def test_lstms_of_ours_and_converted_ones(maker: object) -> None:
 def test_two_thin_maps() -> None:
     layer = TwoFactorLinear(512, 512, blocks=1, inner=128)
     rates, scale = relative_rates(layer), layer.weight.square().mean().sqrt().item()
-    assert rates["L"] == pytest.approx(0.125 * layer.L.square().mean().sqrt().item() / scale, rel=0.01)
+    assert rates["L"] == pytest.approx(0.5 * 0.125 * layer.L.square().mean().sqrt().item() / scale, rel=0.01)
 
 
 def test_a_factor_that_begins_at_zero_still_learns() -> None:

@@ -162,7 +162,7 @@ def test_what_it_does_not_have_is_refused_by_name(recipe: str) -> None:
     assert "prepare-data: task 'digit' does not have it" in refusal("prepare-data", "mine", "--recipe", recipe)
     run = call("train", recipe, "--steps", "1").strip()
     assert refusal("decode", run, "--beam", "4", "--n-best", "2") == (
-        "--beam, --n-best: task 'digit' has no such option; it has none of its own"
+        "--n-best, --beam: task 'digit' has no such option; it has none of its own"
     )
     assert "--lowercase: task 'digit' has no such option" in refusal("eval", run, "--lowercase")
 

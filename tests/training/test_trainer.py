@@ -230,7 +230,7 @@ def test_a_disk_that_fills_up_is_an_output_error(fit: Fit, monkeypatch: pytest.M
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("phmctl.checkpoints.sync_file", full)
+    monkeypatch.setattr("phmctl.sealed.sync_file", full)
     with pytest.raises(OutputError, match="No space left on device; choose a folder"):
         fit(steps=10)
 

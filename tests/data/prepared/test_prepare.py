@@ -302,7 +302,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path):
     assert not leftover.exists()
 
 
-@pytest.mark.parametrize("suffix", ["old", "0123abcd.old", "0123abcd.tmp"])
+@pytest.mark.parametrize("suffix", ["0123abcd.old", "0123abcd.tmp"])
 def test_a_complete_folder_is_taken_after_a_crash_between_two_renames(tmp_path, suffix, capsys):
     folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
     before = content(folder)

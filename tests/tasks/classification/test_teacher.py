@@ -15,7 +15,8 @@ def test_a_classifier_teaches_its_probabilities(
     labelled_data: Path,
     tmp_path: Path,
 ) -> None:
-    recipe = small("encoder", "model.algebra=real", "model.n=1", "training.steps=200", "training.validate_every=100")
+    settings = ["training.steps=200", "training.validate_every=100", "training.learning_rate=1e-3"]
+    recipe = small("encoder", "model.algebra=real", "model.n=1", *settings)
     teacher = phmctl.train(recipe, data=labelled_data, runs=tmp_path).run
     alone = ["training.teacher_weight=1.0", "training.validate_every=100", "training.learning_rate=3e-3"]
     result = phmctl.distil(teacher.folder, n=4, steps=200, settings=alone, data=labelled_data, runs=tmp_path)
