@@ -100,6 +100,7 @@ PREPARE = (
     Option("valid", "Your own validation files.", metavar="SRC TGT", many=True),
     Option("test", "Your own test files; NAME makes a test set of its own.", metavar="[NAME=]SRC TGT", many=True),
     Option("columns", "Columns of source and target in a table: names, or numbers from 0.", metavar="SRC,TGT"),
+    Option("languages", "Languages of your own files, by codes: de,en.", metavar="SRC,TGT"),
     Option("table", "Your own labelled text: TSV, CSV or JSON lines.", metavar="SPLIT=FILE", many=True),
     Option("text", "Column of the text in --table; twice for pairs.", metavar="COLUMN", many=True),
     Option("label", "Column of the label in --table files.", metavar="COLUMN"),

@@ -54,7 +54,8 @@ def prepare(
         options: further options by the command's names. Of the vocabulary: ``tokenizer``, ``vocabulary``, ``joint``,
             ``max_tokens``, ``direction`` (``reverse``), ``copies``. Of the cleaning, instead of the card's:
             ``lowercase``, ``normalise``, ``entities``, ``max_ratio``, ``min_count``. Of tables: ``quoting``,
-            ``header``, ``skip_bad_lines``; of parallel ones ``columns`` (``"de,en"``), of labelled text ``table``
+            ``header``, ``skip_bad_lines``; of parallel ones ``columns`` and
+            ``languages`` (``"de,en"``), of labelled text ``table``
             (``["train=train.tsv", …]``), ``text``, ``label``, ``extra``. Of labelled text: ``extra_split``,
             ``vectors``.
 
@@ -100,6 +101,7 @@ _VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens", "direction", "c
 _CLEANING = ("lowercase", "normalise", "entities", "max_ratio", "min_count")
 _TABLES = (
     "columns",
+    "languages",
     "table",
     "text",
     "label",

@@ -210,6 +210,7 @@ def own_corpus(
     *,
     quoting: bool | None = None,
     skip: bool = False,
+    languages: tuple[str, str] = ("source", "target"),
 ) -> Corpus:
     """Make a corpus of a user's own files: of labelled text if the rows have a label, otherwise of parallel text.
 
@@ -219,6 +220,7 @@ def own_corpus(
         rows: how tables are read; the format is what each file's name says. None: source and target.
         quoting: whether a table's cells may stand in quotes; None: in CSV, but not in tab-separated tables.
         skip: whether bad lines are left out, and counted.
+        languages: of source and target, by codes; by default not known.
     """
     labelled = rows is not None and rows.label is not None
     option = "--table {}" if labelled else "--{}"
@@ -240,9 +242,9 @@ def own_corpus(
                 parts.append(parallel_files(paths[:1], paths[1:], None, skip=skip))
                 files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
         splits[split] = joined(parts)
-    languages = None if labelled else ("source", "target")
     texts = len(rows.texts) if rows else 2
-    return Corpus(corpus_name(name), _ordered(splits), languages, texts, files=files, origin=OWN)
+    known = None if labelled else languages
+    return Corpus(corpus_name(name), _ordered(splits), known, texts, files=files, origin=OWN)
 
 
 def _check_own(name: str, given: Iterable[str], form: str) -> None:

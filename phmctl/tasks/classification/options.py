@@ -18,6 +18,7 @@ _PARALLEL = {  # settings of parallel text, and what labelled text has instead
     "joint": "--joint and --separate are for translation; {} is labelled text, with one vocabulary",
     "direction": "--reverse is for translation; {} is labelled text, which has no direction",
     "copies": "--copies is for translation; {} is labelled text, which has no targets",
+    "languages": "--languages is for parallel text; {} is labelled text",
     "columns": "--columns is for parallel text; {} is labelled text: --text COLUMN --label COLUMN",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from phmctl.data.prepared.folder import PreparedData
 
 _TABLES = ("columns", "header", "quoting", "extra", "skip_bad_lines")  # how a table with both sides in it is read
+_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # of a language: de, pt-br, zh-Hant
 
 
 def prepare_asked(asked: Preparation) -> PreparedData:
@@ -22,22 +24,30 @@ def prepare_asked(asked: Preparation) -> PreparedData:
     from phmctl.data.prepared.prepare import choose_section, prepare_named
     from phmctl.data.prepared.vocabulary import Vocabulary
 
-    wrong = [option_name(name) for name in asked.options if name not in _TABLES]
+    wrong = [option_name(name) for name in asked.options if name not in (*_TABLES, "languages")]
     if wrong:
         raise DataError(f"{', '.join(wrong)} is for labelled text; {asked.name} is parallel text, to translate")
     if asked.options and not asked.files:
         names = ", ".join(map(option_name, asked.options))
-        raise DataError(f"{names} is for your own tables: give those with --train FILE --valid FILE")
+        raise DataError(f"{names} is for your own files: give those with --train FILE --valid FILE")
     vocabulary = Vocabulary.of(asked.vocabulary_of) if asked.vocabulary_of else None
     section = choose_section(asked.name, asked.recipe, asked.settings, ParallelSection, vocabulary)
     options = dict(asked.options)
     skip = bool(options.pop("skip_bad_lines", False))
+    languages = _languages(options.pop("languages", None))
     rows = _rows(options)
     quoting = options.get("quoting")
-    own = own_corpus(section.card, asked.files, rows, quoting=quoting, skip=skip) if asked.files else None
+    own = own_corpus(section.card, asked.files, rows, quoting=quoting, skip=skip, **languages) if asked.files else None
     settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
-    settings |= {"skip_bad_lines": True} if skip else {}
+    settings |= ({"skip_bad_lines": True} if skip else {}) | languages
     return prepare_named(section, own=own, settings=settings, vocabulary=vocabulary, **asked.common)
+
+
+def _languages(given: str | None) -> dict[str, Any]:
+    codes = tuple(given.split(",")) if given else ()
+    if given and (len(codes) != 2 or not all(map(_CODE.fullmatch, codes)) or codes[0] == codes[1]):
+        raise DataError(f"--languages {given}: expected two codes, SOURCE,TARGET, as de,en")
+    return {"languages": codes} if codes else {}
 
 
 def _rows(options: Mapping[str, Any]) -> Rows | None:
