@@ -235,7 +235,8 @@ def evaluate(
         quiet: print nothing on stderr.
         options: those of the task, by the command's names: of a translator ``beam``, ``alpha``, ``batch_tokens``,
             ``execution``, ``precision``, ``lowercase``, ``tokenize``, and of text that is not the run's ``source`` and
-            ``reference`` (a list of files); of a classifier ``execution``.
+            ``reference`` (a list of files); of a classifier ``execution``, and of a
+            table that is not the run's ``table``, ``text`` (a list of columns) and ``label``.
 
     Returns:
         what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an

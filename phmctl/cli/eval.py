@@ -24,7 +24,7 @@ def evaluate(
     probed = {name: given.pop(name) for name in ("settings", "data")}
     if not probing:
         _refuse({"set": probed["settings"], "data": probed["data"]}, "belongs to --probing")
-    if not probing and given["source"] is None:
+    if not probing and given["source"] is None and given["table"] is None:
         given["split"] = _splits(names, every, given["split"])
     parted = any("," in given[name] for name in EVAL_AXES if given[name])
     if len(names) > 1 or every or jobs or list_ or parted:

@@ -234,7 +234,7 @@ def own_corpus(
         for named in groups:
             paths = _checked(said, named)
             if len(paths) == 1:
-                parts.append(_table(said, paths[0], rows, quoting, skip))
+                parts.append(table_rows(said, paths[0], rows, quoting, skip))
                 files.append(SourceFile(paths[0], split, "rows" if labelled else "pairs"))
             elif rows is not None:
                 raise DataError(f"{said} {paths[0]} {paths[1]}: --columns is for a table with both sides in it")
@@ -275,7 +275,7 @@ def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
     return paths[:1]
 
 
-def _table(option: str, path: Path, rows: Rows | None, quoting: bool | None, skip: bool) -> RowSource:
+def table_rows(option: str, path: Path, rows: Rows | None, quoting: bool | None, skip: bool) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
     name = path.name.removesuffix(".gz")
     kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import Table, progress, warn
-from phmctl.errors import RunError
+from phmctl.data.corpus import table_rows
+from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import write_atomic
 from phmctl.metrics.classification import (
     Accuracy,
@@ -23,6 +24,7 @@ from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers
 from phmctl.tasks.classification.copies import Examples, labels_of, read_examples
+from phmctl.tasks.classification.options import rows_of
 from phmctl.tasks.classification.predictor import WINDOW, TextClassifier, load_classifier
 from phmctl.tasks.model import Classified
 
@@ -45,6 +47,8 @@ class SplitScores:
     classes: list[ClassScore]  # precision, recall and F1 of each class
     confusion: list[list[int]]  # how often each class (row) was taken for each (column)
     groups: Mapping[str, list[Group]] = field(default_factory=dict)  # accuracy by the value of each extra
+    majority: float = 0.0  # the share of the commonest label: what a classifier of one answer reaches
+    macro_f1: float = 0.0  # the mean of the classes' F1
     compared: McNemar | None = None  # McNemar's test against the baseline, if there is one
 
 
@@ -113,6 +117,42 @@ def evaluate(
     return report
 
 
+def evaluate_table(
+    run: Run,
+    table: Mapping[str, Any],
+    checkpoint: str = "best",
+    *,
+    against: Run | None = None,
+    device: str = "auto",
+    execution: str | None = None,
+) -> ClassifierReport:
+    """Score a classifier on a user's labelled table: its file, the columns of the text and the label. Writes nothing.
+
+    Raises:
+        DataError: the table cannot be read, or has a label that the run does not know.
+    """
+    if "table" not in table:
+        raise UserError("--text and --label are columns of a table: give it with --table FILE")
+    path, labels, rows = Path(table["table"]), labels_of(run), rows_of(table)
+    found = list(table_rows("--table", path, rows, None, skip=False))
+    for row in found:
+        if row.label not in labels:
+            raise DataError(f"{row.named()}: {run.name} knows no label {row.label!r}; it has {', '.join(labels)}")
+    examples = Examples([row.texts for row in found], [row.label or "" for row in found], {})
+    if not found:
+        raise DataError(f"{path} holds no example")
+
+    def answer(one: Run) -> tuple[str, list[Classified]]:
+        load = partial(load_classifier, device=device, execution=execution)
+        name, classifier = one.use(checkpoint, lambda name: (name, load(one, name)))
+        return name, _answers(one.name, classifier, {path.name: examples})[path.name]
+
+    name, answers = answer(run)
+    rival = None if against is None else answer(against)[1]
+    scores = _score(path.name, labels, examples, answers, rival)
+    return ClassifierReport(run.name, name, [scores], against.name if against else None)
+
+
 def setting_of(split: str, weights: Weights, execution: str | None = None) -> Setting:
     """Return what decides the result of :func:`evaluate`."""
     return Setting(split, weights, {} if execution is None else {"execution": execution}, execution or "")
@@ -144,13 +184,16 @@ def _score(
     baseline: Sequence[Classified] | None,
 ) -> SplitScores:
     given = [answer.label for answer in answers]
+    classes = class_scores(given, examples.labels, labels)
     return SplitScores(
         split,
         labels,
         accuracy(given, examples.labels),
-        class_scores(given, examples.labels, labels),
+        classes,
         confusion(given, examples.labels, labels),
         {name: _groups(values, given, examples.labels) for name, values in examples.extras.items()},
+        max(each.support for each in classes) / len(examples),
+        sum(each.f1 for each in classes) / len(classes),
         None if baseline is None else mcnemar([answer.label for answer in baseline], given, examples.labels),
     )
 
@@ -200,7 +243,8 @@ def _tables(title: str, scores: SplitScores, against: str | None) -> Iterator[Ta
     rows = [(one.label, f"{one.support:,}", *map(_percent, (one.precision, one.recall, one.f1))) for one in classes]
     yield Table(f"{title}: {scores.accuracy.total:,} examples", columns, rows)
     columns = ["examples", "correct", "accuracy", "interval"]
-    yield Table("accuracy (95 % interval)", columns, [_accuracy_cells(scores.accuracy)])
+    cells = *_accuracy_cells(scores.accuracy), _percent(scores.macro_f1), _percent(scores.majority)
+    yield Table("accuracy (95 % interval)", [*columns, "macro-F1", "commonest label"], [cells])
     for name, groups in scores.groups.items():
         rows = [("unknown" if one.value is None else one.value, *_accuracy_cells(one.accuracy)) for one in groups]
         yield Table(f"accuracy by {name}", [name, *columns], rows)
@@ -209,8 +253,8 @@ def _tables(title: str, scores: SplitScores, against: str | None) -> Iterator[Ta
     if (one := scores.compared) is not None:
         p_value = f"{one.p_value:.4f}" if one.p_value >= 0.0001 else "< 0.0001"
         columns = ["difference", "only baseline correct", "only this run correct", "p"]
-        cells = f"{100 * one.difference:+.2f} %", one.only_baseline, one.only_system, p_value
-        yield Table(f"McNemar's exact test against {against}; {ONE_SEED}", columns, [cells])
+        tested = f"{100 * one.difference:+.2f} %", one.only_baseline, one.only_system, p_value
+        yield Table(f"McNemar's exact test against {against}; {ONE_SEED}", columns, [tested])
 
 
 def _accuracy_cells(one: Accuracy) -> tuple[str, ...]:

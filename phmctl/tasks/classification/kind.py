@@ -4,7 +4,7 @@ from __future__ import annotations  # what a method works with is imported in it
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
@@ -29,7 +29,8 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     recipe = ClassificationRecipe
     corpus_options = ("table",)
-    eval_options = decode_options = ("execution",)
+    decode_options = ("execution",)
+    eval_options = (*decode_options, "table", "text", "label")
     metrics = (Metric("accuracy", scale=100, tested=True),)
     comparer = LabelComparer()
 
@@ -63,9 +64,12 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         return build_classifier(settings, sizes["vocabulary"], sizes["classes"], device=device)
 
     def scored(self, asked: Asked) -> ClassifierReport:
-        from phmctl.tasks.classification.evaluation import evaluate
+        from phmctl.tasks.classification.evaluation import evaluate, evaluate_table
 
-        run, against, given = asked.run, asked.against, asked.options
+        run, against, given = asked.run, asked.against, dict(asked.options)
+        table: dict[str, Any] = {name: given.pop(name) for name in ("table", "text", "label") if name in given}
+        if table:
+            return evaluate_table(run, table, asked.checkpoint, against=against, device=asked.device, **given)
         return evaluate(run, asked.split, asked.checkpoint, against=against, device=asked.device, **given)
 
     def setting(self, asked: Asked) -> Setting:

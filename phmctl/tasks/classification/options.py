@@ -59,14 +59,14 @@ def _own_corpus(name: str, given: Mapping[str, Any]) -> "tuple[Corpus | None, di
         raise DataError(f"{', '.join(columns)} is for your own tables: give those with --table SPLIT=FILE")
     if not tables:
         return None, {}
-    rows = _rows(given)
+    rows = rows_of(given)
     skip = bool(given.get("skip_bad_lines"))
     told = {"rows": rows.model_dump(mode="json"), "quoting": quoting} | ({"skip_bad_lines": True} if skip else {})
     files = {split: [[path]] for split, path in tables.items()}
     return own_corpus(name, files, rows, quoting=quoting, skip=skip), told
 
 
-def _rows(given: Mapping[str, Any]) -> "Rows":
+def rows_of(given: Mapping[str, Any]) -> "Rows":
     """Return how the user's tables are read.
 
     Raises DataError where a column is missing or named twice, or is no number where there is no header.

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.errors import RunError, UserError
+import phmctl
+from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics.classification import mcnemar
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
@@ -33,6 +34,8 @@ def test_scores_are_those_of_the_predictions(runs: dict[str, Run]) -> None:
     assert scores.accuracy.value == pytest.approx(sum(right) / len(rows))
     pairs = Counter((row["label"], row["predicted"]) for row in rows)
     assert scores.confusion == [[pairs[truth, guess] for guess in scores.labels] for truth in scores.labels]
+    assert scores.majority == max(Counter(row["label"] for row in rows).values()) / len(rows)
+    assert scores.macro_f1 == pytest.approx(sum(one.f1 for one in scores.classes) / 2)
     for group in scores.groups["distractors"]:
         own = [good for row, good in zip(rows, right, strict=True) if int(row["distractors"]) == group.value]
         assert (group.accuracy.right, group.accuracy.total) == (sum(own), len(own))
@@ -48,6 +51,26 @@ def test_predictions_are_the_models(runs: dict[str, Run]) -> None:
     assert [float(row["probability"]) for row in rows] == pytest.approx(
         [each.probability for each in answers], abs=1e-5
     )
+
+
+@pytest.mark.parametrize(("kind", "columns"), [("encoder", ["first"]), ("lstm-pair", ["first", "second"])])
+def test_a_table_is_scored_as_the_split_of_the_same_examples(
+    runs: dict[str, Run], tmp_path: Path, kind: str, columns: list[str]
+) -> None:
+    examples, table = read_examples(runs[kind], "test"), tmp_path / "new.csv"
+    lines = [",".join([*texts, label]) for texts, label in zip(examples.texts, examples.labels, strict=True)]
+    table.write_text("\n".join([",".join([*columns, "gold"]), *lines]) + "\n")
+    before = sorted(runs[kind].results_folder.iterdir())
+    given = {"table": table, "text": columns, "label": "gold"}
+    found = phmctl.evaluate(runs[kind].folder, device="cpu", **given).splits[0]
+    assert sorted(runs[kind].results_folder.iterdir()) == before
+    own = evaluate(runs[kind], device="cpu").splits[0]
+    assert (found.accuracy, found.confusion, found.split) == (own.accuracy, own.confusion, "new.csv")
+    table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
+    with pytest.raises(DataError, match="unheard"):
+        phmctl.evaluate(runs[kind].folder, device="cpu", **given)
+    with pytest.raises(UserError):
+        phmctl.evaluate(runs[kind].folder, device="cpu", text=["first"])
 
 
 def test_splits_that_belong_to_the_one_asked_for_are_scored_too(runs: dict[str, Run]) -> None:
