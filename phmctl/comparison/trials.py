@@ -44,6 +44,12 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     seeds of the validation that chose each run's best checkpoint.
     """
     models: list[list[Summary]] = []
+    unscored = [one.run.name for one in summaries if one.best is None]
+    if unscored:
+        warn(f"left out, for they have no validation yet: {', '.join(unscored)}")
+    summaries = [one for one in summaries if one.best is not None]
+    if not summaries:
+        raise RunError("no run has a validation to choose by; train one")
     for one in summaries:
         keys = dict(flatten(one.recipe.model_dump()))
         if key not in keys:
@@ -92,10 +98,9 @@ def _trials(members: Sequence[Summary], key: str) -> Trials:
     found: dict[float | str, list[float]] = {}
     metrics = set()
     for one in members:
-        if one.best is None:
-            raise RunError(f"{one.run.folder} has no validation to choose by; train it, or leave it out")
-        metrics.add(one.best.metric)
-        found.setdefault(_value(one, key), []).append(one.best.value)
+        if one.best is not None:  # best_of() leaves others out
+            metrics.add(one.best.metric)
+            found.setdefault(_value(one, key), []).append(one.best.value)
     if len(metrics) > 1:
         raise RunError(f"{members[0].run.name} and its trials are chosen by different metrics: {', '.join(metrics)}")
     metric = metrics.pop()

@@ -50,6 +50,15 @@ def test_unequal_trials_are_said(root: Path, tmp_path: Path) -> None:
     assert "real 2" in "\n".join(compare_runs(recipe="miniature", root=tmp_path, best=KEY).notes())
 
 
+def test_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:
+    for rate in (1e-3, 2e-3):
+        make_run(tmp_path, settings=[*SMALL, f"{KEY}={rate}"], loss=rate)
+    begun = make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.0005"])
+    begun.metrics_path.write_text("")
+    [trial] = compare_runs(recipe="miniature", root=tmp_path, best=KEY).trials
+    assert set(trial.scores) == {1e-3, 2e-3}
+
+
 def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:
     make_run(tmp_path, settings=SMALL)
     make_run(tmp_path, settings=PHM)
