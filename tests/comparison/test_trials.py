@@ -1,5 +1,6 @@
 """Fair budgets: each model at its best rate, and models of equal cost."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def test_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:
         make_run(tmp_path, settings=[*SMALL, f"{KEY}={rate}"], loss=rate)
     begun = make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.0005"])
     begun.metrics_path.write_text("")
+    shutil.rmtree(begun.checkpoints_folder)
     [trial] = compare_runs(recipe="miniature", root=tmp_path, best=KEY).trials
     assert set(trial.scores) == {1e-3, 2e-3}
 
