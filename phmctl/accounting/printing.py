@@ -11,7 +11,7 @@ from phmctl.accounting.published import PublishedTable
 from phmctl.console import note, print_table
 
 _COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
-_NARROW = 5  # columns that a narrow terminal has room for
+_NARROW = 5  # columns that a narrow terminal can show
 _COMPARED = ("model", "parameters", "of dense", "without embeddings", "of dense", "rules A", "share of A")
 _PUBLISHED = ("row", "published", "our count", "agrees", "what is counted")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROOM = 32  # positions that the past has room for at first
+CAPACITY = 32  # positions that the past has memory for at first
 
 
 class Memory(NamedTuple):
@@ -24,10 +24,10 @@ class Memory(NamedTuple):
 class DecoderState:
     """The decoder's state for B sentences of K beams each, at most `max_length` steps.
 
-    The past is one tensor with time outermost, (room, layers, 2, B·K, inner), so that what is written so far is one
+    The past is one tensor with time outermost, (capacity, layers, 2, B·K, inner), so that what is written so far is one
     contiguous block, and reordering beams, dropping sentences or adding beams is one copy of it. (To leave it where it
     is and let each beam see its own of what all beams have written was measured too: the mask takes longer than the
-    copy.) Two stretches of memory take turns in holding it: fresh memory costs several times a copy. There is room for
+    copy.) Two stretches of memory hold it in turns: fresh memory costs several times a copy. There is memory for
     as many positions as outputs want, not as they may want at most. The memory's keys and values, a pair a layer of
     (B, heads, S, head width) each, are held once a sentence.
     """
@@ -39,7 +39,7 @@ class DecoderState:
         sentences, heads, _, head_width = keys.shape
         self._longest, self._inner = max_length, heads * head_width
         self._current = self._spare = keys.new_empty(0)
-        self.past = self._other(min(max_length, ROOM), sentences * beams)
+        self.past = self._other(min(max_length, CAPACITY), sentences * beams)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add a position's key and value, (B·K, heads, 1, head width); return all, (B·K, heads, t, head width)."""
@@ -70,9 +70,9 @@ class DecoderState:
             self.mask = self.mask[sentences]
             self.memories = [(keys[sentences], values[sentences]) for keys, values in self.memories]
 
-    def _other(self, room: int, rows: int) -> Tensor:
+    def _other(self, capacity: int, rows: int) -> Tensor:
         """Return the stretch of memory that does not hold the past as a past of so many positions and rows."""
-        shape = (room, len(self.memories), 2, rows, self._inner)
+        shape = (capacity, len(self.memories), 2, rows, self._inner)
         if self._spare.numel() < math.prod(shape):
             self._spare = self._spare.new_empty(math.prod(shape))
         self._current, self._spare = self._spare, self._current

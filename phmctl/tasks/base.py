@@ -87,7 +87,7 @@ class Task(Protocol):
     """
 
     unit: str  # what the loss is divided by, shortly: ``tok``, ``examples``
-    floor: float  # scores below it count as equal: what tells them apart is chance, and the loss says more
+    least_score: float  # scores below it count as equal: what tells them apart is chance, and the loss says more
 
     def build_model(self, device: torch.device) -> nn.Module: ...
 

@@ -78,14 +78,16 @@ class TrainingState(BaseModel):
         """Return whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
         return is_done(self.step, self.stale, steps, patience)
 
-    def note_score(self, score: float, loss: float, floor: float = -math.inf) -> bool:
+    def note_score(self, score: float, loss: float, least_score: float = -math.inf) -> bool:
         """Count a validation; return whether it is the best so far: by its score, by its loss where scores are equal.
 
-        Scores below `floor` count as equal. NaN is never the best.
+        Scores below `least_score` count as equal. NaN is never the best.
         """
         self.validated = self.step
         best, least = self.best_score, math.inf if self.best_loss is None else self.best_loss
-        improved = not math.isnan(score) and (best is None or (max(score, floor), -loss) > (max(best, floor), -least))
+        improved = not math.isnan(score) and (
+            best is None or (max(score, least_score), -loss) > (max(best, least_score), -least)
+        )
         self.stale = 0 if improved else self.stale + 1
         if improved:
             self.best_score, self.best_loss, self.best_step = score, loss, self.step

@@ -242,7 +242,7 @@ class Trainer:
         with self._throughput.paused():
             metrics = self.evaluate(stop)
         self._unsaved = True
-        improved = state.note_score(self.task.score(metrics), metrics["loss"], self.task.floor)
+        improved = state.note_score(self.task.score(metrics), metrics["loss"], self.task.least_score)
         self.log.add(VALIDATION, state.step, {**metrics, "seconds": self._throughput.elapsed})
         figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.progress.say(f"step {state.step}: validation {figures}{'  (best)' if improved else ''}")

@@ -81,9 +81,9 @@ def test_reordered_beams_continue_their_parents() -> None:
             torch.testing.assert_close(stepped[:, beam], whole)
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 32])
-def test_the_past_grows_as_outputs_do(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "ROOM", room)
+@pytest.mark.parametrize("capacity", [1, 2, 3, 32])
+def test_the_past_grows_as_outputs_do(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "CAPACITY", capacity)
     model, source, target = build(), sentences(2, 5), sentences(2, 7)
     target[:, 0] = BOS
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_the_past_grows_as_outputs_do(room: int, monkeypatch: pytest.MonkeyPatch
         begun = model.start(model.encode(source), beams=1, max_length=7)
         for t in range(7):
             torch.testing.assert_close(model.step(target[:, t : t + 1], begun)[:, 0], whole[:, t])
-            assert min(room, 7) <= len(begun.past) <= max(2 * t, room)
+            assert min(capacity, 7) <= len(begun.past) <= max(2 * t, capacity)
             begun.reorder(torch.zeros(2, 1, dtype=torch.long))
 
 

@@ -74,7 +74,7 @@ class FakeTask:
     """
 
     unit = "tok"
-    floor = -math.inf
+    least_score = -math.inf
 
     def __init__(self, rows: int = 8, poison: tuple[int, int] | None = None) -> None:
         self.rows = rows

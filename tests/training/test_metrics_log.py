@@ -86,7 +86,7 @@ def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_a_full_disk_leaves_of_a_line_is_dropped(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "m") as log:
         log.add("train", 5, {})
-        log._file = Short(log._file, 7, room=12)
+        log._file = Short(log._file, 7, most_in_all=12)
         with pytest.raises(WriteFailedError, match="No space left") as full:
             log.add("train", 10, {})
         assert full.value.exit_code == 1
@@ -96,16 +96,16 @@ def test_what_a_full_disk_leaves_of_a_line_is_dropped(tmp_path: Path) -> None:
 
 
 class Short:
-    """A handle that takes a few bytes at a time, and `room` in all."""
+    """A handle that takes a few bytes at a time, and `most_in_all` in all."""
 
-    def __init__(self, handle: Any, most: int, room: int = 10_000) -> None:
-        self.handle, self.most, self.room = handle, most, room
+    def __init__(self, handle: Any, most: int, most_in_all: int = 10_000) -> None:
+        self.handle, self.most, self.most_in_all = handle, most, most_in_all
 
     def write(self, data: bytes) -> int:
-        part = data[: min(self.most, self.room)]
+        part = data[: min(self.most, self.most_in_all)]
         if not part:
             raise OSError(28, "No space left on device")
-        self.room -= len(part)
+        self.most_in_all -= len(part)
         return self.handle.write(part)
 
     def __getattr__(self, name: str) -> Any:

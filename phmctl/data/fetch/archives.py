@@ -72,8 +72,8 @@ def extract(
     if folder.is_dir() and not anew:
         return folder
     with replacing(folder) as content, _reading(archive):
-        room = _Limits(archive, limit, members)
-        for member in (_in_zip if zipfile.is_zipfile(archive) else _in_tar)(archive, room):
+        limits = _Limits(archive, limit, members)
+        for member in (_in_zip if zipfile.is_zipfile(archive) else _in_tar)(archive, limits):
             _check(archive, member)
             if member.open is not None:
                 _write(archive, member, content / member.name)
@@ -116,7 +116,7 @@ def _reading(archive: Path) -> Iterator[None]:
         raise DamagedError(f"{archive} is not a whole tar or zip archive ({reason}); fetch it again") from error
 
 
-def _in_tar(archive: Path, room: _Limits) -> Iterator[_Member]:
+def _in_tar(archive: Path, limits: _Limits) -> Iterator[_Member]:
     class Header(tarfile.TarInfo):
         """Counts what headers of long names and attributes hold, before it is read into memory at once."""
 
@@ -124,22 +124,22 @@ def _in_tar(archive: Path, room: _Limits) -> Iterator[_Member]:
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
             header = super().frombuf(buf, encoding, errors)
             if header.type in _EXTENSIONS:
-                room.take(header.size, members=0, names=True)
+                limits.take(header.size, members=0, names=True)
             return header
 
     with tarfile.open(archive, tarinfo=Header) as tar:
         for member in tar:
-            room.take(member.size)
+            limits.take(member.size)
             read = partial(tar.extractfile, member) if member.isfile() else None
             yield _Member(member.name, member.isfile() or member.isdir(), read)
         while tar.fileobj is not None and (rest := tar.fileobj.read(_CHUNK)):
-            room.take(len(rest), members=0)  # to the compressed stream's end, where its checksum stands
+            limits.take(len(rest), members=0)  # to the compressed stream's end, where its checksum stands
 
 
-def _in_zip(archive: Path, room: _Limits) -> Iterator[_Member]:
+def _in_zip(archive: Path, limits: _Limits) -> Iterator[_Member]:
     with zipfile.ZipFile(archive) as packed:
         for member in packed.infolist():
-            room.take(member.file_size)
+            limits.take(member.file_size)
             kind = member.external_attr >> 28  # the file type of Unix, 0 where the archive was made elsewhere
             read = None if member.is_dir() else partial(packed.open, member)
             yield _Member(member.filename, kind in (0, 4, 8), read)

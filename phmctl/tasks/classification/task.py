@@ -27,7 +27,7 @@ class ClassificationTask:
     """A recipe's model on prepared labelled text."""
 
     unit = "examples"
-    floor = -math.inf
+    least_score = -math.inf
 
     def __init__(self, recipe: ClassificationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe

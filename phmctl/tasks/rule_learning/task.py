@@ -46,7 +46,7 @@ class RuleTask:
     """A recipe's layer, and examples of the true map that it is to find."""
 
     unit = "numbers"
-    floor = -math.inf
+    least_score = -math.inf
 
     def __init__(self, recipe: RuleRecipe) -> None:
         self.recipe = recipe

@@ -31,7 +31,9 @@ class TranslationTask:
 
     def __init__(self, recipe: TranslationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
-        self.floor = 1.0 if recipe.training.validate_bleu else -math.inf  # of BLEU: below it there is as good as none
+        self.least_score = (
+            1.0 if recipe.training.validate_bleu else -math.inf
+        )  # of BLEU: below it there is as good as none
         self.prepared = prepared
         for name in prepared.splits:
             prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed

@@ -182,10 +182,10 @@ def test_the_limit_is_two_hundred_times_the_archive(tmp_path):
     """3 MB that became 1 GB: the archive is refused, and what is small in any case is not."""
     path = bomb(tmp_path / "a.tgz", 1 << 24)
     assert extract(path, tmp_path / "out").is_dir()
-    room = archives._Limits(path, None, 10)
-    room.take(256 << 20)
+    limits = archives._Limits(path, None, 10)
+    limits.take(256 << 20)
     with pytest.raises(DataError, match="holds more than 268,435,456 bytes"):
-        room.take(1)
+        limits.take(1)
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
