@@ -137,8 +137,8 @@ def _open(recipe: ProbingRecipe, root: Path) -> PreparedData:
         raise DataError(f"a probe reads one sentence an example, and {prepared.folder} has pairs")
     if not prepared.manifest["settings"].get("train_text"):
         raise DataError(
-            f"{prepared.folder} keeps no text of train, which an encoder is to read: a card with "
-            f"'train_text: true' does; run: {prepared.command} --force"
+            f"{prepared.folder} keeps no text of train, which an encoder is to read; your own tables keep it with "
+            f"--recipe probe, a card with 'train_text: true': {prepared.command} --force"
         )
     for name in ("train", "valid", "test"):
         if not len(prepared.split(name)):

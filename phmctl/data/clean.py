@@ -191,8 +191,8 @@ class CleanRows:
             self.tally.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
             return False
         if self._labels is not None and row.label not in self._numbers:
-            known, shown = self._labels, ", ".join(self._labels[:20])
-            shown += f", ... ({len(known)} in all)" if len(known) > 20 else ""
+            known, shown = self._labels, ", ".join(self._labels[:8])
+            shown += f", ... ({len(known)} in all)" if len(known) > 8 else ""
             guess = nearest(str(row.label), known)
             raise DataError(f"{row.named()}: unknown label {row.label!r}{guess}; known: {shown}")
         return True

@@ -211,6 +211,7 @@ def own_corpus(
     quoting: bool | None = None,
     skip: bool = False,
     languages: tuple[str, str] = ("source", "target"),
+    chosen: bool = True,
 ) -> Corpus:
     """Make a corpus of a user's own files: of labelled text if the rows have a label, otherwise of parallel text.
 
@@ -221,6 +222,7 @@ def own_corpus(
         quoting: whether a table's cells may stand in quotes; None: in CSV, but not in tab-separated tables.
         skip: whether bad lines are left out, and counted.
         languages: of source and target, by codes; by default not known.
+        chosen: whether the user has named the columns of `rows`.
     """
     labelled = rows is not None and rows.label is not None
     option = "--table {}" if labelled else "--{}"
@@ -234,7 +236,7 @@ def own_corpus(
         for named in groups:
             paths = _checked(said, named)
             if len(paths) == 1:
-                parts.append(table_rows(said, paths[0], rows, quoting, skip))
+                parts.append(table_rows(said, paths[0], rows, quoting, skip, chosen))
                 files.append(SourceFile(paths[0], split, "rows" if labelled else "pairs"))
             elif rows is not None:
                 raise DataError(f"{said} {paths[0]} {paths[1]}: --columns is for a table with both sides in it")
@@ -275,7 +277,9 @@ def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
     return paths[:1]
 
 
-def table_rows(option: str, path: Path, rows: Rows | None, quoting: bool | None, skip: bool) -> RowSource:
+def table_rows(
+    option: str, path: Path, rows: Rows | None, quoting: bool | None, skip: bool, chosen: bool = True
+) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
     name = path.name.removesuffix(".gz")
     kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
@@ -287,7 +291,7 @@ def table_rows(option: str, path: Path, rows: Rows | None, quoting: bool | None,
         if any(isinstance(column, int) for column in own.columns):
             raise DataError(f"{path}: the keys of JSON lines have names: --columns SOURCE,TARGET")
     else:
-        own = _looked_at(path, own, told=rows is not None)
+        own = _looked_at(path, own, told=rows is not None, chosen=rows is not None and chosen)
     check_columns(path, own)
     found = tables([path], own)
     if own.label is None and (first := next(iter(found), None)):
@@ -295,7 +299,7 @@ def table_rows(option: str, path: Path, rows: Rows | None, quoting: bool | None,
     return found
 
 
-def _looked_at(path: Path, rows: Rows, *, told: bool) -> Rows:
+def _looked_at(path: Path, rows: Rows, *, told: bool, chosen: bool) -> Rows:
     """Return how a table is read after a look at its first lines.
 
     Where no option told how, a header is known by its words, and a table of more or less than two columns is refused:
@@ -309,7 +313,7 @@ def _looked_at(path: Path, rows: Rows, *, told: bool) -> Rows:
     places = [column for column in (*rows.texts, rows.label) if isinstance(column, int) and column < len(cells)]
     words = [cells[place].strip().lower() for place in places]
     heading = bool(words) and all(word in _HEADINGS or _REGION.sub("", word) in _HEADINGS for word in words)
-    if not told and len(cells) > 2:
+    if not chosen and len(cells) > 2:
         shown = ", ".join(f"{place}: {cell.strip()[:30]!r}" for place, cell in enumerate(cells[:12]))
         raise DataError(
             f"{path} has {len(cells)} columns; which are source and target? --columns SOURCE,TARGET, by numbers or by "

@@ -340,7 +340,7 @@ def _pick(where: str, record: Record, header: Sequence[str], places: Mapping[str
     if header and len(record) != len(header):
         raise DataError(
             f"{where}: {len(record)} columns, but the header names {len(header)}; "
-            f"is quoting {'on' if rows.quoting else 'off'} correct for this file?"
+            f"is quoting {'on' if rows.quoting else 'off'} correct for this file? --skip-bad-lines leaves such rows out"
         )
     return partial(_cell, where, record, places)
 

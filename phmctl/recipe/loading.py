@@ -124,7 +124,10 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] =
 
 def _resolve(document: Document, overrides: Sequence[str | Override], path: Path | None = None) -> Recipe:
     _extend(document, [] if path is None else [path.resolve()])
-    for each in sorted(map(_parsed, overrides), key=lambda change: not change.implied):  # what is said wins
+    changes = sorted(map(_parsed, overrides), key=lambda change: not change.implied)  # what is said wins
+    if {each.key for each in changes} & {"name", "data.card"}:
+        document.content["description"] = ""  # it is that of another corpus
+    for each in changes:
         _set(document, each)
     return validate_recipe(document)
 

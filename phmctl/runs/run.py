@@ -179,6 +179,11 @@ class Run:
         names, folder = self.checkpoint_names(), self.checkpoints_folder
         folders = [other for other in names if other not in POINTERS]
         if not folders:
+            failed = None
+            with suppress(RunError):
+                failed = read_json_object(self.folder / ATTEMPT, RunError, "").get("error")
+            if failed:
+                raise RunError(f"{self.folder} has no checkpoint, for its training failed: {failed}")
             raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
         if name in POINTERS and name in names:
             target = _read_pointer(folder / name)

@@ -38,6 +38,15 @@ def put(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> str:
     return str(path)
 
 
+def test_a_wide_table_without_header_is_refused_where_no_column_is_named(tmp_path: Path) -> None:
+    rows = put(tmp_path / "t.tsv", *(f"{number}\t{de}\t{en}" for number, (de, en) in enumerate(PAIRS)))
+    other = put(tmp_path / "v.tsv", "1\tein Haus\ta house")
+    with pytest.raises(DataError):
+        call(tmp_path, "--train", rows, "--valid", other, *SMALL, "--no-header")
+    kept = call(tmp_path, "--train", rows, "--valid", other, *SMALL, "--no-header", "--columns", "1,2")
+    assert len(kept.split("train")) == len(PAIRS)
+
+
 def test_own_files_may_have_languages(tmp_path: Path) -> None:
     train = ("--train", *sides(tmp_path, "t", PAIRS))
     known = call(tmp_path, *train, *valid(tmp_path), *SMALL, "--languages", "de,en")

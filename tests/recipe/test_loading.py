@@ -24,6 +24,14 @@ def refusal(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
+def test_a_recipe_of_another_corpus_or_name_has_not_its_description() -> None:
+    assert load_recipe("miniature").description
+    assert load_recipe("miniature", ["training.steps=3"]).description
+    for change in ("name=talks", "data.card=talks"):
+        assert load_recipe("miniature", [change]).description == ""
+    assert load_recipe("miniature", ["name=talks", "description=ours"]).description == "ours"
+
+
 def test_defaults_fill_what_is_not_said() -> None:
     recipe = parse_recipe(MINIMAL, where="r.yaml")
     assert (recipe.model.width, recipe.model.n, recipe.decoding.beam) == (64, 1, 5)

@@ -1,10 +1,12 @@
 """Preparing labelled text as the command line asks for it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import DataError
+from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import LabelledSection
 from phmctl.tasks.base import Preparation, option_name
 
@@ -38,6 +40,8 @@ def prepare_asked(asked: Preparation) -> "PreparedData":
     vocabulary = Vocabulary.of(asked.vocabulary_of) if asked.vocabulary_of else None
     section = choose_section(asked.name, asked.recipe, asked.settings, LabelledSection, vocabulary)
     own, settings = _own_corpus(asked.name, given)
+    if own is not None and asked.recipe and load_recipe(asked.recipe).task == "probing":
+        own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
     extra = _assigned("extra-split", given.get("extra_split"), "SPLIT=DIR")
     more: dict[str, Any] = {
         "own": own,

@@ -37,7 +37,8 @@ def prepare_asked(asked: Preparation) -> PreparedData:
     languages = _languages(options.pop("languages", None))
     rows = _rows(options)
     quoting = options.get("quoting")
-    own = own_corpus(section.card, asked.files, rows, quoting=quoting, skip=skip, **languages) if asked.files else None
+    how: dict[str, Any] = {"quoting": quoting, "skip": skip, "chosen": "columns" in options, **languages}
+    own = own_corpus(section.card, asked.files, rows, **how) if asked.files else None
     settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
     settings |= ({"skip_bad_lines": True} if skip else {}) | languages
     return prepare_named(section, own=own, settings=settings, vocabulary=vocabulary, **asked.common)
