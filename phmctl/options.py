@@ -48,7 +48,7 @@ class Option:
         except ValueError:
             raise RecipeError(f"{self.written[0]} {text}: expected a number") from None
         raise RecipeError(
-            f"{self.written[0]} {text}: expected a whole number, or several separated by commas for a sweep"
+            f"{self.written[0]} {text}: expected a whole number without a sign, or several parted by commas for a sweep"
         )
 
 
