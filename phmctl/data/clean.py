@@ -194,6 +194,8 @@ class CleanRows:
             known, shown = self._labels, ", ".join(self._labels[:8])
             shown += f", ... ({len(known)} in all)" if len(known) > 8 else ""
             guess = nearest(str(row.label), known)
+            if len(known) > 100:
+                guess = "; so many labels look like texts: are --text and --label exchanged?"
             raise DataError(f"{row.named()}: unknown label {row.label!r}{guess}; known: {shown}")
         return True
 
