@@ -70,6 +70,7 @@ def distil(
     from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import common_overrides, resolve
     from phmctl.runs import Run
+    from phmctl.training.initial import other_shape
     from phmctl.verbs import train
 
     check_known("start", start, STARTS)
@@ -90,11 +91,7 @@ def distil(
         own += [f"data.card={name}", "data.direction=forward", "data.copies=false"]
     else:
         own += [f"training.teacher={run.folder.resolve()}"]
-    shape = [
-        [getattr(each.model, key, None) for key in ("kind", "width", "embedding_width")]
-        for each in (student, run.recipe)
-    ]
-    if start == "nearest" and shape[0] == shape[1]:
+    if start == "nearest" and other_shape(student, run.recipe) is None:
         own += [f"training.initialise_from={run.folder.resolve()}"]
     return train(
         run.recipe if recipe is None else recipe,

@@ -345,6 +345,7 @@ AGAINST = Option(
 ROUNDS = Option("rounds", "Number of samples of each candidate.", int, 10, least=1)
 ANY_DEVICE = Option("device", "auto, cpu, cuda or cuda:N.", default="auto")
 ANY_ALGEBRA = Option("algebra", "phm or a fixed algebra.", default="phm")
+MEASURED = (ANY_DEVICE, replace(ROUNDS, default=20), THREADS, JSON)
 NS = Option("n", "Values of n, separated by commas.", default="4")
 BENCHED = (GIVEN_RECIPE, N, ALGEBRA, DEVICE, SETTINGS, DATA)
 
@@ -362,10 +363,7 @@ BENCH_LAYER = (
     ),
     Option("rank", "Number of factors R (default: that of a random rule).", int, least=1),
     Option("dtype", "float32, float64, bfloat16 or float16.", default="float32"),
-    ANY_DEVICE,
-    replace(ROUNDS, default=20),
-    THREADS,
-    JSON,
+    *MEASURED,
 )
 
 BENCH_LSTM = (
@@ -376,10 +374,7 @@ BENCH_LSTM = (
     Option("steps", "Number of steps of each sequence.", int, 40, least=1),
     ANY_ALGEBRA,
     Option("gates", "separate or fused maps of the gates.", default="separate"),
-    ANY_DEVICE,
-    replace(ROUNDS, default=20),
-    THREADS,
-    JSON,
+    *MEASURED,
 )
 
 BENCH_TRAIN = (

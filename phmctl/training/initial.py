@@ -108,14 +108,19 @@ def _source(recipe: Recipe) -> Run | None:
     where = f"training.initialise_from: {run.folder}"
     if run.recipe.task != recipe.task:
         raise RunError(f"{where} was trained for task {run.recipe.task!r}, and this recipe is for {recipe.task!r}")
-    for key in ("kind", "width", "embedding_width"):  # what the shapes of all tensors depend on
+    if key := other_shape(run.recipe, recipe):
         theirs, ours = getattr(run.recipe.model, key, None), getattr(recipe.model, key, None)
-        if theirs != ours:
-            raise RunError(
-                f"{where} has model.{key} = {theirs}, and this recipe has {ours}: no tensor would fit; "
-                f"set model.{key}={theirs}, or name another run"
-            )
+        raise RunError(
+            f"{where} has model.{key} = {theirs}, and this recipe has {ours}: no tensor would fit; "
+            f"set model.{key}={theirs}, or name another run"
+        )
     return run
+
+
+def other_shape(one: Recipe, other: Recipe) -> str | None:
+    """Return the first key of two models that differs of those which the shapes of all tensors depend on."""
+    keys = ("kind", "width", "embedding_width")
+    return next((key for key in keys if getattr(one.model, key, None) != getattr(other.model, key, None)), None)
 
 
 def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
