@@ -121,13 +121,8 @@ def build_transformer(
         target_rows = -(-target_rows // n) * n
     source_rows = -(-source_vocabulary // n) * n if phm_tables else source_vocabulary
 
-    def table(rows: int) -> PHMEmbedding | NarrowEmbedding:
-        if section.embedding_width is None:
-            return builder.embedding(rows, section.width, hypercomplex=phm_tables)
-        return builder.narrow_embedding(rows, section.embedding_width, section.width, hypercomplex=phm_tables)
-
-    source = table(target_rows if shared else source_rows)
-    target = source if shared else table(target_rows)
+    source = _table(section, builder, target_rows if shared else source_rows, hypercomplex=phm_tables)
+    target = source if shared else _table(section, builder, target_rows, hypercomplex=phm_tables)
     positions = SinusoidalPositions(section.width, device)
     encoder = _stack(section, builder, section.encoder_layers, "encoder")
     decoder = _stack(section, builder, section.decoder_layers, "decoder")
@@ -203,7 +198,7 @@ def build_classifier(
         )
     dense = LinearBuilder("real", 1, device=device)
     return EncoderClassifier(
-        dense.embedding(vocabulary, section.width, hypercomplex=False),
+        _table(section, builder, vocabulary, hypercomplex=False),
         SinusoidalPositions(section.width, device),
         _stack(section, builder, section.layers, "encoder"),
         _final_norm(section, device),
@@ -228,6 +223,14 @@ def build_rule_model(section: RuleModelSection, features: int, device: Device = 
 
 
 # ---------------------------------------------------------------------------------------------- parts of the models
+
+
+def _table(
+    section: StackSection, builder: LinearBuilder, rows: int, *, hypercomplex: bool
+) -> PHMEmbedding | NarrowEmbedding:
+    if section.embedding_width is None:
+        return builder.embedding(rows, section.width, hypercomplex=hypercomplex)
+    return builder.narrow_embedding(rows, section.embedding_width, section.width, hypercomplex=hypercomplex)
 
 
 def _stack(section: StackSection, builder: LinearBuilder, count: int, side: Side) -> Stack:

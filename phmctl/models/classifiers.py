@@ -10,7 +10,7 @@ from phmctl.data.special import PAD
 from phmctl.errors import DimensionError
 from phmctl.models.stack import Stack, embed
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import label_loss
 from phmctl.nn.lstm import PHMLSTM, Cell, Gates
@@ -32,7 +32,7 @@ class EncoderClassifier(nn.Module):
 
     def __init__(
         self,
-        embedding: PHMEmbedding,
+        embedding: PHMEmbedding | NarrowEmbedding,
         positions: SinusoidalPositions,
         encoder: Stack,
         encoder_norm: nn.Module,

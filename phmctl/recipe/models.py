@@ -105,6 +105,8 @@ class StackSection(LinearSection):
     width: Width = 512  # residual width d
     feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`
     heads: Width = 8  # number of attention heads; must divide the width
+    # columns of the embeddings, which a map of the model's algebra takes to the width; null: the width
+    embedding_width: Width | None = None
     upsize: Layers = 1  # factor of the inner widths (attention, feed-forward); 2: the † rows of Table 2
     # fused: QKV one map, cross-attention Q and fused KV (§4.2); separate: one map each of Q, K, V;
     # packed: one in-projection of 3d rows in cross-attention too (CENG501)
@@ -229,6 +231,8 @@ class StackSection(LinearSection):
 
     def _widths(self) -> dict[str, int]:
         widths = {"width": self.width, "feed_forward": self.feed_forward * self.upsize}
+        if self.embedding_width is not None:
+            widths["embedding_width"] = self.embedding_width
         if self.composition_maps == "algebra" and "bilinear" in (self.compose_layers, self.compose_heads):
             widths["composition_rank"] = self.pooling_rank
         if self.composition_maps == "algebra" and self.compose_heads == "hierarchical":
@@ -243,8 +247,6 @@ class TransformerSection(StackSection):
     encoder_layers: Annotated[int, Field(ge=0, le=1000)] = 6  # number of encoder layers
     decoder_layers: Layers = 6  # number of decoder layers
     embeddings: Literal["dense", "phm"] = "dense"  # phm: PHM+
-    # columns of the embeddings, which a map of the model's algebra takes to the width; null: the width
-    embedding_width: Width | None = None
     # map to the vocabulary; tied: the weight of the target embedding
     generator: Literal["dense", "phm", "tied"] = "tied"
     generator_bias: bool = False  # only if the generator is not tied
@@ -266,9 +268,6 @@ class TransformerSection(StackSection):
         """How many layers each composed stack has."""
         layers = {"encoder_layers": self.encoder_layers, "decoder_layers": self.decoder_layers}
         return {key: count for key, count in layers.items() if self.compose_in in ("both", key.partition("_")[0])}
-
-    def _widths(self) -> dict[str, int]:
-        return super()._widths() | ({"embedding_width": self.embedding_width} if self.embedding_width else {})
 
     @property
     def variant(self) -> str:

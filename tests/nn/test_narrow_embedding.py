@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phmctl.accounting.ledger import ledger_for_recipe
-from phmctl.assembly import build_transformer
+from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import RecipeError
 from phmctl.nn.dense import to_dense
 from phmctl.nn.embedding import NarrowEmbedding
@@ -34,6 +34,17 @@ def test_the_dense_copy_answers_alike(settings: tuple[str, ...]) -> None:
     loss, _ = model(source, target, target)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
     torch.testing.assert_close(loss, expected.to(loss), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [(), PHM])
+def test_a_classifier_too(settings: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    model = build_classifier(load_recipe("table5-agreement", [*WIDE, *settings]).model, 40, 2).eval()
+    ids = torch.randint(4, 40, (3, 7))
+    dense = to_dense(model)
+    assert isinstance(model.embedding, NarrowEmbedding)
+    assert isinstance(dense.embedding, torch.nn.Embedding)
+    torch.testing.assert_close(dense(ids), model(ids), atol=2e-5, rtol=1e-4)
 
 
 def test_without_embeddings_counts_as_of_the_wide_table() -> None:
