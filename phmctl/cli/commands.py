@@ -116,7 +116,7 @@ def compare(
 
 def _compared(names: Sequence[str], form: str, **asked: Any) -> list[Shown]:
     from phmctl.comparison.compare import compare_splits
-    from phmctl.comparison.formats import comparison_csv, comparison_latex, comparison_tables, methods
+    from phmctl.comparison.formats import comparison_csv, comparison_latex, comparison_tables
 
     several = compare_splits(names, **asked)
     if form == "json":
@@ -125,7 +125,7 @@ def _compared(names: Sequence[str], form: str, **asked: Any) -> list[Shown]:
     shown = []
     for found in several:
         if form == "table":
-            said = [*(f"tested by: {method}" for method in methods(found)), *found.differences(), *found.notes()]
+            said = [*found.differences(), *found.notes()]
             shown.append(Shown(tables=comparison_tables(found), notes=[f"· {line}" for line in said]))
         else:
             shown.append(Shown(text=comparison_csv(found) if form == "csv" else comparison_latex(found)))

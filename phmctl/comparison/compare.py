@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.comparison.trials import Trials, best_of, uneven, within_budget
-from phmctl.comparison.variants import Trained, Variant, group, mean, settle
+from phmctl.comparison.variants import Trained, Variant, conditions, group, mean, settle
 from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
@@ -50,6 +50,16 @@ class Comparison:
         """Whether all trained on the same processor with as many threads, so that their speeds compare."""
         return len({_machine(one) for variant in self.variants for one in variant.runs}) == 1
 
+    @cached_property
+    def conditions(self) -> list[str]:
+        """Under what the figures were found."""
+        return conditions(self.variants)
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """The tests that were used, each once."""
+        return list(dict.fromkeys(f"tested by: {test.method}" for tests in self.tests.values() for test in tests))
+
     def differences(self) -> Iterator[str]:
         """A line for each thing besides n and the seed in which a variant differs from the baseline."""
         others = [variant for variant in self.variants if variant is not self.baseline]
@@ -82,6 +92,7 @@ class Comparison:
             "metrics": [asdict(metric) for metric in self.metrics],
             "trials": [asdict(each) for each in self.trials],
             "variants": [self._variant_json(variant) for variant in self.variants],
+            "conditions": self.conditions,
             "differences": list(self.differences()),
             "notes": list(self.notes()),
             "missing": list(self.missing()),
@@ -211,12 +222,12 @@ def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:
 def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> None:
     """Refuse runs whose scores mean different things."""
     task = baseline.first.run.recipe.task
-    items = next((answers.items for answers in baseline.answered), None)
-    for one in (one for variant in variants for one in variant.runs):
+    runs = [one for variant in (baseline, *variants) for one in variant.runs]
+    where, items = next(((one.run.folder, one.answers.items) for one in runs if one.answers), (None, None))
+    for one in runs:
         if one.run.recipe.task != task:
             raise RunError(f"{one.run.folder} is of task {one.run.recipe.task!r}, not {task!r}: scores do not compare")
         if items is not None and one.answers is not None and one.answers.items != items:
-            where = baseline.scored[0].run.folder
             raise RunError(
                 f"{one.run.folder} has other {split} text than {where}: their scores do not compare; leave one out"
             )

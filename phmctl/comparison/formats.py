@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from phmctl.comparison.compare import Comparison
 from phmctl.comparison.variants import Variant, mean_and_spread
@@ -26,6 +26,7 @@ def comparison_tables(found: Comparison) -> Iterator[Table]:
         f"{found.split}: mean ± standard deviation over seeds",
         ["model", "seeds", *names],
         [_score_cells(variant, found.metrics) for variant in found.variants],
+        below=found.conditions,
     )
     if found.tests:
         yield Table(
@@ -33,6 +34,7 @@ def comparison_tables(found: Comparison) -> Iterator[Table]:
             ["model", "metric", "difference", "p", "p (Holm)"],
             [_test_cells(found, label, test) for label, tests in found.tests.items() for test in tests],
             text=(1,),
+            below=found.methods,
         )
     speed = "tokens/s" if found.same_machine else "tokens/s *"
     yield Table(
@@ -72,11 +74,6 @@ def _size_cells(variant: Variant) -> tuple[object, ...]:
 
 def _count(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def methods(found: Comparison) -> list[str]:
-    """The tests that were used, each once."""
-    return list(dict.fromkeys(test.method for tests in found.tests.values() for test in tests))
 
 
 # ------------------------------------------------------------------------------------------------------ CSV and LaTeX
@@ -128,17 +125,19 @@ def comparison_latex(found: Comparison) -> str:
             cells += [mean_and_spread(variant.values(metric))]
             cells += ["" if p_value is None else p_words(p_value)] if metric in tested else []
         rows.append(cells)
-    lines = [*(f"tested by: {method}" for method in methods(found)), *found.differences(), *found.notes()]
-    return as_latex([head, *rows]) + "".join(f"% {latex_escape(line)}\n" for line in lines)
+    lines = [*found.conditions, *found.methods, *found.differences(), *found.notes()]
+    return as_latex([head, *rows], lines)
 
 
-def as_latex(rows: Sequence[Sequence[str]]) -> str:
-    """Rows, the first of them the headings, as a ``tabular`` of ``booktabs``."""
+def as_latex(rows: Sequence[Sequence[str]], below: Iterable[str]) -> str:
+    """Rows, the first of them the headings, as a ``tabular`` of ``booktabs``, with comments below it."""
     head, *body = ([latex_escape(cell) for cell in row] for row in rows)
     line: Callable[[Sequence[str]], str] = lambda cells: "  " + " & ".join(cells) + r" \\" + "\n"  # noqa: E731
     columns = "l" + "r" * (len(head) - 1)
     inner = line(head) + "  \\midrule\n" + "".join(map(line, body))
-    return f"\\begin{{tabular}}{{{columns}}}\n  \\toprule\n{inner}  \\bottomrule\n\\end{{tabular}}\n"
+    return f"\\begin{{tabular}}{{{columns}}}\n  \\toprule\n{inner}  \\bottomrule\n\\end{{tabular}}\n" + "".join(
+        f"% {latex_escape(text)}\n" for text in below
+    )
 
 
 def latex_escape(text: str) -> str:

@@ -11,7 +11,7 @@ from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
 from phmctl.comparison.compare import check_asked, copy_notes, readable_runs
 from phmctl.comparison.formats import as_csv, as_latex
-from phmctl.comparison.variants import Trained, Variant, group, mean_and_spread, settle
+from phmctl.comparison.variants import Trained, Variant, conditions, group, mean_and_spread, settle
 from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
@@ -118,7 +118,8 @@ class PaperComparison:
                     if len(columns) == 1
                     else f"{column.label}: published, and here"
                 )
-                yield Table(named, _HEAD, [self._cells(cell) for cell in cells])
+                below = conditions(cell.variant for cell in cells if cell.variant is not None)
+                yield Table(named, _HEAD, [self._cells(cell) for cell in cells], below=below)
 
     def _of(self, row: Row | None = None, column: Column | None = None) -> list[Cell]:
         return [cell for cell in self.cells if row in (None, cell.row) and column in (None, cell.column)]
@@ -194,10 +195,10 @@ class PaperComparison:
         return as_csv([plain, *([line[name] for name in plain] for line in lines)])
 
     def as_latex(self) -> str:
-        tables = (
-            [list(table.columns), *([str(cell) for cell in row] for row in table.rows)] for table in self.tables()
+        return "\n".join(
+            as_latex([list(table.columns), *([str(cell) for cell in row] for row in table.rows)], table.below)
+            for table in self.tables()
         )
-        return "\n".join(map(as_latex, tables))
 
 
 _HEAD = ["model", "published #", "counted here", "published", "here", "seeds"]

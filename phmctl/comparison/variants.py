@@ -121,6 +121,24 @@ def mean_and_spread(values: Sequence[float]) -> str:
     return shown if deviation is None else f"{shown} ± {deviation:.2f}"
 
 
+def conditions(variants: Iterable[Variant]) -> list[str]:
+    """Under what figures were found: the metrics' signatures; decoding, checkpoints, seeds and dates."""
+    scored = [(one, one.result) for variant in variants for one in variant.scored if one.result is not None]
+    signatures = [
+        f"{score['name']}: {score['signature']}" for _, result in scored for score in result.report.get("scores", ())
+    ]
+    decoding = [result.settings.get("decoding") or {} for _, result in scored]
+    facts = {
+        "beam": {str(each["beam"]) for each in decoding if "beam" in each},
+        "alpha": {f"{each['alpha']:g}" for each in decoding if "alpha" in each},
+        "checkpoint": {one.checkpoint or "" for one, _ in scored},
+        "seed": {str(one.seed) for one, _ in scored},
+        "scored on": {result.date or "" for _, result in scored} - {""},
+    }
+    told = "; ".join(f"{name} {', '.join(sorted(values))}" for name, values in facts.items() if values)
+    return [*dict.fromkeys(signatures), *([told] if told else [])]
+
+
 def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> list[Trained]:
     """Choose the result of each run: on the split, of the checkpoint if one is named, without a comparison.
 

@@ -7,7 +7,7 @@ from typing import Any
 from phmctl import __version__
 from phmctl.accounting.ledger import Totals, ledger_for_recipe
 from phmctl.comparison.compare import Comparison, compare_splits
-from phmctl.comparison.formats import comparison_tables, methods
+from phmctl.comparison.formats import comparison_tables
 from phmctl.comparison.variants import Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError
@@ -74,9 +74,8 @@ def _sections(found: Comparison, others: Sequence[Comparison]) -> Iterator[tuple
 
 def _scores(found: Comparison) -> Blocks:
     scores, *others = comparison_tables(found)
-    lines = [*(f"Tested by: {method}." for method in methods(found)), *found.notes()]
-    missing = [f"no result yet: {command}" for command in found.missing()]
-    return [*(("table", each) for each in (scores, *_intervals(found), *others)), ("lines", [*lines, *missing])]
+    lines = [*found.notes(), *(f"no result yet: {command}" for command in found.missing())]
+    return [*(("table", each) for each in (scores, *_intervals(found), *others)), ("lines", lines)]
 
 
 def _intervals(found: Comparison) -> Iterator[Table]:

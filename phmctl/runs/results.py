@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,6 +63,7 @@ class Result:
     seed: int | None = None  # of the training
     version: str | None = None  # of phmctl
     git: str | None = None  # its commit
+    date: str | None = None  # on which it was scored
     answers: Path | None = None  # the file of what was scored, a line an example: .hyp, .predictions.tsv
     answers_gone: bool = False  # or changed since
 
@@ -98,6 +100,7 @@ def write_result(
         "seed": run.recipe.training.seed,
         "phmctl": __version__,
         "git": git_revision(),
+        "date": datetime.now(UTC).date().isoformat(),
     }
     path = setting.path(run, "json")
     made, report = json.loads(json.dumps([made, report]))  # as they will be read
@@ -158,6 +161,7 @@ def _result(path: Path, made: Mapping[str, Any], report: Mapping[str, Any]) -> R
         made["seed"],
         made["phmctl"],
         made["git"],
+        made.get("date"),
         None if gone else answers,
         gone,
     )

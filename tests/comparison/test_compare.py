@@ -93,6 +93,19 @@ def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -
     assert test.found.difference.value == pytest.approx(40)
 
 
+def test_tables_say_under_what_their_figures_were_found(root: Path) -> None:
+    found = compare_runs(recipe="miniature", root=root)
+    result = found.variants[0].scored[0].result
+    assert result is not None
+    signatures = [f"{each['name']}: {each['signature']}" for each in result.report["scores"]]
+    told = f"beam 5; alpha 0.6; checkpoint best; seed 1, 2, 3; scored on {result.date}"
+    assert found.conditions == [*signatures, told]
+    below = next(iter(comparison_tables(found))).below
+    for line in found.conditions:
+        assert line in below
+        assert latex_escape(line) in comparison_latex(found)
+
+
 def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     changes = ("model.dropout=0.3", "training.steps=900")
@@ -170,6 +183,9 @@ def test_other_test_sets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="other test text"):
         compare_runs(recipe="miniature", root=tmp_path)
     assert call(tmp_path / "miniature" / "real").exit_code == 0
+    make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"), hypotheses=None)
+    with pytest.raises(RunError, match="other test text"):  # the baseline's text is not known
+        compare_runs(recipe="miniature", root=tmp_path, baseline="miniature/real/v002")
 
 
 def test_what_a_copier_scores_is_a_line_where_both_sides_are_one_language(tmp_path: Path) -> None:
