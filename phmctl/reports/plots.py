@@ -135,8 +135,8 @@ def _thin(points: Points) -> Points:
     return means or points
 
 
-def breakdown(found: Mapping[str, "Breakdown"]) -> "Figure":
-    """Draw the scores of parts of the items as bars, a colour a model; whiskers are the deviation over seeds."""
+def breakdown(found: Mapping[str, "Breakdown"], models: Sequence[str]) -> "Figure":
+    """Draw the scores of parts of the items as bars, a colour for each of all `models`; whiskers: deviation over seeds."""
     first = next(iter(found.values()))
     names = [(name, count) for name, count, _ in first.parts]
     figure = new_figure(max(4.4, min(0.6 * len(names), 8)))
@@ -148,7 +148,15 @@ def breakdown(found: Mapping[str, "Breakdown"]) -> "Figure":
         scores = [rows.get(name, ()) for name, _ in names]
         heights = [math.fsum(each) / len(each) if each else math.nan for each in scores]
         errors = [spread(each) or 0.0 for each in scores]
-        axes.bar(places, heights, wide * 0.92, yerr=errors, color=series(index), ecolor=_INK, label=legend_label(label))
+        axes.bar(
+            places,
+            heights,
+            wide * 0.92,
+            yerr=errors,
+            color=series(models.index(label)),
+            ecolor=_INK,
+            label=legend_label(label),
+        )
     axes.set_xticks(range(len(names)), [f"{legend_label(name)[:12]}\n{count:,}" for name, count in names])
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("below each part, how many items it has")

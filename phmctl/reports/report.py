@@ -134,6 +134,7 @@ def _end(seeds: Sequence[Sequence[tuple[float, float]]]) -> str:
 def _breakdowns(found: Comparison) -> Blocks:
     comparer = kind_of(found.baseline.first.run.recipe).comparer
     by_title: dict[str, dict[str, Breakdown]] = {}
+    labels = [variant.label for variant in found.variants]
     for variant in found.variants if comparer is not None else ():
         for each in comparer.breakdowns(variant.answered) if comparer and variant.answered else ():
             by_title.setdefault(each.title, {})[variant.label] = each
@@ -141,7 +142,7 @@ def _breakdowns(found: Comparison) -> Blocks:
     for index, (title, parts) in enumerate(by_title.items()):
         words = "; ".join(f"{label}: {_part_words(each)}" for label, each in parts.items())
         caption = f"{title[0].upper()}{title[1:]}. Whiskers: standard deviation over seeds, where there are several."
-        pictures.append(Picture(to_svg(plots.breakdown(parts), f"part-{index}"), f"{title}. {words}", caption))
+        pictures.append(Picture(to_svg(plots.breakdown(parts, labels), f"part-{index}"), f"{title}. {words}", caption))
     return [("grid", pictures)] if pictures else []
 
 

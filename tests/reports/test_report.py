@@ -12,8 +12,10 @@ from phmctl.cli.main import app
 from phmctl.comparison.compare import compare_runs
 from phmctl.comparison.formats import comparison_tables
 from phmctl.errors import MissingExtraError, OutputError
+from phmctl.reports import plots
 from phmctl.reports.plots import style
 from phmctl.reports.report import render, write_report
+from phmctl.tasks.answers import Breakdown
 from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
 from tests.serving.browser import CHROMIUM, Page, browser
 
@@ -172,6 +174,13 @@ def test_classifiers_are_broken_down_by_label_and_group(tmp_path: Path) -> None:
     assert any("accuracy (%) by attractors. phm-n8: 0 80.00, 1 80.00, 2 90.00; real: 0 70.00" in one for one in labels)
     assert "McNemar's exact test" in found.text
     assert "text 15" in found.cells
+
+
+def test_a_model_has_one_colour_on_the_page() -> None:
+    to_hex = pytest.importorskip("matplotlib.colors").to_hex
+
+    alone = plots.breakdown({"b": Breakdown("accuracy", (("all", 3, (0.5,)),))}, ["a", "b"])
+    assert to_hex(alone.axes[0].patches[0].get_facecolor()) == plots.series(1)
 
 
 def test_runs_without_results_still_have_curves_and_rules(tmp_path: Path) -> None:
