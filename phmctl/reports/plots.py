@@ -136,7 +136,7 @@ def _thin(points: Points) -> Points:
 
 
 def breakdown(found: Mapping[str, "Breakdown"], models: Sequence[str]) -> "Figure":
-    """Draw the scores of parts of the items as bars, a colour for each of all `models`; whiskers: deviation over seeds."""
+    """Draw the scores of parts of the items as bars, each model in its colour; whiskers: the deviation over seeds."""
     first = next(iter(found.values()))
     names = [(name, count) for name, count, _ in first.parts]
     figure = new_figure(max(4.4, min(0.6 * len(names), 8)))
