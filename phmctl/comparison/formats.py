@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from phmctl.comparison.compare import Comparison
 from phmctl.comparison.variants import Variant, mean_and_spread
 from phmctl.console import Table
-from phmctl.tasks.answers import ONE_SEED, Metric, Test
+from phmctl.tasks.answers import ONE_SEED, Metric, Test, within
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -57,7 +57,7 @@ def _score_cells(variant: Variant, metrics: Sequence[Metric]) -> tuple[object, .
 
 def _test_cells(found: Comparison, label: str, test: Test) -> tuple[object, ...]:
     change = test.found.difference
-    interval = f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f})".replace("-", "−")
+    interval = within(change.value, change.low, change.high, "+.2f")
     return label, test.metric, interval, p_words(test.found.p_value), p_words(found.corrected[label, test.metric])
 
 

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
+from phmctl.metrics.parts import Value, part_name, parts
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Numbers, Scorer
@@ -74,15 +75,15 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class ValueBin:
-    """BLEU over the sentences of which a number has this value; None: it is not known."""
+    """BLEU over the sentences of which a number has this value, or lies in this range; None: it is not known."""
 
-    value: int | None
+    value: Value
     sentences: int
     bleu: float | None
 
     @property
     def name(self) -> str:
-        return "unknown" if self.value is None else str(self.value)
+        return part_name(self.value)
 
 
 @dataclass(frozen=True)
@@ -182,15 +183,14 @@ def bleu_by_length(
 def bleu_by_value(
     values: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]
 ) -> list[ValueBin]:
-    """BLEU over the sentences that share a value, by the value; those of an unknown one (below 0) come last."""
+    """BLEU over the sentences of each of the :func:`~phmctl.metrics.parts.parts`."""
     _check(hypotheses, references)
     found = []
-    for value in sorted(set(values), key=lambda value: (value < 0, value)):
-        rows = [row for row, other in enumerate(values) if other == value]
+    for value, rows in parts(values):
         texts = (hypotheses, references, *how.get("others", ()))
         given, right, *more = ([text[row] for row in rows] for text in texts)
         own: How = {**how, "others": more}
-        found.append(ValueBin(None if value < 0 else value, len(rows), bleu(given, right, **own).value))
+        found.append(ValueBin(value, len(rows), bleu(given, right, **own).value))
     return found
 
 

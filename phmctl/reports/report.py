@@ -18,7 +18,7 @@ from phmctl.reports import plots
 from phmctl.reports.plots import Blocks, Picture, plural, style, to_svg
 from phmctl.reports.rules import rules_part
 from phmctl.runs.metrics import read_metrics, series
-from phmctl.tasks.answers import Answers, Breakdown
+from phmctl.tasks.answers import Answers, Breakdown, within
 from phmctl.tasks.registry import kind_of
 
 _PAGE = Path(__file__).with_name("page.html")
@@ -87,15 +87,14 @@ def _intervals(found: Comparison) -> Iterator[Table]:
         [
             variant.label,
             metric,
-            f"{each.value:.2f}",
-            f"{each.low:.2f} to {each.high:.2f}",
+            within(each.value, each.low, each.high),
             "items and seeds" if len(variant.answered) > 1 else "items, of this training only",
         ]
         for variant in found.variants
         for metric, each in tested.get(variant.label, ())
     ]
     if rows:
-        yield Table("95 % intervals", ["model", "metric", "mean", "interval", "over"], rows, text=(1, 4))
+        yield Table("95 % intervals", ["model", "metric", "mean (interval)", "over"], rows, text=(1, 3))
 
 
 def _differences(found: Comparison) -> Blocks:

@@ -7,9 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from phmctl.metrics.parts import part_name, parts
+
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Scorer
     from phmctl.metrics.text import LengthBin, ValueBin
+
+
+def within(value: float, low: float, high: float, form: str = ".2f") -> str:
+    """Return a figure with its 95 % interval as every table shows them: ``34.77 (33.51 to 36.02)``."""
+    return f"{value:{form}} ({low:{form}} to {high:{form}})".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -173,15 +180,16 @@ class LabelComparer:
     def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
         """Return the accuracy by label, and by each number that the items have."""
         scores = [self.item_scores(run) for run in runs]
-        keys: dict[str, Sequence[str | int]] = {"label": runs[0].right, **runs[0].groups}
-        return [Breakdown(f"accuracy (%) by {name}", _parts(values, scores)) for name, values in keys.items()]
+        right = runs[0].right
+        labels = sorted(set(right))
+        divided = {"label": [(label, [row for row, own in enumerate(right) if own == label]) for label in labels]}
+        for name, values in runs[0].groups.items():
+            divided[name] = [(part_name(value), rows) for value, rows in parts(values)]
+        return [
+            Breakdown(f"accuracy (%) by {name}", [(part, len(rows), _means(scores, rows)) for part, rows in each])
+            for name, each in divided.items()
+        ]
 
 
-def _parts(values: Sequence[str | int], scores: Sequence[Sequence[float]]) -> list[tuple[str, int, list[float]]]:
-    """Return, for each value, its name, how many items have it, and each run's mean over them; unknown (-1) last."""
-    found = []
-    for value in sorted(set(values), key=lambda value: (value == -1, value)):
-        rows = [row for row, other in enumerate(values) if other == value]
-        means = [math.fsum(run[row] for row in rows) / len(rows) for run in scores]
-        found.append(("unknown" if value == -1 else str(value), len(rows), means))
-    return found
+def _means(scores: Sequence[Sequence[float]], rows: Sequence[int]) -> list[float]:
+    return [math.fsum(run[row] for row in rows) / len(rows) for run in scores]

@@ -20,9 +20,10 @@ from phmctl.metrics.classification import (
     mcnemar,
 )
 from phmctl.metrics.degenerate import remarks
+from phmctl.metrics.parts import Value, part_name, parts
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.answers import ONE_SEED, Answers
+from phmctl.tasks.answers import ONE_SEED, Answers, within
 from phmctl.tasks.classification.copies import Examples, labels_of, read_examples
 from phmctl.tasks.classification.options import rows_of
 from phmctl.tasks.classification.predictor import WINDOW, TextClassifier, load_classifier
@@ -31,9 +32,9 @@ from phmctl.tasks.model import Classified
 
 @dataclass(frozen=True)
 class Group:
-    """Accuracy on the examples of which an extra, such as the number of attractors, has one value; None: not known."""
+    """Accuracy on the examples of which an extra, such as the number of attractors, has one value, or one range."""
 
-    value: int | None
+    value: Value
     accuracy: Accuracy
 
 
@@ -191,21 +192,17 @@ def _score(
         accuracy(given, examples.labels),
         classes,
         confusion(given, examples.labels, labels),
-        {name: _groups(values, given, examples.labels) for name, values in examples.extras.items()},
+        {
+            name: [
+                Group(value, accuracy([given[row] for row in rows], [examples.labels[row] for row in rows]))
+                for value, rows in parts(values)
+            ]
+            for name, values in examples.extras.items()
+        },
         max(each.support for each in classes) / len(examples),
         sum(each.f1 for each in classes) / len(classes),
         None if baseline is None else mcnemar([answer.label for answer in baseline], given, examples.labels),
     )
-
-
-def _groups(values: Sequence[int], given: Sequence[str], truth: Sequence[str]) -> list[Group]:
-    """Return the accuracy for each value, ascending, the examples without one last."""
-    groups = []
-    for value in sorted(set(values), key=lambda value: (value < 0, value)):
-        rows = [row for row, other in enumerate(values) if other == value]
-        share = accuracy([given[row] for row in rows], [truth[row] for row in rows])
-        groups.append(Group(None if value < 0 else value, share))
-    return groups
 
 
 def write_predictions(path: Path, examples: Examples, answers: Sequence[Classified]) -> None:
@@ -242,11 +239,11 @@ def _tables(title: str, scores: SplitScores, against: str | None) -> Iterator[Ta
     rows: list[Sequence[object]]
     rows = [(one.label, f"{one.support:,}", *map(_percent, (one.precision, one.recall, one.f1))) for one in classes]
     yield Table(f"{title}: {scores.accuracy.total:,} examples", columns, rows)
-    columns = ["examples", "correct", "accuracy", "interval"]
+    columns = ["examples", "correct", "accuracy %"]
     cells = *_accuracy_cells(scores.accuracy), _percent(scores.macro_f1), _percent(scores.majority)
-    yield Table("accuracy (95 % interval)", [*columns, "macro-F1", "commonest label"], [cells])
+    yield Table("all examples (95 % interval)", [*columns, "macro-F1", "commonest label"], [cells])
     for name, groups in scores.groups.items():
-        rows = [("unknown" if one.value is None else one.value, *_accuracy_cells(one.accuracy)) for one in groups]
+        rows = [(part_name(one.value), *_accuracy_cells(one.accuracy)) for one in groups]
         yield Table(f"accuracy by {name}", [name, *columns], rows)
     rows = [(label, *row) for label, row in zip(scores.labels, scores.confusion, strict=True)]
     yield Table("confusion: label (row), prediction (column)", ["", *scores.labels], rows)
@@ -258,7 +255,7 @@ def _tables(title: str, scores: SplitScores, against: str | None) -> Iterator[Ta
 
 
 def _accuracy_cells(one: Accuracy) -> tuple[str, ...]:
-    return f"{one.total:,}", f"{one.right:,}", _percent(one.value), f"{_percent(one.lower)} – {_percent(one.upper)}"
+    return f"{one.total:,}", f"{one.right:,}", within(100 * one.value, 100 * one.lower, 100 * one.upper)
 
 
 def _percent(share: float) -> str:

@@ -43,7 +43,7 @@ from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.answers import ONE_SEED
+from phmctl.tasks.answers import ONE_SEED, within
 from phmctl.tasks.translation.copies import read_extras
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Evaluation:
             yield Table(f"BLEU by {title}", [first, "sentences", "BLEU"], rows)
         if self.against:
             yield Table(
-                f"paired bootstrap against {self.against} (± half the 95 % interval); {ONE_SEED}",
+                f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}",
                 ["metric", "baseline", "this run", "difference", "p"],
                 [_comparison_cells(one) for one in self.comparisons],
                 below=_signatures(self.comparisons),
@@ -165,8 +165,10 @@ class Evaluation:
 def _comparison_cells(one: Comparison) -> tuple[object, ...]:
     return (
         one.name,
-        f"{one.baseline:.2f} ± {one.baseline_interval:.2f}",
-        f"{one.system:.2f} ± {one.system_interval:.2f}",
+        *(
+            within(value, max(value - half, 0.0), value + half)
+            for value, half in ((one.baseline, one.baseline_interval), (one.system, one.system_interval))
+        ),
         f"{one.difference:+.2f}",
         f"{one.p_value:.4f}",
     )
