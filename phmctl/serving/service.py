@@ -94,12 +94,7 @@ class Service:
         if verb == "score":
             scores = self.model.score(*zip(*texts, strict=True))
             return [{"log_prob": value if math.isfinite(value) else None} for value in scores]  # JSON has no −∞
-        empty = [not "".join(text).strip() for text in texts]  # it has no label, as in ``decode``
-        labels = iter(self.model.classify([text for text, none in zip(texts, empty, strict=True) if not none]))
-        return [_label(None if none else next(labels)) for none in empty]
-
-
-def _label(found: Any) -> Answer:
-    if found is None:
-        return {"label": None, "probabilities": {}, "cut": False}
-    return {"label": found.label, "probabilities": dict(found.probabilities), "cut": found.cut}
+        labels = self.model.classify(texts)
+        return [
+            {"label": one.label or None, "probabilities": dict(one.probabilities), "cut": one.cut} for one in labels
+        ]

@@ -25,8 +25,9 @@ class Classified:
     """What a classifier answers to one example.
 
     Attributes:
-        label: the most probable class.
-        probabilities: that of each class, 0 to 1, in the order of the model's labels; they sum to 1.
+        label: the most probable class; empty for an empty text.
+        probabilities: that of each class, 0 to 1, in the order of the model's labels; they sum to 1. An empty
+            text has none.
         cut: whether a text was longer than the model knows, so that only a part of it was read.
     """
 
@@ -36,8 +37,8 @@ class Classified:
 
     @property
     def probability(self) -> float:
-        """That of the label."""
-        return self.probabilities[self.label]
+        """That of the label; 0 for an empty text."""
+        return self.probabilities.get(self.label, 0.0)
 
 
 class Model:

@@ -27,12 +27,15 @@ def pairs(runs: dict[str, Run]) -> Model:
 @pytest.mark.parametrize(("kind", "texts"), [("encoder", TEXTS), ("lstm-pair", PAIRS)])
 def test_labels_and_probabilities_are_the_commands(runs: dict[str, Run], kind: str, texts: list[Any]) -> None:
     model, loaded = phmctl.load(runs[kind].folder, device="cpu"), load_classifier(runs[kind], device="cpu")
+    texts = [each for each in texts if each]
     wanted = loaded.probabilities([(each,) if isinstance(each, str) else each for each in texts])
     found = model.classify(texts)
     assert [list(each.probabilities.values()) for each in found] == wanted.tolist()
     assert [each.label for each in found] == [loaded.labels[best] for best in wanted.argmax(1)]
     assert list(found[0].probabilities) == model.about()["labels"]
     assert model.classify([]) == []
+    empty = " " if kind == "encoder" else ("", " ")
+    assert [one.label for one in model.classify([empty, texts[0]])] == ["", found[0].label]
 
 
 def test_a_classifier_has_no_precision_to_choose(runs: dict[str, Run]) -> None:

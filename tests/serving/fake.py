@@ -56,7 +56,9 @@ class FakeModel:
         shorts = [1 / (1 + len("".join(text))) for text in texts]
         return [
             Classified("short" if p > 0.1 else "long", {"long": 1 - p, "short": p}, cut)
-            for p, cut in zip(shorts, self._cut(texts), strict=True)
+            if "".join(text).strip()
+            else Classified("", {})
+            for text, p, cut in zip(texts, shorts, self._cut(texts), strict=True)
         ]
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:

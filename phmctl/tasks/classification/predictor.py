@@ -83,7 +83,14 @@ class TextClassifier(Model):
             raise DataError(
                 f"texts: text {cut.index(True) + 1} has more than the {self.max_tokens} tokens that the model knows"
             )
-        return [replace(each, cut=long) for each, long in zip(self.label(self._examples(texts)), cut, strict=True)]
+        found = self._unless_empty(self._examples(texts))
+        return [replace(each, cut=long) for each, long in zip(found, cut, strict=True)]
+
+    def _unless_empty(self, examples: Sequence[Sequence[str]]) -> list[Classified]:
+        """Return the answer to each example; an empty one has no label."""
+        empty = [not "".join(texts).strip() for texts in examples]
+        answers = iter(self.label([texts for texts, none in zip(examples, empty, strict=True) if not none]))
+        return [Classified("", {}) if none else next(answers) for none in empty]
 
     @silent
     def encode(self, texts: Sequence[str]) -> Tensor:
@@ -121,19 +128,18 @@ class TextClassifier(Model):
 
     def predict(
         self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
-    ) -> list[Classified | None]:
-        """Return the answer to each line, None to an empty one; a pair's texts stand in one line with a tab between."""
-        texts = [self._texts(*each) for each in zip(lines, numbers or count(1), strict=False)]
-        answers = iter(self.label([each for each in texts if each]))
+    ) -> list[Classified]:
+        """Return the answer to each line; a pair's texts stand in one line with a tab between."""
+        found = self._unless_empty([self._texts(*each) for each in zip(lines, numbers or count(1), strict=False)])
         advance(len(lines))
-        return [next(answers) if each else None for each in texts]
+        return found
 
-    def lines(self, found: Sequence[Classified | None], *, first_line: int = 1) -> Iterator[str]:
-        """Yield the label of each line, nothing for an empty one."""
-        return ("" if answer is None else answer.label for answer in found)
+    def lines(self, found: Sequence[Classified], *, first_line: int = 1) -> Iterator[str]:
+        """Yield the label of each line."""
+        return (answer.label for answer in found)
 
-    def as_json(self, found: Sequence[Classified | None]) -> Iterator[dict[str, Any]]:
-        return ({"label": each and each.label, "probability": each and each.probability} for each in found)
+    def as_json(self, found: Sequence[Classified]) -> Iterator[dict[str, Any]]:
+        return ({"label": each.label or None, "probability": each.probability or None} for each in found)
 
     def _texts(self, line: str, number: int) -> tuple[str, ...]:
         if not line.strip():

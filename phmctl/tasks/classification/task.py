@@ -48,7 +48,7 @@ class ClassificationTask:
         return self.planned(self.prepared.split("train"), epoch=epoch, shuffle=True)
 
     def cost(self, rows: Rows) -> Cost:
-        return Cost(len(rows), len(rows))
+        return Cost(len(rows), sum(int(side.lengths[rows].sum()) for side in self.prepared.split("train").sides))
 
     def collate(self, rows: Rows) -> Batch:
         return collate(self.prepared.split("train"), rows)

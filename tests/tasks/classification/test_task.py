@@ -11,6 +11,7 @@ from phmctl.checkpoints import read_checkpoint
 from phmctl.data.batches import collate
 from phmctl.data.card import Rows
 from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.special import PAD
 from phmctl.errors import DataError, RunError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
@@ -67,6 +68,14 @@ def test_the_plan_of_an_epoch_has_every_example_once(small: Small, labelled_data
     assert [rows.tolist() for rows in plan] == [rows.tolist() for rows in task.plan(2)]
     assert [task.cost(rows).items for rows in plan] == [task.collate(rows).target_tokens for rows in plan]
     assert sorted(row for rows in plan for row in rows.tolist()) == list(range(len(task.prepared.split("train"))))
+
+
+@pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
+def test_a_batch_costs_its_examples_and_their_tokens(small: Small, labelled_data: Path, kind: str) -> None:
+    task = opened(small(kind), labelled_data)
+    rows = task.plan(0)[0]
+    cost = task.cost(rows)
+    assert (cost.items, cost.tokens) == (len(rows), sum(int((side != PAD).sum()) for side in task.collate(rows).sides))
 
 
 def test_a_resumed_run_equals_one_that_went_through(small: Small, labelled_data: Path, tmp_path: Path) -> None:
