@@ -34,6 +34,7 @@ def decode(
 
     --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are for translators.
     """
+    from phmctl.console import note
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
     from phmctl.export.engines import with_engine
@@ -69,6 +70,8 @@ def decode(
     # A person sees the answers themselves, unless they go into a file.
     silent = (output is not None and not json) or _stdout_is_a_file()
     bar = _progress(model.verb, None if own is None else len(own), shown=silent and not typed)
+    if typed:
+        note("reading lines from the terminal; Ctrl-D ends them")
     file = nullcontext() if output is None else open_output(output, model, opened, weights, resume=resume)
     with file as answers, bar as advance, with_workers(model, loading, workers) as predict:
         answer(model, groups, predict=predict, output=answers, as_json=json, advance=advance)

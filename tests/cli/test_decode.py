@@ -258,6 +258,7 @@ def test_a_terminal_is_answered_line_by_line(run: Run, expected: list[str]) -> N
             assert process.stdout.readline().decode() == f"{answer}\n"
         os.write(master, b"\x04")  # Ctrl-D
         assert process.wait(timeout=60) == 0
+        assert b"Ctrl-D" in process.stderr.read()  # what is waited for, and how to end it
     os.close(master)
 
 

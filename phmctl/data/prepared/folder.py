@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phmctl.data.arrow import LABELLED, PARALLEL, Ragged, ragged, read_table, reading_columns
-from phmctl.data.card import corpus_name, is_card
+from phmctl.data.card import card_names, corpus_name, is_card
 from phmctl.data.prepared.manifest import read_manifest, refuse_damage
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
 from phmctl.errors import DataError, nearest
@@ -162,7 +162,9 @@ class PreparedData:
         folder, command = prepared_folder(data, root), prepare_command(data, root)
         manifest = read_manifest(folder)
         if manifest is None:
-            raise DataError(f"{data.card} is not prepared in {folder}; run: {command}")
+            prepared = [path.name for path in (root / "prepared").glob("*") if path.is_dir()]
+            meant = "" if is_card(data.card) else nearest(data.card, [*prepared, *card_names()])
+            raise DataError(f"{data.card} is not prepared in {folder}{meant}; run: {command}")
         labelled = isinstance(data, LabelledSection)
         if labelled != (manifest.get("task") == TASK) or (labelled and not {"labels", "texts"} <= manifest.keys()):
             kind = "labelled text" if labelled else "parallel text"

@@ -245,3 +245,10 @@ def test_a_text_that_cannot_be_read_is_a_users_error(tmp_path, right, wrong):
     damaged.write_bytes(content.replace(right, wrong, 1))
     with pytest.raises(DataError, match=r"test\.arrow has not the columns it should have .*; prepare the data again"):
         Split(damaged).texts  # noqa: B018
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("miniatur", "miniature"), ("talkz", "talks")])
+def test_data_that_is_not_prepared_names_the_nearest_corpus(tmp_path, typed, meant):
+    (tmp_path / "prepared" / "talks").mkdir(parents=True)
+    with pytest.raises(DataError, match=f"'{meant}'"):
+        PreparedData.find(ParallelSection(card=typed), tmp_path)
