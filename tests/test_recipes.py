@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from phmctl.accounting.ledger import ledger_for_recipe, ledger_for_settings
+from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import published_tables
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.assembly import build_classifier, build_transformer
@@ -14,6 +14,7 @@ from phmctl.nn.rates import dense_rate
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection, ParallelSection, TranslationRecipe
 from phmctl.shipped import shipped, shipped_names
+from tests.references import ledger_for_settings
 
 ALL = shipped_names("recipes")
 NAMES = [name for name in ALL if isinstance(load_recipe(name), TranslationRecipe)]  # of translation

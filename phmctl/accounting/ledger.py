@@ -17,9 +17,9 @@ from torch import nn
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.two_factors import TwoFactorLinear
-from phmctl.recipe.schema import LinearSection, Recipe, StackSection, TransformerSection
+from phmctl.recipe.schema import LinearSection, Recipe, StackSection
 from phmctl.tasks.base import Sizes, TaskKind
-from phmctl.tasks.registry import kind_of, task_kind
+from phmctl.tasks.registry import kind_of
 
 Kind = Literal["map", "norm", "embedding", "generator", "other"]
 
@@ -165,11 +165,6 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
     ledger = ledger_for(kind, recipe.model, sizes.values, name=f"{recipe.name} {recipe.variant}")
     notes = () if sizes.trained or not sizes.note else (sizes.note,)
     return replace(ledger, notes=(*notes, *ledger.notes))
-
-
-def ledger_for_settings(settings: TransformerSection, source_vocabulary: int, target_vocabulary: int) -> Ledger:
-    """Count a translator's model; see :func:`ledger_for`."""
-    return ledger_for(task_kind("translation"), settings, {"source": source_vocabulary, "target": target_vocabulary})
 
 
 def ledger_for(

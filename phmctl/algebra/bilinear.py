@@ -133,34 +133,6 @@ def fixed_factors(algebra: str, *, device: torch.device | str = "cpu", dtype: to
     return Factors(*map(like.new_tensor, _TABLES[algebra]))
 
 
-@torch.no_grad()
-def bilinear_rank(rule: Tensor, tolerance: float = TOLERANCE, *, seed: int = 0) -> int:
-    """Return the smallest rank at which a decomposition is found, by bisection.
-
-    The rank of each unfolding of the rule bounds it from below. From above it is a search, not a proof: a smaller rank
-    may exist that no start reaches.
-
-    Args:
-        rule: A, (n, n, n).
-        tolerance: the relative residual that counts as exact.
-        seed: of the random starts.
-
-    Raises:
-        RankError: the rule resists even above the generic rank.
-    """
-    n = _order(rule)
-    target, _ = _normalised(rule)
-    lower = max(int(torch.linalg.matrix_rank(target.movedim(axis, 0).reshape(n, n * n))) for axis in range(3))
-    upper = decompose(rule, seed=seed, tolerance=tolerance).factors.rank
-    while lower < upper:
-        middle = (lower + upper) // 2
-        if _search(target, middle, seed, tolerance) is None:
-            lower = middle + 1
-        else:
-            upper = middle
-    return upper
-
-
 def _order(rule: Tensor) -> int:
     if rule.dim() != 3 or len(set(rule.shape)) != 1:
         raise RankError(f"a rule has shape (n, n, n), not {tuple(rule.shape)}")

@@ -28,11 +28,6 @@ def kronecker_sum(A: Tensor, S: Tensor) -> Tensor:
     return blocks.view(n, n, rows, columns).transpose(1, 2).reshape(n * rows, n * columns)  # (a s, b t)
 
 
-def kronecker_sum_reference(A: Tensor, S: Tensor) -> Tensor:
-    """Return H in float64 as the plain sum of ``torch.kron``: the definition, to test against. (k, d)."""
-    return torch.stack([torch.kron(a, s) for a, s in zip(A.double(), S.double(), strict=True)]).sum(dim=0)
-
-
 class NearestSum(NamedTuple):
     """A and S of the nearest sum, and the error that it leaves."""
 

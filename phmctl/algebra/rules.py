@@ -68,17 +68,3 @@ def _unit_product(i: int, b: int, n: int) -> tuple[int, int]:
         return conjugate * sign, index + half
     sign, index = _unit_product(second, first, half)
     return -conjugate * sign, index
-
-
-def multiply(rule: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """Return the product p·q of two hypercomplex numbers under a rule.
-
-    Args:
-        rule: A, (n, n, n).
-        p: (..., n) components of the left factor.
-        q: (..., n) components of the right factor.
-
-    Returns:
-        (..., n) components of the product.
-    """
-    return torch.einsum("iab,...i,...b->...a", rule, p, q)

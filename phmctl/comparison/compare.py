@@ -128,11 +128,6 @@ class Comparison:
         }
 
 
-def compare_runs(names: Sequence[str | Path] = (), **options: Any) -> Comparison:
-    """Compare runs on one split, the first that is asked for; see :func:`compare_splits`."""
-    return compare_splits(names, **options)[0]
-
-
 def compare_splits(
     names: Sequence[str | Path] = (),
     *,

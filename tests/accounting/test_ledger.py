@@ -5,13 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from phmctl.accounting.ledger import VOCABULARY_KINDS, ledger_for_recipe, ledger_for_settings, rows_of
+from phmctl.accounting.ledger import VOCABULARY_KINDS, ledger_for_recipe, rows_of
 from phmctl.assembly import build_transformer
 from phmctl.errors import DimensionError
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import TransformerSection
 from phmctl.tasks.base import Sizes
+from tests.references import ledger_for_settings
 
 SMALL = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 2}
 N = 4

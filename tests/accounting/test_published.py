@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from phmctl.accounting.ledger import Ledger, Row, ledger_for, ledger_for_settings
+from phmctl.accounting.ledger import Ledger, Row, ledger_for
 from phmctl.accounting.published import agrees, published_tables, table_names, value_of
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
 from phmctl.tasks.registry import task_kind
+from tests.references import ledger_for_settings
 
 TABLES = {table.key: table for table in published_tables()}
 ROWS = [pytest.param(key, row, id=f"{key} {row.label}") for key, table in TABLES.items() for row in table.rows]

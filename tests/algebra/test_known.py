@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.algebra.known import chance_distance, known_rules, nearest_known, spectra
-from phmctl.algebra.rules import fixed_rule, multiply
+from phmctl.algebra.rules import fixed_rule
+from tests.references import multiply
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 16])

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phmctl.algebra.kronecker import kronecker_sum, kronecker_sum_reference
+from phmctl.algebra.kronecker import kronecker_sum
+from tests.references import kronecker_sum_reference
 
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**16))
 

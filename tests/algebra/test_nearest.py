@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from phmctl.algebra.kronecker import kronecker_sum, kronecker_sum_reference, nearest_sum
+from phmctl.algebra.kronecker import kronecker_sum, nearest_sum
 from phmctl.errors import DimensionError
+from tests.references import kronecker_sum_reference
 
 
 def draw(n: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from phmctl.algebra import rank_product as module
 from phmctl.algebra.bilinear import Factors, decompose, recompose
-from phmctl.algebra.kronecker import kronecker_sum_reference
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.algebra.rules import fixed_rule
+from tests.references import kronecker_sum_reference
 
 
 def draw(n: int, rank: int, rows: int, columns: int, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Factors]:

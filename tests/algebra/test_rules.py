@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.algebra.initialisation import learned_rule
-from phmctl.algebra.rules import ALGEBRAS, check_algebra, fixed_rule, multiply
+from phmctl.algebra.rules import ALGEBRAS, check_algebra, fixed_rule
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, UserError
+from tests.references import multiply
 
 # e_i e_j of the octonions, as the Cayley–Dickson doubling of 1, i, j, k gives it: sign and index, rows i, columns j.
 OCTONIONS = """

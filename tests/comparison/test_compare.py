@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
-from phmctl.comparison.compare import compare_runs
 from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, comparison_tables, latex_escape
 from phmctl.errors import RunError, UserError
 from phmctl.metrics.text import all_scores, bleu
@@ -19,6 +18,7 @@ from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, POOLED
 from tests.comparison.runs import MACHINE, REFERENCES, call, make_classifier, make_run, worse
+from tests.references import compare_runs
 
 PHM = ("model.algebra=phm", "model.n=4", "model.width=32", "model.feed_forward=64")
 REAL = ("model.width=32", "model.feed_forward=64")

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
-from phmctl.comparison.compare import compare_runs
 from phmctl.errors import RecipeError, RunError, UserError
 from tests.comparison.runs import REFERENCES, make_run, worse
+from tests.references import compare_runs
 
 SMALL = ("model.width=32", "model.feed_forward=64")
 PHM = (*SMALL, "model.algebra=phm", "model.n=4")

@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phmctl import PHMEmbedding
 from phmctl.algebra.initialisation import learned_rule
-from phmctl.algebra.kronecker import kronecker_sum_reference
 from phmctl.errors import DimensionError
+from tests.references import kronecker_sum_reference
 
 
 @given(

@@ -10,8 +10,9 @@ from torch import nn
 
 from phmctl import PHMEmbedding, PHMLinear
 from phmctl.algebra.initialisation import learned_rule
-from phmctl.algebra.kronecker import kronecker_sum, kronecker_sum_reference
+from phmctl.algebra.kronecker import kronecker_sum
 from phmctl.errors import DimensionError, UserError
+from tests.references import kronecker_sum_reference
 
 ALGEBRAS = [
     ("phm", 1), ("phm", 2), ("phm", 3), ("phm", 4), ("real", 1), ("complex", 2), ("quaternion", 4), ("octonion", 8),

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from phmctl.algebra.kronecker import kronecker_sum_reference
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn import linear
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import GATES, PHMLSTM, LSTMLayer
+from tests.references import kronecker_sum_reference
 
 ALGEBRAS = [
     ("phm", 1), ("phm", 2), ("phm", 3), ("phm", 5), ("real", 1), ("complex", 2), ("quaternion", 4), ("octonion", 8),

@@ -16,12 +16,12 @@ from phmctl import PHMLinear
 from phmctl.algebra import rank_product
 from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.kronecker import kronecker_sum_reference
 from phmctl.assembly import build_transformer
 from phmctl.errors import RankError, UserError
 from phmctl.nn.dense import BlockLinear
 from phmctl.nn.tune import set_executions
 from phmctl.recipe.schema import TransformerSection
+from tests.references import kronecker_sum_reference
 
 
 def by_definition(layer: PHMLinear, x: Tensor) -> Tensor:

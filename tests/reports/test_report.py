@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
-from phmctl.comparison.compare import compare_runs
 from phmctl.comparison.formats import comparison_tables
 from phmctl.errors import MissingExtraError, OutputError
 from phmctl.reports import plots
@@ -17,6 +16,7 @@ from phmctl.reports.plots import style
 from phmctl.reports.report import render, write_report
 from phmctl.tasks.answers import Breakdown
 from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
+from tests.references import compare_runs
 from tests.serving.browser import CHROMIUM, Page, browser
 
 SMALL = ("model.width=16", "model.feed_forward=16", "model.encoder_layers=1", "model.decoder_layers=1")

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from phmctl.algebra.kronecker import kronecker_sum_reference
-from phmctl.algebra.rules import fixed_rule, multiply
+from phmctl.algebra.rules import fixed_rule
 from phmctl.tasks.rule_learning.truth import draw_rotation, draw_samples, draw_truth
+from tests.references import kronecker_sum_reference, multiply
 
 from .recipes import data
 

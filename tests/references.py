@@ -1,0 +1,71 @@
+"""Plain forms of what the package computes otherwise, to test against, and short ways to it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phmctl.accounting.ledger import Ledger, ledger_for
+from phmctl.algebra.bilinear import TOLERANCE, _normalised, _order, _search, decompose
+from phmctl.comparison.compare import Comparison, compare_splits
+from phmctl.recipe.schema import TransformerSection
+from phmctl.tasks.registry import task_kind
+
+
+def kronecker_sum_reference(A: Tensor, S: Tensor) -> Tensor:
+    """Return H in float64 as the plain sum of ``torch.kron``: the definition, to test against. (k, d)."""
+    return torch.stack([torch.kron(a, s) for a, s in zip(A.double(), S.double(), strict=True)]).sum(dim=0)
+
+
+def multiply(rule: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Return the product p·q of two hypercomplex numbers under a rule.
+
+    Args:
+        rule: A, (n, n, n).
+        p: (..., n) components of the left factor.
+        q: (..., n) components of the right factor.
+
+    Returns:
+        (..., n) components of the product.
+    """
+    return torch.einsum("iab,...i,...b->...a", rule, p, q)
+
+
+@torch.no_grad()
+def bilinear_rank(rule: Tensor, tolerance: float = TOLERANCE, *, seed: int = 0) -> int:
+    """Return the smallest rank at which a decomposition is found, by bisection.
+
+    The rank of each unfolding of the rule bounds it from below. From above it is a search, not a proof: a smaller rank
+    may exist that no start reaches.
+
+    Args:
+        rule: A, (n, n, n).
+        tolerance: the relative residual that counts as exact.
+        seed: of the random starts.
+
+    Raises:
+        RankError: the rule resists even above the generic rank.
+    """
+    n = _order(rule)
+    target, _ = _normalised(rule)
+    lower = max(int(torch.linalg.matrix_rank(target.movedim(axis, 0).reshape(n, n * n))) for axis in range(3))
+    upper = decompose(rule, seed=seed, tolerance=tolerance).factors.rank
+    while lower < upper:
+        middle = (lower + upper) // 2
+        if _search(target, middle, seed, tolerance) is None:
+            lower = middle + 1
+        else:
+            upper = middle
+    return upper
+
+
+def ledger_for_settings(settings: TransformerSection, source_vocabulary: int, target_vocabulary: int) -> Ledger:
+    """Count a translator's model; see :func:`ledger_for`."""
+    return ledger_for(task_kind("translation"), settings, {"source": source_vocabulary, "target": target_vocabulary})
+
+
+def compare_runs(names: Sequence[str | Path] = (), **options: Any) -> Comparison:
+    """Compare runs on one split, the first that is asked for; see :func:`compare_splits`."""
+    return compare_splits(names, **options)[0]
