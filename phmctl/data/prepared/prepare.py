@@ -19,7 +19,17 @@ import numpy.typing as npt
 from phmctl.console import note, progress, warn
 from phmctl.data.arrow import LABELLED, PARALLEL, SplitWriter
 from phmctl.data.card import Card, Cleaning, is_card, load_card
-from phmctl.data.clean import HELD_OUT, SAME_SIDES, SWAPPED, CleanRows, HeldOut, clean_texts, in_words
+from phmctl.data.clean import (
+    HELD_OUT,
+    SAME_SIDES,
+    SWAPPED,
+    CleanRows,
+    HeldOut,
+    clean_texts,
+    exchanged,
+    in_words,
+    words_of,
+)
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.build import build, current, memory_of
 from phmctl.data.prepared.folder import (
@@ -294,15 +304,13 @@ def _clean_splits(
 
 def _warn_of_exchanged(corpus: Corpus) -> None:
     """Say which splits have words of train's targets in their sources, and of its sources in their targets."""
-    words: dict[str, list[set[str]]] = {}
-    for name, rows in corpus.splits.items():
-        looked_at = zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)
-        words[name] = [{*re.findall(r"[^\W\d_]+", " ".join(lines).casefold())} for lines in looked_at]
+    words = {
+        name: [words_of(lines) for lines in zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)]
+        for name, rows in corpus.splits.items()
+    }
     sides = words.pop("train")
     for name, own in words.items():
-        straight = [len(one & other) for one, other in zip(own, sides, strict=bool(sides))]
-        crossed = [len(one & other) for one, other in zip(own, sides[::-1], strict=bool(sides))]
-        if straight and all(more > 2 * less for more, less in zip(crossed, straight, strict=True)):
+        if exchanged(own, sides):
             warn(
                 f"{name}'s sources have the words of train's targets, and its targets those of train's sources; "
                 "are source and target exchanged in one of them?"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from phmctl.console import Table, note, progress, warn
-from phmctl.data.clean import clean_line
+from phmctl.data.clean import clean_line, exchanged, words_of
 from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text
 from phmctl.data.readers import guess_format, read_sentences
 from phmctl.errors import DataError, RunError
@@ -85,6 +85,13 @@ def own_text(run: Run, source: Path | str | None, references: Sequence[Path | st
     for path, lines in zip(paths[1:], texts[1:], strict=True):
         if len(lines) != len(texts[0]) or not lines:
             raise DataError(f"{source} has {len(texts[0]):,} lines, and {path} has {len(lines):,}")
+    for split in run.splits()[:1]:
+        usual = [words_of(read_text(run, split, side)) for side in ("source", "target")]
+        if exchanged([words_of(lines) for lines in texts[:2]], usual):
+            warn(
+                f"{source} has the words of the run's target language, and {paths[1]} those of its source language; "
+                "are source and reference exchanged?"
+            )
     source_sha256, *others = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
     origin = {"source_sha256": source_sha256, "references_sha256": others}
     return Text(paths[0].name, texts[0], texts[1:], origin=origin)
