@@ -268,7 +268,8 @@ def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
         raise DataError(f"{option} wants a source and a target file, or one table, not {len(paths)}")
     for path in paths:
         if not path.is_file():
-            raise DataError(f"{option}: no file {path}")
+            what = f"{path} is a folder; name a file" if path.is_dir() else f"no file {path}"
+            raise DataError(f"{option}: {what}")
     if len(paths) == 1 or not paths[0].samefile(paths[1]):
         return paths
     if "\t" not in next(read_lines(paths[0]), ""):

@@ -150,6 +150,8 @@ class Conversion:
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         if self.left:
             table.append("without a PHM counterpart: " + ", ".join(f"{n} {kind}" for kind, n in self.left.items()))
+        if larger := [row.name for row in self.rows if row.after > row.before]:
+            table.append("larger than before, for A has n³ numbers; leave them out by select=: " + ", ".join(larger))
         share = self.after / self.before if self.before else 1.0
         return "\n".join([*table, f"{self.before:,} → {self.after:,} parameters ({share:.1%})"])
 

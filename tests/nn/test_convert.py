@@ -421,3 +421,9 @@ def test_a_converted_lstm_is_exported_with_a_batch_of_any_size() -> None:
     x = torch.randn(3, 5, 8)
     program = torch.export.export(lstm.eval(), (x,), dynamic_shapes=({0: torch.export.Dim("B")},))
     torch.testing.assert_close(program.module()(x[:2])[0], lstm(x[:2])[0])
+
+
+def test_the_report_names_weights_that_became_larger() -> None:
+    _, report = phmctl.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(64, 64)), 4)
+    assert [row.after > row.before for row in report.rows] == [True, False]
+    assert next(line for line in str(report).splitlines() if line.startswith("larger")).endswith(": 0")
