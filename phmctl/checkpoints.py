@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import RunError
 from phmctl.files import (
-    are_file_entries,
     discard,
     move_into_place,
     put_back,
@@ -33,7 +32,7 @@ from phmctl.files import (
     write_json,
     writing,
 )
-from phmctl.sealed import describe, verify
+from phmctl.sealed import are_file_entries, describe, verify
 
 if TYPE_CHECKING:
     import torch
@@ -55,18 +54,17 @@ class Checkpoint:
 
 
 def step_name(step: int) -> str:
-    """Return the folder name of the checkpoint after `step` optimiser steps: ``step-000200``."""
     return f"step-{step:06d}"
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a folder name, or None when it is not that of a step."""
+    """The step of a folder name; None where it is not that of a step."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Return the steps that have a checkpoint in `folder`, ascending."""
+    """The steps that have a checkpoint in `folder`, ascending."""
     if not folder.is_dir():
         return []
     steps = (step_of(entry.name) for entry in folder.iterdir() if entry.is_dir())
@@ -74,19 +72,15 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def whole_steps(folder: Path) -> list[int]:
-    """Return those of :func:`saved_steps` whose files are all there, in the sizes that were written."""
+    """Those of :func:`saved_steps` whose files are all there, in the sizes that were written."""
     return [step for step in saved_steps(folder) if _is_whole(folder / step_name(step))]
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a checkpoint has its manifest and all files in their sizes; their bytes are not read."""
     try:
         return all((folder / each["name"]).stat().st_size == each["bytes"] for each in _read_manifest(folder).values())
     except (RunError, OSError):
         return False
-
-
-# ---------------------------------------------------------------------------------------------------- writing
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
@@ -140,7 +134,7 @@ def drop_group(folder: Path, group: str) -> None:
 
 
 def has_group(folder: Path, group: str) -> bool:
-    """Return whether a checkpoint holds a group of tensors, by its manifest. Raises RunError if that is damaged."""
+    """Whether a checkpoint holds a group of tensors, by its manifest. Raises RunError if that is damaged."""
     return f"{group}.safetensors" in _read_manifest(folder)
 
 
@@ -152,34 +146,30 @@ def prune(folder: Path, keep: set[int]) -> None:
                 discard(folder / step_name(step))
 
 
-# ---------------------------------------------------------------------------------------------------- reading
-
-
 def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
     """Read the state and the named groups of a checkpoint, after checking their sizes and SHA-256."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     verify_checkpoint(folder, groups)
-    tensors = {group: _load_tensors(folder / f"{group}.safetensors") for group in groups}
+    tensors = {}
+    for group in groups:
+        path = folder / f"{group}.safetensors"
+        try:
+            tensors[group] = dict(load_file(path))
+        except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+            raise RunError(f"{path} cannot be read ({error}); {_advice(folder)}") from error
     return Checkpoint(tensors, read_state(folder))
 
 
 def checkpoint_digest(folder: Path, group: str) -> str:
-    """Return the SHA-256 of a group's file, as the checkpoint's manifest has it. Raises RunError."""
+    """The SHA-256 of a group's file, as the checkpoint's manifest has it. Raises RunError."""
     return str(_read_manifest(folder)[f"{group}.safetensors"]["sha256"])
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's state alone, unverified. Raises RunError where there is none."""
+    """A checkpoint's state alone, unverified. Raises RunError where there is none."""
     return read_json_object(folder / STATE, RunError, _advice(folder))
-
-
-def _load_tensors(path: Path) -> dict[str, "Tensor"]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(path))
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise RunError(f"{path} cannot be read ({error}); {_advice(path.parent)}") from error
 
 
 def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
@@ -192,7 +182,7 @@ def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
 
 
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    """The manifest: of each file by its name what :func:`~phmctl.files.file_entry` says."""
+    """The manifest: of each file by its name what :func:`~phmctl.sealed.file_entry` says."""
     path = folder / MANIFEST
     if not path.exists():
         raise RunError(f"{folder} is no complete checkpoint: {MANIFEST} is missing; {_advice(folder)}")
@@ -204,7 +194,7 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _advice(folder: Path) -> str:
-    """Return what to do about a checkpoint that cannot be used."""
+    """What to do about a checkpoint that cannot be used."""
     others = [step_name(step) for step in saved_steps(folder.parent)]
     others += [AVERAGE] if (folder.parent / AVERAGE).is_dir() else []
     others = [name for name in others if name != folder.name]
@@ -213,47 +203,37 @@ def _advice(folder: Path) -> str:
     return "no other checkpoint is there; copy the run again or train it anew"
 
 
-# ------------------------------------------------------------------------------------------- a model's tensors
-
-
 def model_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
-    """Return a model's parameters and persistent buffers by name; a shared one once, under its first name."""
-    unique: dict[int, str] = {}
+    """A model's parameters and persistent buffers by name; a shared one once, under its first name."""
     tensors = model.state_dict(keep_vars=True)
-    for name, tensor in tensors.items():
-        unique.setdefault(id(tensor), name)
-    return {name: tensors[name].detach() for name in unique.values()}
+    return {name: tensors[name].detach() for name, first in _first_names(tensors).items() if name == first}
+
+
+def _first_names(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
+    """The first name of the tensor that each name stands for."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
 
 def load_model(
     model: "nn.Module", tensors: Mapping[str, "Tensor"], where: Path, device: "torch.device | None" = None
 ) -> None:
-    """Copy tensors that :func:`model_tensors` gave into a model of the same shape."""
+    """Copy tensors that :func:`model_tensors` gave into a model of the same shape.
+
+    With `device` they become the parameters of a model that is on ``meta``.
+    """
     if device is None:
         copy_tensors(model_tensors(model), tensors, where)
         return
-    state = model.state_dict(keep_vars=True)
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
-    _check_fit({name: state[name] for name in first.values()}, tensors, where)
-    _give(model, {name: tensors[source] for name, source in names.items()}, device)
-
-
-def copy_tensors(target: Mapping[str, "Tensor"], source: Mapping[str, "Tensor"], where: Path) -> None:
-    """Copy a checkpoint's tensors into those of the same names; RunError where a name or a shape differs."""
-    _check_fit(target, source, where)
-    for name, tensor in target.items():
-        tensor.copy_(source[name])
-
-
-def _give(model: "nn.Module", tensors: Mapping[str, "Tensor"], device: "torch.device") -> None:
-    """Make tensors the parameters of a model on ``meta``."""
     import torch
     from torch import nn
 
+    state = model.state_dict(keep_vars=True)
+    names = _first_names(state)
+    _check_fit({name: state[name] for name in names.values()}, tensors, where)
     # One object for a tensor that several modules share: it remains one parameter.
-    parameters = {id(tensor): nn.Parameter(tensor.to(device)) for tensor in tensors.values()}
-    model.load_state_dict({name: parameters[id(tensor)] for name, tensor in tensors.items()}, assign=True)
+    parameters = {name: nn.Parameter(tensors[name].to(device)) for name in names.values()}
+    model.load_state_dict({name: parameters[first] for name, first in names.items()}, assign=True)
 
     # What no checkpoint holds, fixed rules and positions, is made anew by its module. Not by to_empty(), which would
     # import torch's compiler for a tensor on meta.
@@ -261,6 +241,13 @@ def _give(model: "nn.Module", tensors: Mapping[str, "Tensor"], device: "torch.de
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor
 
     model._apply(emptied)  # type: ignore[no-untyped-call]
+
+
+def copy_tensors(target: Mapping[str, "Tensor"], source: Mapping[str, "Tensor"], where: Path) -> None:
+    """Copy a checkpoint's tensors into those of the same names; RunError where a name or a shape differs."""
+    _check_fit(target, source, where)
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
 
 
 def _check_fit(model: Mapping[str, "Tensor"], tensors: Mapping[str, "Tensor"], where: Path) -> None:

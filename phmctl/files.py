@@ -1,4 +1,8 @@
-"""Writing that survives a crash: beside the target, flushed to the disk, then renamed over it."""
+"""Writing that survives a crash: beside the target, flushed to the disk, then renamed over it.
+
+What is being written has a hidden, random name, and its writer holds its lock: process ids say nothing where containers
+or hosts share a folder. What nobody holds was left by a process that died.
+"""
 
 import errno
 import fcntl
@@ -10,7 +14,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,6 @@ from typing import Any
 from phmctl.console import warn
 from phmctl.errors import OutputError, UserError, WriteFailedError
 
-_ENTRY = {"name": str, "bytes": int, "sha256": str}  # what a manifest says of a file
 _A_DAY = 86_400.0  # seconds
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 # what a file system without flock answers; NFS wants a descriptor that may write, which a folder's is not
@@ -29,22 +32,13 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 
 @contextmanager
 def writing(where: Path) -> Iterator[None]:
-    """Turn an operating system's refusal to write into an :class:`OutputError`.
-
-    A disk that is full or broken is a :class:`WriteFailedError`: the input was right, the work failed.
-    """
+    """Turn an operating system's refusal to write into an OutputError; of a full or broken disk a WriteFailedError."""
     try:
         yield
     except OSError as error:
-        raise refused(where, error.strerror or str(error), error.errno) from error
-
-
-def refused(where: Path, reason: str, number: int | None) -> OutputError:
-    kind = WriteFailedError if number in _FAILED else OutputError
-    return kind(f"cannot write {where}: {reason}; choose a folder that is writable and has space")
-
-
-# ------------------------------------------------------------------------------------------------------- locks
+        kind = WriteFailedError if error.errno in _FAILED else OutputError
+        reason = error.strerror or str(error)
+        raise kind(f"cannot write {where}: {reason}; choose a folder that is writable and has space") from error
 
 
 @contextmanager
@@ -82,14 +76,10 @@ def tidying(lock: Path) -> Iterator[None]:
         raise
 
 
-def take_lock(descriptor: int, *, wait: bool = False) -> bool | None:
+def take_lock(descriptor: int, *, wait: bool = False, shared: bool = False) -> bool | None:
     """Take the lock of an open file: whether it is held; None where the file system has no locks."""
-    return _flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _flock(descriptor: int, how: int) -> bool | None:
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError as error:
@@ -103,7 +93,7 @@ def is_locked(path: Path) -> bool | None:
     """Whether a process holds the lock of :func:`locked` now; None where the file system has no locks."""
     try:
         with path.open("rb") as handle:
-            free = _flock(handle.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            free = take_lock(handle.fileno(), shared=True)
     except OSError:
         return False
     return None if free is None else not free
@@ -115,9 +105,6 @@ def _is_open_as(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-
-
-# ------------------------------------------------------------------------------------------------------- files
 
 
 def sync_folder(folder: Path) -> None:
@@ -148,7 +135,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         target = path.resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep(target.parent, target.name)
-        with _held(target, _new_file) as (temporary, descriptor):
+        with _held(target, folder=False) as (temporary, descriptor):
             with open(descriptor, "wb", closefd=False) as handle:  # until the rename: who sweeps sees the lock
                 handle.write(payload)
             os.fsync(descriptor)
@@ -182,23 +169,20 @@ def refuse_pipes(folder: Path, failure: type[UserError]) -> None:
                 raise failure(f"{path} is no regular file; remove it, or copy the whole folder again")
 
 
-# ------------------------------------------------------------------------------------------------- temporaries
-#
-# What is being written has a hidden, random name, and its writer holds its lock: process ids say nothing where
-# containers or hosts share a folder. What nobody holds was left by a process that died.
-
-
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 
 @contextmanager
-def _held(path: Path, make: Callable[[Path], int]) -> Iterator[tuple[Path, int]]:
+def _held(path: Path, *, folder: bool) -> Iterator[tuple[Path, int]]:
     """Yield a new file or folder beside `path` and its descriptor, whose lock is held; it goes unless it is renamed."""
+    flags = os.O_RDONLY if folder else os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
     while True:
         temporary = _beside(path, "tmp")
         with suppress(FileNotFoundError):  # swept in that moment
-            descriptor = make(temporary)
+            if folder:
+                temporary.mkdir()
+            descriptor = os.open(temporary, flags, 0o666)
             if take_lock(descriptor) is not False and _is_open_as(descriptor, temporary):
                 break
             os.close(descriptor)
@@ -213,19 +197,10 @@ def _held(path: Path, make: Callable[[Path], int]) -> Iterator[tuple[Path, int]]
         os.close(descriptor)
 
 
-def _new_file(path: Path) -> int:
-    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
-
-
-def _new_folder(path: Path) -> int:
-    path.mkdir()
-    return os.open(path, os.O_RDONLY)
-
-
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside `path`, to be filled and renamed; what still has its name at the end is removed."""
-    with _held(path, _new_folder) as (temporary, _):
+    with _held(path, folder=True) as (temporary, _):
         yield temporary
 
 
@@ -289,10 +264,7 @@ def put_back(parent: Path, name: str | None = None) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder so that a crash leaves no part of it under its name. OSError: it cannot be renamed.
-
-    What cannot be removed after that is left to :func:`sweep`.
-    """
+    """Remove a folder so that a crash leaves no part of it under its name, as :func:`sweep` does later. OSError."""
     temporary = _beside(folder, "tmp")
     folder.rename(temporary)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -320,9 +292,6 @@ def sweep(folder: Path, name: str = "*") -> None:
                 os.close(descriptor)
 
 
-# ----------------------------------------------------------------------------------------------------- digests
-
-
 def sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
@@ -330,42 +299,4 @@ def sha256(path: Path) -> str:
 
 def sha256_text(parts: Iterable[str]) -> str:
     """The SHA-256 of text in UTF-8, given in parts."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode("utf-8"))
-    return digest.hexdigest()
-
-
-def file_entry(folder: Path, name: str) -> dict[str, Any]:
-    """What a manifest says of a file below `folder`."""
-    path = folder / name
-    return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
-
-
-def are_file_entries(value: object) -> bool:
-    """Whether a value read from a manifest is a list of what :func:`file_entry` returns."""
-    return isinstance(value, list) and all(
-        isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _ENTRY.items())
-        for entry in value
-    )
-
-
-def damaged_files(folder: Path, entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The names of the files that are not those, in size and SHA-256, that the entries describe."""
-    return [entry["name"] for entry in entries if damage(folder, entry)]
-
-
-def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
-    """What is wrong with a file, the end of a sentence, if it is not that which the entry describes."""
-    path = folder / entry["name"]
-    if not _is_file(path):
-        return "is missing"
-    whole = path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
-    return None if whole else "is damaged: its SHA-256 is not the one recorded"
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have, as a damaged manifest may
-        return False
+    return hashlib.sha256("".join(parts).encode("utf-8")).hexdigest()

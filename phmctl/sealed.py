@@ -1,7 +1,7 @@
 """Sealed folders: filled beside their place, flushed, described by a manifest that is written last, then renamed.
 
-Prepared data, checkpoints, exports and sentence vectors are such folders. The manifest lists each file with its bytes
-and its SHA-256, so that damage is noticed when a file is used.
+Prepared data, checkpoints, exports and sentence vectors are such folders. The manifest says of each file its name,
+bytes and SHA-256, so that damage is noticed when a file is used.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -9,7 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.errors import UserError
-from phmctl.files import are_file_entries, damage, file_entry, read_json_object, sync_file, sync_folder, write_json
+from phmctl.files import read_json_object, sha256, sync_file, sync_folder, write_json
+
+_ENTRY = {"name": str, "bytes": int, "sha256": str}  # what a manifest says of a file
+
+
+def file_entry(folder: Path, name: str) -> dict[str, Any]:
+    """What a manifest says of a file below `folder`."""
+    path = folder / name
+    return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def are_file_entries(value: object) -> bool:
+    """Whether a value read from a manifest is a list of what :func:`file_entry` returns."""
+    return isinstance(value, list) and all(
+        isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _ENTRY.items())
+        for entry in value
+    )
 
 
 def describe(folder: Path) -> list[dict[str, Any]]:
@@ -35,6 +51,19 @@ def read_seal(path: Path, failure: type[UserError], advice: str) -> dict[str, An
     if not are_file_entries(manifest.get("files")):
         raise failure(f"{path} is damaged: it does not list its files; {advice}")
     return manifest
+
+
+def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
+    """What is wrong with a file, the end of a sentence, if it is not that which the entry describes."""
+    path = folder / entry["name"]
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # a name that no file can have, as a damaged manifest may
+        there = False
+    if not there:
+        return "is missing"
+    whole = path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
+    return None if whole else "is damaged: its SHA-256 is not the one recorded"
 
 
 def verify(

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from phmctl import verbs
 from phmctl.cli.main import app
 from phmctl.errors import OutputError, RunError
-from phmctl.files import file_entry, write_atomic, write_json
+from phmctl.files import write_atomic, write_json
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.summary import Damaged, list_runs
+from phmctl.sealed import file_entry
 from tests.data.helpers import deadline
 from tests.training.fake import make_recipe
 

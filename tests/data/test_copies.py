@@ -10,9 +10,10 @@ import pytest
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import RunError
-from phmctl.files import damaged_files, write_json
+from phmctl.files import write_json
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
+from phmctl.sealed import verify
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_every_copy_is_recorded(run: Run) -> None:
     files = {str(path.relative_to(run.folder)) for path in run.folder.glob("t*/*")}
     assert {entry["name"] for entry in entries} == files
     assert files >= set(COPIES)
-    assert damaged_files(run.folder, entries) == []
+    verify(run.folder, entries, RunError, "")
 
 
 def test_the_copies_are_those_of_the_prepared_data(run: Run, tiny_recipe: Recipe, miniature_data: Path) -> None:

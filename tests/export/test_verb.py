@@ -18,12 +18,13 @@ from phmctl.export import engines, verb
 from phmctl.export.engines import with_engine
 from phmctl.export.verb import Exported, export
 from phmctl.exports import Export, open_model
-from phmctl.files import damaged_files, write_json
+from phmctl.files import write_json
 from phmctl.models.plain import load
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
+from phmctl.sealed import verify
 from phmctl.training.train import train
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -75,7 +76,7 @@ def test_what_an_export_holds(exported: Exported, tiny_run: Run) -> None:
     folder, manifest = exported.export.folder, exported.export.manifest
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert names == {entry["name"] for entry in manifest["files"]} | {"export.json"}
-    assert damaged_files(folder, manifest["files"]) == []
+    verify(folder, manifest["files"], RunError, "")
     assert {"README.md", "recipe.yaml", "data.json", "tokenizer/tokenizer.json", "text/test.source"} <= names
     assert (manifest["run"], manifest["checkpoint"]) == (tiny_run.name, tiny_run.checkpoint("auto").name)
     assert manifest["verification"]["texts"] == 16

@@ -11,7 +11,8 @@ from phmctl.console import note
 from phmctl.data.prepared.manifest import MANIFEST, read_manifest
 from phmctl.data.prepared.provenance import CARD, Sources
 from phmctl.errors import DataError, OutputError
-from phmctl.files import clear, damaged_files, locked, replacing, temporaries, tidying, writing
+from phmctl.files import clear, locked, replacing, temporaries, tidying, writing
+from phmctl.sealed import damage
 
 
 def build(
@@ -70,7 +71,7 @@ def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None,
             changed += sources.changed(manifest)
         elif card and card != manifest.get(CARD):
             changed.append("the card changed")
-        return changed + [f"{name} changed" for name in damaged_files(folder, manifest["files"])]
+        return changed + [f"{each['name']} changed" for each in manifest["files"] if damage(folder, each)]
     except (DataError, KeyError, TypeError):  # damaged
         return [f"{MANIFEST} changed"]
 
