@@ -37,13 +37,11 @@ if TYPE_CHECKING:
     from phmctl.decoding.translator import Translation
     from phmctl.distillation import distil
     from phmctl.inference.loading import load
-    from phmctl.nn.convert import Kronecker, convert
-    from phmctl.nn.dense import freeze, to_dense
+    from phmctl.nn.convert import Kronecker, convert, freeze, to_dense
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
-    from phmctl.nn.rates import parameter_groups
-    from phmctl.nn.tune import tune
+    from phmctl.nn.tuning import parameter_groups, tune
     from phmctl.tasks.model import Classified, Model
     from phmctl.verbs import evaluate, prepare, train
 
@@ -61,11 +59,11 @@ _HOMES = {
     "prepare": "phmctl.verbs",
     "Kronecker": "phmctl.nn.convert",
     "convert": "phmctl.nn.convert",
-    "freeze": "phmctl.nn.dense",
-    "parameter_groups": "phmctl.nn.rates",
-    "to_dense": "phmctl.nn.dense",
+    "freeze": "phmctl.nn.convert",
+    "parameter_groups": "phmctl.nn.tuning",
+    "to_dense": "phmctl.nn.convert",
     "train": "phmctl.verbs",
-    "tune": "phmctl.nn.tune",
+    "tune": "phmctl.nn.tuning",
 }
 
 

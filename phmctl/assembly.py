@@ -17,7 +17,6 @@ from phmctl.models.classifiers import EncoderClassifier, PairClassifier
 from phmctl.models.small import Probe, RuleModel
 from phmctl.models.stack import DecoderLayer, EncoderLayer, Stack
 from phmctl.models.transformer import Transformer
-from phmctl.nn.attention import MultiHeadAttention
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import (
     BilinearComposition,
@@ -26,12 +25,10 @@ from phmctl.nn.composition import (
     ScalarComposition,
     begin_as_base,
 )
-from phmctl.nn.dense import freeze, to_dense
+from phmctl.nn.convert import freeze, to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.feedforward import FeedForward
+from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, SinusoidalPositions
 from phmctl.nn.linear import PHMLinear
-from phmctl.nn.positions import SinusoidalPositions
-from phmctl.nn.residual import Residual
 from phmctl.recipe.schema import (
     EncoderClassifierSection,
     LinearSection,

@@ -40,8 +40,8 @@ from phmctl.devices import isolated, pick_device, seed_generators
 from phmctl.errors import DataError, NonFiniteError, RunError
 from phmctl.files import locked, read_json_object, sha256, sha256_text, write_atomic, write_json
 from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
+from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.nn.loss import label_loss
-from phmctl.nn.pooling import POOLINGS, mean_pool
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.recipe.sections import NOTHING, keys_changing

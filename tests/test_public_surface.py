@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import phmctl
-from phmctl.nn.dense import to_dense
+from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM

@@ -10,7 +10,7 @@ from phmctl.accounting.published import published_tables
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.data.prepared.prepare import choose_section
-from phmctl.nn.rates import dense_rate
+from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection, ParallelSection, TranslationRecipe
 from phmctl.shipped import shipped, shipped_names

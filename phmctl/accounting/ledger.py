@@ -7,16 +7,17 @@ vocabulary's tables apart, so that it is never claimed of anything else.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import PHMLinear
-from phmctl.nn.two_factors import TwoFactorLinear
+from phmctl.nn.linear import PHMLinear, TwoFactorLinear
 from phmctl.recipe.schema import LinearSection, Recipe, StackSection
 from phmctl.tasks.base import Sizes, TaskKind
 from phmctl.tasks.registry import kind_of
@@ -241,3 +242,20 @@ def _padded(rows: Sequence[Row], tables: Mapping[str, int]) -> Iterator[str]:
         asked = tables.get(row.component, row.shape[0])
         if row.shape[0] != asked:
             yield f"{row.component}: {asked:,} token types, held in {row.shape[0]:,} rows, which n must divide"
+
+
+_ATEN = torch.ops.aten
+for _operator, _like in (  # those that torch has no count for, and those that take as many
+    (_ATEN.addmm_, _ATEN.addmm),
+    (_ATEN.baddbmm_, _ATEN.baddbmm),
+    (_ATEN._scaled_dot_product_flash_attention_for_cpu, _ATEN._scaled_dot_product_flash_attention),
+    (_ATEN._scaled_dot_product_flash_attention_for_cpu_backward, _ATEN._scaled_dot_product_flash_attention_backward),
+):
+    flop_registry.setdefault(_operator, flop_registry[_like])
+
+
+def multiplications(call: Callable[[], object]) -> int:
+    """Return the multiplications of a call, which is made once."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return int(counter.get_total_flops()) // 2  # torch counts a multiplication and an addition as two

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phmctl.accounting.multiplications import multiplications
+from phmctl.accounting.ledger import multiplications
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.ratios import Bench, check_positive, compare, machine
 from phmctl.benchmarks.training import variants_of
@@ -22,7 +22,7 @@ from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import plan
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import check_known
-from phmctl.nn.dense import to_dense
+from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import TranslationRecipe
 
 _NEVER = -1e4  # added to the logit of EOS

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.rules import LEARNED
+from phmctl.algebra.kronecker import LEARNED
 from phmctl.benchmarks.ratios import Bench, Forward, check_positive, compare, machine, parameters_of, training_call
 from phmctl.devices import pick_device
 from phmctl.errors import UserError, check_known
-from phmctl.nn.dense import to_dense
+from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 from phmctl.nn.lstm import PHMLSTM, Gates
 

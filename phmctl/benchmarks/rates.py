@@ -15,11 +15,10 @@ from torch.utils.hooks import RemovableHandle
 from phmctl.console import Table
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import isolated, pick_device
-from phmctl.nn.dense import to_dense
+from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import KroneckerWeight
-from phmctl.nn.rates import dense_rate
-from phmctl.nn.two_factors import TwoFactorLinear
+from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
+from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.schema import Recipe
 from phmctl.tasks.registry import kind_of
 from phmctl.training.budget import mean_loss

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from phmctl.accounting.multiplications import multiplications
+from phmctl.accounting.ledger import multiplications
 from phmctl.benchmarks.ratios import Bench, Spread, check_positive, compare, machine, parameters_of
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import check_known
-from phmctl.nn.tune import tune
+from phmctl.nn.tuning import tune
 from phmctl.recipe.schema import Recipe
 from phmctl.tasks.base import Candidate
 from phmctl.tasks.registry import kind_of

@@ -37,8 +37,7 @@ def count_params(
     recipe: str | None, n: str | None, algebra: str | None, *, paper: bool, settings: Sequence[str] | None
 ) -> Shown:
     """Count a recipe's parameters by component, beside its dense twin's; nothing is allocated."""
-    from phmctl.accounting.counting import count_parameters, parse_ns, split_list
-    from phmctl.accounting.printing import print_count
+    from phmctl.accounting.counting import count_parameters, parse_ns, print_count, split_list
 
     ns, algebras = parse_ns(n), split_list(algebra)
     count = count_parameters(recipe, ns=ns, algebras=algebras, overrides=settings or [], paper=paper)

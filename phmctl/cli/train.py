@@ -104,8 +104,8 @@ def _planned(recipe: "RecipeLike", given: Mapping[str, Any]) -> Shown:
 
     The sizes are those of the prepared data, if there is any, otherwise what the recipe asks for.
     """
+    from phmctl.accounting.counting import print_ledger
     from phmctl.accounting.ledger import ledger_for_recipe
-    from phmctl.accounting.printing import print_ledger
     from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import common_overrides, dump_recipe, resolve
     from phmctl.tasks.registry import kind_of

@@ -115,7 +115,7 @@ def _dense_engine(folder: Path, section: TransformerSection, device: str, tokeni
     from phmctl.decoding.torch_engine import TorchEngine
     from phmctl.devices import pick_device
     from phmctl.models import plain
-    from phmctl.nn.dense import to_dense
+    from phmctl.nn.convert import to_dense
 
     target = pick_device(device)
     generator = "tied" if section.generator == "tied" else "dense"

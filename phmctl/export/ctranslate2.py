@@ -17,7 +17,7 @@ from phmctl.errors import UserError, check_known
 from phmctl.export.dense import DenseForm
 from phmctl.exports import MODEL
 from phmctl.extras import require, too_old
-from phmctl.nn.positions import sinusoids
+from phmctl.nn.layers import sinusoids
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 

@@ -19,7 +19,7 @@ from phmctl.checkpoints import save_tensors
 from phmctl.errors import UserError
 from phmctl.files import write_json
 from phmctl.models import plain
-from phmctl.nn.dense import to_dense
+from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, StackSection

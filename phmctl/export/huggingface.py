@@ -29,7 +29,7 @@ from phmctl.export.subject import Subject
 from phmctl.export.verify import NEAR, Verification
 from phmctl.extras import require
 from phmctl.files import write_atomic, write_json
-from phmctl.nn.positions import sinusoids
+from phmctl.nn.layers import sinusoids
 
 TARGET = "target"  # the folder of the target side's tokenizer, where it has its own
 _MARIAN, _PEGASUS = "marian", "pegasus"

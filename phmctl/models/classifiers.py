@@ -11,11 +11,10 @@ from phmctl.errors import DimensionError
 from phmctl.models.stack import Stack, embed
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
+from phmctl.nn.layers import POOLINGS, SinusoidalPositions, max_pool, mean_pool
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import label_loss
 from phmctl.nn.lstm import PHMLSTM, Cell, Gates
-from phmctl.nn.pooling import POOLINGS, max_pool, mean_pool
-from phmctl.nn.positions import SinusoidalPositions
 
 
 class EncoderClassifier(nn.Module):

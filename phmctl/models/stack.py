@@ -8,10 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.models.state import DecoderState
-from phmctl.nn.attention import MultiHeadAttention
-from phmctl.nn.feedforward import FeedForward
-from phmctl.nn.positions import SinusoidalPositions
-from phmctl.nn.residual import Residual
+from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, SinusoidalPositions
 
 
 class EncoderLayer(nn.Module):

@@ -9,9 +9,9 @@ from phmctl.data.special import PAD
 from phmctl.models.stack import Stack, embed
 from phmctl.models.state import DecoderState, Memory
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
+from phmctl.nn.layers import SinusoidalPositions
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.nn.positions import SinusoidalPositions
 
 
 class Transformer(nn.Module):

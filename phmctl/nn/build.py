@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from phmctl.algebra.bilinear import Factors
-from phmctl.algebra.rules import LEARNED
+from phmctl.algebra.kronecker import LEARNED
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.linear import FACTORS, RULE, PHMLinear
-from phmctl.nn.two_factors import TwoFactorLinear
+from phmctl.nn.linear import FACTORS, RULE, PHMLinear, TwoFactorLinear
 
 RuleSharing = Literal["separate", "sublayer", "model"]
 

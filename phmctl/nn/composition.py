@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.algebra.initialisation import dense_variance
-from phmctl.algebra.rules import LEARNED
+from phmctl.algebra.kronecker import LEARNED
 from phmctl.errors import DimensionError
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear

@@ -1,7 +1,7 @@
-"""From a dense model to PHM weights: each weight becomes the nearest sum of Kronecker products (:func:`convert`).
+"""From a dense model to PHM weights (:func:`convert`), and back (:func:`to_dense`, :func:`freeze`).
 
-A weight is parametrized as ``torch.nn.utils.parametrize`` does it: the module keeps its class, its hooks and its
-forward, and reads H where it reads its weight.
+Each weight becomes the nearest sum of Kronecker products. It is parametrized as ``torch.nn.utils.parametrize`` does it:
+the module keeps its class, its hooks and its forward, and reads H where it reads its weight.
 """
 
 import copy
@@ -17,17 +17,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from phmctl.algebra.kronecker import kronecker_sum, nearest_components, nearest_sum
+from phmctl.algebra.kronecker import (
+    ALGEBRAS,
+    LEARNED,
+    check_algebra,
+    fixed_rule,
+    kronecker_sum,
+    nearest_components,
+    nearest_sum,
+)
 from phmctl.algebra.modes import without_autocast
-from phmctl.algebra.rules import ALGEBRAS, LEARNED, check_algebra, fixed_rule
+from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, PhmctlError, UserError, check_known
-from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import PHMLinear
+from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
+from phmctl.nn.linear import RANK, PHMLinear, TwoFactorLinear
 from phmctl.nn.lstm import PHMLSTM
 
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
-_GATES = 4  # an LSTM stacks the weights of its gates
+_PHM = (PHMLinear, PHMEmbedding, PHMLSTM)
 
 
 class Kronecker(nn.Module):
@@ -189,23 +197,31 @@ def convert(
     if order == 1:
         raise UserError("n = 1 is the dense layer, which the model has; convert needs n of at least 2")
     model = model if inplace else copy.deepcopy(model)
-    chosen = [(name, module) for name, module in _candidates(model) if _selected(name, module, select)]
+    candidates = list(_candidates(model))
+    chosen = [(name, module) for name, module in candidates if _selected(name, module, select)]
     if not chosen:
         raise UserError("no module is selected to convert; select takes names as model.named_modules() gives them")
-    left = Counter(type(module).__name__ for module in _without_counterpart(model))
-    report = Conversion(left=left, before=_count(model))
-    users = _users(model)
+    report = Conversion(before=sum(part.numel() for part in model.parameters()))
+    wholes = [module for module in model.modules() if isinstance(module, _PHM)] + [module for _, module in candidates]
+    known = {id(part) for whole in wholes for part in whole.modules()}
+    users: dict[int, list[tuple[str, int]]] = {}  # of a tensor's id: names and ids of the modules that hold it
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if id(module) not in known and any(part.dim() > 1 for part in own):
+            report.left[type(module).__name__] += 1
+        for part in own:
+            users.setdefault(id(part), []).append((name, id(module)))
     converting = {id(owner) for _, module in chosen for owner, _ in _weights(module)}
     first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
     for name, module in chosen:
         report.rows.append(_convert(name, module, order, algebra, users, converting, first))
-    report.after = _count(model)
+    report.after = sum(part.numel() for part in model.parameters())
     if hasattr(model, "save_pretrained"):
-        object.__setattr__(model, "save_pretrained", refuse_to_save)
+        object.__setattr__(model, "save_pretrained", _refuse_to_save)
     return model, report
 
 
-def refuse_to_save(*args: Any, **options: Any) -> None:
+def _refuse_to_save(*args: Any, **options: Any) -> None:
     """Stand for ``save_pretrained`` of a converted model of `transformers`, whose ``from_pretrained`` draws anew."""
     raise UserError(
         "from_pretrained would not find the weights of a converted model: save phmctl.to_dense(model), or its "
@@ -233,17 +249,20 @@ def _convert(
     outside = [user for weight in weights.values() for user, key in users[id(weight)] if key not in converting]
     if outside:
         return Converted(*row, before, None, f"its weight is also that of {outside[0]}, which is not converted with it")
+    try:
+        for (owner, key), weight in weights.items():
+            parts = 4 if key.startswith(("weight_ih", "weight_hh")) else 1  # an LSTM's gates
+            padding = owner.padding_idx if isinstance(owner, nn.Embedding) else None
+            zero_row = None if padding is None or weight.is_meta or weight[padding].any() else int(padding)
+            held = Kronecker(n, algebra=algebra, parts=parts, zero_row=zero_row)
+            parametrize.register_parametrization(owner, key, held)
+    except PhmctlError as problem:
+        for (owner, key), weight in weights.items():
+            if parametrize.is_parametrized(owner, key):
+                _restore(owner, key, weight)
+        return Converted(*row, before, None, str(problem))
     left = whole = after = 0.0
-    done: list[tuple[nn.Module, str, Tensor]] = []
     for (owner, key), weight in weights.items():
-        try:
-            parametrize.register_parametrization(owner, key, _kronecker(owner, key, weight, n, algebra))
-        except PhmctlError as problem:
-            for other, other_key, original in done:
-                _restore(other, other_key, cast("nn.Parameter", original))
-            return Converted(*row, before, None, str(problem))
-        done.append((owner, key, weight))
-    for owner, key, weight in done:
         made = owner.parametrizations[key]  # type: ignore[index]
         shared = first.setdefault(id(weight), made)
         owner.parametrizations[key] = shared  # type: ignore[index, operator]
@@ -252,24 +271,10 @@ def _convert(
             after += part.numel()
         left += (getattr(owner, key) - weight).norm().item() ** 2
         whole += weight.norm().item() ** 2
-    for owner in {owner for owner, _, _ in done}:
-        _build_once_a_forward(owner)
+    for owner in {owner for owner, _ in weights}:
+        if isinstance(owner, (nn.LSTM, nn.MultiheadAttention)):
+            _build_once_a_forward(owner)
     return Converted(*row, int(after), (left / whole) ** 0.5 if whole else 0.0)
-
-
-def remove(module: nn.Module, weights: dict[tuple[int, ...], nn.Parameter]) -> None:
-    """Give a module plain weights in place of its Kronecker parametrizations; those made of the same tensors share one.
-
-    Args:
-        module: a parametrized one.
-        weights: by the ids of the tensors that a weight is made of; added to.
-    """
-    for key, made in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
-        if any(isinstance(part, Kronecker) for part in made):
-            sources = list(made.parameters())
-            with torch.no_grad():
-                weight = nn.Parameter(getattr(module, key).clone(), any(part.requires_grad for part in sources))
-            _restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
 
 
 def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
@@ -284,17 +289,8 @@ def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
         module._init_flat_weights()
 
 
-def _kronecker(owner: nn.Module, key: str, weight: Tensor, n: int, algebra: str) -> Kronecker:
-    parts = _GATES if key.startswith(("weight_ih", "weight_hh")) else 1
-    padding = owner.padding_idx if isinstance(owner, nn.Embedding) else None
-    zero_row = None if padding is None or weight.is_meta or weight[padding].any() else int(padding)
-    return Kronecker(n, algebra=algebra, parts=parts, zero_row=zero_row)
-
-
 def _build_once_a_forward(module: nn.Module) -> None:
     """Have a forward of torch's that reads a weight several times build H once."""
-    if not isinstance(module, (nn.LSTM, nn.MultiheadAttention)):
-        return
     kind: Any = type(module)  # the class that parametrize made for this module alone
     base = kind.__bases__[0]
 
@@ -356,29 +352,13 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield what could be converted; parts of an attention belong to it."""
     inside: set[int] = set()
     for name, module in model.named_modules():
-        whole = isinstance(module, (PHMLinear, PHMEmbedding, PHMLSTM, nn.MultiheadAttention))
-        if id(module) in inside or whole:
+        kind = type(module)  # Conv1D is a linear map with a transposed weight
+        conv1d = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+        if isinstance(module, nn.MultiheadAttention):
             inside.update(map(id, module.modules()))
-        if isinstance(module, nn.MultiheadAttention) or (
-            id(module) not in inside and (isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM)) or _is_conv1d(module))
-        ):
             yield name, module
-
-
-def _without_counterpart(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that hold a weight of two axes or more and are no layer that can be converted."""
-    known = {id(part) for _, module in _candidates(model) for part in module.modules()}
-    for module in model.modules():
-        if isinstance(module, (PHMLinear, PHMEmbedding, PHMLSTM)):
-            known.update(map(id, module.modules()))
-        if id(module) not in known and any(part.dim() > 1 for part in module.parameters(recurse=False)):
-            yield module
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    """Whether this is the Conv1D of `transformers`, a linear map with a transposed weight; without importing that."""
-    kind = type(module)
-    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+        elif id(module) not in inside and (conv1d or isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM))):
+            yield name, module
 
 
 def _selected(name: str, module: nn.Module, select: Selection) -> bool:
@@ -393,15 +373,111 @@ def _selected(name: str, module: nn.Module, select: Selection) -> bool:
     return any(_selected(name, module, each) for each in select)
 
 
-def _users(model: nn.Module) -> dict[int, list[tuple[str, int]]]:
-    """Return, by a tensor's id, the names and ids of the modules that hold it."""
-    users: dict[int, list[tuple[str, int]]] = {}
-    for name, module in model.named_modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                users.setdefault(id(parameter), []).append((name, id(module)))
-    return users
+def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """Replace every PHM map of a model by the dense layer of the same function, to rounding.
+
+    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``, and what :func:`phmctl.convert`
+    parametrized has a plain weight again. A ``PHMLSTM`` stays what its model calls, with dense maps;
+    ``PHMLSTM.to_dense`` makes an ``nn.LSTM`` of it. What is shared stays shared: a module with several names, a table
+    that is the generator's weight too, a bias. What is frozen stays frozen.
+
+    Args:
+        model: any module; it may be such a layer itself.
+        inplace: change `model` itself, where a copy would be too large. A root that is such a layer cannot be
+            replaced in place: use the result.
+
+    Returns:
+        the model, or its copy, in the same mode; ``nn.Linear`` for a ``PHMLinear``.
+    """
+    return _replaced(model, inplace=inplace, by_blocks=False)
 
 
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def freeze(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """Replace the PHM maps of a model as :func:`to_dense` does, but let maps of execution ``rank`` keep their blocks.
+
+    Their blocks T are computed once, as buffers: these maps do not learn.
+
+    Args:
+        model: any module.
+        inplace: change `model` itself, as of :func:`to_dense`.
+
+    Returns:
+        the model, or its copy, in the same mode.
+    """
+    return _replaced(model, inplace=inplace, by_blocks=True)
+
+
+class BlockLinear(nn.Module):
+    """A PHM map that answers by R block products: :func:`freeze` makes it.
+
+    Attributes:
+        T: (R, k/n, d/n), the blocks.
+        U: (n, R).
+        V: (R, n).
+        bias: (k,) or None.
+    """
+
+    T: Tensor
+    U: Tensor
+    V: Tensor
+    bias: Tensor | None
+
+    @torch.no_grad()
+    def __init__(self, layer: PHMLinear) -> None:
+        super().__init__()
+        W, U, V = cast("tuple[Tensor, Tensor, Tensor]", layer.factors)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        for name, part in (("T", block_sums(W, layer.S)), ("U", U), ("V", V), ("bias", layer.bias)):
+            self.register_buffer(name, None if part is None else part.detach().clone())
+        self.train(layer.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the map to the last axis. (..., d) -> (..., k)."""
+        return rank_linear(x, self.T, self.U, self.V, self.bias)
+
+
+def _replaced(model: nn.Module, *, inplace: bool, by_blocks: bool) -> nn.Module:
+    """Replace each PHM map by its dense layer, or those of execution ``rank`` by their blocks."""
+    model = model if inplace else copy.deepcopy(model)
+    replaced: dict[int, nn.Module] = {}
+    weights: dict[tuple[int, ...], nn.Parameter] = {}  # by the ids of the tensors that a weight is made of
+    if model.__dict__.get("save_pretrained") is _refuse_to_save:
+        object.__delattr__(model, "save_pretrained")
+    for module in list(model.modules()):
+        if by_blocks and isinstance(module, PHMLinear) and module.n > 1 and module.execution == RANK:
+            replaced[id(module)] = BlockLinear(module)
+        elif isinstance(module, (PHMLinear, PHMEmbedding, NarrowEmbedding, TwoFactorLinear)):
+            replaced[id(module)] = _dense(module, weights)
+        elif parametrize.is_parametrized(module):
+            for key, made in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
+                if any(isinstance(part, Kronecker) for part in made):
+                    sources = list(made.parameters())
+                    with torch.no_grad():
+                        weight = nn.Parameter(getattr(module, key).clone(), any(part.requires_grad for part in sources))
+                    _restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # not named_children(), which leaves out repetitions
+            if id(child) in replaced:
+                setattr(parent, name, replaced[id(child)])
+    return replaced.get(id(model), model)
+
+
+def _dense(
+    module: PHMLinear | PHMEmbedding | NarrowEmbedding | TwoFactorLinear, weights: dict[tuple[int, ...], nn.Parameter]
+) -> nn.Module:
+    """Return a module's dense layer; maps made of the same tensors get the same weight."""
+    dense = module.to_dense()
+    weight = cast("nn.Parameter", dense.weight)
+    plain, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    if plain is not None:  # n = 1
+        plain.data.copy_(weight)  # a table's row of padding is zero there
+        dense.weight = plain
+    else:
+        sources = [part for name, part in module.named_parameters() if "bias" not in name.split(".")]
+        weight.requires_grad_(any(part.requires_grad for part in sources))
+        same = weights.setdefault(tuple(map(id, sources)), weight)
+        if same.is_meta or torch.equal(same, weight):  # not the same tensors by another parametrization
+            dense.weight = same
+    if bias is not None:
+        dense.bias = bias
+    return dense

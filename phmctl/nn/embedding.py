@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phmctl.algebra.kronecker import LEARNED
 from phmctl.algebra.modes import full_precision, without_autocast
-from phmctl.algebra.rules import LEARNED
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError, UserError
-from phmctl.nn.linear import KroneckerWeight, PHMLinear
-from phmctl.nn.two_factors import TwoFactorLinear
+from phmctl.nn.linear import KroneckerWeight, PHMLinear, TwoFactorLinear
 
 
 class PHMEmbedding(KroneckerWeight):

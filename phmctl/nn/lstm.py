@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from phmctl.algebra.kronecker import LEARNED
 from phmctl.algebra.modes import compute_dtype, full_precision, needs_plain_operations, without_autocast
-from phmctl.algebra.rules import LEARNED
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
 

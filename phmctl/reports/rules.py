@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phmctl.algebra.known import NearestAlgebra, Spectra, chance_distance, nearest_known, spectra
+from phmctl.algebra.alignment import NearestAlgebra, Spectra, chance_distance, nearest_known, spectra
 from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.variants import Trained, Variant
 from phmctl.console import Table

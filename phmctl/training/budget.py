@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from phmctl.devices import isolated
 from phmctl.errors import RecipeError
-from phmctl.nn.tune import tune
+from phmctl.nn.tuning import tune
 from phmctl.recipe.schema import TrainingSection
 from phmctl.training.optimiser import build_optimiser
 from phmctl.training.precision import build_autocast

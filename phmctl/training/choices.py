@@ -11,7 +11,7 @@ from torch import nn
 
 from phmctl.errors import RunError
 from phmctl.files import read_json_object, write_json
-from phmctl.nn.tune import set_executions, tune
+from phmctl.nn.tuning import set_executions, tune
 from phmctl.runs import Run
 from phmctl.training.optimiser import build_rates
 from phmctl.training.processes import Processes

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.kronecker import nearest_components, nearest_sum
-from phmctl.algebra.rules import LEARNED, fixed_rule
+from phmctl.algebra.kronecker import LEARNED, fixed_rule, nearest_components, nearest_sum
 from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
 from phmctl.errors import DataError, RunError
 from phmctl.nn.linear import KroneckerWeight

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from phmctl.nn.rates import grouped, relative_rates
+from phmctl.nn.tuning import grouped, relative_rates
 from phmctl.recipe.schema import TrainingSection
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")

@@ -24,7 +24,7 @@ from phmctl.checkpoints import (
 )
 from phmctl.devices import seed_generators
 from phmctl.errors import NonFiniteError, PhmctlError
-from phmctl.nn.dense import to_dense
+from phmctl.nn.convert import to_dense
 from phmctl.runs import Run
 from phmctl.training.batches import BatchStream, parts_of, seed_dropout
 from phmctl.training.choices import apply_executions, choose_rates

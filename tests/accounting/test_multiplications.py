@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from phmctl.accounting.multiplications import multiplications
-from phmctl.nn.attention import MultiHeadAttention
+from phmctl.accounting.ledger import multiplications
 from phmctl.nn.build import LinearBuilder
+from phmctl.nn.layers import MultiHeadAttention
 from phmctl.nn.linear import PHMLinear
 
 T, D, K, N, R = 32, 64, 128, 4, 7  # tokens, in, out, n, rank

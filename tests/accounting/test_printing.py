@@ -2,8 +2,7 @@ import re
 
 import pytest
 
-from phmctl.accounting.counting import count_parameters
-from phmctl.accounting.printing import print_count
+from phmctl.accounting.counting import count_parameters, print_count
 
 
 def printed(capsys, *args, **kwargs):

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
-from phmctl.algebra.kronecker import kronecker_sum, nearest_sum
-from phmctl.algebra.rules import fixed_rule
+from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.errors import DimensionError
 
 FIXED = ["complex", "quaternion", "octonion", "sedenion"]

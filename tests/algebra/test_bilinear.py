@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.algebra.bilinear import TOLERANCE, Factors, decompose, generic_rank, recompose
-from phmctl.algebra.rules import fixed_rule
+from phmctl.algebra.kronecker import fixed_rule
 from phmctl.errors import RankError
 from tests.references import bilinear_rank
 

@@ -15,9 +15,8 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
     learned_rule,
 )
-from phmctl.algebra.kronecker import kronecker_sum
+from phmctl.algebra.kronecker import fixed_rule, kronecker_sum
 from phmctl.algebra.rank_product import block_sums
-from phmctl.algebra.rules import fixed_rule
 from phmctl.errors import UserError
 
 D, K = 240, 480  # divisible by 1, 2, 3, 4, 5, 8, 16

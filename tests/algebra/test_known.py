@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.algebra.known import chance_distance, known_rules, nearest_known, spectra
-from phmctl.algebra.rules import fixed_rule
+from phmctl.algebra.alignment import chance_distance, known_rules, nearest_known, spectra
+from phmctl.algebra.kronecker import fixed_rule
 from tests.references import multiply
 
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from phmctl.algebra import rank_product as module
 from phmctl.algebra.bilinear import Factors, decompose, recompose
+from phmctl.algebra.kronecker import fixed_rule
 from phmctl.algebra.rank_product import block_sums, rank_linear
-from phmctl.algebra.rules import fixed_rule
 from tests.references import kronecker_sum_reference
 
 

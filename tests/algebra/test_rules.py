@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.algebra.initialisation import learned_rule
-from phmctl.algebra.rules import ALGEBRAS, check_algebra, fixed_rule
+from phmctl.algebra.kronecker import ALGEBRAS, check_algebra, fixed_rule
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, UserError
 from tests.references import multiply

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
 from phmctl.models.transformer import Transformer
-from phmctl.nn.attention import MultiHeadAttention
+from phmctl.nn.layers import MultiHeadAttention
 from phmctl.recipe.schema import TransformerSection
 
 

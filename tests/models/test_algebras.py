@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.algebra.rules import fixed_rule
+from phmctl.algebra.kronecker import fixed_rule
 from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
 from phmctl.models.transformer import Transformer

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.nn.attention import _attention
+from phmctl.nn.layers import _attention
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.schema import TransformerSection
 

@@ -10,8 +10,7 @@ from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
 from phmctl.algebra.initialisation import learned_rule
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import DimensionError, UserError
-from phmctl.nn.linear import KroneckerWeight
-from phmctl.nn.two_factors import TwoFactorLinear
+from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
 from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}

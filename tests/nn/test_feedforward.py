@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.feedforward import FeedForward
+from phmctl.nn.layers import FeedForward
 
 
 @pytest.mark.parametrize(("algebra", "n"), [("real", 1), ("phm", 2), ("quaternion", 4)])

@@ -6,7 +6,7 @@ import torch
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import RecipeError
-from phmctl.nn.dense import to_dense
+from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding
 from phmctl.recipe.loading import load_recipe
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phmctl.errors import DimensionError
-from phmctl.nn.pooling import POOLINGS, last_pool, max_pool, mean_pool
+from phmctl.nn.layers import POOLINGS, last_pool, max_pool, mean_pool
 
 
 def by_loops(name: str, states: Tensor, mask: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from phmctl.nn.positions import SinusoidalPositions, sinusoids
+from phmctl.nn.layers import SinusoidalPositions, sinusoids
 
 
 @pytest.mark.parametrize("width", [4, 8, 64])

@@ -18,8 +18,8 @@ from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.assembly import build_transformer
 from phmctl.errors import RankError, UserError
-from phmctl.nn.dense import BlockLinear
-from phmctl.nn.tune import set_executions
+from phmctl.nn.convert import BlockLinear
+from phmctl.nn.tuning import set_executions
 from phmctl.recipe.schema import TransformerSection
 from tests.references import kronecker_sum_reference
 
@@ -209,7 +209,7 @@ def test_tune_times_each_shape_and_sets_what_is_faster(monkeypatch: pytest.Monke
             call()
         return {"dense": [3.0, 3.0, 3.0], "rank": [2.0, 9.0, 2.0]}
 
-    monkeypatch.setattr("phmctl.nn.tune.alternate", alternate)
+    monkeypatch.setattr("phmctl.nn.tuning.alternate", alternate)
     net = nn.Sequential(by_rank(24, 24, execution="dense"), by_rank(24, 24), by_rank(24, 48), PHMLinear(48, 8, n=4))
     assert phmctl.tune(net, tokens=5) == {"0": "rank", "1": "rank", "2": "rank"}
     assert timed == [["dense", "rank"]] * 2

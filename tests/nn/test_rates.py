@@ -10,8 +10,8 @@ from torch import nn
 
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear, convert
 from phmctl.errors import UserError
-from phmctl.nn.rates import parameter_groups, relative_rates
-from phmctl.nn.two_factors import TwoFactorLinear
+from phmctl.nn.linear import TwoFactorLinear
+from phmctl.nn.tuning import parameter_groups, relative_rates
 
 
 @given(n=st.sampled_from([1, 2, 4, 8]), width=st.sampled_from([64, 256]), wider=st.sampled_from([1, 4]))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phmctl.nn.residual import Residual
+from phmctl.nn.layers import Residual
 
 X = torch.tensor([[[1.0, 2.0, 3.0, 6.0], [0.0, -1.0, 1.0, 4.0]]], dtype=torch.double)  # (1, 2, 4)
 GAIN, SHIFT = torch.tensor([1.0, 2.0, 0.5, -1.0]).double(), torch.tensor([0.0, 1.0, -1.0, 0.5]).double()

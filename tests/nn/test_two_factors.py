@@ -11,8 +11,8 @@ from torch import nn
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.assembly import build_transformer
 from phmctl.errors import DimensionError, RecipeError
-from phmctl.nn.dense import to_dense
-from phmctl.nn.two_factors import TwoFactorLinear
+from phmctl.nn.convert import to_dense
+from phmctl.nn.linear import TwoFactorLinear
 from phmctl.recipe.loading import resolve
 from phmctl.recipe.schema import TransformerSection
 

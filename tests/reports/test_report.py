@@ -141,7 +141,7 @@ def test_each_rule_is_drawn_with_the_algebra_that_it_is_nearest_to(page: str) ->
 def test_a_quaternion_rule_is_found_to_be_one(tmp_path: Path) -> None:
     import torch
 
-    from phmctl.algebra.rules import fixed_rule
+    from phmctl.algebra.kronecker import fixed_rule
     from phmctl.checkpoints import write_checkpoint
     from phmctl.comparison.variants import Trained
     from phmctl.reports.rules import learned_rules

@@ -15,7 +15,7 @@ from phmctl.data.copies import check_same_data, check_same_vocabulary
 from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.data.prepared.show import coverage_of
 from phmctl.errors import DataError, RunError
-from phmctl.nn.dense import to_dense
+from phmctl.nn.convert import to_dense
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run

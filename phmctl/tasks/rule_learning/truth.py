@@ -17,8 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from phmctl.algebra.kronecker import kronecker_sum
-from phmctl.algebra.rules import fixed_rule
+from phmctl.algebra.kronecker import fixed_rule, kronecker_sum
 from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
 from phmctl.errors import RunError
 from phmctl.files import write_atomic

@@ -89,7 +89,7 @@ class TranslationModel(Model):
         import torch
 
         from phmctl.decoding.torch_engine import pad
-        from phmctl.nn.pooling import mean_pool
+        from phmctl.nn.layers import mean_pool
 
         model = self.engine.model
         rows, _ = self.translator.encode(check_texts(texts), strict=False)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from phmctl.algebra.rules import fixed_rule
+from phmctl.algebra.kronecker import fixed_rule
 from phmctl.tasks.rule_learning.truth import draw_rotation, draw_samples, draw_truth
 from tests.references import kronecker_sum_reference, multiply
 

@@ -1,11 +1,14 @@
-"""Multi-head attention whose projections are PHM maps (Zhang et al. 2021, §4.2)."""
+"""The parts of a Transformer and of a classifier that are no linear maps, and sublayers made of such maps."""
 
-from typing import Literal
+import math
+from collections.abc import Callable
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.errors import DimensionError
 from phmctl.nn.build import LinearBuilder
 
 Projections = Literal["fused", "separate", "packed"]
@@ -137,3 +140,133 @@ def _attention(
         scores = scores.masked_fill(~mask, float("-inf"))
     shares = scores.softmax(-1)
     return (F.dropout(shares, dropout) if dropout else shares) @ value
+
+
+class FeedForward(nn.Module):
+    """``Y = PHM(ReLU(PHM(X)))``.
+
+    Args:
+        builder: makes the maps.
+        width: residual width d.
+        inner: hidden width.
+        dropout: on the hidden activations.
+    """
+
+    def __init__(self, builder: LinearBuilder, width: int, inner: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.expand = builder.map(width, inner)
+        self.contract = builder.map(inner, width)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., d) to (..., d)."""
+        hidden = self.expand(x).relu()  # (..., inner)
+        return self.contract(F.dropout(hidden, self.dropout, self.training))  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    """``x + f(norm(x))`` (pre) or ``norm(x + f(x))`` (post), with dropout on f's output.
+
+    Args:
+        width: residual width d.
+        dropout: on the sublayer's output.
+        pre_norm: where the layer norm stands.
+        device: where the norm's parameters are allocated.
+    """
+
+    def __init__(self, width: int, dropout: float, *, pre_norm: bool, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, device=device)
+        self.dropout = dropout
+        self.pre_norm = pre_norm
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply `sublayer`, a map of (B, T, d) to (B, T, d), to x of that shape."""
+        branch = sublayer(self.norm(x) if self.pre_norm else x)
+        x = x + F.dropout(branch, self.dropout, self.training)
+        return x if self.pre_norm else self.norm(x)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Return the table of sinusoids, (length, width) float32.
+
+    Sines stand in the first half of the columns, cosines in the second (as in Tensor2Tensor), instead of alternating:
+    a fixed permutation of the features.
+    """
+    half = width // 2
+    rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half - 1, 1)))  # (half,)
+    angles = torch.arange(length)[:, None] * rates  # (length, half)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds sinusoidal positions; the table grows when a longer sentence comes.
+
+    Args:
+        width: the residual width d, even.
+        device: where the table lies.
+    """
+
+    table: Tensor
+
+    def __init__(self, width: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("table", sinusoids(512, width).to(device), persistent=False)
+
+    def forward(self, length: int, start: int = 0) -> Tensor:
+        """Return rows `start` to `start + length` of the table, (length, d)."""
+        stop, table = start + length, self.table
+        if stop > table.shape[0]:
+            self.table = table = sinusoids(2 * stop, self.width).to(table)  # another thread may set a shorter one
+        return table[start:stop]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.table = sinusoids(len(self.table), self.width).to(self.table)  # to_empty() leaves it undefined
+        return self
+
+
+def max_pool(states: Tensor, mask: Tensor) -> Tensor:
+    """Return each feature's largest value over time, (B, T, d) -> (B, d).
+
+    Args:
+        states: (B, T, d). What stands at padding is never read, not even NaN, and gets a gradient of zero.
+        mask: (B, T) bool, true where a token stands.
+
+    Returns:
+        (B, d). A sequence without tokens gives zeros, so that no infinity reaches the layers behind; the same holds
+        for the other poolings. Where several steps share the largest value, they share its gradient.
+
+    Raises:
+        DimensionError: the shapes do not belong together, or there is no step.
+    """
+    _check(states, mask)
+    largest = states.masked_fill(~mask[..., None], -torch.inf).amax(1)  # (B, d)
+    return largest.masked_fill(~mask.any(1, keepdim=True), 0.0)
+
+
+def mean_pool(states: Tensor, mask: Tensor) -> Tensor:
+    """Return each feature's mean over the tokens, (B, T, d) -> (B, d). See :func:`max_pool` for the rest."""
+    _check(states, mask)
+    total = states.masked_fill(~mask[..., None], 0.0).sum(1)  # (B, d)
+    return total / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def last_pool(states: Tensor, mask: Tensor) -> Tensor:
+    """Return the state at each sequence's last token, (B, T, d) -> (B, d). See :func:`max_pool` for the rest."""
+    _check(states, mask)
+    steps = torch.arange(mask.shape[1], device=mask.device)  # (T,)
+    last = (mask * steps).amax(1)  # (B,)
+    rows = torch.arange(len(mask), device=mask.device)  # (B,)
+    return states[rows, last].masked_fill(~mask.any(1, keepdim=True), 0.0)  # (B, d)
+
+
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": max_pool, "mean": mean_pool, "last": last_pool}
+
+
+def _check(states: Tensor, mask: Tensor) -> None:
+    if states.dim() != 3 or states.shape[:2] != mask.shape:
+        raise DimensionError(f"states {tuple(states.shape)} and mask {tuple(mask.shape)} are not (B, T, d) and (B, T)")
+    if mask.shape[1] == 0:
+        raise DimensionError("there is no step to pool over; give at least one, padding or not")
