@@ -274,7 +274,7 @@ def differences(run: str | Path, against: str | Path) -> list[str]:
         RunError: one of them is no run.
     """
     from phmctl.exports import open_model
-    from phmctl.runs.differences import difference_lines, run_differences
+    from phmctl.runs.summary import difference_lines, run_differences
 
     baseline = open_model(against)
     return difference_lines(run_differences(baseline, open_model(run)), baseline.name)

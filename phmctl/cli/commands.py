@@ -24,8 +24,7 @@ def recipes(name: str | None) -> Shown:
 def runs(names: Sequence[str] | None, runs: Path | None) -> Shown:
     """List runs: changed keys, seed, steps, state, best score, parameters, minutes."""
     from phmctl.runs.find import runs_root
-    from phmctl.runs.show import remarks, run_tables
-    from phmctl.runs.summary import list_runs
+    from phmctl.runs.summary import list_runs, remarks, run_tables
 
     found = list_runs(names or (), runs)
     none = f"no runs in {runs or runs_root()}; train one with: phmctl train RECIPE"

@@ -14,8 +14,7 @@ from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
 from phmctl.metrics.text import Copy
 from phmctl.runs import check_checkpoint, check_split, splits_asked
-from phmctl.runs.differences import difference_lines, result_differences, run_differences
-from phmctl.runs.summary import Summary, list_runs
+from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
 from phmctl.tasks.answers import Metric, Test, spread, test_answers
 from phmctl.tasks.registry import kind_of
 

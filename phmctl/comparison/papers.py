@@ -15,8 +15,8 @@ from phmctl.comparison.variants import Trained, Variant, conditions, group, mean
 from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
-from phmctl.runs.differences import value_words
 from phmctl.runs.metrics import read_metrics, series
+from phmctl.runs.summary import value_words
 from phmctl.tasks.answers import spread
 
 SPEED = "seconds/100 steps"  # the metric that is read from a training's log

@@ -9,8 +9,7 @@ from phmctl.comparison.variants import Variant
 from phmctl.console import warn
 from phmctl.errors import RecipeError, RunError, check_known, nearest
 from phmctl.recipe.loading import flatten
-from phmctl.runs.differences import same_model, value_words
-from phmctl.runs.summary import Summary
+from phmctl.runs.summary import Summary, same_model, value_words
 
 BUDGETS = ("parameters", "minutes")
 _TOLERANCE = 0.1

@@ -10,10 +10,9 @@ from functools import cached_property
 from phmctl.errors import RunError
 from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
-from phmctl.runs.differences import result_differences, run_differences, same_model
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.runs.results import Result
-from phmctl.runs.summary import Parameters, Summary
+from phmctl.runs.summary import Parameters, Summary, result_differences, run_differences, same_model
 from phmctl.tasks.answers import Answers, Metric, spread
 from phmctl.tasks.registry import kind_of
 

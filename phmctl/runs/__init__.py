@@ -1,9 +1,17 @@
 """Run directories: everything of one training in one folder that can be moved to another machine."""
 
-from phmctl.runs.environment import describe_environment, git_revision
-from phmctl.runs.find import runs_root
-from phmctl.runs.names import AUTO, DATA, ENVIRONMENT, EXPORT, RECIPE
-from phmctl.runs.run import Loaded, Run, Weights, check_checkpoint, check_split, read_recipe, splits_asked, write_recipe
+from phmctl.runs.find import AUTO, DATA, ENVIRONMENT, EXPORT, RECIPE, runs_root
+from phmctl.runs.run import (
+    Loaded,
+    Run,
+    Weights,
+    check_checkpoint,
+    check_split,
+    describe_environment,
+    read_recipe,
+    splits_asked,
+    write_recipe,
+)
 
 __all__ = [
     "AUTO",
@@ -17,7 +25,6 @@ __all__ = [
     "check_checkpoint",
     "check_split",
     "describe_environment",
-    "git_revision",
     "read_recipe",
     "runs_root",
     "splits_asked",

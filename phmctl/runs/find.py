@@ -1,4 +1,4 @@
-"""Where runs lie, and which one a path or a name means."""
+"""Where runs lie, what is in them, and which one a path or a name means."""
 
 import functools
 import json
@@ -13,11 +13,19 @@ from phmctl.checkpoints import saved_steps
 from phmctl.console import note
 from phmctl.errors import RunError, UserError, nearest
 from phmctl.files import sync_folder
-from phmctl.runs.names import CHECKPOINTS, ENVIRONMENT, EXPORT, RECIPE
+
+# the names of what lies in a run
+RECIPE, RECIPE_JSON = "recipe.yaml", "recipe.json"
+ENVIRONMENT = "environment.json"
+DATA = "data.json"
+EXPORT = "export.json"  # what tells an export's folder from a run's
+CHECKPOINTS = "checkpoints"
+ATTEMPT = "attempt.json"  # there while a training goes on; left by one that failed
+LOCK = ".lock"
+POINTERS = ("last", "best")
+AUTO = "auto"  # the checkpoint that a run chooses itself
 
 _VERSION = re.compile(r"v(\d{3,})")
-
-
 _runs: ContextVar[Path | None] = ContextVar("runs", default=None)
 
 
@@ -44,22 +52,6 @@ def versions_in(folder: Path) -> list[Path]:
     return [entry for _, entry in sorted(found)]
 
 
-def newest(versions: list[Path]) -> Path:
-    """The newest version that has a checkpoint, with a note if there are others."""
-    whole = [folder for folder in versions if saved_steps(folder / CHECKPOINTS)]
-    chosen = (whole or versions)[-1]
-    if whole and chosen != versions[-1]:
-        _say(f"{versions[-1]} has no checkpoint; {chosen} is taken")
-    elif len(versions) > 1:
-        _say(f"{chosen} is the newest of {len(versions)} versions in {chosen.parent}")
-    return chosen
-
-
-@functools.cache  # a command opens a run several times
-def _say(text: str) -> None:
-    note(text)
-
-
 def claim_version(temporary: Path, parent: Path) -> Path:
     """Rename `temporary` to the next free version folder. A rename onto a filled folder fails: try the next."""
     while True:
@@ -76,63 +68,66 @@ def claim_version(temporary: Path, parent: Path) -> Path:
         return target
 
 
+_note_once = functools.cache(note)  # a command opens a run several times
+
+
 def find_run(path: Path | str) -> Path:
-    """The run folder that a path, a name below the root or a tag means."""
+    """The run folder that a path, a name below the root or a tag means.
+
+    Of several versions it is the newest that has a checkpoint, with a note if there are others.
+    """
     if not isinstance(path, str | Path) or not str(path):
         raise UserError(f"a run is named by its folder, not by {path!r}")
-    path = Path(path)
-    candidates = [path] if path.is_absolute() else [path, runs_root() / path]
-    folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    if folder is None and (tagged := _tagged(str(path), runs_root())):
+    path, root = Path(path), runs_root()
+    folder = next((candidate for candidate in (path, root / path) if candidate.is_dir()), None)
+    if folder is None and (tagged := _tagged(str(path), root)):
         if len(tagged) == 1:
             return tagged[0]
         raise RunError(f"{len(tagged)} runs have the tag {path}; name one: {', '.join(map(str, tagged))}")
     if folder is None:
-        hint = f"list them with: phmctl runs; PHMCTL_RUNS names their folder, {runs_root()} now"
-        raise RunError(f"no run at {path}{_nearest_run(path)}; {hint}")
+        hint = f"list them with: phmctl runs; PHMCTL_RUNS names their folder, {root} now"
+        raise RunError(f"no run at {path}{_nearest_run(path, root)}; {hint}")
     if (folder / RECIPE).exists() or _VERSION.fullmatch(folder.name):
         return folder
-    if versions := versions_in(folder):
-        return newest(versions)
-    variants = [entry for entry in sorted(folder.iterdir()) if versions_in(entry)]
-    if len(variants) == 1:
-        return newest(versions_in(variants[0]))
-    if variants:
-        raise RunError(f"{folder} has several variants; name one: {', '.join(str(each) for each in variants)}")
-    raise RunError(f"{folder} is not a run: {RECIPE} is missing{_nearest_run(path)}")
+    variants = [folder] if versions_in(folder) else [each for each in sorted(folder.iterdir()) if versions_in(each)]
+    if not variants:
+        raise RunError(f"{folder} is not a run: {RECIPE} is missing{_nearest_run(path, root)}")
+    if len(variants) > 1:
+        raise RunError(f"{folder} has several variants; name one: {', '.join(map(str, variants))}")
+    versions = versions_in(variants[0])
+    whole = [version for version in versions if saved_steps(version / CHECKPOINTS)]
+    chosen = (whole or versions)[-1]
+    if chosen != versions[-1]:
+        _note_once(f"{versions[-1]} has no checkpoint; {chosen} is taken")
+    elif len(versions) > 1:
+        _note_once(f"{chosen} is the newest of {len(versions)} versions in {chosen.parent}")
+    return chosen
 
 
-def _nearest_run(path: Path, root: Path | None = None) -> str:
-    root = root or runs_root()
-    known = list(root.glob("*/*/v*")) if root.is_dir() else []
-    variants = sorted({run.parent for run in known})
-    whole = [str(folder) for folder in (*variants, *known)]
-    below = [str(folder.relative_to(root)) for folder in (*variants, *known)]
-    return nearest(str(path), whole) or nearest(str(path), below)
-
-
-# --------------------------------------------------------------------------------------------------------- many runs
+def _nearest_run(path: Path, root: Path) -> str:
+    known = list(root.glob("*/*/v*"))
+    folders = [*sorted({run.parent for run in known}), *known]
+    below = [str(folder.relative_to(root)) for folder in folders]
+    return nearest(str(path), [str(folder) for folder in folders]) or nearest(str(path), below)
 
 
 def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Path]:
-    """The folders of some runs, each once, by recipe, variant and version."""
+    """The folders of some runs, or of all, each once, by recipe, variant and version."""
     root = root or runs_root()
-    found = [folder for name in names for folder in _named(name, root)] if names else list(_below(root))
+    found = [] if names else list(_below(root))
+    for name in names:
+        path = Path(name)
+        below = (list(_below(folder)) for folder in (path, root / path) if folder.is_dir())
+        own = next((runs for runs in below if runs), None) or _tagged(str(name), root)
+        if not own:
+            near = sorted(str(each.relative_to(root)) for each in root.glob(f"*/{path.name}") if versions_in(each))
+            if near:
+                raise RunError(f"no run at {name}; a variant is named behind its recipe: {', '.join(near)}")
+            tags = {tag for folder in _below(root) if (tag := _tag(folder)) is not None}
+            hint = _nearest_run(path, root) or nearest(str(name), tags)
+            raise RunError(f"no run at {name}, and none has this tag{hint}; list them with: phmctl runs")
+        found += own
     return sorted({folder.resolve(): folder for folder in found}.values(), key=_order)
-
-
-def _named(name: str | Path, root: Path) -> list[Path]:
-    path = Path(name)
-    for folder in (path, root / path):
-        if folder.is_dir() and (found := list(_below(folder))):
-            return found
-    if found := _tagged(str(name), root):
-        return found
-    if variants := sorted(str(each.relative_to(root)) for each in root.glob(f"*/{path.name}") if versions_in(each)):
-        raise RunError(f"no run at {name}; a variant is named behind its recipe: {', '.join(variants)}")
-    tags = {tag for folder in _below(root) if (tag := _tag(folder)) is not None}
-    hint = _nearest_run(path, root) or nearest(str(name), tags)
-    raise RunError(f"no run at {name}, and none has this tag{hint}; list them with: phmctl runs")
 
 
 def _below(folder: Path, depth: int = 3) -> Iterator[Path]:

@@ -19,33 +19,27 @@ def entry_line(entry: Mapping[str, Any]) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics file. A line that is none is left out, with a warning that names it.
+    """The entries of a metrics file; none of a file that is not there. Raises RunError where it cannot be read."""
+    return [entry for _, entry in read_lines(path)]
+
+
+def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of a metrics file and their entries. A line that is none is left out, with a warning that names it.
 
     An end that a crash cut short, without a line break, is left out silently.
     """
-    lines, end = read_lines(path)
-    entries = [read_entry(line) for line in lines]
-    warn_of_foreign(path, entries)
-    return [entry for entry in (*entries, read_entry(end)) if entry is not None]
-
-
-def read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """The file's lines, and what stands behind the last line break. Raises RunError where it cannot be read."""
     try:
-        *lines, end = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        return [], b""
+        return []
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}); copy the run again") from error
-    return lines, end
-
-
-def warn_of_foreign(path: Path, entries: list[dict[str, Any] | None]) -> None:
-    """Warn of lines that are no entries, by their numbers."""
-    wrong = [str(number) for number, entry in enumerate(entries, start=1) if entry is None]
+    entries = [read_entry(line) for line in lines]
+    wrong = [str(number) for number, entry in enumerate(entries[:-1], start=1) if entry is None]
     if wrong:
         numbers = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         warn(f"{path}, line {numbers}: no JSON object with a step; left out, the other lines count")
+    return [(line, entry) for line, entry in zip(lines, entries, strict=True) if entry is not None]
 
 
 def read_entry(line: bytes) -> dict[str, Any] | None:

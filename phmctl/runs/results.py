@@ -12,7 +12,7 @@ warning.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +21,7 @@ from typing import Any, Self
 from phmctl import __version__
 from phmctl.console import warn
 from phmctl.files import sha256, sha256_text, write_json
-from phmctl.runs.environment import git_revision
-from phmctl.runs.run import Run, Weights
+from phmctl.runs.run import Run, Weights, git_revision
 
 _FORMAT = 1  # of `made`
 _UNFIT = re.compile(r"[^A-Za-z0-9.-]+")
@@ -84,8 +83,8 @@ def write_result(
 ) -> Path:
     """Write a result into a run; return its file.
 
-    `scores` are the figures by which runs are compared, `answers` is the file of what was scored, `against` names the
-    baseline where the report holds a comparison; so does the setting.
+    `scores` are the figures by which runs are compared, `answers` is the file of what was scored, `against` the name of
+    the baseline where the report holds a comparison.
     """
     made = {
         "format": _FORMAT,
@@ -115,56 +114,53 @@ def _digest(made: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 def read_results(run: Run) -> list[Result]:
     """The results that lie in a run, by file name. What is no result is left out; of what is damaged is warned."""
-    return [result for path in sorted(run.results_folder.glob("*.json")) for result in _read(path)]
+    return [found for path in sorted(run.results_folder.glob("*.json")) if (found := _read(path)) is not None]
 
 
 def find_result(run: Run, setting: Setting) -> Result | None:
     """The result of a setting if it lies in a run, whole, with the answers that were scored."""
     path = setting.path(run, "json")
-    found = next(_read(path), None) if path.is_file() else None
+    found = _read(path) if path.is_file() else None
     return None if found is None or found.answers_gone else found
 
 
-def _read(path: Path) -> Iterator[Result]:
+def _read(path: Path) -> Result | None:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         made = report.pop("made", None) if isinstance(report, dict) else None
         if made is None:  # no result
-            return
+            return None
         if made["format"] != _FORMAT:
             warn(f"{path} is of format {made['format']!r}, and this phmctl reads {_FORMAT}; score the run anew")
-        elif made.get("digest") not in (None, _digest(made, report)):
+            return None
+        if made.get("digest") not in (None, _digest(made, report)):
             warn(f"{path} is not what eval wrote, so its result is left out; remove it and score the run again")
-        else:
-            yield _result(path, made, report)
+            return None
+        answers = None if made["answers"] is None else path.with_name(Path(made["answers"]).name)
+        gone = answers is not None and not answers.is_file()
+        if answers is not None and not gone and made.get("answers_sha256") not in (None, sha256(answers)):
+            warn(f"{answers} is not what was scored: no test has it; score the run again")
+            gone = True
+        return Result(
+            path,
+            str(made["split"]),
+            str(made["checkpoint"]),
+            dict(made["settings"]),
+            {name: float(value) for name, value in made["scores"].items()},
+            report,
+            made["against"],
+            made["checkpoint_sha256"],
+            made["seed"],
+            made["phmctl"],
+            made["git"],
+            made.get("date"),
+            None if gone else answers,
+            gone,
+        )
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "something is missing"
         warn(f"{path} is damaged ({reason}), so its result is left out; remove it and score the run again")
-
-
-def _result(path: Path, made: Mapping[str, Any], report: Mapping[str, Any]) -> Result:
-    answers, gone = None if made["answers"] is None else path.with_name(Path(made["answers"]).name), False
-    if answers is not None:
-        gone = not answers.is_file()
-        if not gone and made.get("answers_sha256") not in (None, sha256(answers)):
-            warn(f"{answers} is not what was scored: no test has it; score the run again")
-            gone = True
-    return Result(
-        path,
-        str(made["split"]),
-        str(made["checkpoint"]),
-        dict(made["settings"]),
-        {name: float(value) for name, value in made["scores"].items()},
-        report,
-        made["against"],
-        made["checkpoint_sha256"],
-        made["seed"],
-        made["phmctl"],
-        made["git"],
-        made.get("date"),
-        None if gone else answers,
-        gone,
-    )
+        return None
 
 
 def scores_of(report: Mapping[str, Any]) -> dict[str, float]:

@@ -13,8 +13,12 @@
         results/           what eval and decode write
 """
 
+import importlib.metadata
 import json
+import os
+import platform
 import shlex
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,8 +27,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from phmctl import __version__
 from phmctl.checkpoints import AVERAGE, MANIFEST, read_state, saved_steps, step_name, verify_checkpoint
 from phmctl.console import note
+from phmctl.devices import processor_name
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
     locked,
@@ -38,9 +44,21 @@ from phmctl.files import (
     write_json,
     writing,
 )
-from phmctl.runs.environment import describe_environment
-from phmctl.runs.find import claim_version, find_run, versions_in
-from phmctl.runs.names import ATTEMPT, AUTO, CHECKPOINTS, DATA, ENVIRONMENT, EXPORT, LOCK, POINTERS, RECIPE, RECIPE_JSON
+from phmctl.runs.find import (
+    ATTEMPT,
+    AUTO,
+    CHECKPOINTS,
+    DATA,
+    ENVIRONMENT,
+    EXPORT,
+    LOCK,
+    POINTERS,
+    RECIPE,
+    RECIPE_JSON,
+    claim_version,
+    find_run,
+    versions_in,
+)
 
 if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
@@ -48,6 +66,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound="Recipe")
 Loaded = TypeVar("Loaded")
 _AGAIN = "copy the run again, or train anew"
+_LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
 
 
 @dataclass(frozen=True)
@@ -76,9 +95,8 @@ class Run:
     ) -> Self:
         """Make a new version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``; none is ever overwritten.
 
-        `fill` writes what else belongs into it (tokenizer, text), before the folder gets its name: a run that exists is
-        complete, and of two processes that start at once each gets its own number. `environment` is for
-        ``environment.json``.
+        `fill` writes what else belongs into it (tokenizer, text) before the folder gets its name: a run that exists is
+        complete.
         """
         parent = root / recipe.name / recipe.variant
         with writing(parent):
@@ -95,10 +113,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open a run by its folder, by a variant's folder, by its name below the root, or by its tag.
-
-        Of several versions it is the newest that has a checkpoint: a start that failed does not hide the run before it.
-        """
+        """Open a run as :func:`~phmctl.runs.find.find_run` finds it."""
         folder = find_run(path)
         if (folder / EXPORT).is_file():
             raise RunError(
@@ -122,7 +137,7 @@ class Run:
         return f"{self.recipe.name}/{self.recipe.variant}/{self.folder.resolve().name}"
 
     def recipe_of(self, kind: type[Kind]) -> Kind:
-        """The recipe as one of the task wanted; RunError where it is another task's."""
+        """The recipe; RunError where it is another task's."""
         if not isinstance(self.recipe, kind):
             wanted = kind.model_fields["task"].default
             raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {wanted!r}")
@@ -152,8 +167,6 @@ class Run:
         """The splits of whose text the run keeps a copy."""
         return sorted({path.stem for path in self.text_folder.glob("*.*")})
 
-    # -------------------------------------------------------------------------------------------- checkpoints
-
     def checkpoint_names(self) -> list[str]:
         """What :meth:`checkpoint` takes: ``last``, ``best``, ``average`` where they exist, and steps."""
         folder = self.checkpoints_folder
@@ -162,10 +175,7 @@ class Run:
         return names + [step_name(step) for step in saved_steps(folder)]
 
     def choice(self) -> str:
-        """Which checkpoint ``auto`` is: the average if the recipe asks for one and it is made, else ``best``.
-
-        ``last`` before the first validation.
-        """
+        """Which checkpoint ``auto`` is: the average if asked for and made, else ``best``; first of all ``last``."""
         names = self.checkpoint_names()
         wanted = [AVERAGE, "best"] if self.recipe.training.average else ["best"]
         return next((name for name in wanted if name in names), "last")
@@ -195,17 +205,15 @@ class Run:
             return folder / target
         if name in POINTERS:
             why = f": {self._why_no_best()}" if name == "best" else ""
-            listed = ", ".join(names)
-            raise RunError(
-                f"{self.folder} has no {name!r} checkpoint{why}; use --checkpoint {names[0]} (there are: {listed})"
-            )
+            others = f"use --checkpoint {names[0]} (there are: {', '.join(names)})"
+            raise RunError(f"{self.folder} has no {name!r} checkpoint{why}; {others}")
         step = step_name(int(name)) if name.isdecimal() else name
         if step not in folders and not ((folder / step).is_dir() and (folder / step).parent == folder):
             raise RunError(f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}")
         return folder / step
 
     def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
-        """What `read` makes of a checkpoint. It is given the name of the folder: `name` is followed once.
+        """What `read` makes of a checkpoint, given the name of its folder, which `name` is followed to once.
 
         A training beside this process may prune the folder while it is read: then `name` is followed again. Where
         ``auto`` is not what the recipe asks for, that is said.
@@ -215,9 +223,8 @@ class Run:
         if taken == "last":
             note(f"{self.folder} has no best checkpoint: {self._why_no_best()}; last is taken, {folder.name}")
         elif taken == "best" and self.recipe.training.average:
-            note(
-                f"{self.folder} is not trained to its end, so there is no average yet; {taken} is taken, {folder.name}"
-            )
+            why = "is not trained to its end, so there is no average yet"
+            note(f"{self.folder} {why}; {taken} is taken, {folder.name}")
         while True:
             try:
                 return read(folder.name)
@@ -252,8 +259,6 @@ class Run:
         elif _read_pointer(path) != step_name(step):
             write_atomic(path, step_name(step) + "\n")
 
-    # ----------------------------------------------------------------------------------------------- training
-
     @property
     def resume_command(self) -> str:
         """The command that continues this run, quoted for a shell."""
@@ -278,7 +283,7 @@ class Run:
     def attempted(self) -> Iterator[None]:
         """Note in the run that it is being trained, and if that fails, why; nothing is left of what ends or is stopped.
 
-        A note that cannot be written is no reason to stop. What is killed leaves one that names no error.
+        What is killed leaves a note that names no error. One that cannot be written is no reason to stop.
         """
         path = self.folder / ATTEMPT
         with suppress(OutputError):
@@ -292,8 +297,6 @@ class Run:
         finally:  # a second signal too ends here: it was stopped
             with suppress(OSError, OutputError):
                 path.unlink(missing_ok=True) if failed is None else write_json(path, {"error": failed})
-
-    # -------------------------------------------------------------------------------------------- its records
 
     def environment(self) -> dict[str, Any]:
         return self._record(ENVIRONMENT, resumed=list)
@@ -341,7 +344,7 @@ def check_checkpoint(runs: Sequence[Run], name: str, also: Collection[str] = ())
 
 
 def write_recipe(folder: Path, recipe: "Recipe") -> None:
-    """Write a run's recipe, as YAML for people and as JSON, which is read in a fiftieth of the time."""
+    """Write a run's recipe, as YAML for people and as JSON, which is read fifty times as fast."""
     from phmctl.recipe.loading import dump_recipe
 
     text = dump_recipe(recipe)
@@ -368,9 +371,8 @@ def read_recipe(path: Path) -> "Recipe":
         document = read_document(path, RecipeError)
         recipe = validate_recipe(document)
     except RecipeError as error:
-        reason = str(error)
-        reason = reason if reason.startswith(f"{path}") else f"{path} cannot be used: {reason}"
-        raise RunError(f"{reason}\n{_AGAIN}") from error
+        where = "" if str(error).startswith(f"{path}") else f"{path} cannot be used: "
+        raise RunError(f"{where}{error}\n{_AGAIN}") from error
     missing = [key for key in type(recipe).model_fields if key not in document.content]
     if missing or not path.read_bytes().endswith(b"\n"):
         lacks = f" before {missing[0]!r}" if missing else ""
@@ -385,3 +387,34 @@ def _read_pointer(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return lines[0].strip() if any(lines) and not any(lines[1:]) else None
+
+
+def describe_environment(recipe: "Recipe") -> dict[str, Any]:
+    """Where and with what this process runs: versions, platform, seed, git revision, time."""
+    libraries: dict[str, str | None] = dict.fromkeys(_LIBRARIES)
+    for name in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            libraries[name] = importlib.metadata.version(name)
+    return {
+        "phmctl": __version__,
+        "git": git_revision(),
+        "python": platform.python_version(),
+        "libraries": libraries,
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "processors": os.cpu_count(),
+        "seed": recipe.training.seed,
+        "precision": recipe.training.precision,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def git_revision() -> str | None:
+    """The commit of the checkout that phmctl is imported from (``-dirty`` when changed), or None."""
+    checkout = Path(__file__).resolve().parent.parent.parent
+    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"]
+    if (checkout / ".git").exists():
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+            return done.stdout.strip() or None
+    return None

@@ -1,28 +1,37 @@
-"""What a run is, read from its files alone: settings, state, best score, size, results. Nothing here imports torch."""
+"""What runs are, by their files alone: settings, state, best score, size, results; and what two of them differ in.
+
+Nothing here imports torch.
+"""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
+from phmctl.console import Table
 from phmctl.errors import PhmctlError, RecipeError, RunError
-from phmctl.files import is_locked
+from phmctl.files import is_locked, sha256_text
+from phmctl.recipe.loading import differences, flatten, load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.recipe.sections import NOTHING, keys_changing
-from phmctl.runs.find import select_runs
+from phmctl.runs.find import ATTEMPT, ENVIRONMENT, LOCK, RECIPE, select_runs
 from phmctl.runs.metrics import read_entry
-from phmctl.runs.names import ATTEMPT, ENVIRONMENT, LOCK, RECIPE
 from phmctl.runs.results import Result, read_results
 from phmctl.runs.run import Run, read_recipe
+from phmctl.shipped import shipped_names
 
 State = Literal["running", "finished", "stopped", "failed"]
 
-_COLUMNS = {"name", "model.algebra", "model.n", "training.seed"}  # differences that have a column of their own
+_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # differences that have a column of their own
+_NONE = "–"
+_KILLED = "it ended without a word: was it killed?"
 _VOCABULARY = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # tensors of the vocabulary's size
 _HEADER = 1 << 24  # bytes of a safetensors header, at most
 
@@ -116,14 +125,13 @@ class Damaged:
 
 def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Summary | Damaged]:
     """What is known of some runs, or of all below the root; see :func:`phmctl.runs.find.select_runs`."""
-    return [_summarise_any(folder) for folder in select_runs(names, root)]
-
-
-def _summarise_any(folder: Path) -> Summary | Damaged:
-    try:
-        return summarise(folder)
-    except (PhmctlError, OSError, ValueError, RecursionError) as error:
-        return Damaged(folder, str(error).split("\n")[0])
+    found: list[Summary | Damaged] = []
+    for folder in select_runs(names, root):
+        try:
+            found.append(summarise(folder))
+        except (PhmctlError, OSError, ValueError, RecursionError) as error:
+            found.append(Damaged(folder, str(error).split("\n")[0]))
+    return found
 
 
 def summarise(folder: Path) -> Summary:
@@ -131,65 +139,44 @@ def summarise(folder: Path) -> Summary:
         raise RunError(f"{folder} is not a run: {RECIPE} is missing")
     run = Run(folder, read_recipe(folder / RECIPE))
     environment = run.environment() if (folder / ENVIRONMENT).is_file() else {}
-    changed = _changed(run.recipe, environment)
+    written = environment.get("unmodified")
+    if not isinstance(written, dict):
+        written = _shipped(run.recipe.name)
+    own, apart = dict(flatten(run.recipe.model_dump())), {"name", *_COLUMNS, *keys_changing(run.recipe, NOTHING)}
+    changed = {key: (old, own.get(key)) for key, old in (written or {}).items() if key not in apart}
     whole = whole_steps(run.checkpoints_folder)
     newest = run.checkpoints_folder / step_name(whole[-1]) if whole else None
     state = {} if newest is None else read_state(newest)
     last, validations = _read_log(run.metrics_path)
     how, reason = _state(run, state)
+    tag, seconds = environment.get("tag"), last.get("seconds")
     return Summary(
         run,
-        _text(environment.get("tag")),
-        changed or {},
-        changed is not None,
+        tag if isinstance(tag, str) else None,
+        {key: (old, new) for key, (old, new) in changed.items() if old != new},
+        written is not None,
         how,
         reason,
         max(_count(state.get("step")), _count(last.get("step"))),
-        _number(last.get("seconds")),
+        None if seconds is None or isinstance(seconds, bool) else float(seconds),
         _best(state, validations),
         None if newest is None else count_stored(newest),
         tuple(read_results(run)),
     )
 
 
-# ------------------------------------------------------------------------------------------------------ what changed
-
-
-def _changed(recipe: Recipe, environment: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
-    """What differs from the recipe as written; None where that is not known."""
-    from phmctl.recipe.loading import flatten
-
-    own = dict(flatten(recipe.model_dump()))
-    written = environment.get("unmodified")
-    if not isinstance(written, dict):
-        written = _shipped(recipe.name)
-    if written is None:
-        return None
-    apart = _COLUMNS | keys_changing(recipe, NOTHING)
-    return {key: (value, own.get(key)) for key, value in written.items() if key not in apart and own.get(key) != value}
-
-
 @cache
 def _shipped(name: str) -> dict[str, Any] | None:
     """The shipped recipe of this name, flat; None where there is none."""
-    from phmctl.recipe.loading import flatten, load_recipe
-    from phmctl.shipped import shipped_names
-
     try:
         return dict(flatten(load_recipe(name).model_dump())) if name in shipped_names("recipes") else None
     except RecipeError:
         return None
 
 
-# ------------------------------------------------------------------------------------------------------------- state
-
-
 def is_done(step: int, stale: int, steps: int, patience: int) -> bool:
     """Whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
     return step >= steps or 0 < patience <= stale
-
-
-_KILLED = "it ended without a word: was it killed?"
 
 
 def _state(run: Run, state: Mapping[str, Any]) -> tuple[State, str | None]:
@@ -212,9 +199,6 @@ def _state(run: Run, state: Mapping[str, Any]) -> tuple[State, str | None]:
         _count(state.get("step")), _count(state.get("stale")), training.steps, training.patience
     )
     return ("finished" if done and averaged else "stopped"), None
-
-
-# ----------------------------------------------------------------------------------------------------- log and scores
 
 
 def _read_log(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
@@ -256,13 +240,111 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if _is_number(value) else None
-
-
 def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def run_tables(found: Sequence[Summary | Damaged]) -> Iterator[Table]:
+    """A table for each recipe. Columns that are empty in all of its rows are left out."""
+    sound = [run for run in found if isinstance(run, Summary)]
+    for recipe, group in groupby(sorted(sound, key=lambda run: run.recipe.name), key=lambda run: run.recipe.name):
+        runs = list(group)
+        metrics = {run.best.metric for run in runs if run.best is not None}
+        best = metrics.pop() if len(metrics) == 1 else "best"
+        columns: dict[str, list[str]] = {
+            "run": [run.run.name.partition("/")[2] for run in runs],
+            "changed": [_changes(run) for run in runs],
+            "tag": [run.tag or "" for run in runs],
+            "seed": [str(run.recipe.training.seed) for run in runs],
+            "steps": [f"{run.step}/{run.recipe.training.steps}" for run in runs],
+            "state": [run.state for run in runs],
+            best: [score(run, best) for run in runs],
+            "params": [_NONE if run.parameters is None else f"{run.parameters.total / 1e6:.2f}M" for run in runs],
+            "min": [_NONE if run.minutes is None else f"{run.minutes:.1f}" for run in runs],
+        }
+        shown = {name: cells for name, cells in columns.items() if any(cells)}
+        text = [index for index, name in enumerate(shown) if name in ("changed", "tag", "state")]
+        yield Table(f"\n{recipe}", list(shown), list(zip(*shown.values(), strict=True)), text, plain=True)
+
+
+def remarks(found: Sequence[Summary | Damaged]) -> Iterator[str]:
+    """A line for each run that failed, and for each folder that cannot be read."""
+    for run in found:
+        if isinstance(run, Damaged):
+            yield f"warning: {run.problem}"
+        elif run.reason is not None:
+            yield f"{run.run.name} failed: {run.reason}"
+
+
+def _changes(run: Summary) -> str:
+    """What differs from the recipe as written, by the keys of ``--set`` without ``model.`` and ``training.``."""
+    words = {None: "null", True: "true", False: "false"}
+    return " ".join(
+        f"{key.removeprefix('model.').removeprefix('training.')}="
+        + (words[new] if new is None or isinstance(new, bool) else str(new))
+        for key, (_, new) in run.changed.items()
+        if key != "training.steps"  # which has a column of its own
+    )
+
+
+def score(run: Summary, metric: str = "") -> str:
+    """A run's best figure; with its metric's name, unless that is `metric`."""
+    if run.best is None:
+        return _NONE
+    figure = f"{run.best.value:.4g}"
+    return figure if metric == run.best.metric else f"{run.best.metric} {figure}"
+
+
+def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
+    """What differs, by name, each with both values: recipe keys, the training data, the versions.
+
+    Left out are algebra, n and seed, and what changes nothing. Data are told apart by the first eight digits of a
+    SHA-256 over those of their source files, of the vocabulary and of the texts kept.
+    """
+    apart = _COLUMNS | keys_changing(one.recipe, NOTHING)
+    found = {key: pair for key, pair in differences(one.recipe, other.recipe).items() if key not in apart}
+    for name, what in (("data", _data_digest), ("made with", _versions)):
+        with suppress(RunError):  # it does not say
+            pair = (what(one), what(other))
+            if pair[0] != pair[1]:
+                found[name] = pair
+    return found
+
+
+def same_model(one: Run, other: Run, *apart: str) -> bool:
+    """Whether two runs differ in nothing but the seed, the versions that made them, and these keys."""
+    left, right = [(each.name, each.model.algebra, each.model.dimension) for each in (one.recipe, other.recipe)]
+    return left == right and not run_differences(one, other).keys() - {"made with", *apart}
+
+
+def difference_lines(found: Mapping[str, tuple[Any, Any]], one: str = "the baseline") -> list[str]:
+    """A line for each thing: ``training.steps: 2,000; 4,000 in the baseline``."""
+    return [f"{name}: {value_words(other)}; {value_words(first)} in {one}" for name, (first, other) in found.items()]
+
+
+def result_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """In which settings two results differ, such as ``decoding.beam``; a setting that is not known is none."""
+    left, right = dict(flatten(one)), dict(flatten(other))
+    both = (name for name in left if name in right)
+    return {name: (left[name], right[name]) for name in both if left[name] != right[name]}
+
+
+def _data_digest(run: Run) -> str:
+    data = run.data()
+    named = {key: data.get(key) for key in ("corpus", "token_types", "labels")}
+    named["sources"] = sorted(str(source.get("sha256")) for source in data.get("sources", ()))
+    kept = {name: split.get("kept") for name, split in data.get("splits", {}).items()}
+    return sha256_text([json.dumps([named, kept], sort_keys=True)])[:8]
+
+
+def _versions(run: Run) -> str:
+    environment = run.environment()
+    libraries = environment.get("libraries") or {}
+    return f"phmctl {environment.get('phmctl')} at {str(environment.get('git'))[:7]}, torch {libraries.get('torch')}"
+
+
+def value_words(value: Any) -> str:
+    """A value of a recipe as people read it."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "none" if value is None else str(value)

@@ -14,8 +14,7 @@ from phmctl.recipe.schema import Recipe
 from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run, runs_root
 from phmctl.runs.find import check_tag, versions_in
-from phmctl.runs.show import score
-from phmctl.runs.summary import Summary, summarise
+from phmctl.runs.summary import Summary, score, summarise
 from phmctl.sweeps.cells import Axis, Cell, axis, cells_of, setting_axes
 from phmctl.sweeps.work import Work, carry_out, listed, what_is_left
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from phmctl.errors import RecipeError
 from phmctl.files import write_atomic, writing
-from phmctl.runs.metrics import entry_line, read_entry, read_lines, warn_of_foreign
+from phmctl.runs.metrics import entry_line, read_lines
 
 VALIDATION, EARLY_STOP = "validation", "early_stop"
 
@@ -34,13 +34,10 @@ class MetricsLog:
         self._new_board = partial(summary_writer(), tensorboard, purge_step=step + 1) if tensorboard else None
         last = {VALIDATION: step if validated is None else validated}
         last[EARLY_STOP] = last[VALIDATION]
-        lines, end = read_lines(path) if path else ([], b"")
-        entries = [read_entry(line) for line in lines]
-        if path:
-            warn_of_foreign(path, entries)
-        read = zip([*lines, end], [*entries, read_entry(end)], strict=True)
         kept = [
-            (line, entry) for line, entry in read if entry and entry["step"] <= last.get(str(entry.get("event")), step)
+            (line, entry)
+            for line, entry in (read_lines(path) if path else ())
+            if entry["step"] <= last.get(str(entry.get("event")), step)
         ]
         self._kept = b"".join(line + b"\n" for line, _ in kept)
         self._events = {(entry.get("event"), entry["step"]) for _, entry in kept}
