@@ -46,8 +46,8 @@ from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run
-from phmctl.training.batches import Part, seed_dropout
 from phmctl.training.optimiser import build_optimiser, build_schedule, set_learning_rate
+from phmctl.training.trainer import Part, seed_dropout
 
 # group -> (the paper's abbreviation, our name, accuracy in % of Transformer-Base, and with NI composition)
 TABLE_3: dict[str, tuple[tuple[str, str, float, float], ...]] = {

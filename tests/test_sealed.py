@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.prepared.manifest import write_manifest
+from phmctl.data.prepared.folder import write_manifest
 from phmctl.errors import DataError, WriteFailedError
 from phmctl.files import sha256
 from phmctl.sealed import read_seal, seal, verify

@@ -21,7 +21,7 @@ from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
 from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.schema import Recipe
 from phmctl.tasks.registry import kind_of
-from phmctl.training.budget import mean_loss
+from phmctl.training.measured import mean_loss
 from phmctl.training.optimiser import build_rates
 
 _TOKENS = 512  # inputs of a map that its output is measured on

@@ -17,7 +17,7 @@ from phmctl.nn.tuning import tune
 from phmctl.recipe.schema import Recipe
 from phmctl.tasks.base import Candidate
 from phmctl.tasks.registry import kind_of
-from phmctl.training.budget import mean_loss, stepper
+from phmctl.training.measured import mean_loss, stepper
 
 R = TypeVar("R", bound=Recipe)
 

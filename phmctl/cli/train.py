@@ -67,7 +67,7 @@ def train(
             raise UserError("--dry-run works in one process; start it without torchrun")
         return _planned(what, given)
     if processes > 1:
-        from phmctl.training.launch import launch, without_option
+        from phmctl.training.processes import launch, without_option
 
         raise typer.Exit(launch(without_option(sys.argv[1:], "--processes"), processes))
     how = True if resume == _NEWEST else resume or False

@@ -164,7 +164,7 @@ class Layout(Section):
     splits: dict[SplitName, SplitFiles]
     optional: dict[SplitName, SplitFiles] = Field(default_factory=dict)  # splits that not everybody has
     parts: dict[SplitName, str] = Field(default_factory=dict)  # what `rows.split` says of each split's rows
-    odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # of `phmctl.data.odd`
+    odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # of `phmctl.data.rows`
     makes: tuple[SplitName, ...] = ()  # the splits that this function makes of train
 
     @model_validator(mode="after")

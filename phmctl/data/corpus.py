@@ -10,9 +10,9 @@ from typing import Any
 from phmctl.console import note, warn
 from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
 from phmctl.data.find import Match, find_files, find_split
-from phmctl.data.odd import CORPORA
 from phmctl.data.readers import check_columns, first_cells, lines_or_errors, parallel_files, read_lines, tables
 from phmctl.data.rows import (
+    CORPORA,
     Row,
     RowSource,
     SourceFile,

@@ -7,13 +7,16 @@ is that of all gradients: Adam's steps do not depend on their scale, so A and S 
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
+from phmctl.devices import takes_bfloat16
 from phmctl.nn.tuning import grouped, relative_rates
 from phmctl.recipe.schema import TrainingSection
+from phmctl.tasks.base import Autocast
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -111,3 +114,14 @@ def build_schedule(settings: TrainingSection) -> Callable[[int], float]:
         return lambda step: linear(step, peak, warmup, settings.steps)
     schedule = inverse_sqrt if settings.schedule == "inverse_sqrt" else constant
     return lambda step: schedule(step, peak, warmup)
+
+
+def build_autocast(device: torch.device, precision: str) -> Autocast:
+    """Return a function that gives the context of one forward pass.
+
+    ``bfloat16`` is torch's autocast, with float32 weights; where the device would only emulate it, more slowly than
+    float32 is computed, a warning says that float32 is used.
+    """
+    if precision == "float32" or not takes_bfloat16(device, "training.precision"):
+        return nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

@@ -26,7 +26,7 @@ from phmctl.checkpoints import (
     whole_steps,
     write_checkpoint,
 )
-from phmctl.data.order import ORDER
+from phmctl.data.batches import ORDER
 from phmctl.errors import RunError
 from phmctl.files import sweep, writing
 from phmctl.recipe.schema import TrainingSection

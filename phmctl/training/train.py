@@ -16,12 +16,10 @@ from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run, runs_root
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.batches import pieces_of
-from phmctl.training.budget import steps_within
 from phmctl.training.initial import Start, find_start
-from phmctl.training.metrics_log import MetricsLog, summary_writer
+from phmctl.training.measured import steps_within
 from phmctl.training.processes import Processes, job, joined, restarts
-from phmctl.training.progress import ProgressLine
+from phmctl.training.progress import MetricsLog, ProgressLine, summary_writer
 from phmctl.training.resume import (
     check_same,
     continue_at,
@@ -35,7 +33,7 @@ from phmctl.training.resume import (
 )
 from phmctl.training.saving import average_checkpoints, averaged_steps, scheduled_steps
 from phmctl.training.signals import StopRequest
-from phmctl.training.trainer import Trainer
+from phmctl.training.trainer import Trainer, pieces_of
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task

@@ -1,13 +1,16 @@
 """The loop: batches to gradients to weights; logging, validation and checkpoints at their intervals.
 
 A step runs on the device without a wait for it: losses, norms and the NaN flag stay there until the next log line. On
-the CPU, where looking costs nothing, the flag is read before each update.
+the CPU, where looking costs nothing, the flag is read before each update. Which micro-batches a process computes, and
+its random numbers, follow from seed, epoch, position, rank and number of processes: no checkpoint holds a generator.
 """
 
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,16 +25,15 @@ from phmctl.checkpoints import (
     step_name,
     write_checkpoint,
 )
+from phmctl.data.batches import mixed
 from phmctl.devices import seed_generators
-from phmctl.errors import NonFiniteError, PhmctlError
+from phmctl.errors import DataError, NonFiniteError, PhmctlError
 from phmctl.nn.convert import to_dense
 from phmctl.runs import Run
-from phmctl.training.batches import BatchStream, parts_of, seed_dropout
-from phmctl.training.choices import apply_executions, choose_rates
 from phmctl.training.initial import initialise
-from phmctl.training.metrics_log import EARLY_STOP, VALIDATION, MetricsLog
-from phmctl.training.nonfinite import Guard, trace
+from phmctl.training.measured import apply_executions, choose_rates
 from phmctl.training.optimiser import (
+    build_autocast,
     build_optimiser,
     build_schedule,
     optimiser_tensors,
@@ -39,14 +41,128 @@ from phmctl.training.optimiser import (
     set_learning_rate,
     skip_updates_when,
 )
-from phmctl.training.precision import build_autocast
 from phmctl.training.processes import GivenUpError, Processes, ValidationShare
-from phmctl.training.progress import ProgressLine, Throughput, clock
+from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput, clock
 from phmctl.training.saving import TrainingState, derive
 from phmctl.training.signals import StopRequest
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Rows, Task
+
+
+class Guard:
+    """Flags on the device: whether a step was bad, and which was the first.
+
+    From the first bad step on the fused optimiser skips its updates, so the weights stay those from before it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.found = torch.zeros((), dtype=torch.float32, device=device)  # 1 from the first bad step on
+        self._first = torch.zeros((), dtype=torch.float64, device=device)
+
+    def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Fold one step's loss and gradient norm, both scalars on the device, into the flags. No host sync."""
+        bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).to(torch.float32)
+        self._first += bad * (1 - self.found) * step
+        self.found.copy_(torch.maximum(self.found, bad))
+
+    def first_bad_step(self) -> int | None:
+        """Return the first bad step, or None. Waits for the device."""
+        return int(self._first.item()) if self.found.item() else None
+
+
+def trace(model: nn.Module, replay: Callable[[], Tensor]) -> str:
+    """Return, in words, where the first value that is not finite arises while `replay` runs a step again."""
+    order: list[tuple[str, bool]] = []  # of modules as they return, inner before outer: name, output is finite
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, inputs, output: order.append((name, _is_finite(output)))
+
+    handles = [m.register_forward_hook(watch(name or type(m).__name__)) for name, m in model.named_modules()]
+    try:
+        loss = replay()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, finite in order:
+        if not finite:
+            return f"the output of {name}"
+    if not bool(torch.isfinite(loss).all()):
+        return "the loss; every module's output is finite"
+    last_run = {name: position for position, (name, _) in enumerate(order)}
+    bad = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.grad)]
+    if not bad:
+        return "a value that was finite when the step was run again"
+    # The backward pass goes upwards: the gradient of the module that runs last went bad first.
+    return f"the gradient of {max(bad, key=lambda name: last_run.get(name.rpartition('.')[0], -1))}"
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_finite, value))
+    return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+
+
+_DROPOUT = 0x64726F70  # keeps these numbers apart from those of the order of batches, which have the seed in common
+
+
+class BatchStream:
+    """Gives the rows of micro-batches from an (epoch, position) on; these attributes name the next one."""
+
+    def __init__(self, task: "Task", epoch: int = 0, position: int = 0) -> None:
+        self._task = task
+        self.epoch = epoch
+        self.position = position
+        self._plan = task.plan(epoch)
+
+    def next(self, count: int) -> list["Rows"]:
+        """Return the rows of the next `count` micro-batches; they may span two epochs. DataError: an epoch has none."""
+        rows = []
+        for _ in range(count):
+            if self.position >= len(self._plan):
+                self.epoch, self.position = self.epoch + 1, 0
+                self._plan = self._task.plan(self.epoch)
+            if not self._plan:
+                raise DataError("the training split holds no sentence; prepare the data again")
+            rows.append(self._plan[self.position])
+            self.position += 1
+        return rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process runs forward and backward in one go."""
+
+    micro_batch: int  # of the step, counted from 0
+    piece: int  # of the micro-batch, counted from 0
+    rows: "Rows"  # of the split
+    counts: bool = True  # if not, the process has nothing to do and only takes part in the exchange of gradients
+
+
+def pieces_of(micro_batches: int, processes: int) -> int:
+    """Return in how many pieces each micro-batch of a step is cut, so that all processes get as many of them.
+
+    One where there are enough micro-batches: 4 on 3 processes are 2, 1 and 1; cutting would change dropout.
+    """
+    return 1 if micro_batches >= processes else processes // gcd(micro_batches, processes)
+
+
+def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
+    """Return the parts of a step, given as the rows of its micro-batches, of the process r of W: the r-th, r + W-th, …
+
+    Rows of a micro-batch are sorted by length, so a piece is every so many-th of them: all cost the same.
+    """
+    pieces = pieces_of(len(plan), processes)
+    every = [Part(number, piece, rows[piece::pieces]) for number, rows in enumerate(plan) for piece in range(pieces)]
+    return [part for part in every[rank::processes] if len(part.rows)] or [Part(0, 0, plan[0][:1], counts=False)]
+
+
+def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None:
+    """Seed the generators for the forward pass of one part by (seed, step, micro-batch, piece). Waits for no device.
+
+    A resumed step, a step that is run again and the same step on another number of processes all draw the same.
+    """
+    seed_generators(device, mixed(_DROPOUT, seed, step, part.micro_batch, part.piece))
 
 
 class Trainer:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.data.order import RandomNumbers, mixed
+from phmctl.data.batches import RandomNumbers, mixed
 
 
 def test_words_are_those_of_splitmix64() -> None:

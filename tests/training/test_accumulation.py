@@ -12,8 +12,7 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.tasks.translation.task import TranslationTask
-from phmctl.training.metrics_log import MetricsLog
-from phmctl.training.progress import ProgressLine
+from phmctl.training.progress import MetricsLog, ProgressLine
 from phmctl.training.trainer import Trainer
 
 SIZES = (1, 9, 4, 2, 8)  # sentences a micro-batch

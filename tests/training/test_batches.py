@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.training.batches import BatchStream, Part, parts_of, pieces_of, seed_dropout
+from phmctl.training.trainer import BatchStream, Part, parts_of, pieces_of, seed_dropout
 from tests.training.fake import BATCHES_PER_EPOCH, FakeTask
 
 

@@ -13,8 +13,7 @@ from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.translation.task import TranslationTask
-from phmctl.training.metrics_log import MetricsLog
-from phmctl.training.progress import ProgressLine
+from phmctl.training.progress import MetricsLog, ProgressLine
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
 from tests.training.conftest import Fit

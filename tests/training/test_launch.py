@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from phmctl.cli.main import app
 from phmctl.errors import UserError
 from phmctl.runs import Run
-from phmctl.training.launch import launch, without_option
-from phmctl.training.processes import RUN_ID, job
+from phmctl.training.processes import RUN_ID, job, launch, without_option
 from tests.training.together import ROOT
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

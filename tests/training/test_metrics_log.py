@@ -8,7 +8,7 @@ import pytest
 
 from phmctl.errors import OutputError, RecipeError, WriteFailedError
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.metrics_log import MetricsLog
+from phmctl.training.progress import MetricsLog
 
 
 def _fill(path: Path, steps: list[int]) -> None:
@@ -169,7 +169,7 @@ def test_tensorboard_gets_the_same_values(tmp_path: Path, monkeypatch: pytest.Mo
         def close(self) -> None:
             scalars.append(("closed", 0, 0))
 
-    monkeypatch.setattr("phmctl.training.metrics_log.summary_writer", lambda: Writer)
+    monkeypatch.setattr("phmctl.training.progress.summary_writer", lambda: Writer)
     with MetricsLog(tmp_path / "m", 3, tensorboard=tmp_path / "board") as log:
         log.add("validation", 4, {"loss": 0.5})
     assert scalars == [("validation/loss", 0.5, 4), ("closed", 0, 0)]

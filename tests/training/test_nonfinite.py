@@ -7,8 +7,8 @@ from torch import nn
 from phmctl.checkpoints import read_checkpoint
 from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
-from phmctl.training.nonfinite import Guard, trace
 from phmctl.training.optimiser import build_optimiser, skip_updates_when
+from phmctl.training.trainer import Guard, trace
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe
 

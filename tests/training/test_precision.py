@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from phmctl.devices import has_bfloat16
-from phmctl.training.precision import build_autocast
+from phmctl.training.optimiser import build_autocast
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.choices import EXECUTIONS
+from phmctl.training.measured import EXECUTIONS
 from phmctl.training.train import TrainingResult, train, train_task
 from tests.conftest import TINY
 from tests.training.copying import copying_recipe
@@ -146,13 +146,13 @@ def test_a_run_keeps_the_executions_that_were_measured_and_goes_on_with_them(
         names = [name for name, module in model.named_modules() if isinstance(module, PHMLinear)]
         return dict.fromkeys(names, "rank") | {names[0]: "dense"}
 
-    monkeypatch.setattr("phmctl.training.choices.tune", tuned)
+    monkeypatch.setattr("phmctl.training.measured.tune", tuned)
     recipe = load_recipe("miniature", [*FACTORS, *TINY, "training.steps=3"])
     run = train(recipe, data=miniature_data, runs=tmp_path, quiet=True).run
     kept = json.loads((run.folder / EXECUTIONS).read_text())
     assert set(kept.values()) == {"rank", "dense"}
-    monkeypatch.setattr("phmctl.training.choices.tune", lambda *_, **__: pytest.fail("it is in the run"))
+    monkeypatch.setattr("phmctl.training.measured.tune", lambda *_, **__: pytest.fail("it is in the run"))
     applied: list[dict[str, str]] = []
-    monkeypatch.setattr("phmctl.training.choices.set_executions", lambda model, names: applied.append(names))
+    monkeypatch.setattr("phmctl.training.measured.set_executions", lambda model, names: applied.append(names))
     train(load_recipe("miniature", [*FACTORS, *TINY, "training.steps=5"]), data=miniature_data, run=run, quiet=True)
     assert applied == [kept]

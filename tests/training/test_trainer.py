@@ -15,8 +15,7 @@ from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.errors import DataError, OutputError, PhmctlError, RecipeError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.metrics_log import MetricsLog
-from phmctl.training.progress import ProgressLine
+from phmctl.training.progress import MetricsLog, ProgressLine
 from phmctl.training.train import train_task
 from phmctl.training.trainer import Trainer
 from tests.training.conftest import Fit

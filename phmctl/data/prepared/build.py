@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import note
-from phmctl.data.prepared.manifest import MANIFEST, read_manifest
+from phmctl.data.prepared.folder import MANIFEST, read_manifest
 from phmctl.data.prepared.provenance import CARD, Sources
 from phmctl.errors import DataError, OutputError
 from phmctl.files import clear, locked, replacing, temporaries, tidying, writing

@@ -9,22 +9,85 @@ train the texts themselves. The manifest has each file's SHA-256, which is compa
 
 import os
 import shlex
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phmctl.data.arrow import LABELLED, PARALLEL, Ragged, ragged, read_table, reading_columns
 from phmctl.data.card import card_names, corpus_name, is_card
-from phmctl.data.prepared.manifest import read_manifest, refuse_damage
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
 from phmctl.errors import DataError, nearest
+from phmctl.files import read_json_object, refuse_pipes, writing
 from phmctl.recipe.schema import LabelledSection, ParallelSection
+from phmctl.recipe.sections import PositiveInt
+from phmctl.sealed import seal, verify
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+MANIFEST = "manifest.json"
+FORMAT = 3
+
+
+class _File(BaseModel):
+    """A file of the folder. Its name is plain, since it is read."""
+
+    name: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    """What is asked of a manifest, whatever the task. There is more in it."""
+
+    model_config = ConfigDict(strict=True)
+
+    settings: dict[str, Any]
+    token_types: dict[str, PositiveInt]
+    splits: dict[str, dict[str, Any]]
+    sources: list[dict[str, Any]] = []
+    files: list[_File]
+    labels: list[str] = []
+    texts: Annotated[int, Field(ge=1, le=2)] = 1
+    extras: list[str] = []
+    vectors: dict[str, Any] = {}
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write the manifest of a folder that is otherwise complete: the content, and size and SHA-256 of each file."""
+    with writing(folder):
+        seal(folder, MANIFEST, {"format": FORMAT, **content})
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return a prepared folder's manifest, None where there is none; raises DataError for one that is damaged."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    refuse_pipes(folder, DataError)
+    manifest = read_json_object(path, DataError, "prepare the data again with --force")
+    if manifest.get("format") != FORMAT:
+        raise DataError(
+            f"{path} is of format {manifest.get('format')!r}, and this phmctl reads {FORMAT}: take the version "
+            "that wrote it, or prepare again with --force"
+        )
+    try:
+        _Manifest.model_validate(manifest)
+    except ValidationError as error:
+        wrong = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
+        raise DataError(f"{path} is damaged: look at {wrong}; prepare the data again with --force") from error
+    return manifest
+
+
+def refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:
+    """Raise a DataError if the manifest lists this file and it is another now."""
+    verify(folder, manifest["files"], DataError, f"run: {command} --force", [name])
+
 
 TASK = "classification"  # what the manifest of labelled text calls its task
 VECTORS_FILE = "vectors.safetensors"

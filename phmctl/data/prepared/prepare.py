@@ -42,10 +42,10 @@ from phmctl.data.prepared.folder import (
     is_reversed,
     prepare_command,
     prepared_folder,
+    read_manifest,
+    write_manifest,
 )
-from phmctl.data.prepared.manifest import read_manifest, write_manifest
-from phmctl.data.prepared.provenance import Sources
-from phmctl.data.prepared.vocabulary import Vocabulary
+from phmctl.data.prepared.provenance import Sources, Vocabulary
 from phmctl.data.rows import UNKNOWN, RowSource
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair

@@ -28,7 +28,7 @@ _PARALLEL = {  # settings of parallel text, and what labelled text has instead
 def prepare_asked(asked: Preparation) -> "PreparedData":
     """Prepare labelled text. Raises DataError, RecipeError, OutputError."""
     from phmctl.data.prepared.prepare import choose_section, prepare_named
-    from phmctl.data.prepared.vocabulary import Vocabulary
+    from phmctl.data.prepared.provenance import Vocabulary
 
     if asked.files:
         files = ", ".join(map(option_name, asked.files))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.assembly import build_rule_model
-from phmctl.data.order import RandomNumbers
+from phmctl.data.batches import RandomNumbers
 from phmctl.errors import RunError
 from phmctl.models.small import RuleModel
 from phmctl.recipe.schema import RuleRecipe

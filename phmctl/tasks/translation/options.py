@@ -22,7 +22,7 @@ def prepare_asked(asked: Preparation) -> PreparedData:
     """Prepare sentence pairs. Raises DataError, RecipeError, OutputError."""
     from phmctl.data.corpus import own_corpus
     from phmctl.data.prepared.prepare import choose_section, prepare_named
-    from phmctl.data.prepared.vocabulary import Vocabulary
+    from phmctl.data.prepared.provenance import Vocabulary
 
     wrong = [option_name(name) for name in asked.options if name not in (*_TABLES, "languages")]
     if wrong:

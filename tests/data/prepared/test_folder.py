@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from phmctl.data.arrow import Ragged, SplitWriter
 from phmctl.data.prepared.folder import (
+    FORMAT,
+    MANIFEST,
     PreparedData,
     Split,
     data_root,
     prepare_command,
     prepared_folder,
+    read_manifest,
 )
-from phmctl.data.prepared.manifest import FORMAT, MANIFEST, read_manifest
 from phmctl.errors import DataError, OutputError
 from phmctl.recipe.schema import ParallelSection
 from tests.data.helpers import deadline

@@ -13,8 +13,7 @@ from phmctl.data.batches import lengths_of, plan_by_tokens, real_token_share
 from phmctl.data.card import Cleaning, Divide
 from phmctl.data.corpus import Corpus, divided, own_corpus
 from phmctl.data.prepared.build import current
-from phmctl.data.prepared.folder import PreparedData, prepared_folder
-from phmctl.data.prepared.manifest import read_manifest
+from phmctl.data.prepared.folder import PreparedData, prepared_folder, read_manifest
 from phmctl.data.prepared.prepare import choose_section, prepare, prepare_named
 from phmctl.data.prepared.provenance import Sources
 from phmctl.data.rows import SourceFile

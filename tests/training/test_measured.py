@@ -8,7 +8,7 @@ import phmctl
 from phmctl.errors import RecipeError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import TranslationRecipe
-from phmctl.training import budget
+from phmctl.training import measured
 from tests.training.copying import copying_recipe
 
 
@@ -24,7 +24,7 @@ def test_minutes_become_steps_that_a_resumed_training_keeps(
     assert training.steps == first.steps >= 1
     assert training.minutes == 0
     assert first.run.environment()["minutes"] == 0.02
-    monkeypatch.setattr(budget, "stepper", lambda *_: pytest.fail("the run says how many steps there are"))
+    monkeypatch.setattr(measured, "stepper", lambda *_: pytest.fail("the run says how many steps there are"))
     again = phmctl.train(timed(minutes=0.02), data=copying_data, runs=tmp_path, resume=True)
     assert again.run.folder == first.run.folder
     assert again.steps_now == 0
@@ -37,11 +37,11 @@ def test_twice_the_time_is_about_twice_the_steps(copying_data: Path) -> None:
     recipe = timed(minutes=1.0)
     task = kind_of(recipe).open(recipe, copying_data)
     one, ten = (
-        budget.steps_within(minutes, task, "dense", recipe.training, pick_device("cpu")) for minutes in (1.0, 10.0)
+        measured.steps_within(minutes, task, "dense", recipe.training, pick_device("cpu")) for minutes in (1.0, 10.0)
     )
     assert 3 < ten / one < 33
     with pytest.raises(RecipeError):
-        budget.steps_within(1e-9, task, "dense", recipe.training, pick_device("cpu"))
+        measured.steps_within(1e-9, task, "dense", recipe.training, pick_device("cpu"))
 
 
 @pytest.mark.parametrize("settings", [["training.minutes=5"], ["training.steps=0"]])
