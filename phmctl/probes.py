@@ -1,10 +1,9 @@
 """``eval --probing``: what a translator's encoder knows of its sentences, as Table 3 of Li et al. 2020 has it.
 
 The frozen encoder reads a task's sentences once. Their vectors lie in the data folder, in ``vectors/<corpus>/<key>``;
-the key is a digest of the SHA-256 of the encoder's weights and of the corpus' splits, and the pooling: a copy of a run
-finds them, and another checkpoint makes others. A probe, SentEval's perceptron, is trained on them in a
-plain loop, and what it answers to the test split is kept beside them: an interrupted command goes on where it stopped.
-The folder may be removed at any time.
+the key is a digest of the encoder's weights, the corpus' splits and the pooling. A probe, SentEval's perceptron, is
+trained on them, and what it answers to the test split is kept beside them: an interrupted command goes on where it
+stopped. The folder may be removed at any time.
 """
 
 import json
@@ -325,7 +324,8 @@ def train_probe(
     model: nn.Module = build_probe(recipe.model, vectors.shape[1], classes, device)
     optimiser, schedule = build_optimiser(model, training), build_schedule(training)
     best, kept, stale = (-1.0, -math.inf), model.state_dict(), 0
-    batches = _batches(len(vectors), training.batch_size, training.seed)
+    even, size, seed = [np.ones(len(vectors), np.int64)], training.batch_size, training.seed
+    batches = (rows for epoch in count() for rows in plan_by_count(even, size, seed=seed, epoch=epoch))
     for step, rows in zip(range(1, training.steps + 1), batches, strict=False):
         seed_dropout(device, training.seed, step, Part(0, 0, rows))
         chosen = torch.from_numpy(rows).to(device)
@@ -348,12 +348,6 @@ def train_probe(
             break
     model.load_state_dict(kept)
     return answering(model.eval())
-
-
-def _batches(size: int, batch_size: int, seed: int) -> Iterator[Any]:
-    even = np.ones(size, np.int64)
-    for epoch in count():
-        yield from plan_by_count([even], batch_size, seed=seed, epoch=epoch)
 
 
 @torch.no_grad()
@@ -379,21 +373,13 @@ class Probed:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """One task.
+    """One task."""
 
-    Attributes:
-        own: of the run.
-        majority: the accuracy of always giving the class that train has most.
-        train: sentences that the probes were trained on.
-        against: of the baseline, if there is one.
-        compared: McNemar's test of the two encoders' probes.
-    """
-
-    own: Probed
-    majority: Accuracy
-    train: int
-    against: Probed | None = None
-    compared: McNemar | None = None
+    own: Probed  # of the run
+    majority: Accuracy  # of always giving the class that train has most
+    train: int  # sentences that the probes were trained on
+    against: Probed | None = None  # of the baseline, if there is one
+    compared: McNemar | None = None  # McNemar's test of the two encoders' probes
 
     def figures(self) -> dict[str, Accuracy]:
         """Return its accuracies by name, in the table's order."""
@@ -403,21 +389,13 @@ class TaskScores:
 
 @dataclass(frozen=True)
 class ProbingReport:
-    """What probing found of an encoder.
+    """What probing found of an encoder."""
 
-    Attributes:
-        run: the name of its run.
-        checkpoint: the name of the checkpoint's folder.
-        tasks: scores by task, of those whose data is there.
-        against: the name of the baseline.
-        pooling: how states became a vector.
-    """
-
-    run: str
-    checkpoint: str
-    tasks: dict[str, TaskScores]
-    against: str | None = None
-    pooling: str = "mean"
+    run: str  # the name of its run
+    checkpoint: str  # the name of the checkpoint's folder
+    tasks: dict[str, TaskScores]  # scores by task, of those whose data is there
+    against: str | None = None  # the name of the baseline
+    pooling: str = "mean"  # how states became a vector
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values; the averages are of the tasks that are there."""

@@ -249,6 +249,7 @@ def evaluate(
     """
     from phmctl.export.engines import with_engine
     from phmctl.exports import open_model
+    from phmctl.tasks.base import Asked
     from phmctl.tasks.registry import kind_of
 
     with _quiet(quiet):
@@ -257,14 +258,9 @@ def evaluate(
         task = opened.recipe.task
         if rival is not None and rival.recipe.task != task:
             raise RunError(f"{rival.folder} is of task {rival.recipe.task!r}, not {task!r}: scores do not compare")
-        return kind_of(opened.recipe).evaluate(
-            opened,
-            split,
-            checkpoint,
-            against=rival,
-            device=device,
-            options={name: value for name, value in options.items() if value is not None},
-        )
+        kind, given = kind_of(opened.recipe), {name: value for name, value in options.items() if value is not None}
+        kind.require("eval", given)
+        return kind.evaluate(Asked(opened, checkpoint, device, given, split=split, against=rival))
 
 
 def differences(run: str | Path, against: str | Path) -> list[str]:

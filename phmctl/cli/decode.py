@@ -6,6 +6,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +40,10 @@ def decode(
     from phmctl.errors import UserError
     from phmctl.export.engines import with_engine
     from phmctl.exports import open_model
-    from phmctl.inference.answering import answer, open_output, refuse_same_file
+    from phmctl.inference.answering import answer, load_anew, refuse_same_file, with_workers
+    from phmctl.inference.answers_file import AnswersFile
     from phmctl.inference.arriving import arriving_lines, in_groups
-    from phmctl.inference.workers import Loading, with_workers
+    from phmctl.tasks.base import Asked
     from phmctl.tasks.registry import kind_of
 
     if input_ is not None and split is not None:
@@ -55,15 +57,16 @@ def decode(
     set_threads(threads)
     opened = with_engine(open_model(run), given.pop("engine"), checkpoint, given.pop("quantize"), given["precision"])
     kind = kind_of(opened.recipe)
-    own = None if split is None else kind.split_lines(opened, split)
     options = {name: value for name, value in given.items() if value is not None and value is not False}
+    kind.require("decode", options)
+    own = None if split is None else kind.split_lines(opened, split)
 
-    def load(name: str) -> "tuple[Loading, Model, Weights]":
-        how = Loading(opened.folder, name, device or "auto", tuple(options.items()), own is not None, threads)
-        return how, how.of(opened), opened.weights(name)
+    def load(name: str) -> "tuple[Asked, Model, Weights]":
+        asked = Asked(opened, name, device or "auto", options, own_text=own is not None)
+        return asked, kind.load(asked), opened.weights(name)
 
     with starting():
-        loading, model, weights = opened.use(checkpoint, load)
+        asked, model, weights = opened.use(checkpoint, load)
     window *= workers
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
@@ -72,8 +75,9 @@ def decode(
     bar = _progress(model.verb, None if own is None else len(own), shown=silent and not typed)
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
-    file = nullcontext() if output is None else open_output(output, model, opened, weights, resume=resume)
-    with file as answers, bar as advance, with_workers(model, loading, workers) as predict:
+    origin = {"run": opened.name, "checkpoint": weights.name, "weights": weights.sha256, **model.origin()}
+    file = nullcontext() if output is None else AnswersFile(output, origin, resume=resume)
+    with file as answers, bar as advance, with_workers(model, partial(load_anew, asked, threads), workers) as predict:
         answer(model, groups, predict=predict, output=answers, as_json=json, advance=advance)
 
 

@@ -16,6 +16,7 @@ from phmctl.metrics.text import Copy
 from phmctl.runs import check_checkpoint, check_split, splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
 from phmctl.tasks.answers import Metric, Test, spread, test_answers
+from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
 
 
@@ -155,7 +156,7 @@ def compare_splits(
         if score and any(one.result is None for one in trained):
             for one in trained:
                 if one.result is None:
-                    kind_of(one.run.recipe).evaluate(one.run, each, checkpoint or "auto")
+                    kind_of(one.run.recipe).evaluate(Asked(one.run, checkpoint or "auto", split=each))
             trained = settle(select([one.run.folder for one in trained], None, root, None), each, checkpoint)
         variants = group(trained)
         first = _find_baseline(variants, baseline)

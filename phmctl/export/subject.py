@@ -17,7 +17,7 @@ from phmctl.errors import RunError, UserError
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.runs import Run, Weights
-from phmctl.tasks.classification.copies import read_examples
+from phmctl.tasks.classification.evaluation import read_examples
 from phmctl.tasks.classification.predictor import TextClassifier, load_classifier, trained_classifier
 
 

@@ -1,13 +1,13 @@
 """From a folder to a model that a program can ask."""
 
 from pathlib import Path
-from typing import Any
 
 from phmctl.console import silence
 from phmctl.decoding.engine import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
 from phmctl.exports import Export, no_engine, open_model
-from phmctl.runs import AUTO, Run
+from phmctl.runs import AUTO
+from phmctl.tasks.base import Asked
 from phmctl.tasks.model import Model
 from phmctl.tasks.registry import kind_of
 
@@ -47,25 +47,21 @@ def load(
     with silence():
         run = open_model(path)
         own = run.engine if isinstance(run, Export) else TORCH
-        _check_engine(run, own, engine, threads)
+        if own not in ENGINES:
+            raise no_engine(run.folder)
+        check_known("engine", engine or own, ENGINES)
+        if engine not in (None, own):
+            advice = "leave engine out" if isinstance(run, Export) else f"make one with phmctl export --to {engine}"
+            raise UserError(f"engine {engine!r}: {run.folder} has {own}; {advice}")
+        if threads is not None and threads < 0:
+            raise UserError(f"threads: {threads} is no number of threads; 0 leaves the choice to the engine")
+        if threads and own == TORCH:
+            raise UserError(
+                "threads: torch's threads are the whole process's, which load() leaves alone; "
+                "call torch.set_num_threads, or set OMP_NUM_THREADS"
+            )
         kind, options = kind_of(run.recipe), {} if precision is None else {"precision": precision}
-        kind.require("decode")
-        how: dict[str, Any] = {"options": options, "threads": threads or 0}
-        return run.use(checkpoint or AUTO, lambda name: kind.predictor(run, name, device, **how))
-
-
-def _check_engine(run: Run, own: str, engine: str | None, threads: int | None) -> None:
-    """Refuse (UserError) an engine that is not the model's own, and threads where they are the process's."""
-    if own not in ENGINES:
-        raise no_engine(run.folder)
-    check_known("engine", engine or own, ENGINES)
-    if engine not in (None, own):
-        advice = "leave engine out" if isinstance(run, Export) else f"make one with phmctl export --to {engine}"
-        raise UserError(f"engine {engine!r}: {run.folder} has {own}; {advice}")
-    if threads is not None and threads < 0:
-        raise UserError(f"threads: {threads} is no number of threads; 0 leaves the choice to the engine")
-    if threads and own == TORCH:
-        raise UserError(
-            "threads: torch's threads are the whole process's, which load() leaves alone; "
-            "call torch.set_num_threads, or set OMP_NUM_THREADS"
+        kind.require("decode", options)
+        return run.use(
+            checkpoint or AUTO, lambda name: kind.load(Asked(run, name, device, options, threads=threads or 0))
         )

@@ -6,8 +6,7 @@ Labels are strings. Wherever a function takes predictions and references, both h
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 _Z = 1.959963984540054  # the 97.5 % point of the normal distribution
 
@@ -22,9 +21,6 @@ class Accuracy:
     right: int
     total: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class ClassScore:
@@ -36,9 +32,6 @@ class ClassScore:
     f1: float
     support: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class McNemar:
@@ -48,9 +41,6 @@ class McNemar:
     only_baseline: int  # items that only the baseline has right
     only_system: int  # items that only the system has right
     p_value: float  # how probable a split at least so uneven is if both err equally often; exact, two-sided
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
@@ -89,21 +79,14 @@ def mcnemar(baseline: Sequence[str], system: Sequence[str], references: Sequence
     """Compare two classifiers by McNemar's exact test (McNemar 1947): a binomial test of the items that differ."""
     total = _count(baseline, references)
     _count(system, references)
-    outcomes = Counter(
-        (old == truth, new == truth) for old, new, truth in zip(baseline, system, references, strict=True)
-    )
+    outcomes = Counter((old == true, new == true) for old, new, true in zip(baseline, system, references, strict=True))
     lost, won = outcomes[True, False], outcomes[False, True]
-    return McNemar((won - lost) / total, lost, won, _sign_test(lost, won))
-
-
-def _sign_test(a: int, b: int) -> float:
-    """Return the two-sided exact probability of a split at least as uneven as a : b, of a + b fair coins."""
-    count, few = a + b, min(a, b)
+    count = lost + won
     term = tail = 1  # C(count, k), and their sum, from k = 0 on: whole numbers, so nothing is lost
-    for k in range(few):
+    for k in range(min(lost, won)):
         term = term * (count - k) // (k + 1)
         tail += term
-    return min(1.0, 2 * tail / (1 << count))
+    return McNemar((won - lost) / total, lost, won, min(1.0, 2 * tail / (1 << count)))
 
 
 def _count(predictions: Sequence[str], references: Sequence[str]) -> int:

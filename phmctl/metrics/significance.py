@@ -67,18 +67,19 @@ def compare(baseline: Scorer, system: Scorer, items: int, *, samples: int = SAMP
     parts = []
     for start in range(0, samples, max(_AT_ONCE // items, 1)):
         block = slice(start, min(start + max(_AT_ONCE // items, 1), samples))
-        counts = _draw_items(items, block.stop - block.start, chance)
+        drawn = (chance.integers(items, size=items) for _ in range(block.stop - block.start))
+        counts = np.stack([np.bincount(each, minlength=items) for each in drawn]).astype(float)  # (B, N)
         pairs = zip((baseline, system), weights, strict=True)
         parts.append(np.stack([(scorer(counts) * chosen[block]).sum(1) for scorer, chosen in pairs]))
     drawn_one, drawn_other = np.concatenate(parts, axis=1)  # (B,) each
-    drawn = drawn_other - drawn_one
     value = float(other.mean() - one.mean())
-    error, freedom = _standard_error(drawn, one, other)
+    error, freedom = _standard_error(drawn_other - drawn_one, one, other)
+    p_value = 1.0 if not value else two_sided_t(value / error, freedom) if error else 0.0
     return Difference(
         _interval(float(one.mean()), *_standard_error(drawn_one, one)),
         _interval(float(other.mean()), *_standard_error(drawn_other, other)),
         _interval(value, error, freedom),
-        max(_p_value(value, error, freedom), 1 / (samples + 1)),
+        max(p_value, 1 / (samples + 1)),
     )
 
 
@@ -111,12 +112,6 @@ def two_sided_t(t: float, freedom: float) -> float:
     return min(tail / whole, 1.0)
 
 
-def _draw_items(items: int, samples: int, chance: np.random.Generator) -> Numbers:
-    """Return how often each item is in each sample. (B, N)"""
-    drawn = (np.bincount(chance.integers(items, size=items), minlength=items) for _ in range(samples))
-    return np.stack(list(drawn)).astype(float)
-
-
 def _draw_seeds(seeds: int, samples: int, chance: np.random.Generator) -> Numbers:
     """Return the weight of each seed in each sample, for S − 1 drawn of S. (B, S)"""
     drawn = max(seeds - 1, 1)
@@ -137,12 +132,6 @@ def _standard_error(drawn: Numbers, *scores: Numbers) -> tuple[float, float]:
     parts = [(float(each.var(ddof=1)) / len(each), len(each) - 1.0) for each in several]  # variance, its freedom
     small = sum(part**2 / freedom for part, freedom in parts)
     return math.sqrt(variance), max(variance**2 / small, min(freedom for _, freedom in parts)) if small else math.inf
-
-
-def _p_value(difference: float, error: float, freedom: float) -> float:
-    if not difference:
-        return 1.0
-    return two_sided_t(difference / error, freedom) if error else 0.0
 
 
 def _interval(value: float, error: float, freedom: float) -> Estimate:

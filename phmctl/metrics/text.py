@@ -146,7 +146,7 @@ def _words(text: str) -> Counter[str]:
     return Counter(re.findall(r"\w+", text.lower()))
 
 
-def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[float]:
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> list[float]:
     _check(hypotheses, references)
     metric = _metric("chrF", lowercase)
     pairs = zip(hypotheses, references, strict=True)
@@ -215,7 +215,15 @@ def paired_bootstrap(
     metrics = {name: _metric(name, lowercase, right, tokenize) for name in ("BLEU", "chrF")}
     systems = [("baseline", list(baseline)), ("system", list(system))]
     signatures, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=samples)()
-    return [_comparison(name, scores[name], str(signatures[name])) for name in scores if name != "System"]
+    scores.pop("System")
+    found = []
+    for name, (one, other) in scores.items():
+        difference = float(other.score) - float(one.score)
+        # sacrebleu counts strictly larger differences: two equal systems would differ with the smallest p there is
+        p_value = float(other.p_value) if difference else 1.0
+        scored = float(one.score), float(other.score), difference, float(one.ci), float(other.ci)
+        found.append(Comparison(name, *scored, p_value, str(signatures[name])))
+    return found
 
 
 def text_scorer(
@@ -242,22 +250,6 @@ def text_scorer(
         return np.array([[metric._compute_score_from_stats(list(one)).score for one in sample] for sample in sums])
 
     return score
-
-
-def _comparison(name: str, results: Sequence[Any], signature: str) -> Comparison:
-    baseline, system = results
-    difference = float(system.score) - float(baseline.score)
-    return Comparison(
-        name,
-        float(baseline.score),
-        float(system.score),
-        difference,
-        float(baseline.ci),
-        float(system.ci),
-        # sacrebleu counts strictly larger differences: two equal systems would differ with the smallest p there is
-        float(system.p_value) if difference else 1.0,
-        signature,
-    )
 
 
 def check_tokenizer(name: str) -> None:

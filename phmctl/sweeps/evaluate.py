@@ -66,7 +66,8 @@ class EvalSweep:
         try:
             opened = open_model(run)
             kind = kind_of(opened.recipe)
-            own = kind.setting(Asked(opened, checkpoint, "auto", kind.check_options(options, kind.eval_options), split))
+            kind.require("eval", options)
+            own = kind.setting(Asked(opened, checkpoint, "auto", options, split))
             reports = []
             for one in (rival and open_model(rival) for rival in rivals):
                 setting = own if one is None else own.beside(one.name, one.weights(checkpoint))

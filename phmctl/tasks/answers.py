@@ -5,13 +5,12 @@ from __future__ import annotations  # commands ask kinds of tasks: numpy is impo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from phmctl.metrics.parts import part_name, parts
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Scorer
-    from phmctl.metrics.text import LengthBin, ValueBin
 
 
 def within(value: float, low: float, high: float, form: str = ".2f") -> str:
@@ -72,26 +71,6 @@ class Breakdown:
     parts: Sequence[tuple[str, int, Sequence[float]]]
 
 
-class Comparer(Protocol):
-    """How a task compares answers."""
-
-    def item_scores(self, run: Answers) -> list[float]:
-        """Return a score of each item by itself, in per cent: by these, samples are chosen."""
-        ...
-
-    def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
-        """Return the scores of one model's runs on parts of the items."""
-        ...
-
-    def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
-        """Return what scores a model's trainings on samples of the items."""
-        ...
-
-    def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
-        """Compare one training a side by the task's own test: its name, and p."""
-        ...
-
-
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
 POOLED = f"{OVER_SEEDS}; the single seed is taken to vary as the other side's"
 ONE_SEED = "one seed each: valid for these two trainings only"
@@ -121,15 +100,17 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 class TextComparer:
-    """BLEU and chrF: sacrebleu's paired bootstrap (Koehn 2004) for one training a side."""
+    """How translations are compared: by BLEU and chrF, and sacrebleu's paired bootstrap (Koehn 2004)."""
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
+        """Return what scores a model's trainings on samples of the items."""
         from phmctl.metrics.text import text_scorer
 
         first, given = runs[0], [run.given for run in runs]
         return text_scorer(metric, given, first.right, lowercase=first.lowercase, tokenize=first.tokenize)
 
     def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
+        """Compare one training a side by the task's own test: its name, and p."""
         from phmctl.metrics.text import paired_bootstrap
 
         lowercase, tokenize = system.lowercase, system.tokenize
@@ -137,32 +118,34 @@ class TextComparer:
         return "paired bootstrap", next(one.p_value for one in found if one.name == metric)
 
     def item_scores(self, run: Answers) -> list[float]:
+        """Return a score of each item by itself, in per cent: by these, samples are chosen."""
         from phmctl.metrics.text import sentence_chrf
 
         return sentence_chrf(run.given, run.right, lowercase=run.lowercase)
 
     def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
         """Return BLEU by words of the source, where there are such sentences, and by each number that they have."""
-        from phmctl.metrics.text import bleu_by_length, bleu_by_value
+        from phmctl.metrics.text import How, LengthBin, ValueBin, bleu_by_length, bleu_by_value
 
         first = runs[0]
-        how: dict[str, Any] = {"lowercase": first.lowercase, "tokenize": first.tokenize}
-        bins = [bleu_by_length(first.asked, run.given, run.right, **how) for run in runs]
-        found = [Breakdown("BLEU by words of the source", _bleu_parts(bins))]
+        how: How = {"lowercase": first.lowercase, "tokenize": first.tokenize}
+        divided: dict[str, Sequence[Sequence[LengthBin | ValueBin]]] = {
+            "words of the source": [bleu_by_length(first.asked, run.given, run.right, **how) for run in runs]
+        }
         for name, values in first.groups.items():
-            by_value = [bleu_by_value(values, run.given, run.right, **how) for run in runs]
-            found.append(Breakdown(f"BLEU by {name}", _bleu_parts(by_value)))
+            divided[name] = [bleu_by_value(values, run.given, run.right, **how) for run in runs]
+        found = []
+        for name, bins_of_runs in divided.items():
+            bins = [
+                (own[0], [one.bleu for one in own if one.bleu is not None]) for own in zip(*bins_of_runs, strict=True)
+            ]
+            parts_of = [(one.name, one.sentences, scores) for one, scores in bins if scores]
+            found.append(Breakdown(f"BLEU by {name}", parts_of))
         return found
 
 
-def _bleu_parts(runs: Sequence[Sequence[LengthBin | ValueBin]]) -> list[tuple[str, int, list[float]]]:
-    """Return, of each part that has sentences, its name, their number, and each run's BLEU."""
-    rows = [(bins[0], [one.bleu for one in bins if one.bleu is not None]) for bins in zip(*runs, strict=True)]
-    return [(first.name, first.sentences, scores) for first, scores in rows if scores]
-
-
 class LabelComparer:
-    """Accuracy: McNemar's exact test for one training a side."""
+    """How labels are compared: by accuracy, and McNemar's exact test; else as :class:`TextComparer`."""
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
         from phmctl.metrics.significance import accuracy_scorer
@@ -185,11 +168,14 @@ class LabelComparer:
         divided = {"label": [(label, [row for row, own in enumerate(right) if own == label]) for label in labels]}
         for name, values in runs[0].groups.items():
             divided[name] = [(part_name(value), rows) for value, rows in parts(values)]
+
+        def means(rows: Sequence[int]) -> list[float]:
+            return [math.fsum(run[row] for row in rows) / len(rows) for run in scores]
+
         return [
-            Breakdown(f"accuracy (%) by {name}", [(part, len(rows), _means(scores, rows)) for part, rows in each])
+            Breakdown(f"accuracy (%) by {name}", [(part, len(rows), means(rows)) for part, rows in each])
             for name, each in divided.items()
         ]
 
 
-def _means(scores: Sequence[Sequence[float]], rows: Sequence[int]) -> list[float]:
-    return [math.fsum(run[row] for row in rows) / len(rows) for run in scores]
+Comparer: TypeAlias = TextComparer | LabelComparer

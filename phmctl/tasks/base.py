@@ -1,7 +1,7 @@
 """What a task is to the rest of the package. Nothing else knows what a batch, a loss, a score or an answer is about.
 
 :class:`Task` is a recipe bound to its data: what the trainer asks. :class:`TaskKind` is what the commands ask, with or
-without data; there is one for each task, found by its name in :mod:`phmctl.tasks.registry`.
+without data; :mod:`phmctl.tasks.registry` finds it by name.
 """
 
 from __future__ import annotations  # commands ask kinds of tasks; what a kind is about is imported when it is used
@@ -47,36 +47,26 @@ class Cost:
     tokens: int  # real ones of all sides, padding not counted; for speeds
 
 
-class Share(Protocol):
-    """One process's part of work that several do together. Each process calls the same methods in the same order."""
+class Share:
+    """One process's part of work; here of one that does all of it alone.
+
+    Where several do it together, each calls the same methods in the same order.
+    """
 
     def mine(self, parts: Sequence[P]) -> Iterator[P]:
         """Yield this process's parts of what all of them do, each to one process. Raises PhmctlError: asked to stop."""
-        ...
-
-    def total(self, sums: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes; float64 keeps sums of float32 the same for any division."""
-        ...
-
-    def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
-        """Return what all processes found together, under the keys that they gave it."""
-        ...
-
-
-class Alone:
-    """The share of a process that has all to do itself."""
-
-    def mine(self, parts: Sequence[P]) -> Iterator[P]:
         return iter(parts)
 
     def total(self, sums: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes; float64 keeps sums of float32 the same for any division."""
         return sums
 
     def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
+        """Return what all processes found together, under the keys that they gave it."""
         return dict(found)
 
 
-ALONE = Alone()
+ALONE = Share()
 
 
 class Task(Protocol):
@@ -93,41 +83,32 @@ class Task(Protocol):
 
     def plan(self, epoch: int) -> Sequence[Rows]:
         """Return the rows of each micro-batch of an epoch; the same for the same epoch and seed."""
-        ...
 
     def cost(self, rows: Rows) -> Cost: ...
 
     def collate(self, rows: Rows) -> Any:
         """Build the micro-batch of some training rows, in this order."""
-        ...
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Return the loss summed over the batch's items, by one call of the model, and their number."""
-        ...
 
     def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
         """Return the validation metrics, ``loss`` (a mean) among them; the same on each process that has a share."""
-        ...
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """Return the number by which the best checkpoint is chosen: the highest, of equal ones the one of less loss."""
-        ...
 
     def check_data(self) -> None:
         """Refuse (DataError) data that no training can begin or be validated with; called before a run is made."""
-        ...
 
     def check_run(self, run: Run) -> None:
         """Refuse (RunError) to continue a run that was trained on other data."""
-        ...
 
     def check_vocabulary(self, run: Run) -> None:
         """Refuse (RunError) to begin with the tensors of a run to which ids mean something else."""
-        ...
 
     def furnish(self, run: Run) -> None:
         """Write into a new run what using it elsewhere needs: tokenizers, raw evaluation text."""
-        ...
 
 
 # ------------------------------------------------------------------------------- what the commands ask of a task
@@ -192,9 +173,9 @@ class Asked:
     """What ``eval`` or ``decode`` was asked of a run."""
 
     run: Run
-    checkpoint: str
-    device: str
-    options: Mapping[str, Any]  # the task's own that were given, all of which it has
+    checkpoint: str = "best"
+    device: str = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)  # the task's own that were given, all of which it has
     split: str = "test"
     against: Run | None = None
     own_text: bool = False  # the lines that are to be answered are those of a split of the run
@@ -236,48 +217,20 @@ class TaskKind(ABC, Generic[R]):
     def build(self, settings: Any, sizes: Mapping[str, int], device: torch.device | str | None = None) -> nn.Module:
         """Build the untrained model of a recipe's ``model`` section; on ``meta`` nothing is allocated."""
 
-    def evaluate(
-        self,
-        run: Run,
-        split: str = "test",
-        checkpoint: str = "best",
-        *,
-        against: Run | None = None,
-        device: str = "auto",
-        options: Mapping[str, Any] | None = None,
-    ) -> Report:
+    def evaluate(self, asked: Asked) -> Report:
         """Score a run on a split and write the scores into it; compare it with another. Raises RunError, UserError."""
-        given = self.check_options(options, self.eval_options)
-        return self.scored(Asked(run, checkpoint, device, given, split=split, against=against))
-
-    def scored(self, asked: Asked) -> Report:
-        """Do what :meth:`evaluate` is asked for."""
         raise self.lacks("eval")
 
     def setting(self, asked: Asked) -> Setting:
-        """Return what decides the result that :meth:`scored` writes. Raises RunError."""
+        """Return what decides the result that :meth:`evaluate` writes. Raises RunError."""
         return Setting(asked.split, asked.run.weights(asked.checkpoint))
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return what a result of a run is about; None where the task or the result has no answers. Raises RunError."""
         return None
 
-    def predictor(
-        self,
-        run: Run,
-        checkpoint: str = "best",
-        device: str = "auto",
-        *,
-        options: Mapping[str, Any] | None = None,
-        own_text: bool = False,
-        threads: int = 0,
-    ) -> Model:
+    def load(self, asked: Asked) -> Model:
         """Load a run's model, ready to answer; the same errors as :meth:`evaluate`."""
-        given = self.check_options(options, self.decode_options)
-        return self.answering(Asked(run, checkpoint, device, given, own_text=own_text, threads=threads))
-
-    def answering(self, asked: Asked) -> Model:
-        """Load what :meth:`predictor` is asked for."""
         raise self.lacks("decode")
 
     def split_lines(self, run: Run, split: str) -> list[str]:
@@ -307,22 +260,17 @@ class TaskKind(ABC, Generic[R]):
 
         return real_token_share(task.plan(0), lengths_of(task.prepared.split("train")))
 
-    def require(self, command: str) -> None:
-        """Refuse (UserError) a command that the task does not have; the message names those that it has."""
+    def require(self, command: str, options: Iterable[str] = ()) -> None:
+        """Refuse (UserError) a command, or options of it, that the task does not have; the message names its own."""
         if command not in self.commands:
             raise self.lacks(command)
+        known = {"eval": self.eval_options, "decode": self.decode_options}.get(command, ())
+        if wrong := [option_name(name) for name in options if name not in known]:
+            has = ", ".join(map(option_name, known)) or "none of its own"
+            raise UserError(f"{', '.join(wrong)}: task {self.name!r} has no such option; it has {has}")
 
     def lacks(self, command: str) -> UserError:
         return UserError(f"{command}: task {self.name!r} does not have it; it has {', '.join(self.commands)}")
-
-    def check_options(self, given: Mapping[str, Any] | None, known: Sequence[str]) -> dict[str, Any]:
-        """Return the options that were given; UserError where one is not the task's."""
-        options = dict(given or {})
-        wrong = [option_name(name) for name in options if name not in known]
-        if wrong:
-            has = ", ".join(map(option_name, known)) or "none of its own"
-            raise UserError(f"{', '.join(wrong)}: task {self.name!r} has no such option; it has {has}")
-        return options
 
 
 def option_name(name: str) -> str:

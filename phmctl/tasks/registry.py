@@ -15,7 +15,7 @@ TASKS: dict[str, str] = {
     "translation": "phmctl.tasks.translation.kind:KIND",
     "classification": "phmctl.tasks.classification.kind:KIND",
     "probing": "phmctl.tasks.probing:KIND",
-    "rule": "phmctl.tasks.rule_learning.kind:KIND",
+    "rule": "phmctl.tasks.rule:KIND",
 }
 
 

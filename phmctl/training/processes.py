@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phmctl.console import note, silence
 from phmctl.devices import World, pick_device, world
 from phmctl.errors import PhmctlError, RecipeError, UserError
+from phmctl.tasks.base import Share
 from phmctl.training.signals import follow
 
 T = TypeVar("T")
@@ -133,7 +134,7 @@ class Processes:
         raise failure if failure is not None else kind(f"rank {rank}: {message}")
 
 
-class ValidationShare:
+class ValidationShare(Share):
     """A process's share of a validation: every W-th part. Between two parts all ask whether a stop was wished for.
 
     `asked` returns the number of the signal that this process got, 0 for none.
@@ -141,7 +142,12 @@ class ValidationShare:
 
     def __init__(self, processes: Processes, asked: Callable[[], int]) -> None:
         self._processes, self._asked = processes, asked
-        self.total, self.merge = processes.total, processes.merge
+
+    def total(self, sums: Tensor) -> Tensor:
+        return self._processes.total(sums)
+
+    def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
+        return self._processes.merge(found)
 
     def mine(self, parts: Sequence[T]) -> Iterator[T]:
         """Yield this process's parts. GivenUpError: one of the processes was asked to stop."""

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.errors import WorkerError
-from phmctl.inference.workers import Loading, dealt, with_workers
+from phmctl.inference.answering import dealt, with_workers
 from phmctl.runs import Run
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -61,17 +61,9 @@ class _Mortal:
         return list(zip(numbers, lines, strict=True))
 
 
-class _Loading(Loading):
-    def load(self) -> Any:
-        return _Mortal()
-
-
-LOADING = _Loading(Path(), "best", "cpu", (), False, 1)
-
-
 def test_a_worker_that_dies_is_an_error() -> None:
     told: list[int] = []
-    with with_workers(_Mortal(), LOADING, 2) as predict:
+    with with_workers(_Mortal(), _Mortal, 2) as predict:
         lines = ["a", "bb", "cc", "ddd"]
         assert predict(lines, numbers=[5, 6, 7, 9], advance=told.append) == [
             (5, "a"), (6, "bb"), (7, "cc"), (9, "ddd")
@@ -84,10 +76,10 @@ def test_a_worker_that_dies_is_an_error() -> None:
 def test_workers_end_with_a_process_that_is_killed() -> None:
     code = """
 import multiprocessing, os, signal
-from tests.inference.test_workers import LOADING, _Mortal
-from phmctl.inference.workers import with_workers
+from tests.inference.test_workers import _Mortal
+from phmctl.inference.answering import with_workers
 if __name__ == "__main__":
-    with with_workers(_Mortal(), LOADING, 2) as predict:
+    with with_workers(_Mortal(), _Mortal, 2) as predict:
         predict(["a", "b"], numbers=[1, 2], advance=print)
         print(*[each.pid for each in multiprocessing.active_children()], flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from phmctl.errors import DataError
 from phmctl.serving.requests import Limits
 from phmctl.serving.service import Service
 from phmctl.tasks.model import Classified
-from phmctl.tasks.translation.predictor import TranslationModel
+from phmctl.tasks.translation.kind import TranslationModel
 
 
 class FakeModel:

@@ -79,11 +79,11 @@ class DigitKind(TaskKind[DigitRecipe]):
         with torch.device(device or "cpu"):
             return FakeModel()
 
-    def scored(self, asked: Asked) -> DigitReport:
-        answers = list(self.answering(asked).predict("0123", advance=lambda count: None))
+    def evaluate(self, asked: Asked) -> DigitReport:
+        answers = list(self.load(asked).predict("0123", advance=lambda count: None))
         return DigitReport(sum(answer == digit for digit, answer in enumerate(answers)) / 4)
 
-    def answering(self, asked: Asked) -> DigitReader:
+    def load(self, asked: Asked) -> DigitReader:
         return DigitReader(asked.run, asked.checkpoint)
 
     def split_lines(self, run: Run, split: str) -> list[str]:

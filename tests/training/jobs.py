@@ -21,8 +21,7 @@ from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.base import Rows
 from phmctl.tasks.classification.task import ClassificationTask, Classifier
-from phmctl.tasks.rule_learning.task import RuleTask
-from phmctl.tasks.rule_learning.truth import Samples
+from phmctl.tasks.rule import RuleTask, Samples
 from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.processes import Processes
 from phmctl.training.train import train_task

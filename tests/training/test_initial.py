@@ -20,7 +20,7 @@ from phmctl.tasks.registry import kind_of
 from phmctl.training.initial import Start, find_start, initialise
 from phmctl.training.train import train
 from tests.conftest import TINY
-from tests.tasks.rule_learning.recipes import rule_recipe
+from tests.tasks.test_rule import rule_recipe
 
 FEW = ("training.steps=1", "training.validate_every=1", "training.save_every=1", "training.average=0")
 SHORT = {one.partition("=")[0]: one for one in ("model.algebra=phm", "model.n=4", *TINY, *FEW)}.values()

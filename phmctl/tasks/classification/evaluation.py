@@ -1,5 +1,6 @@
 """Scoring a classifier's run: accuracy with its interval, F1 by class, confusions, two runs by McNemar's test."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -7,27 +8,52 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import Table, progress, warn
+from phmctl.data.copies import ADVICE, refuse_damaged_copy
 from phmctl.data.corpus import table_rows
-from phmctl.errors import DataError, RunError, UserError
+from phmctl.errors import DataError, RunError, UserError, nearest
 from phmctl.files import write_atomic
-from phmctl.metrics.classification import (
-    Accuracy,
-    ClassScore,
-    McNemar,
-    accuracy,
-    class_scores,
-    confusion,
-    mcnemar,
-)
+from phmctl.metrics.classification import Accuracy, ClassScore, McNemar, accuracy, class_scores, confusion, mcnemar
 from phmctl.metrics.degenerate import remarks
 from phmctl.metrics.parts import Value, part_name, parts
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, within
-from phmctl.tasks.classification.copies import Examples, labels_of, read_examples
-from phmctl.tasks.classification.options import rows_of
-from phmctl.tasks.classification.predictor import WINDOW, TextClassifier, load_classifier
+from phmctl.tasks.classification.kind import rows_of
+from phmctl.tasks.classification.predictor import WINDOW, TextClassifier, labels_of, load_classifier
 from phmctl.tasks.model import Classified
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of a split, as a run keeps them."""
+
+    texts: list[tuple[str, ...]]  # the one or two texts of each, cleaned
+    labels: list[str]  # what is right
+    extras: Mapping[str, list[int]]  # other numbers of each, by name; -1 where they are not known
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def read_examples(run: Run, split: str) -> Examples:
+    """Return the examples that a run keeps of a split. Raises RunError."""
+    path = run.text_folder / f"{split}.jsonl"
+    if not path.is_file():
+        has = run.splits()
+        raise RunError(
+            f"{path} is missing: the run has no split {split!r}{nearest(split, has)}; it has {', '.join(has) or 'none'}"
+        )
+    refuse_damaged_copy(run, path)
+    try:
+        rows = [json.loads(line) for line in path.read_bytes().decode("utf-8").split("\n")[:-1]]
+        names = [key for key in rows[0] if key not in ("texts", "label")] if rows else []
+        return Examples(
+            [tuple(row["texts"]) for row in rows],
+            [row["label"] for row in rows],
+            {name: [row[name] for row in rows] for name in names},
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} cannot be read ({error!r}); {ADVICE}") from error
 
 
 @dataclass(frozen=True)
@@ -78,19 +104,16 @@ def evaluate(
     against: Run | None = None,
     device: str = "auto",
     execution: str | None = None,
+    table: Mapping[str, Any] | None = None,
 ) -> ClassifierReport:
-    """Score a classifier on a split and on its others, and write scores and predictions into the run."""
-    read_examples(run, split)  # first of all: is it there?
-    names = [split, *(name for name in run.splits() if name.startswith(f"{split}_"))]
-    examples = {name: read_examples(run, name) for name in names}
-    if against is not None:
-        for name, own in examples.items():
-            other = read_examples(against, name)
-            if (other.texts, other.labels) != (own.texts, own.labels):
-                raise RunError(f"{against.folder} has other {name} examples than {run.folder}; scores do not compare")
+    """Score a classifier on a split and on its others, and write scores and predictions into the run.
+
+    Of a user's labelled `table` (its file, the columns of the text and the label) nothing is written.
+    """
+    examples = _kept(run, split, against) if table is None else _read_table(run, table)
+    load = partial(load_classifier, device=device, cleaned=table is None, execution=execution)
 
     def answer(one: Run) -> tuple[Weights, dict[str, list[Classified]]]:
-        load = partial(load_classifier, device=device, cleaned=True, execution=execution)
         weights, classifier = one.use(checkpoint, lambda name: (one.weights(name), load(one, name)))
         return weights, _answers(one.name, classifier, examples)
 
@@ -101,68 +124,54 @@ def evaluate(
         _score(name, labels, own, answers[name], None if rival is None else rival[1][name])
         for name, own in examples.items()
     ]
+    report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
+    if table is not None:
+        return report
+    setting = setting_of(split, weights, execution)
+    paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
     for name, own in examples.items():
         if len(set(own.labels)) > 1:
             for remark in remarks([" ".join(texts) for texts in own.texts], [each.label for each in answers[name]]):
                 warn(f"{run.name}, {weights.name}, {name}: {remark}")
-    setting = setting_of(split, weights, execution)
-    paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
-    for name, own in examples.items():
         write_predictions(paths[name], own, answers[name])
-    alone = ClassifierReport(run.name, weights.name, [replace(one, compared=None) for one in results])
-    write_result(run, setting, alone.as_json(), _figures(results), answers=paths[split])
-    report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
+    first, *others = results
+    figures = {"accuracy": first.accuracy.value, **{f"accuracy {one.split}": one.accuracy.value for one in others}}
+    alone = replace(report, splits=[replace(one, compared=None) for one in results], against=None)
+    write_result(run, setting, alone.as_json(), figures, answers=paths[split])
     if against is not None and rival is not None:
-        beside = setting.beside(against.name, rival[0])
-        write_result(run, beside, report.as_json(), _figures(results), against=against.name)
+        write_result(run, setting.beside(against.name, rival[0]), report.as_json(), figures, against=against.name)
     return report
 
 
-def evaluate_table(
-    run: Run,
-    table: Mapping[str, Any],
-    checkpoint: str = "best",
-    *,
-    against: Run | None = None,
-    device: str = "auto",
-    execution: str | None = None,
-) -> ClassifierReport:
-    """Score a classifier on a user's labelled table: its file, the columns of the text and the label. Writes nothing.
+def _kept(run: Run, split: str, against: Run | None) -> dict[str, Examples]:
+    """Return the run's examples of a split, and of its others (``test_mismatched``), which a baseline must share."""
+    names = [split, *(name for name in run.splits() if name.startswith(f"{split}_"))]
+    examples = {name: read_examples(run, name) for name in names}
+    if against is not None:
+        for name, own in examples.items():
+            other = read_examples(against, name)
+            if (other.texts, other.labels) != (own.texts, own.labels):
+                raise RunError(f"{against.folder} has other {name} examples than {run.folder}; scores do not compare")
+    return examples
 
-    Raises:
-        DataError: the table cannot be read, or has a label that the run does not know.
-    """
+
+def _read_table(run: Run, table: Mapping[str, Any]) -> dict[str, Examples]:
+    """Return a user's examples, under the file's name. Raises DataError: it cannot be read, or has an unknown label."""
     if "table" not in table:
         raise UserError("--text and --label are columns of a table: give it with --table FILE")
-    path, labels, rows = Path(table["table"]), labels_of(run), rows_of(table)
-    found = list(table_rows("--table", path, rows, None, skip=False))
+    path, labels = Path(table["table"]), labels_of(run)
+    found = list(table_rows("--table", path, rows_of(table), None, skip=False))
     for row in found:
         if row.label not in labels:
             raise DataError(f"{row.named()}: {run.name} knows no label {row.label!r}; it has {', '.join(labels)}")
-    examples = Examples([row.texts for row in found], [row.label or "" for row in found], {})
     if not found:
         raise DataError(f"{path} holds no example")
-
-    def answer(one: Run) -> tuple[str, list[Classified]]:
-        load = partial(load_classifier, device=device, execution=execution)
-        name, classifier = one.use(checkpoint, lambda name: (name, load(one, name)))
-        return name, _answers(one.name, classifier, {path.name: examples})[path.name]
-
-    name, answers = answer(run)
-    rival = None if against is None else answer(against)[1]
-    scores = _score(path.name, labels, examples, answers, rival)
-    return ClassifierReport(run.name, name, [scores], against.name if against else None)
+    return {path.name: Examples([row.texts for row in found], [row.label or "" for row in found], {})}
 
 
 def setting_of(split: str, weights: Weights, execution: str | None = None) -> Setting:
     """Return what decides the result of :func:`evaluate`."""
     return Setting(split, weights, {} if execution is None else {"execution": execution}, execution or "")
-
-
-def _figures(results: Sequence[SplitScores]) -> dict[str, float]:
-    """Return the accuracy on the split that was asked for, and those on its others by their names."""
-    first, *others = results
-    return {"accuracy": first.accuracy.value, **{f"accuracy {one.split}": one.accuracy.value for one in others}}
 
 
 def _answers(name: str, classifier: TextClassifier, examples: Mapping[str, Examples]) -> dict[str, list[Classified]]:

@@ -13,16 +13,15 @@ from phmctl import exports
 from phmctl.assembly import Classifier, answering, build_classifier, texts_of, trained
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.clean import clean_line
-from phmctl.data.copies import load_cleaning, load_tokenizers
+from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers
 from phmctl.decoding.engine import TORCH
 from phmctl.decoding.onnx_engine import OnnxClassifier
 from phmctl.devices import pick_device
-from phmctl.errors import DataError, UserError
+from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export
 from phmctl.models import plain
 from phmctl.recipe.schema import ClassificationRecipe
-from phmctl.runs import Run
-from phmctl.tasks.classification.copies import labels_of
+from phmctl.runs import DATA, Run
 from phmctl.tasks.model import Classified, Model, Texts, check_texts, silent
 
 WINDOW = 1024  # lines that are sorted and labelled together
@@ -130,7 +129,15 @@ class TextClassifier(Model):
         self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
     ) -> list[Classified]:
         """Return the answer to each line; a pair's texts stand in one line with a tab between."""
-        found = self._unless_empty([self._texts(*each) for each in zip(lines, numbers or count(1), strict=False)])
+        examples = []
+        for line, number in zip(lines, numbers or count(1), strict=False):
+            texts = tuple(line.split("\t")) if line.strip() else ()
+            if texts and len(texts) != self.texts:
+                wanted = "one text, without a tab" if self.texts == 1 else f"{self.texts} texts with a tab between"
+                has = "1 text" if len(texts) == 1 else f"{len(texts)} texts"
+                raise DataError(f"line {number} has {has}; this classifier reads {wanted}")
+            examples.append(texts)
+        found = self._unless_empty(examples)
         advance(len(lines))
         return found
 
@@ -140,16 +147,6 @@ class TextClassifier(Model):
 
     def as_json(self, found: Sequence[Classified]) -> Iterator[dict[str, Any]]:
         return ({"label": each.label or None, "probability": each.probability or None} for each in found)
-
-    def _texts(self, line: str, number: int) -> tuple[str, ...]:
-        if not line.strip():
-            return ()
-        texts = tuple(line.split("\t"))
-        if len(texts) != self.texts:
-            wanted = "one text, without a tab" if self.texts == 1 else f"{self.texts} texts with a tab between"
-            found = "1 text" if len(texts) == 1 else f"{len(texts)} texts"
-            raise DataError(f"line {number} has {found}; this classifier reads {wanted}")
-        return texts
 
 
 def exported_model(
@@ -192,3 +189,10 @@ def trained_classifier(run: Run, checkpoint: str, device: str) -> Classifier:
     section, classes = run.recipe_of(ClassificationRecipe).model, len(labels_of(run))
     model = build_classifier(section, load_tokenizers(run).source.size, classes, device="meta")
     return trained(model, run, checkpoint, pick_device(device))
+
+
+def labels_of(run: Run) -> list[str]:
+    labels = run.data().get("labels")
+    if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+        raise RunError(f"{run.folder / DATA} does not say which labels there are; {ADVICE}")
+    return labels

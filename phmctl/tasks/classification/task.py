@@ -1,7 +1,8 @@
 """Classification: a label for a text or a pair of texts, trained by cross-entropy, chosen by accuracy."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import cached_property
 
@@ -11,16 +12,17 @@ from torch import Tensor, nn
 from phmctl.assembly import Classifier, build_classifier, texts_of
 from phmctl.console import note, warn
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
-from phmctl.data.copies import check_same_data, check_same_vocabulary
+from phmctl.data.copies import check_same_data, check_same_vocabulary, record_copies
 from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.data.prepared.show import coverage_of
+from phmctl.data.tokenizer import JOINT_FILE
 from phmctl.errors import DataError, RunError
+from phmctl.files import write_atomic
 from phmctl.nn.convert import to_dense
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.classification.copies import write_copies
 
 
 class ClassificationTask:
@@ -119,7 +121,20 @@ class ClassificationTask:
             )
 
     def furnish(self, run: Run) -> None:
-        write_copies(run, self.prepared)
+        """Write the tokenizer, the examples of each split but train as JSON lines, and the manifest."""
+        self.prepared.tokenizer.save(run.tokenizer_folder / JOINT_FILE)
+        for name in self.prepared.splits:
+            if name != "train":
+                write_atomic(run.text_folder / f"{name}.jsonl", "".join(self._json_lines(self.prepared.split(name))))
+        record_copies(run, self.prepared.manifest)
+
+    def _json_lines(self, split: Split) -> Iterator[str]:
+        numbers = [] if split.labels is None else split.labels.tolist()
+        extras = {name: values.tolist() for name, values in split.extras.items()}
+        for row, (texts, number) in enumerate(zip(zip(*split.texts, strict=True), numbers, strict=True)):
+            own = {name: values[row] for name, values in extras.items()}
+            example = {"texts": texts, "label": self.prepared.labels[number], **own}
+            yield json.dumps(example, ensure_ascii=False) + "\n"
 
     def planned(self, split: Split, *, epoch: int, shuffle: bool) -> list[Rows]:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""

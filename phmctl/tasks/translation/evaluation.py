@@ -1,11 +1,9 @@
 """Scoring a run: decode a split if that is not done yet, then score it against the raw references.
 
-Into the run's ``results/`` go (:mod:`phmctl.runs.results` names them), for a split, a checkpoint and the search, the
-translations (``.hyp``, one a line), what they were made from (``.decoding.json``: they are made anew when any of it
-differs), and the scores (``.json``); with a baseline another file, which has the comparison.
-
-A baseline's folder is only read. Its translations are taken from there if the same settings made them; otherwise they
-are made for this comparison and lie with the system's results, as ``against.<baseline>.….hyp``.
+Into the run's ``results/`` go, for a split, a checkpoint and the search, the translations (``.hyp``, one a line), what
+they were made from (``.decoding.json``: they are made anew when any of it differs), and the scores (``.json``); with a
+baseline another file, which has the comparison. A baseline's folder is only read: translations that it does not have by
+the same settings lie with the system's results, as ``against.<baseline>.….hyp``.
 """
 
 import json
@@ -17,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from phmctl.console import Table, note, progress, warn
 from phmctl.data.clean import clean_line, exchanged, words_of
-from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text
+from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
 from phmctl.data.readers import guess_format, read_sentences
 from phmctl.errors import DataError, RunError
 from phmctl.exports import Export, decoding_of_export
-from phmctl.files import sha256_text, write_atomic, write_json
+from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
 from phmctl.metrics.degenerate import remarks
 from phmctl.metrics.text import (
     USUAL,
@@ -44,11 +42,11 @@ from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, within
-from phmctl.tasks.translation.copies import read_extras
 
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translator
 
+EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by name, JSON
 _ORIGIN = ".decoding.json"
 
 
@@ -71,6 +69,16 @@ class Text:
         if len(source) != len(target):
             raise RunError(f"{run.folder}: {split} has {len(source):,} sources and {len(target):,} targets; {ADVICE}")
         return cls(split, source, [target], read_extras(run, split))
+
+
+def read_extras(run: Run, split: str) -> dict[str, list[int]]:
+    """Return the numbers by which a split's scores are broken down, by name; -1 is not known. Raises RunError."""
+    path = run.text_folder / f"{split}{EXTRAS}"
+    if not path.is_file():
+        return {}
+    refuse_damaged_copy(run, path)
+    found: dict[str, list[int]] = read_json_object(path, RunError, ADVICE)
+    return found
 
 
 def own_text(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text | None:
@@ -147,38 +155,26 @@ class Evaluation:
 
     def tables(self) -> Iterator[Table]:
         decoding = self.decoding
-        yield Table(
-            f"{self.run}, {self.split}: {self.sentences:,} sentences, "
-            f"checkpoint {self.checkpoint}, beam {decoding.beam}, alpha {decoding.alpha}"
-            + (f", {decoding.precision}" if decoding.precision else ""),
-            ["metric", "score"],
-            [(score.name, f"{score.value:.2f}") for score in self.scores],
-            below=[*([f"{self.copy}"] if self.copy.one_language else []), *_signatures(self.scores)],
-        )
+        title = f"{self.run}, {self.split}: {self.sentences:,} sentences, checkpoint {self.checkpoint}, "
+        title += f"beam {decoding.beam}, alpha {decoding.alpha}"
+        title += f", {decoding.precision}" if decoding.precision else ""
+        copied = [f"{self.copy}"] if self.copy.one_language else []
+        found = [(score.name, f"{score.value:.2f}") for score in self.scores]
+        yield Table(title, ["metric", "score"], found, below=[*copied, *_signatures(self.scores)])
         parts: dict[tuple[str, str], Sequence[LengthBin | ValueBin]] = {("source length", "words"): self.by_length}
         parts |= {(name, name): bins for name, bins in self.by_value.items()}
         for (title, first), bins in parts.items():
             rows = [(one.name, one.sentences, "–" if one.bleu is None else f"{one.bleu:.2f}") for one in bins]
             yield Table(f"BLEU by {title}", [first, "sentences", "BLEU"], rows)
         if self.against:
-            yield Table(
-                f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}",
-                ["metric", "baseline", "this run", "difference", "p"],
-                [_comparison_cells(one) for one in self.comparisons],
-                below=_signatures(self.comparisons),
-            )
-
-
-def _comparison_cells(one: Comparison) -> tuple[object, ...]:
-    return (
-        one.name,
-        *(
-            within(value, max(value - half, 0.0), value + half)
-            for value, half in ((one.baseline, one.baseline_interval), (one.system, one.system_interval))
-        ),
-        f"{one.difference:+.2f}",
-        f"{one.p_value:.4f}",
-    )
+            cells = []
+            for one in self.comparisons:
+                both = (one.baseline, one.baseline_interval), (one.system, one.system_interval)
+                scores = [within(value, max(value - half, 0.0), value + half) for value, half in both]
+                cells.append([one.name, *scores, f"{one.difference:+.2f}", f"{one.p_value:.4f}"])
+            columns = ["metric", "baseline", "this run", "difference", "p"]
+            title = f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}"
+            yield Table(title, columns, cells, below=_signatures(self.comparisons))
 
 
 def _signatures(figures: Sequence[Score] | Sequence[Comparison]) -> list[str]:
@@ -241,18 +237,9 @@ def evaluate(
     return evaluation
 
 
-def setting_of(
-    run: Run,
-    text: Text,
-    checkpoint: str,
-    *,
-    decoding: DecodingSection,
-    lowercase: bool | None = None,
-    tokenize: str | None = None,
-) -> Setting:
+def setting_of(run: Run, text: Text, checkpoint: str, *, decoding: DecodingSection, **compared: Any) -> Setting:
     """Return what decides the result of :func:`evaluate`, which is asked the same. Raises RunError."""
-    setting = _search_setting(run, text, checkpoint, decoding)
-    return _scoring(setting, text, _compared(run, lowercase, tokenize))
+    return _scoring(_search_setting(run, text, checkpoint, decoding), text, _compared(run, **compared))
 
 
 def _compared(run: Run, lowercase: bool | None, tokenize: str | None) -> dict[str, Any]:
@@ -279,22 +266,17 @@ class _Answered:
     seconds: float | None
 
 
-def _lines(run: Run, text: Text) -> Sequence[str]:
-    return text.source if text.origin else read_text(run, text.name, "source")
-
-
 def _decode(
     run: Run, text: Text, checkpoint: str, decoding: DecodingSection, device: str, *, system: Run | None = None
 ) -> _Answered:
-    """Return a run's translations.
+    """Return a run's translations: those that it keeps, or new ones, a baseline's kept with the `system` beside it.
 
-    They are read from the run if it has them; otherwise they are made and kept in it. Those of a baseline are kept with
-    the `system` that it is compared with. Kept ones are as good where the weights that made them are damaged by now,
-    but nobody could make them again: a warning says so.
+    Kept ones are as good where the weights that made them are damaged by now, but nobody could make them again: a
+    warning says so.
     """
     from phmctl.decoding.loading import load_translator
 
-    lines = _lines(run, text)
+    lines = text.source if text.origin else read_text(run, text.name, "source")
 
     def find_or_load(name: str) -> "_Answered | tuple[Setting, Path, Translator]":
         setting = _search_setting(run, text, name, decoding)
@@ -320,7 +302,7 @@ def _decode(
     seconds = round(time.perf_counter() - began, 3)
     content = "".join(f"{line}\n" for line in made)
     write_atomic(path, content)
-    write_json(path.with_suffix(_ORIGIN), _origin(setting, lines, content) | {"seconds": seconds})
+    write_json(path.with_suffix(_ORIGIN), {**_origin(setting, lines, content), "seconds": seconds})
     return _Answered(path, setting, made, seconds)
 
 

@@ -1,31 +1,170 @@
-"""Translation, as the commands know it."""
+"""Translation, as the commands know it: preparing pairs, the translator that answers, by any engine."""
 
 from __future__ import annotations  # what a method works with is imported in it: decoding with an export wants no torch
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.data.copies import read_text
-from phmctl.errors import RunError, UserError
-from phmctl.recipe.schema import TransformerSection, TranslationRecipe
+from phmctl.decoding.engine import TORCH
+from phmctl.decoding.settings import change_decoding
+from phmctl.decoding.translator import Translation, Translator, plan
+from phmctl.errors import DataError, RunError, UserError
+from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Metric, TextComparer
-from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind
-from phmctl.tasks.translation.predictor import TranslationModel
+from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind, option_name
+from phmctl.tasks.model import Model, Texts, check_texts, silent
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from phmctl.data.batches import Batch
+    from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.models.transformer import Transformer
     from phmctl.tasks.translation.evaluation import Evaluation, Text
     from phmctl.tasks.translation.task import TranslationTask
 
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
+_IRRELEVANT = {"batch_tokens", "execution"}  # settings of the search that change its speed only
+_TABLES = ("columns", "header", "quoting", "extra", "skip_bad_lines")  # how a table with both sides in it is read
+_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # of a language: de, pt-br, zh-Hant
+_VECTORS = "the mean of the encoder's states over all positions"
+
+
+class TranslationModel(Model):
+    """Translations of texts and lines: the best of each, or several with their scores."""
+
+    verb = "translating"
+
+    def __init__(
+        self, translator: Translator, run: Run, checkpoint: str, n_best: int | None = None, *, strict: bool = False
+    ) -> None:
+        engine: Any = translator.engine  # torch's has a model and a device
+        self.translator, self.n_best, self.strict, self.engine = translator, n_best, strict, engine
+        about = {"engine": engine.name, "decoding": translator.settings.model_dump(), "device": "cpu"}
+        self.answers = ("translate",)
+        if engine.name == TORCH:
+            self.answers = ("translate", "score", "encode")
+            about |= {"device": str(engine.device), "vectors": _VECTORS}
+        super().__init__(run, checkpoint, **about)
+
+    @silent
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None = None,
+        alpha: float | None = None,
+        n_best: int = 1,
+        strict: bool = False,
+    ) -> list[list[Translation]]:
+        settings = change_decoding(self.translator.settings, beam=beam, alpha=alpha)
+        if not 1 <= n_best <= settings.beam:
+            raise UserError(f"n_best = {n_best} must be between 1 and beam = {settings.beam}")
+        return self.translator.with_settings(settings).translate(check_texts(texts), n_best=n_best, strict=strict)
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.translator.max_source_tokens
+
+    @silent
+    def lengths(self, texts: Texts) -> list[int]:
+        translator = self.translator
+        if not texts or isinstance(texts, str) or not all(isinstance(text, tuple) for text in texts):
+            return translator.lengths(check_texts(texts))
+        sources, targets = (check_texts(side) for side in zip(*texts, strict=True))
+        return [*map(max, translator.lengths(sources), map(len, translator.encode_targets(targets)))]
+
+    @silent
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+        if "score" not in self.answers:
+            raise self._lacks("score")
+        from phmctl.decoding.scoring import forced_scores
+        from phmctl.decoding.torch_engine import pad
+
+        checked, outputs = check_texts(sources, "sources"), check_texts(targets, "targets")
+        if len(checked) != len(outputs):
+            raise UserError(f"{len(checked)} sources and {len(outputs)} targets: give one target for each source")
+        rows, _ = self.translator.encode(checked, strict=True)
+        wanted = self.translator.encode_targets(outputs)
+        scores = [-float("inf") if ids else 0.0 for ids in wanted]  # of sources without a token
+        lengths = [max(len(row), len(ids) + 1) if row else 0 for row, ids in zip(rows, wanted, strict=True)]
+        for places in plan(lengths, self.translator.settings.batch_tokens):
+            source = pad([rows[place] for place in places]).to(self.engine.device)  # (B, S)
+            found = forced_scores(self.engine.model, source, [wanted[place] for place in places], alpha=0.0)
+            for place, hypothesis in zip(places, found, strict=True):
+                scores[place] = hypothesis.log_prob
+        return scores
+
+    @silent
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        if "encode" not in self.answers:
+            raise self._lacks("encode")
+        import torch
+
+        from phmctl.decoding.torch_engine import pad
+        from phmctl.nn.layers import mean_pool
+
+        model = self.engine.model
+        rows, _ = self.translator.encode(check_texts(texts), strict=False)
+        vectors = torch.zeros(len(rows), model.target_embedding.embedding_dim)  # (N, d)
+        with torch.no_grad():
+            for places in plan([len(row) for row in rows], self.translator.settings.batch_tokens):
+                memory = model.encode(pad([rows[place] for place in places]).to(self.engine.device))
+                vectors[places] = mean_pool(memory.states, memory.mask[:, 0, 0]).float().cpu()  # (B, d)
+        return vectors
+
+    # ------------------------------------------------------------------------------------------------- for decode
+
+    def origin(self) -> dict[str, Any]:
+        return {**self.translator.settings.model_dump(exclude=_IRRELEVANT), "n_best": self.n_best}
+
+    def predict(
+        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
+    ) -> list[list[Translation]]:
+        wanted = self.n_best or 1
+        return self.translator.translate(lines, n_best=wanted, strict=self.strict, numbers=numbers, advance=advance)
+
+    def lines(self, found: Sequence[Sequence[Translation]], *, first_line: int = 1) -> Iterator[str]:
+        """Yield the best translation of each line, or its n best with number, rank and score."""
+        for number, candidates in enumerate(found, start=first_line):
+            if self.n_best is None:
+                yield candidates[0].text
+                continue
+            for rank, each in enumerate(candidates, start=1):
+                yield f"{number}\t{rank}\t{each.score:.6f}\t{each.text}"
+
+    def as_json(self, found: Sequence[Sequence[Translation]]) -> Iterator[dict[str, Any]]:
+        for candidates in found:
+            texts = [{"text": each.text, "score": each.score, "log_prob": each.log_prob} for each in candidates]
+            yield {"translations": texts}
+
+
+def _rows(options: Mapping[str, Any]) -> Rows | None:
+    """Return how tables are read; None where no option says. Raises DataError."""
+    from phmctl.data.card import RESERVED, Rows
+
+    if not options:
+        return None
+    names = [name.strip() for name in options.get("columns", "0,1").split(",")]
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise DataError(f"--columns {options['columns']}: wants two, SOURCE,TARGET: names, or numbers counted from 0")
+    extras = options.get("extra", ())
+    taken = next((name for name in extras if name in (*names, *RESERVED)), None)
+    if taken is not None:
+        raise DataError(f"--extra {taken}: a column of whole numbers beside the texts, which is not called so")
+    numbers = all(name.isdecimal() for name in (*names, *extras))
+    header = options.get("header", not numbers)
+    if not header and not numbers:
+        raise DataError("with --no-header, --columns are numbers, counted from 0; so is --extra")
+    source, target, *others = (int(name) if numbers else name for name in (*names, *extras))
+    return Rows(texts=(source, target), header=header, extras=dict(zip(extras, others, strict=True)))
 
 
 class TranslationKind(TaskKind[TranslationRecipe]):
@@ -40,9 +179,30 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     comparer = TextComparer()
 
     def prepare(self, asked: Preparation) -> PreparedData:
-        from phmctl.tasks.translation.options import prepare_asked
+        from phmctl.data.corpus import own_corpus
+        from phmctl.data.prepared.prepare import choose_section, prepare_named
+        from phmctl.data.prepared.provenance import Vocabulary
 
-        return prepare_asked(asked)
+        given = dict(asked.options)
+        if wrong := [option_name(name) for name in given if name not in (*_TABLES, "languages")]:
+            raise DataError(f"{', '.join(wrong)} is for labelled text; {asked.name} is parallel text, to translate")
+        if given and not asked.files:
+            names = ", ".join(map(option_name, given))
+            raise DataError(f"{names} is for your own files: give those with --train FILE --valid FILE")
+        vocabulary = Vocabulary.of(asked.vocabulary_of) if asked.vocabulary_of else None
+        section = choose_section(asked.name, asked.recipe, asked.settings, ParallelSection, vocabulary)
+        skip, languages = bool(given.pop("skip_bad_lines", False)), dict[str, Any]()
+        if codes := given.pop("languages", None):
+            languages = {"languages": tuple(codes.split(","))}
+            one, *other = languages["languages"]
+            if len(other) != 1 or one == other[0] or not all(map(_CODE.fullmatch, (one, *other))):
+                raise DataError(f"--languages {codes}: expected two codes, SOURCE,TARGET, as de,en")
+        rows, quoting = _rows(given), given.get("quoting")
+        how: dict[str, Any] = {"quoting": quoting, "skip": skip, "chosen": "columns" in given, **languages}
+        own = own_corpus(section.card, asked.files, rows, **how) if asked.files else None
+        settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
+        settings |= ({"skip_bad_lines": True} if skip else {}) | languages
+        return prepare_named(section, own=own, settings=settings, vocabulary=vocabulary, **asked.common)
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
         from phmctl.data.prepared.folder import PreparedData
@@ -68,7 +228,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
         return build_transformer(settings, sizes["source"], sizes["target"], device)
 
-    def scored(self, asked: Asked) -> Evaluation:
+    def evaluate(self, asked: Asked) -> Evaluation:
         from phmctl.tasks.translation.evaluation import evaluate
 
         text, how = _scoring(asked)
@@ -82,7 +242,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         return setting_of(asked.run, text or Text.of_split(asked.run, asked.split), asked.checkpoint, **how)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
-        from phmctl.tasks.translation.copies import read_extras
+        from phmctl.tasks.translation.evaluation import read_extras
 
         if result.answers is None or "source_sha256" in result.settings:  # of text that is not the run's
             return None
@@ -98,9 +258,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         groups = read_extras(run, result.split)
         return Answers(asked, right, given, groups, lowercase=lowercase, tokenize=tokenize)
 
-    def answering(self, asked: Asked) -> TranslationModel:
+    def load(self, asked: Asked) -> TranslationModel:
         from phmctl.decoding.loading import load_translator
-        from phmctl.decoding.settings import change_decoding
 
         run, given = asked.run, dict(asked.options)
         n_best, strict = given.pop("n_best", None), given.pop("strict", False)
@@ -140,7 +299,6 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
 def _scoring(asked: Asked) -> tuple[Text | None, dict[str, Any]]:
     """Return the text of the user's own that is to be scored, if there is any, and the settings of the scoring."""
-    from phmctl.decoding.settings import change_decoding
     from phmctl.tasks.translation.evaluation import own_text
 
     run, given = asked.run, dict(asked.options)

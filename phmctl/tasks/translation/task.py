@@ -8,18 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
+from phmctl.data.arrow import PARALLEL
 from phmctl.data.batches import Batch, collate, cost_of, lengths_of, plan_by_tokens
-from phmctl.data.copies import check_same_data, check_same_vocabulary
+from phmctl.data.copies import check_same_data, check_same_vocabulary, record_copies
 from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError
+from phmctl.files import write_atomic, write_json
 from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.translation.copies import write_copies
+from phmctl.tasks.translation.evaluation import EXTRAS
 
 _LINES = 256  # of the validation text, translated in one go between two looks for a wish to stop
 
@@ -31,9 +33,8 @@ class TranslationTask:
 
     def __init__(self, recipe: TranslationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
-        self.least_score = (
-            1.0 if recipe.training.validate_bleu else -math.inf
-        )  # of BLEU: below it there is as good as none
+        # Of BLEU: below it there is as good as none.
+        self.least_score = 1.0 if recipe.training.validate_bleu else -math.inf
         self.prepared = prepared
         for name in prepared.splits:
             prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed
@@ -81,7 +82,16 @@ class TranslationTask:
         return metrics["bleu"] if "bleu" in metrics else -metrics["loss"]
 
     def furnish(self, run: Run) -> None:
-        write_copies(run, self.prepared)
+        """Write the tokenizers, of each split but train its lines and extras, and the manifest."""
+        self.prepared.tokenizers.save(run.tokenizer_folder)
+        for name in self.prepared.splits:
+            if name != "train":
+                split = self.prepared.split(name)
+                for side, lines in zip(PARALLEL, split.texts, strict=True):
+                    write_atomic(run.text_folder / f"{name}.{side}", "".join(f"{line}\n" for line in lines))
+                if extras := {key: values.tolist() for key, values in split.extras.items()}:
+                    write_json(run.text_folder / f"{name}{EXTRAS}", extras)
+        record_copies(run, self.prepared.manifest)
 
     def check_data(self) -> None:
         """Plan the validation and the first epoch. Raises DataError, UserError."""

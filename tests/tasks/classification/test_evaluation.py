@@ -11,9 +11,7 @@ from phmctl.metrics.classification import mcnemar
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification import evaluation as module
-from phmctl.tasks.classification.copies import Examples, read_examples
-from phmctl.tasks.classification.evaluation import evaluate
-from phmctl.tasks.classification.kind import KIND
+from phmctl.tasks.classification.evaluation import Examples, evaluate, read_examples
 from phmctl.tasks.classification.predictor import load_classifier
 from phmctl.tasks.model import Classified
 
@@ -135,7 +133,7 @@ def test_what_is_not_there_is_named(runs: dict[str, Run], tmp_path: Path) -> Non
     with pytest.raises(RunError, match=r"no split 'tset' \(did you mean 'test'\?\); it has test, test_other, valid"):
         evaluate(runs["encoder"], "tset")
     with pytest.raises(UserError, match="--beam: task 'classification' has no such option"):
-        KIND.evaluate(runs["encoder"], options={"beam": 3})
+        phmctl.evaluate(runs["encoder"].folder, beam=3)
     copy = tmp_path / "v001"
     shutil.copytree(runs["encoder"].folder, copy)
     path = copy / "text" / "test.jsonl"

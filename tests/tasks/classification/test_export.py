@@ -12,8 +12,7 @@ from phmctl.export.verb import export
 from phmctl.exports import open_model
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.copies import read_examples
-from phmctl.tasks.classification.evaluation import evaluate
+from phmctl.tasks.classification.evaluation import evaluate, read_examples
 from phmctl.tasks.classification.predictor import load_classifier
 
 

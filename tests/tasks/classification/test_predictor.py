@@ -97,7 +97,7 @@ def test_a_translators_run_labels_nothing_and_a_classifiers_translates_nothing(
     with pytest.raises(RunError, match="translation"):
         load_translator(runs["encoder"])
     with pytest.raises(UserError, match="--beam: task 'classification' has no such option; it has --execution"):
-        KIND.predictor(runs["encoder"], options={"beam": 5})
+        KIND.require("decode", ["beam"])
 
 
 def test_a_damaged_tokenizer_is_named(runs: dict[str, Run], tmp_path: Path) -> None:

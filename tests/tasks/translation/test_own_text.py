@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import phmctl
 from phmctl.cli.main import app
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, UserError
@@ -74,10 +75,10 @@ def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
 def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path) -> None:
     write_json(run.folder / "data.json", {"settings": {"cleaning": {"entities": "decode"}}})
     source, reference = put(tmp_path / "s", [" a &amp; b"]), put(tmp_path / "r", ["c &quot; d  "])
-    text = KIND.evaluate(run, options={"source": source, "reference": [reference]}, device="cpu")
+    text = phmctl.evaluate(run.folder, source=source, reference=[reference], device="cpu")
     assert text.split == "s"
     plain = put(tmp_path / "p", ["a & b"]), put(tmp_path / "q", ['c " d'])
-    same = KIND.evaluate(run, options={"source": plain[0], "reference": [plain[1]]}, device="cpu")
+    same = phmctl.evaluate(run.folder, source=plain[0], reference=[plain[1]], device="cpu")
     assert same.scores == text.scores
 
 
@@ -97,7 +98,7 @@ def test_files_that_do_not_fit(run: Run, tmp_path: Path, given: dict[str, Any], 
     options: dict[str, Any] = {"reference": [tmp_path / name for name in given.get("reference", ())]}
     options |= {"source": tmp_path / given["source"]} if "source" in given else {}
     with pytest.raises(DataError, match=message):
-        KIND.evaluate(run, options=options, device="cpu")
+        phmctl.evaluate(run.folder, device="cpu", **options)
     assert not list(run.results_folder.glob("*"))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.translator import EMPTY, Translation
-from phmctl.tasks.translation.predictor import TranslationModel
+from phmctl.tasks.translation.kind import TranslationModel
 from tests.tasks.translation.runs import make_run
 
 FOUND = [[Translation("a", -1.0, -2.0), Translation("b c", -1.5, -3.0)], [EMPTY]]

@@ -1,0 +1,408 @@
+"""Learning a multiplication rule from examples: Figure 2 of the PHM paper, and octonions beyond it.
+
+A true map is drawn from a seed, and examples of it. Every true map is a sum of Kronecker products itself,
+``H* = Σᵢ kron(A*[i], S*[i])``:
+
+- ``hamilton`` and ``octonion``: A* is the algebra's rule and S*[i, s, t] is component i of the number by which the
+  hypercomplex feature t of the input is multiplied, from the left, on its way to feature s of the output (eq. 3.4 and
+  3.5).
+- ``rotation-3d``: A*[0] is one rotation matrix W and S*[0] the identity; all else is zero. Each feature is a point in
+  space, and all are rotated alike: y = Wx (§3.2).
+
+What was learned is judged: the map against the true one, and the rule against the true one up to its basis.
+"""
+
+import io
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
+from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
+from phmctl.assembly import build_rule_model, trained
+from phmctl.console import Table, warn
+from phmctl.data.batches import RandomNumbers
+from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
+from phmctl.devices import pick_device
+from phmctl.errors import RunError, UserError, nearest
+from phmctl.files import write_atomic
+from phmctl.models.small import RuleModel
+from phmctl.recipe.schema import RuleDataSection, RuleModelSection, RuleRecipe
+from phmctl.runs import Run
+from phmctl.runs.results import Setting, write_result
+from phmctl.tasks.answers import Metric
+from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Rows, Share, Sizes, TaskKind
+
+TRUTH = "truth.safetensors"  # in a run, which is judged by it wherever it was moved, whatever torch draws there
+EVALUATION_SAMPLES = 1000  # of the validation and of the test split
+SPLITS = ("test", "valid")
+THRESHOLD = 1e-3  # largest relative error of what counts as learned
+_ALGEBRA = {"hamilton": "quaternion", "octonion": "octonion"}
+
+
+class Truth(NamedTuple):
+    """A true map, in float64 on the CPU."""
+
+    A: Tensor  # (n, n, n)
+    S: Tensor  # (n, dims, dims)
+
+    @property
+    def H(self) -> Tensor:
+        """The matrix. (d, d) with d = n·dims."""
+        return kronecker_sum(self.A, self.S)
+
+
+class Samples(NamedTuple):
+    """Examples of a true map, in float32."""
+
+    inputs: Tensor  # x, (N, d), standard normal
+    targets: Tensor  # y = H*x, (N, d), without noise
+
+
+def draw_truth(data: RuleDataSection) -> Truth:
+    """Draw the true map of a recipe: the same for the same product, number of features and seed.
+
+    Targets have about unit variance, so that losses of all products compare.
+    """
+    random = _generator(data.seed, "truth")
+    if data.product == "rotation-3d":
+        A = torch.zeros(3, 3, 3, dtype=torch.float64)
+        A[0] = draw_rotation(random)
+        S = torch.zeros(3, data.dims, data.dims, dtype=torch.float64)
+        S[0] = torch.eye(data.dims)
+        return Truth(A, S)
+    A = fixed_rule(_ALGEBRA[data.product], dtype=torch.float64)
+    n = len(A)
+    S = torch.randn(n, data.dims, data.dims, generator=random, dtype=torch.float64) / (n * data.dims) ** 0.5
+    return Truth(A, S)
+
+
+def draw_rotation(random: torch.Generator) -> Tensor:
+    """Draw a rotation of space, each as likely as another: that of a random unit quaternion. (3, 3), float64."""
+    w, x, y, z = torch.nn.functional.normalize(torch.randn(4, generator=random, dtype=torch.float64), dim=0).tolist()
+    return torch.tensor(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ],
+        dtype=torch.float64,
+    )
+
+
+def draw_samples(truth: Truth, split: str, count: int, seed: int) -> Samples:
+    """Draw examples: the same for the same split, count and seed, and others for another split."""
+    H = truth.H
+    x = torch.randn(count, H.shape[1], generator=_generator(seed, split), dtype=torch.float64)  # (N, d)
+    return Samples(x.float(), (x @ H.t()).float())
+
+
+def _generator(seed: int, purpose: str) -> torch.Generator:
+    """Return a stream of random numbers that has nothing to do with those of other purposes."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {purpose}".encode()))
+
+
+def read_truth(run: Run) -> Truth:
+    """Return the true map that a run was trained on. Raises RunError."""
+    path = run.folder / TRUTH
+    refuse_damaged_copy(run, path)
+    try:
+        return Truth(**load(path.read_bytes()))
+    except (OSError, SafetensorError, TypeError) as error:
+        raise RunError(f"{path} cannot be used ({error}); {ADVICE}") from error
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    inputs: Tensor  # (B, d)
+    targets: Tensor  # (B, d)
+
+    @property
+    def target_tokens(self) -> int:
+        return self.targets.numel()
+
+    def to(self, device: torch.device) -> "SampleBatch":
+        return SampleBatch(self.inputs.to(device), self.targets.to(device))
+
+
+class RuleTask:
+    """A recipe's layer, and examples of the true map that it is to find."""
+
+    unit = "numbers"
+    least_score = -math.inf
+
+    def __init__(self, recipe: RuleRecipe) -> None:
+        self.recipe = recipe
+        self.truth = draw_truth(recipe.data)
+        self._train = draw_samples(self.truth, "train", recipe.data.samples, recipe.data.seed)
+        self._valid = draw_samples(self.truth, "valid", EVALUATION_SAMPLES, recipe.data.seed)
+
+    def build_model(self, device: torch.device | str | None = None) -> RuleModel:
+        return KIND.build(self.recipe.model, KIND.sizes(self.recipe).values, device)
+
+    def plan(self, epoch: int) -> list[Rows]:
+        settings = self.recipe.training
+        count, size = len(self._train.inputs), settings.batch_size
+        order = RandomNumbers(settings.seed, epoch).permutation(count)  # (N,)
+        return [order[begin : begin + size] for begin in range(0, count, size)]
+
+    def cost(self, rows: Rows) -> Cost:
+        numbers = len(rows) * self._train.targets.shape[1]
+        return Cost(numbers, numbers)
+
+    def collate(self, rows: Rows) -> SampleBatch:
+        chosen = torch.from_numpy(rows)  # (B,)
+        return SampleBatch(self._train.inputs[chosen], self._train.targets[chosen])
+
+    def loss(self, model: nn.Module, batch: SampleBatch) -> tuple[Tensor, int]:
+        return model(batch.inputs, batch.targets), batch.target_tokens
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
+        """Return ``loss``, the mean squared error of a number, and ``map_error``, that of H relative to the true H.
+
+        The second compares two maps, which each process does itself.
+        """
+        size, count = self.recipe.training.batch_size, len(self._valid.inputs)
+        total = torch.zeros((), dtype=torch.float64)
+        for begin in share.mine(range(0, count, size)):
+            part = Samples(*(tensor[begin : begin + size] for tensor in self._valid))
+            with autocast():
+                total += _mean_squared_error(model, part) * part.targets.numel()
+        loss = share.total(total.to(next(model.parameters()).device)).item() / self._valid.targets.numel()
+        return {"loss": loss, "map_error": _map_error(model, self.truth)}
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        return -metrics["loss"]
+
+    def check_data(self) -> None:
+        """Whatever a recipe asks for can be drawn."""
+
+    def check_run(self, run: Run) -> None:
+        if not all(map(torch.equal, read_truth(run), self.truth)):
+            raise RunError(
+                f"{run.folder / TRUTH} is not the map that its recipe draws here (another version of torch?); "
+                "leave --resume out to start a new run"
+            )
+
+    def check_vocabulary(self, run: Run) -> None:
+        """Numbers mean the same everywhere."""
+
+    def furnish(self, run: Run) -> None:
+        """Write the true map, and ``data.json`` with its SHA-256."""
+        write_atomic(run.folder / TRUTH, save({"A": self.truth.A.contiguous(), "S": self.truth.S.contiguous()}))
+        record_copies(run, self.recipe.data.model_dump(), run.folder / TRUTH)
+
+
+@torch.no_grad()
+def _mean_squared_error(model: nn.Module, samples: Samples) -> float:
+    """Return the mean over all numbers of the targets of the squared error of the model's outputs."""
+    device = next(model.parameters()).device
+    outputs = model(samples.inputs.to(device))  # (N, d)
+    return F.mse_loss(outputs.float(), samples.targets.to(device)).item()
+
+
+def _map_error(model: nn.Module, truth: Truth) -> float:
+    weight: Tensor = model.product.weight  # type: ignore[union-attr, assignment]
+    return _relative_error(weight.detach().to("cpu", torch.float64), truth.H)
+
+
+def _relative_error(found: Tensor, truth: Tensor) -> float:
+    """Return ‖found − truth‖ / ‖truth‖ in Frobenius norms."""
+    return float((found - truth).norm() / truth.norm())
+
+
+# ----------------------------------------------------------------------------------------------------- evaluation
+
+
+@dataclass(frozen=True)
+class RuleComparison:
+    """The learned rule beside the true one."""
+
+    free: str  # the group that H leaves free, GL(n) on the rule's first axis: A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S
+    relative_error: float  # ‖P·A − A*‖ / ‖A*‖ with the P that makes it least
+    span_sine: float  # sine of the largest angle between the spans of the A[i] and of the A*[i]
+    # ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None where P has no inverse
+    components_error: float | None
+    condition: float | None  # of P, in the 2-norm; None where P has no inverse
+    basis: list[list[float]]  # P, (n, n)
+
+    def cells(self) -> list[tuple[str, str, str]]:
+        """Return a row of a table for each number."""
+        condition = "–" if self.condition is None else f"{self.condition:.3g}"
+        return [
+            ("rule", _number(self.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {self.free}"),
+            ("span of the A[i]", _number(self.span_sine), "sine of the largest angle to that of the A*[i]"),
+            ("components", _number(self.components_error), "‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P"),
+            ("condition of P", condition, "in the 2-norm; far above 100 the rule is hardly determined"),
+        ]
+
+
+@dataclass(frozen=True)
+class RuleEvaluation:
+    """What a run has learned."""
+
+    run: str  # its name
+    split: str  # ``test`` or ``valid``
+    checkpoint: str  # the name of the checkpoint's folder
+    product: str  # ``rotation-3d``, ``hamilton`` or ``octonion``
+    samples: int  # examples that `loss` is of; none of them was trained on
+    loss: float  # mean squared error of a number
+    map_error: float  # ‖H − H*‖ / ‖H*‖
+    # the least `map_error` that any rule of the model's n can have; None where the rule is fixed or of a limited rank
+    attainable_error: float | None
+    rule: RuleComparison | None  # the rules compared; None where `rule_note` says why they cannot be
+    rule_note: str | None  # why not, or None
+    learned: bool  # whether the errors of the map and, if it was compared, of the rule are below :data:`THRESHOLD`
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"threshold": THRESHOLD}
+
+    def tables(self) -> Iterator[Table]:
+        rows = [
+            ("loss", _number(self.loss), f"mean squared error of {self.samples:,} examples it was not trained on"),
+            ("H", _number(self.map_error), "‖H − H*‖ / ‖H*‖"),
+        ]
+        if self.attainable_error is not None:
+            rows.append(("H, at best", _number(self.attainable_error), "of any rule of this n"))
+        rows += [("rule", "–", f"not compared: {self.rule_note}")] if self.rule is None else self.rule.cells()
+        rows.append(("learned", "yes" if self.learned else "no", f"relative errors below {THRESHOLD:g}"))
+        title = f"{self.run}, {self.split}: {self.product}, checkpoint {self.checkpoint}"
+        yield Table(title, ["", "value", "meaning"], rows, text=(2,))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1e}"
+
+
+def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:
+    """Judge a run and write the result into it. Raises RunError, OutputError."""
+    recipe = run.recipe_of(RuleRecipe)
+    if split not in SPLITS:
+        raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
+    truth, settings = read_truth(run), recipe.model
+    untrained, target = KIND.build(settings, KIND.sizes(recipe).values, "meta"), pick_device(device)
+    weights, model = run.use(checkpoint, lambda name: (run.weights(name), trained(untrained, run, name, target)))
+    samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
+    rule_note = _why_not(settings.dimension, truth)
+    rule = None if rule_note else _compare_rules(model, truth)
+    free = settings.algebra in ("phm", "real") and settings.parametrization == "rule"
+    map_error = _map_error(model, truth)
+    evaluation = RuleEvaluation(
+        run=run.name,
+        split=split,
+        checkpoint=weights.name,
+        product=recipe.data.product,
+        samples=EVALUATION_SAMPLES,
+        loss=_mean_squared_error(model, samples),
+        map_error=map_error,
+        attainable_error=nearest_sum(truth.H, settings.dimension).relative_error if free else None,
+        rule=rule,
+        rule_note=rule_note,
+        learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,
+    )
+    scores = {"map_error": map_error, "loss": evaluation.loss}
+    write_result(run, Setting(split, weights), evaluation.as_json(), scores)
+    return evaluation
+
+
+def _why_not(n: int, truth: Truth) -> str | None:
+    """Return why a rule of order n cannot be compared with the true one, or None if it can."""
+    order, terms = len(truth.A), determined_terms(truth.S)
+    if n == 1:
+        return "the model is dense: it has no rule"
+    if n != order:
+        return f"the model's rule is of order {n}, the true one of order {order}"
+    if terms < n:
+        return (
+            f"H determines {terms} of the {n} dimensions that the rule's matrices span, so many other rules "
+            "explain it as well"
+        )
+    return None
+
+
+def _compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
+    """Bring the learned rule and components to the true ones' basis, and say what difference is left."""
+    A, S = (tensor.detach().to("cpu", torch.float64) for tensor in (model.product.A, model.product.S))
+    alignment = align_rules(A, truth.A)
+    invertible = alignment.condition < 1 / torch.finfo(A.dtype).eps
+    return RuleComparison(
+        free=f"GL({len(A)}) on the first axis",
+        relative_error=alignment.relative_error,
+        span_sine=alignment.span_sine,
+        components_error=_relative_error(change_basis(A, S, alignment.P)[1], truth.S) if invertible else None,
+        condition=alignment.condition if invertible else None,
+        basis=alignment.P.tolist(),
+    )
+
+
+def draw_curve(path: Path, title: str, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Draw the training and the validation loss over the steps, on a logarithmic axis; without matplotlib, warn."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        warn(
+            f"no {path.name}: matplotlib is not installed; pip install 'phmctl[report]', then train with --resume to "
+            "draw it"
+        )
+        return
+    figure = Figure(figsize=(6.0, 4.0), dpi=120, layout="constrained")  # no pyplot: nothing global, no window
+    axes = figure.add_subplot(xlabel="step", ylabel="mean squared error", yscale="log", title=title)
+    entries = list(entries)
+    for event, style in (("train", "-"), ("validation", "o")):
+        losses = [(each["step"], each.get("loss")) for each in entries if each.get("event") == event]
+        points = [(step, loss) for step, loss in losses if isinstance(loss, float) and loss > 0]  # on such an axis
+        axes.plot([step for step, _ in points], [loss for _, loss in points], style, label=event, markersize=4)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    picture = io.BytesIO()
+    FigureCanvasAgg(figure)  # the figure's from here on
+    figure.savefig(picture, format="png", metadata={"Software": None})  # the same bytes for the same run
+    write_atomic(path, picture.getvalue())
+
+
+class RuleKind(TaskKind[RuleRecipe]):
+    """Examples made on the fly, a map and a rule to compare with the true ones. No text, and nothing to prepare."""
+
+    recipe = RuleRecipe
+    commands = ("train", "eval", "count-params", "bench train")
+    metrics = (Metric("map_error", higher=False), Metric("loss", higher=False))
+
+    def open(self, recipe: RuleRecipe, data: Path) -> RuleTask:
+        return RuleTask(recipe)
+
+    def sizes(self, recipe: RuleRecipe, data: Path | None = None) -> Sizes:
+        features = recipe.data.dims * recipe.data.components
+        note = f"features: {features} = {recipe.data.dims} × {recipe.data.components}"
+        return Sizes({"features": features}, note, trained=True)
+
+    def build(
+        self, settings: RuleModelSection, sizes: Mapping[str, int], device: torch.device | str | None = None
+    ) -> RuleModel:
+        return build_rule_model(settings, sizes["features"], device)
+
+    def evaluate(self, asked: Asked) -> RuleEvaluation:
+        if asked.against is not None:
+            raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
+        return evaluate_rule(asked.run, asked.split, asked.checkpoint, device=asked.device)
+
+    def conclude(self, run: Run, metrics: Iterable[Mapping[str, Any]]) -> None:
+        """Draw the loss curve, Figure 2 of the paper, into the run's results."""
+        draw_curve(run.results_folder / "loss.png", run.name, metrics)
+
+
+KIND = RuleKind()
