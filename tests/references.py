@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phmctl.accounting.ledger import Ledger, ledger_for
-from phmctl.algebra.bilinear import TOLERANCE, _normalised, _order, _search, decompose
+from phmctl.algebra.bilinear import TOLERANCE, decompose, normalised, search
 from phmctl.comparison.compare import Comparison, compare_splits
 from phmctl.recipe.schema import TransformerSection
 from phmctl.tasks.registry import task_kind
@@ -48,13 +48,13 @@ def bilinear_rank(rule: Tensor, tolerance: float = TOLERANCE, *, seed: int = 0) 
     Raises:
         RankError: the rule resists even above the generic rank.
     """
-    n = _order(rule)
-    target, _ = _normalised(rule)
+    target, _ = normalised(rule)
+    n = len(rule)
     lower = max(int(torch.linalg.matrix_rank(target.movedim(axis, 0).reshape(n, n * n))) for axis in range(3))
-    upper = decompose(rule, seed=seed, tolerance=tolerance).factors.rank
+    upper = decompose(rule, seed=seed, tolerance=tolerance).rank
     while lower < upper:
         middle = (lower + upper) // 2
-        if _search(target, middle, seed, tolerance) is None:
+        if search(target, middle, seed, tolerance) is None:
             lower = middle + 1
         else:
             upper = middle

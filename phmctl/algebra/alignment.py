@@ -4,15 +4,13 @@
 
     A'[i] = Σⱼ P[i, j] A[j],    S'[i] = Σⱼ (P⁻ᵀ)[i, j] S[j]    give    Σᵢ kron(A'[i], S'[i]) = H,
 
-so from H the rule can be known only up to GL(n), acting on its first axis. The other two axes are not free: they index
-the components of the layer's input and output, which the data fixes. A rule is therefore compared as the span of its
-matrices A[i].
+so from H the rule can be known only up to GL(n), acting on its first axis, and rules are compared as spans of their
+matrices A[i]. The other two axes are not free: they index the components of the layer's input and output.
 
 The converse holds where the components S[1] … S[n] are linearly independent. With each block of H as a row (Van Loan
 and Pitsianis 1993), H is the n² × kd/n² matrix ``Σᵢ vec(A[i]) vec(S[i])ᵀ``, and its columns then span just what the
-matrices A[i] span. Two rules that explain the same H are therefore each other's change of basis. Where the components
-span only m < n dimensions (one hypercomplex feature in and out: every S[i] is a number, m = 1), H fixes m dimensions of
-the span and says nothing of the rest.
+matrices A[i] span: two rules that explain the same H are each other's change of basis. Where the components span only
+m < n dimensions (one hypercomplex feature in and out: m = 1), H fixes m dimensions of the span, and no others.
 
 A distance needs a measure: two n-dimensional subspaces of the n² matrices that have nothing to do with one another are
 √(1 − 1/n) apart on average, and :func:`chance_distance` says what the nearest of all known algebras comes to by chance.
@@ -29,6 +27,8 @@ from torch import Tensor
 from phmctl.algebra.kronecker import fixed_rule
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError
+
+_DRAWS = 200
 
 
 class Alignment(NamedTuple):
@@ -64,7 +64,12 @@ def align_rules(rule: Tensor, truth: Tensor) -> Alignment:
     learned, wanted = _rows(rule), _rows(truth)  # (n, n²)
     P = wanted @ torch.linalg.pinv(learned)  # (n, n)
     error = (P @ learned - wanted).norm() / wanted.norm()
-    return Alignment(P, error.item(), _largest_sine(learned, wanted), torch.linalg.cond(P).item())
+    first, second = _row_space(learned), _row_space(wanted)  # (n², r) each
+    sine = 1.0
+    if first.shape == second.shape:
+        outside = second - first @ (first.t() @ second)  # from the difference, as 1 − cos² loses half the digits
+        sine = min(float(torch.linalg.matrix_norm(outside, 2)), 1.0)
+    return Alignment(P, error.item(), sine, torch.linalg.cond(P).item())
 
 
 @torch.no_grad()
@@ -85,7 +90,7 @@ def change_basis(A: Tensor, S: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def determined_terms(S: Tensor) -> int:
-    """Return m, how many dimensions of the rule's span H determines: the number of independent components.
+    """Return m, the number of independent components: how many dimensions of the rule's span H determines.
 
     Args:
         S: (n, k/n, d/n).
@@ -102,15 +107,6 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64).flatten(1)
 
 
-def _largest_sine(one: Tensor, other: Tensor) -> float:
-    """Return the sine of the largest principal angle between the row spaces of two matrices, (n, n²) each."""
-    first, second = _row_space(one), _row_space(other)  # (n², r) each
-    if first.shape != second.shape:
-        return 1.0
-    outside = second - first @ (first.t() @ second)  # (n², r): from the difference, as 1 − cos² loses half the digits
-    return min(float(torch.linalg.matrix_norm(outside, 2)), 1.0)
-
-
 def _row_space(matrix: Tensor) -> Tensor:
     """Return an orthonormal basis of the span of a matrix's rows, as columns."""
     singular: Tensor
@@ -119,9 +115,6 @@ def _row_space(matrix: Tensor) -> Tensor:
     rounding = max(matrix.shape) * torch.finfo(matrix.dtype).eps
     rank = int((singular > rounding * singular[0]).sum())
     return right[:rank].t()
-
-
-_DRAWS = 200
 
 
 class NearestAlgebra(NamedTuple):
@@ -140,6 +133,44 @@ class NearestAlgebra(NamedTuple):
     distance: float
 
 
+def nearest_known(rule: Tensor) -> NearestAlgebra:
+    """Return the known algebra nearest to a rule A, (n, n, n) with n at least 2, after the free change of basis."""
+    learned, known = rule.detach().to("cpu", torch.float64), known_rules(len(rule))
+    aligned = {name: align_rules(learned, wanted) for name, wanted in known.items()}
+    name = min(aligned, key=lambda name: aligned[name].relative_error)
+    nearest = torch.einsum("ij,jab->iab", aligned[name].P, learned)
+    return NearestAlgebra(name, known[name], nearest, aligned[name].relative_error)
+
+
+@cache
+def known_rules(n: int) -> Mapping[str, Tensor]:
+    """Return the algebras of dimension n that have a name: rules in float64, by that name."""
+    found = {name: fixed_rule(name, dtype=torch.float64) for name, size in FIXED_DIMENSION.items() if size == n > 1}
+    i, b = torch.arange(n)[:, None], torch.arange(n)
+    cyclic, componentwise = torch.zeros(2, n, n, n, dtype=torch.float64)
+    cyclic[i, (i + b) % n, b] = 1.0  # e_i e_b = e_(i + b mod n)
+    componentwise[b, b, b] = 1.0
+    found["split-complex" if n == 2 else "cyclic (circulant)"] = cyclic
+    if n == 4:
+        units = torch.eye(4, dtype=torch.float64).view(4, 2, 2)  # E₁₁, E₁₂, E₂₁, E₂₂
+        found["2×2 matrices"] = torch.einsum("ipq,bqr,apr->iab", units, units, units)
+        for name in ("complex", "split-complex"):
+            found[f"{name} ⊗ {name}"] = torch.kron(known_rules(2)[name], known_rules(2)[name])
+    if n == 8:
+        found["complex ⊗ quaternion"] = torch.kron(known_rules(2)["complex"], known_rules(4)["quaternion"])
+    found["polynomials mod xⁿ"] = cyclic.where((i + b < n)[:, None], 0.0)
+    found["componentwise"] = componentwise
+    return found
+
+
+@cache
+def chance_distance(n: int) -> float:
+    """Return the distance to the nearest known algebra that one random rule in twenty is below. The same every time."""
+    chance = torch.Generator().manual_seed(0)
+    rules = (torch.randn(n, n, n, generator=chance, dtype=torch.float64) for _ in range(_DRAWS))
+    return sorted(nearest_known(rule).distance for rule in rules)[_DRAWS // 20]
+
+
 class Spectra(NamedTuple):
     """Singular values that no change of basis alters, each descending.
 
@@ -156,94 +187,14 @@ class Spectra(NamedTuple):
     inputs: list[float]
 
 
-@cache
-def known_rules(n: int) -> Mapping[str, Tensor]:
-    """Return the algebras of dimension n that have a name: rules in float64, by that name."""
-    found = {name: fixed_rule(name, dtype=torch.float64) for name, size in FIXED_DIMENSION.items() if size == n > 1}
-    first, second, cyclic = _pairs(n)
-    found["split-complex" if n == 2 else "cyclic (circulant)"] = _table(n, first, second, cyclic)
-    if n == 4:
-        split, complexes = _table(2, *_pairs(2)), fixed_rule("complex", dtype=torch.float64)
-        found["2×2 matrices"] = _matrices()
-        found["complex ⊗ complex"] = _tensor(complexes, complexes)
-        found["split-complex ⊗ split-complex"] = _tensor(split, split)
-    if n == 8:
-        found["complex ⊗ quaternion"] = _tensor(
-            fixed_rule("complex", dtype=torch.float64), fixed_rule("quaternion", dtype=torch.float64)
-        )
-    low = first + second < n
-    found["polynomials mod xⁿ"] = _table(n, first[low], second[low], (first + second)[low])
-    found["componentwise"] = _table(n, *[torch.arange(n)] * 3)
-    return found
-
-
-def nearest_known(rule: Tensor) -> NearestAlgebra:
-    """Return the known algebra nearest to a rule after the change of basis that is free.
-
-    Args:
-        rule: A, (n, n, n), n at least 2.
-    """
-    learned = rule.detach().to("cpu", torch.float64)
-    aligned = {name: align_rules(learned, wanted) for name, wanted in known_rules(len(rule)).items()}
-    name = min(aligned, key=lambda name: aligned[name].relative_error)
-    basis = aligned[name].P
-    return NearestAlgebra(
-        name,
-        known_rules(len(rule))[name],
-        torch.einsum("ij,jab->iab", basis, learned),
-        aligned[name].relative_error,
-    )
-
-
-@cache
-def chance_distance(n: int) -> float:
-    """Return the distance to the nearest known algebra that one random rule in twenty is below. The same every time."""
-    chance = torch.Generator().manual_seed(0)
-    rules = (torch.randn(n, n, n, generator=chance, dtype=torch.float64) for _ in range(_DRAWS))
-    return sorted(nearest_known(rule).distance for rule in rules)[_DRAWS // 20]
-
-
 def spectra(A: Tensor, S: Tensor) -> Spectra:
-    """Return what a layer's terms, outputs and inputs carry.
-
-    Args:
-        A: (n, n, n), the rule.
-        S: (n, k/n, d/n), the components.
-    """
+    """Return what the terms, outputs and inputs carry of a layer with the rule A (n, n, n) and S (n, k/n, d/n)."""
     n = len(A)
-    rows, components = (each.detach().to("cpu", torch.float64).flatten(1).t() for each in (A, S))  # (n², n), (kd/n², n)
-    basis, left = torch.linalg.qr(rows)  # (n², n), (n, n)
-    right = torch.linalg.qr(components, mode="r").R  # (≤ n, n)
+    basis, left = torch.linalg.qr(_rows(A).t())  # (n², n), (n, n)
+    right = torch.linalg.qr(_rows(S).t(), mode="r").R  # (≤ n, n)
     terms = torch.linalg.svdvals(left @ right.t())
     total = float(terms.norm())
     span = basis.t().reshape(n, n, n)  # (i, a, b), orthonormal over i
     outputs = torch.linalg.svdvals(span.permute(1, 0, 2).flatten(1)) / math.sqrt(n)
     inputs = torch.linalg.svdvals(span.permute(2, 0, 1).flatten(1)) / math.sqrt(n)
     return Spectra([float(each) / total if total else 0.0 for each in terms], outputs.tolist(), inputs.tolist())
-
-
-def _table(n: int, first: Tensor, second: Tensor, product: Tensor) -> Tensor:
-    """Return the rule with e_first · e_second = e_product and no other products."""
-    rule = torch.zeros(n, n, n, dtype=torch.float64)
-    rule[first, product, second] = 1.0
-    return rule
-
-
-def _pairs(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return i, b and (i + b) mod n of all pairs."""
-    index = torch.arange(n)
-    first, second = index[:, None].expand(n, n).flatten(), index[None].expand(n, n).flatten()
-    return first, second, (first + second) % n
-
-
-def _tensor(one: Tensor, other: Tensor) -> Tensor:
-    """Return the rule of the tensor product of two algebras."""
-    n = len(one) * len(other)
-    return torch.einsum("iab,jcd->ijacbd", one, other).reshape(n, n, n)
-
-
-def _matrices() -> Tensor:
-    """Return the rule of the 2×2 matrices with the units E₁₁, E₁₂, E₂₁, E₂₂."""
-    units = torch.eye(4, dtype=torch.float64).view(4, 2, 2)
-    products = torch.einsum("ipq,bqr->ibpr", units, units).reshape(4, 4, 4)  # (i, b, a)
-    return products.transpose(1, 2).contiguous()

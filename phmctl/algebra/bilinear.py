@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phmctl.errors import RankError
 
-Parts = tuple[Tensor, Tensor, Tensor]  # W, U and Vᵀ, (n, R) each
+_Parts = tuple[Tensor, Tensor, Tensor]  # W, U and Vᵀ, (n, R) each
 
 QUICK = 8  # largest n whose rules are decomposed in about a second; n = 16 takes minutes
 TOLERANCE = 1e-10  # relative residual of an exact decomposition
@@ -68,14 +68,6 @@ class Factors(NamedTuple):
         return self.V.shape[0]
 
 
-class Decomposition(NamedTuple):
-    """Factors and how well they give the rule back."""
-
-    factors: Factors
-    relative_residual: float  # ‖Σ W U V − A‖ / ‖A‖, Frobenius norms
-    excess: int  # R − the generic rank; one or more for a rule that resists there
-
-
 def generic_rank(n: int) -> int:
     """Return the rank with which a random n×n×n rule can be written, ⌈n³ / (3n − 2)⌉ but for n = 2 and 3."""
     return _EXCEPTIONS.get(n, math.ceil(n**3 / (3 * n - 2)))
@@ -89,13 +81,7 @@ def recompose(factors: Factors) -> Tensor:
 
 
 @torch.no_grad()
-def decompose(
-    rule: Tensor,
-    rank: int | None = None,
-    *,
-    seed: int = 0,
-    tolerance: float = TOLERANCE,
-) -> Decomposition:
+def decompose(rule: Tensor, rank: int | None = None, *, seed: int = 0, tolerance: float = TOLERANCE) -> Factors:
     """Write a rule as a sum of R products of vectors, exactly.
 
     The columns of W, U and V that belong together have equal norms, and no entry is larger than a few times the
@@ -113,14 +99,14 @@ def decompose(
     Raises:
         RankError: no start reaches the tolerance at this rank.
     """
-    n = _order(rule)
-    target, scale = _normalised(rule)
+    target, scale = normalised(rule)
+    n = len(rule)
     ranks = range(generic_rank(n), generic_rank(n) + 5) if rank is None else (rank,)
     for terms in ranks:
-        found = _search(target, terms, seed, tolerance)
+        found = search(target, terms, seed, tolerance)
         if found is not None:
-            factors = Factors(*(part.to(rule) for part in _scaled(found, scale)))
-            return Decomposition(factors, _residual(target, *found).norm().item() / n**1.5, terms - generic_rank(n))
+            W, U, V = ((part * scale ** (1 / 3)).to(rule) for part in found)
+            return Factors(W, U, V.t().contiguous())
     raise RankError(
         f"no decomposition of rank {ranks[-1]} was found in {STARTS} starts; this rule of order n = {n} needs a higher"
         f" rank (the generic rank is {generic_rank(n)})"
@@ -133,43 +119,34 @@ def fixed_factors(algebra: str, *, device: torch.device | str = "cpu", dtype: to
     return Factors(*map(like.new_tensor, _TABLES[algebra]))
 
 
-def _order(rule: Tensor) -> int:
+def normalised(rule: Tensor) -> tuple[Tensor, float]:
+    """Return the rule in float64 with entries of root mean square one, and what it was divided by.
+
+    Raises:
+        RankError: it is no rule (n, n, n), zero, or not finite.
+    """
     if rule.dim() != 3 or len(set(rule.shape)) != 1:
         raise RankError(f"a rule has shape (n, n, n), not {tuple(rule.shape)}")
     if not rule.isfinite().all() or not rule.any():
         raise RankError("a rule to decompose must be finite and not zero")
-    return rule.shape[0]
-
-
-def _normalised(rule: Tensor) -> tuple[Tensor, float]:
-    """Return the rule in float64 with entries of root mean square one, and what it was divided by."""
     target = rule.detach().to("cpu", torch.float64)
     scale = target.square().mean().sqrt().item()
     return target / scale, scale
 
 
-def _scaled(parts: Parts, scale: float) -> Factors:
-    W, U, V = (part * scale ** (1 / 3) for part in parts)
-    return Factors(W, U, V.t().contiguous())
-
-
-def _search(target: Tensor, rank: int, seed: int, tolerance: float) -> Parts | None:
+def search(target: Tensor, rank: int, seed: int, tolerance: float) -> _Parts | None:
     """Return the first solution with bounded entries that a random start leads to."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(STARTS):
-        parts, residual = _descend(target, _start(len(target), rank, generator), tolerance)
+        # The sum of such factors has entries of root mean square one.
+        start = [torch.randn(len(target), rank, generator=generator, dtype=torch.float64) for _ in range(3)]
+        parts, residual = _descend(target, tuple(part / rank ** (1 / 6) for part in start), tolerance)
         if residual <= tolerance and max(part.abs().max().item() for part in parts) <= _LARGEST:
             return parts
     return None
 
 
-def _start(n: int, rank: int, generator: torch.Generator) -> Parts:
-    """Draw factors whose sum has entries of root mean square one."""
-    W, U, V = (torch.randn(n, rank, generator=generator, dtype=torch.float64) / rank ** (1 / 6) for _ in range(3))
-    return W, U, V
-
-
-def _descend(target: Tensor, parts: Parts, tolerance: float) -> tuple[Parts, float]:
+def _descend(target: Tensor, parts: _Parts, tolerance: float) -> tuple[_Parts, float]:
     """Take damped Gauss–Newton steps until the residual is at rounding, stalls, or the iterations are used up."""
     norm = target.norm().item()
     history = [math.inf] * _STALLED
@@ -180,22 +157,16 @@ def _descend(target: Tensor, parts: Parts, tolerance: float) -> tuple[Parts, flo
         if size <= min(tolerance, 1e-13) or size > 0.8 * history[-_STALLED]:
             break
         history.append(size)
-        better = _improve(target, parts, error, damping)
-        if better is None:
+        while damping < 1e3:  # until a step is short enough to help
+            moved = _balanced(_step(parts, error, damping))
+            after = _residual(target, *moved)
+            if after.norm() < error.norm():
+                break
+            damping *= 4
+        else:
             break
-        parts, error, damping = better
+        parts, error, damping = moved, after, max(damping / 5, 1e-13)
     return parts, error.norm().item() / norm
-
-
-def _improve(target: Tensor, parts: Parts, error: Tensor, damping: float) -> tuple[Parts, Tensor, float] | None:
-    """Return parts, error and the next damping after the first step that is short enough to help, if one is."""
-    while damping < 1e3:
-        moved = _balanced(_step(parts, error, damping))
-        after = _residual(target, *moved)
-        if after.norm() < error.norm():
-            return moved, after, max(damping / 5, 1e-13)
-        damping *= 4
-    return None
 
 
 def _residual(target: Tensor, W: Tensor, U: Tensor, V: Tensor) -> Tensor:
@@ -203,7 +174,7 @@ def _residual(target: Tensor, W: Tensor, U: Tensor, V: Tensor) -> Tensor:
     return torch.einsum("ir,ar,br->iab", W, U, V) - target
 
 
-def _step(parts: Parts, error: Tensor, damping: float) -> Parts:
+def _step(parts: _Parts, error: Tensor, damping: float) -> _Parts:
     """Return the parts after ``−Jᵀ(JJᵀ + λI)⁻¹ e``: the shortest step that solves the linearised equations."""
     W, U, V = parts
     gram = _gram(W, U, V)
@@ -233,7 +204,7 @@ def _gram(W: Tensor, U: Tensor, V: Tensor) -> Tensor:
     return gram.view(n**3, n**3)
 
 
-def _balanced(parts: Parts) -> Parts:
+def _balanced(parts: _Parts) -> _Parts:
     """Give the three vectors of each term the same norm; their product stays."""
     norms = torch.stack([part.norm(dim=0) for part in parts]).clamp_min(1e-150)  # (3, R)
     common = norms.log().mean(dim=0).exp()  # (R,)

@@ -44,12 +44,8 @@ def dense_variance(scheme: str, fan_in: int, fan_out: int) -> float:
     Raises:
         UserError: no scheme has this name; names the nearest.
     """
-    return _scheme(scheme)[0](fan_in, fan_out)
-
-
-def _scheme(scheme: str) -> tuple[Callable[[int, int], float], str]:
     check_known("initialization", scheme, SCHEMES)
-    return _SCHEMES[scheme]
+    return _SCHEMES[scheme][0](fan_in, fan_out)
 
 
 @torch.no_grad()
@@ -60,10 +56,7 @@ def initialise_rule_(A: Tensor) -> None:
 
 
 def learned_rule(n: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> nn.Parameter:
-    """Return a new rule to be learned, initialised by :func:`initialise_rule_`.
-
-    Pass it to several layers to share it.
-    """
+    """Return a new rule, initialised by :func:`initialise_rule_`, to be learned and shared by several layers."""
     rule = nn.Parameter(torch.empty(n, n, n, device=device, dtype=dtype))
     initialise_rule_(rule)
     return rule
@@ -81,7 +74,11 @@ def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
     """
     n, rank = W.shape
     if rank == natural_rank(n) and n <= QUICK:
-        parts = _moved(canonical_factors(n))
+        W0, U0, V0 = (torch.tensor(part, dtype=torch.float64) for part in _canonical_factors(n))
+        rotation, _ = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))  # (n, n)
+        signs = torch.randint(0, 2, (2, n), dtype=torch.float64) * 2 - 1
+        U0 = U0[torch.randperm(n)] * signs[0, :, None]
+        parts = Factors(rotation @ W0, U0, V0[:, torch.randperm(n)] * signs[1])
     else:
         parts = Factors(*(nn.init.orthogonal_(torch.empty(part.shape, dtype=torch.float64)) for part in (W, U, V)))
         gain = recompose(parts).square().sum(dim=0).mean() ** (1 / 6)
@@ -92,42 +89,25 @@ def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
 
 def natural_rank(n: int) -> int:
     """Return the rank that factors have where none is given: that of a random rule."""
-    return canonical_factors(n).rank if n <= QUICK else generic_rank(n)
-
-
-def canonical_factors(n: int) -> Factors:
-    """Return the factors of one random rule with unit fibres, in float64; the same in every process."""
-    return Factors(*(torch.tensor(part, dtype=torch.float64) for part in _canonical_numbers(n)))
+    return len(_canonical_factors(n)[2]) if n <= QUICK else generic_rank(n)
 
 
 @cache
-def _canonical_numbers(n: int) -> list[list[list[float]]]:
-    """Return W, U and V as lists: a cached tensor would keep the device or the mode that was active."""
+def _canonical_factors(n: int) -> list[list[list[float]]]:
+    """Return W, U and V of one random rule with unit fibres, the same in every process.
+
+    As lists: a cached tensor would keep the device or the mode that was active.
+    """
     with torch.device("cpu"):
         rule = torch.randn(n, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-        return [part.tolist() for part in decompose(F.normalize(rule, dim=0)).factors]
-
-
-def _moved(factors: Factors) -> Factors:
-    """Rotate i, permute a and b, and change signs of theirs at random: another rule of the same rank."""
-    n = len(factors.W)
-    rotation, _ = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))  # (n, n)
-    signs = torch.randint(0, 2, (2, n), dtype=torch.float64) * 2 - 1
-    U = factors.U[torch.randperm(n)] * signs[0, :, None]
-    V = factors.V[:, torch.randperm(n)] * signs[1]
-    return Factors(rotation @ factors.W, U, V)
+        return [part.tolist() for part in decompose(F.normalize(rule, dim=0))]
 
 
 @torch.no_grad()
 def initialise_dense_(weight: Tensor, scheme: str, fan_in: int, fan_out: int) -> None:
-    """Draw a tensor in place with the variance and the distribution of a scheme.
-
-    Raises:
-        UserError: no scheme has this name.
-    """
-    variance, distribution = _scheme(scheme)
-    deviation = math.sqrt(variance(fan_in, fan_out))
-    if distribution == "uniform":
+    """Draw a tensor in place with the variance and the distribution of a scheme; see :func:`dense_variance`."""
+    deviation = math.sqrt(dense_variance(scheme, fan_in, fan_out))
+    if _SCHEMES[scheme][1] == "uniform":
         bound = math.sqrt(3) * deviation
         weight.uniform_(-bound, bound)
     else:
@@ -143,12 +123,9 @@ def initialise_components_(S: Tensor, A: Tensor, scheme: str, fan_in: int, fan_o
     Args:
         S: (n, k/n, d/n), overwritten.
         A: (n, n, n), read.
-        scheme: one of :data:`SCHEMES`.
+        scheme: see :func:`dense_variance`, as for the other two.
         fan_in: of the dense layer, not of a component.
         fan_out: of the dense layer, not of a component.
-
-    Raises:
-        UserError: no scheme has this name.
     """
     initialise_dense_(S, scheme, fan_in, fan_out)
     gain = A.square().sum(dim=0).mean().sqrt()

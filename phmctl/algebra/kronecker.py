@@ -47,30 +47,15 @@ def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch
         UserError: no fixed algebra has this name; names the nearest.
     """
     check_known("fixed algebra", algebra, FIXED_DIMENSION)
-    n = FIXED_DIMENSION[algebra]
-    table = [[[0.0] * n for _ in range(n)] for _ in range(n)]  # (i, a, b)
-    for i in range(n):
-        for b in range(n):
-            sign, a = _unit_product(i, b, n)
-            table[i][a][b] = sign
-    return torch.empty((), device=device, dtype=dtype).new_tensor(table)
-
-
-def _unit_product(i: int, b: int, n: int) -> tuple[int, int]:
-    """Return sign and index of the product of the units e_i and e_b, by ``(p, q)(r, s) = (pr − s̄q, sp + qr̄)``."""
-    if n == 1:
-        return 1, 0
-    half = n // 2
-    first, second = i % half, b % half
-    conjugate = 1 if second == 0 else -1  # of e_second
-    if i < half:
-        sign, index = _unit_product(first, second, half) if b < half else _unit_product(second, first, half)
-        return sign, index + (b - second)
-    if b < half:
-        sign, index = _unit_product(first, second, half)
-        return conjugate * sign, index + half
-    sign, index = _unit_product(second, first, half)
-    return -conjugate * sign, index
+    A = torch.ones(1, 1, 1, device=device, dtype=dtype)
+    while len(A) < FIXED_DIMENSION[algebra]:  # Cayley–Dickson: (p, q)(r, s) = (pr − s̄q, sp + qr̄)
+        zero, swapped = torch.zeros_like(A), A.transpose(0, 2)  # p·s and s·p
+        conjugate = torch.full_like(A[0, 0], -1.0)  # of r and s, on the last axis
+        conjugate[0] = 1.0
+        by_p = torch.cat([torch.cat([A, zero], 2), torch.cat([zero, swapped], 2)], 1)
+        by_q = torch.cat([torch.cat([zero, zero - swapped * conjugate], 2), torch.cat([A * conjugate, zero], 2)], 1)
+        A = torch.cat([by_p, by_q])
+    return A + 0.0  # no −0
 
 
 def kronecker_sum(A: Tensor, S: Tensor) -> Tensor:

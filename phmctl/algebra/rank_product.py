@@ -105,8 +105,11 @@ class _RankLinear(torch.autograd.Function):
                 dU += torch.bmm(gradients[rows], kept[rows].transpose(1, 2)).sum(0, dtype=wide)  # (n, R)
             mixed_gradient = _mix(U.t(), gradients[rows], gradient_scratch)  # (m, R, s)
             if wants_T:
-                mixed = _mix(V, part, mixed_scratch)  # (m, R, t)
-                _add_products(dT, mixed_gradient.permute(1, 2, 0), mixed.transpose(0, 1))  # (R, s, t)
+                mixed = _mix(V, part, mixed_scratch).transpose(0, 1)  # (R, m, t)
+                if dT.dtype == mixed.dtype:
+                    dT.baddbmm_(mixed_gradient.permute(1, 2, 0), mixed)  # (R, s, t)
+                else:
+                    dT += torch.bmm(mixed_gradient.permute(1, 2, 0), mixed)
             if wants_x or wants_V:
                 back = torch.bmm(mixed_gradient.transpose(0, 1), T).transpose(0, 1)  # (m, R, t)
                 if wants_V:
@@ -141,11 +144,3 @@ def _each(M: Tensor, tile: Tensor) -> Tensor:
 def _mix(M: Tensor, tile: Tensor, scratch: Tensor) -> Tensor:
     """Mix the parts of each token by a matrix. (p, q), (m, q, c) -> (m, p, c)."""
     return torch.bmm(_each(M, tile), tile, out=scratch[: tile.shape[0]])
-
-
-def _add_products(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add products of matrices (R, s, m), (R, m, t) to a sum (R, s, t) that may be wider than they are."""
-    if total.dtype == left.dtype:
-        total.baddbmm_(left, right)
-    else:
-        total += torch.bmm(left, right)

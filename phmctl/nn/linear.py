@@ -133,7 +133,7 @@ class KroneckerWeight(nn.Module):
         if self.algebra == LEARNED and self.owns_rule:
             A, S, error = nearest_sum(weight, self.n)
             if self.holds_factors:
-                for part, nearest in zip((self.W, self.U, self.V), decompose(A, len(self.V)).factors, strict=True):
+                for part, nearest in zip((self.W, self.U, self.V), decompose(A, len(self.V)), strict=True):
                     part.copy_(nearest)
             else:
                 self.A.copy_(A)
@@ -161,7 +161,7 @@ class KroneckerWeight(nn.Module):
         """Load a rule that was saved in the other form, as A or as factors, in the form that this layer holds."""
         A, parts = f"{prefix}A", [f"{prefix}{name}" for name in "WUV"]
         if self.holds_factors and A in state:
-            state.update(zip(parts, decompose(state.pop(A), self.V.shape[0]).factors, strict=True))
+            state.update(zip(parts, decompose(state.pop(A), self.V.shape[0]), strict=True))
         elif "A" in self._parameters and all(part in state for part in parts):
             state[A] = recompose(Factors(*(state.pop(part) for part in parts)))
         super()._load_from_state_dict(state, prefix, *rest)
@@ -323,7 +323,7 @@ class PHMLinear(KroneckerWeight):
             raise RankError("a layer with n = 1 has no rule to decompose")
         factors = self.factors
         if factors is None or rank not in (None, factors.rank):
-            factors = decompose(self.A, rank, seed=seed).factors
+            factors = decompose(self.A, rank, seed=seed)
         layer = PHMLinear(
             self.in_features, self.out_features, self.bias is not None, n=self.n, rank=factors.rank,
             initialization=self.initialization, splits=self.splits, device="meta", dtype=self.S.dtype,
