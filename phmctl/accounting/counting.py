@@ -3,7 +3,7 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,10 @@ from phmctl.shipped import shipped_names
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """What ``count-params`` found.
+    """What ``count-params`` found."""
 
-    Attributes:
-        recipe: the recipe's name, or the table's.
-        ledgers: one a variant, in the order asked for; none where a table alone was asked for.
-        published: the published tables, where they were asked for.
-    """
-
-    recipe: str
-    ledgers: tuple[Ledger, ...]
+    recipe: str  # its name, or the table's
+    ledgers: tuple[Ledger, ...]  # one a variant, in the order asked for; none where a table alone was asked for
     published: tuple[PublishedTable, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -75,8 +69,12 @@ def count_parameters(
             f"no table or recipe {recipe!r}{nearest(recipe, [*tables, *recipes])}\n"
             f"tables: {', '.join(tables)}; recipes: phmctl recipes"
         )
+    choices: list[list[Override]] = []
+    for algebra in algebras or (None,):
+        several = ns if algebra is None or algebra in WITH_N else ()
+        choices += (common_overrides(algebra=algebra, n=n) for n in several or (None,))
     try:
-        variants = [resolve(recipe, [*choice, *overrides]) for choice in _choices(ns, algebras)]
+        variants = [resolve(recipe, [*choice, *overrides]) for choice in choices]
     except RecipeError:
         resolve(recipe)  # what is wrong with the recipe itself should not be blamed on a variant
         raise
@@ -101,13 +99,6 @@ def split_list(text: str | None) -> list[str]:
     """Split a comma-separated option, dropping empty parts and repetitions."""
     parts = [part.strip() for part in (text or "").split(",")]
     return list(dict.fromkeys(part for part in parts if part))
-
-
-def _choices(ns: Sequence[int], algebras: Sequence[str]) -> Iterator[list[Override]]:
-    """Yield the overrides of each variant."""
-    for algebra in algebras or (None,):
-        several = ns if algebra is None or algebra in WITH_N else ()
-        yield from (common_overrides(algebra=algebra, n=n) for n in several or (None,))
 
 
 _COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
@@ -153,10 +144,10 @@ def print_comparison(recipe: str, ledgers: Sequence[Ledger]) -> None:
     """Print a row a variant: totals, and their share of the dense twin's."""
     rows = []
     for ledger in ledgers:
-        whole, inner = ledger.totals, ledger.without_embeddings
-        cells = [ledger.name.removeprefix(f"{recipe} "), _number(whole.parameters), f"{whole.share:.1%}"]
-        cells += [_number(inner.parameters), f"{inner.share:.1%}"]
-        rows.append([*cells, str(ledger.rules), f"{whole.rule / whole.parameters:.2%}"])
+        cells = [ledger.name.removeprefix(f"{recipe} ")]
+        for each in (ledger.totals, ledger.without_embeddings):
+            cells += [f"{each.parameters:,}", f"{each.share:.1%}"]
+        rows.append([*cells, str(ledger.rules), f"{ledger.totals.rule / ledger.totals.parameters:.2%}"])
     print_table(f"{recipe}: parameters by variant", _COMPARED, rows)
     _print_notes(dict.fromkeys(text for ledger in ledgers for text in ledger.notes))
 
@@ -168,18 +159,14 @@ def print_published(table: PublishedTable) -> None:
         for index, count in enumerate(row.counts):
             holds = "yes" if row.holds(count) else f"no, {row.off(count):+.1%}".replace("-", "−")
             figure = count.figure or ("" if index else row.figure)
-            rows.append(("" if index else row.label, figure, _number(count.count), holds, count.arrangement))
+            rows.append(("" if index else row.label, figure, f"{count.count:,}", holds, count.arrangement))
     print_table(table.title, _PUBLISHED, rows, text=(4,))
     _print_notes(table.notes)
 
 
 def _cells(name: str, copies: int | str, shape: str, row: Row | Totals) -> list[str]:
     numbers = (row.dense, row.parameters, row.components, row.rule, row.bias, row.norm, row.embedding)
-    return [name, str(copies), shape, *map(_number, numbers)]
-
-
-def _number(value: int) -> str:
-    return f"{value:,}"
+    return [name, str(copies), shape, *(f"{number:,}" for number in numbers)]
 
 
 def _print_notes(notes: Iterable[str]) -> None:

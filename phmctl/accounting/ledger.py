@@ -7,7 +7,7 @@ vocabulary's tables apart, so that it is never claimed of anything else.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -32,25 +32,15 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Numbers of parameters.
+    """Numbers of parameters."""
 
-    Attributes:
-        dense: of the dense twin, biases included.
-        components: S of the maps; the whole weight of a map with n = 1; both factors of a map that has two.
-        rule: learned rules A. A shared one is counted where it comes first.
-        bias: of the maps.
-        norm: of the layer norms.
-        embedding: S of the tables; the whole table where n = 1.
-        other: of modules that the ledger knows nothing about.
-    """
-
-    dense: int = 0
-    components: int = 0
-    rule: int = 0
-    bias: int = 0
+    dense: int = 0  # of the dense twin, biases included
+    components: int = 0  # S of the maps; the whole weight of a map with n = 1; both factors of a map that has two
+    rule: int = 0  # learned rules A; a shared one is counted where it comes first
+    bias: int = 0  # of the maps
     norm: int = 0
-    embedding: int = 0
-    other: int = 0
+    embedding: int = 0  # S of the tables; the whole table where n = 1
+    other: int = 0  # of modules that the ledger knows nothing about
 
     @property
     def parameters(self) -> int:
@@ -69,42 +59,25 @@ class Totals:
 
 @dataclass(frozen=True)
 class Row(Totals):
-    """One module's parameters.
+    """One module's parameters."""
 
-    Attributes:
-        component: the module's name in the model; ``encoder.0-3.`` where rows of equal layers are folded into one.
-        kind: ``map`` (a linear map), ``norm``, ``embedding``, ``generator`` or ``other``.
-        shape: of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm.
-        copies: how many modules the row stands for.
-    """
-
-    component: str
+    component: str  # its name in the model; ``encoder.0-3.`` where rows of equal layers are folded into one
     kind: Kind
-    shape: tuple[int, ...]
-    copies: int = 1
+    shape: tuple[int, ...]  # of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm
+    copies: int = 1  # how many modules the row stands for
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """A model's parameters.
+    """A model's parameters."""
 
-    Attributes:
-        name: what the model is called in tables.
-        settings: the model.
-        sizes: what the data decides of the model's size, by the task's names: ``source`` and ``target`` token types.
-        rows: one a module that holds parameters, in the model's order.
-        rules: number of distinct learned rules, K.
-        unscaled: parameters of the dense model with ``upsize: 1``; None where that is the dense twin itself.
-        notes: what a reader of the numbers must know.
-    """
-
-    name: str
-    settings: LinearSection
-    sizes: Mapping[str, int]
-    rows: tuple[Row, ...]
-    rules: int
-    unscaled: int | None = None
-    notes: tuple[str, ...] = ()
+    name: str  # in tables
+    settings: LinearSection  # the model
+    sizes: Mapping[str, int]  # what the data decides of its size: ``source`` and ``target`` token types
+    rows: tuple[Row, ...]  # one a module that holds parameters, in the model's order
+    rules: int  # K, distinct learned ones
+    unscaled: int | None = None  # parameters of the dense model with ``upsize: 1``, where the dense twin is another
+    notes: tuple[str, ...] = ()  # what a reader of the numbers must know
 
     @cached_property
     def totals(self) -> Totals:
@@ -152,11 +125,7 @@ class Ledger:
 
 
 def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
-    """Count a recipe's model.
-
-    Args:
-        recipe: the experiment.
-        sizes: what the data decides of the model's size; by default what the recipe asks for, and a note says so.
+    """Count a recipe's model, of the sizes that its data decides; by default those that it asks for, and a note says so.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
@@ -177,7 +146,12 @@ def ledger_for(
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
     rows, rules = rows_of(kind.build(settings, sizes, device="meta"))
-    notes = [*settings.cautions, *kind.notes(settings, sizes), *_padded(rows, kind.tables(settings, sizes))]
+    notes = [*settings.cautions, *kind.notes(settings, sizes)]
+    tables = kind.tables(settings, sizes)
+    for row in rows:
+        asked, held = tables.get(row.component, row.shape[0]), row.shape[0]
+        if held != asked:
+            notes.append(f"{row.component}: {asked:,} token types, held in {held:,} rows, which n must divide")
     unscaled = None
     if isinstance(settings, StackSection) and settings.upsize > 1:
         # The dense model that a † row is measured against: the same widths, before they are doubled.
@@ -213,6 +187,7 @@ def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
     """Describe one module, given the sizes of the parameters that no earlier module holds."""
     components = sum(sizes.get(key, 0) for key in ("S", "weight", "L", "R"))
     rule, bias = sum(sizes.get(key, 0) for key in ("A", "W", "U", "V")), sizes.get("bias", 0)
+    whole = sum(sizes.values())
     match module:
         case PHMLinear() | TwoFactorLinear() | nn.Linear():
             shape = (module.out_features, module.in_features)
@@ -225,23 +200,13 @@ def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
             shape = (module.num_embeddings, module.embedding_dim)
             return Row(name, "embedding", shape, dense=math.prod(shape), rule=rule, embedding=components)
         case nn.LayerNorm():
-            size = sum(sizes.values())
-            return Row(name, "norm", tuple(module.normalized_shape), dense=size, norm=size)
-    size = sum(sizes.values())
-    return Row(name, "other", (size,), dense=size, other=size)
+            return Row(name, "norm", tuple(module.normalized_shape), dense=whole, norm=whole)
+    return Row(name, "other", (whole,), dense=whole, other=whole)
 
 
 def _sums(rows: Iterable[Row]) -> dict[str, Any]:
     rows = list(rows)
     return {field.name: sum(getattr(row, field.name) for row in rows) for field in fields(Totals)}
-
-
-def _padded(rows: Sequence[Row], tables: Mapping[str, int]) -> Iterator[str]:
-    """Yield the tables that have more rows than were asked for."""
-    for row in rows:
-        asked = tables.get(row.component, row.shape[0])
-        if row.shape[0] != asked:
-            yield f"{row.component}: {asked:,} token types, held in {row.shape[0]:,} rows, which n must divide"
 
 
 _ATEN = torch.ops.aten

@@ -20,13 +20,7 @@ class _Data(BaseModel):
 
 
 class Count(NamedTuple):
-    """What an arrangement of the model has.
-
-    Attributes:
-        count: parameters.
-        arrangement: in words.
-        figure: which figure it is of, where a row prints several.
-    """
+    """What an arrangement of the model has; `figure` says of which figure it is, where a row prints several."""
 
     count: int  # type: ignore[assignment]  # a tuple has a method of this name
     arrangement: str
@@ -34,18 +28,7 @@ class Count(NamedTuple):
 
 
 class Row(_Data):
-    """A published model.
-
-    Attributes:
-        label: its name, in our words.
-        figure: its parameters as printed.
-        variant: of the runs that are this model, the second part of their names.
-        options: of ``train``: what makes a recipe this model.
-        size: what is added to the names of the columns' recipes: ``-big``.
-        counts: the arrangement that gives the figure, and that of our recipes where it is another.
-        unit: what the figure is rounded to, where that is more than its last digit.
-        cut: the figure is cut off, not rounded.
-    """
+    """A published model."""
 
     label: str
     figure: str
@@ -72,17 +55,7 @@ class Row(_Data):
 
 
 class Column(_Data):
-    """What was measured on a corpus.
-
-    Attributes:
-        label: the corpus.
-        recipe: that which reproduces it.
-        scores: as printed, in the order of the rows.
-        metric: in a result's scores; ``seconds/100 steps`` is that of a training's log.
-        setup: what is published of it, by recipe key.
-        stand_ins: recipes of another corpus or setup that come near where nothing nearer was trained.
-        remark: what else differs in our recipe, or nothing.
-    """
+    """What was measured on a corpus."""
 
     label: str
     recipe: str
@@ -101,20 +74,7 @@ class Maps(_Data):
 
 
 class PublishedTable(_Data):
-    """A published table.
-
-    Attributes:
-        key: its name in JSON.
-        names: under which it is asked for, and with which the names of its recipes begin.
-        title: which table it is and what it is about.
-        rows: models.
-        columns: corpora.
-        unsaid: what the paper does not say.
-        score: how its scores are to be read.
-        notes: on the parameters.
-        counted: what its parameter figures count, in words.
-        maps: the same for :meth:`measure`; None: every parameter.
-    """
+    """A published table; `key` is its name in JSON."""
 
     key: str
     names: tuple[str, ...]
@@ -160,23 +120,19 @@ def _tables() -> tuple[PublishedTable, ...]:
 def agrees(figure: str, count: int, unit: float | None = None, *, cut: bool = False) -> bool:
     """Say whether a count, rounded as the figure is (``5.5M``, ``721K``, ``29,421,568``), is the figure.
 
-    Args:
-        figure: as printed.
-        count: ours.
-        unit: what the figure is rounded to, where that is more than its last digit: 10,000 for a ``400K``.
-        cut: the digits that the figure does not print were cut off.
+    `unit` is what the figure is rounded to, where that is more than its last digit: 10,000 for a ``400K``. With `cut`
+    the digits that the figure does not print were cut off.
     """
-    number, scale = _read(figure)
-    unit = unit or scale / 10 ** len(number.partition(".")[2])
+    digits = figure.rstrip("KM").partition(".")[2]
+    unit = unit or _scale(figure) / 10 ** len(digits)
     least = value_of(figure) - (0 if cut else unit / 2)
     return least <= count < least + unit
 
 
 def value_of(figure: str) -> float:
     """Return the number that a figure prints: 5.5e6 for ``5.5M``."""
-    number, scale = _read(figure)
-    return float(number) * scale
+    return float(figure.rstrip("KM").replace(",", "")) * _scale(figure)
 
 
-def _read(figure: str) -> tuple[str, int]:
-    return figure.rstrip("KM").replace(",", ""), {"K": 1_000, "M": 1_000_000}.get(figure[-1], 1)
+def _scale(figure: str) -> int:
+    return {"K": 1_000, "M": 1_000_000}.get(figure[-1], 1)
