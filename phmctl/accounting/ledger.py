@@ -125,7 +125,7 @@ class Ledger:
 
 
 def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
-    """Count a recipe's model, of the sizes that its data decides; by default those that it asks for, and a note says so.
+    """Count a recipe's model, with the sizes that its data decides, or else those that it asks for, and a note.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.

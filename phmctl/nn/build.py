@@ -1,6 +1,7 @@
 """The one place that turns an algebra and an n into linear maps and embeddings: every model asks this builder."""
 
 import copy
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, cast
 
 import torch
@@ -15,6 +16,7 @@ from phmctl.nn.linear import FACTORS, RULE, PHMLinear, TwoFactorLinear
 RuleSharing = Literal["separate", "sublayer", "model"]
 
 
+@dataclass(eq=False)
 class LinearBuilder:
     """Builds the linear maps of one model.
 
@@ -31,27 +33,16 @@ class LinearBuilder:
         device: where parameters are allocated; ``meta`` allocates nothing.
     """
 
-    def __init__(
-        self,
-        algebra: str,
-        n: int,
-        *,
-        rules: RuleSharing = "separate",
-        bias: bool = True,
-        execution: str | None = None,
-        parametrization: str = RULE,
-        rank: int | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        self.algebra = algebra
-        self.n = n
-        self.rules = rules
-        self.bias = bias
-        self.execution = execution
-        self.parametrization = parametrization
-        self.rank = rank
-        self.device = device
-        self._shared: nn.Parameter | Factors | None = None
+    algebra: str
+    n: int
+    _: KW_ONLY
+    rules: RuleSharing = "separate"
+    bias: bool = True
+    execution: str | None = None
+    parametrization: str = RULE
+    rank: int | None = None
+    device: torch.device | str | None = None
+    _shared: nn.Parameter | Factors | None = field(default=None, init=False)
 
     def sublayer(self) -> "LinearBuilder":
         """Return the builder for one sublayer's maps: itself, unless each sublayer has a rule of its own."""
@@ -65,15 +56,9 @@ class LinearBuilder:
         """Build one map of a Transformer, which may be of two factors too; see :meth:`linear`."""
         if self.algebra not in TWO_FACTORS:
             return self.linear(in_features, out_features, splits=splits)
-        inner = self.rank if self.algebra == LOW_RANK else min(in_features, out_features)
+        inner = cast("int", self.rank) if self.algebra == LOW_RANK else min(in_features, out_features)
         return TwoFactorLinear(
-            in_features,
-            out_features,
-            blocks=self.n,
-            inner=cast("int", inner),
-            bias=self.bias,
-            splits=splits,
-            device=self.device,
+            in_features, out_features, blocks=self.n, inner=inner, bias=self.bias, splits=splits, device=self.device
         )
 
     def linear(self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None) -> PHMLinear:
@@ -106,14 +91,7 @@ class LinearBuilder:
         unit variance.
         """
         algebra, n = (self.algebra, self.n) if hypercomplex else ("real", 1)
-        return PHMEmbedding(
-            vocabulary,
-            width,
-            n=n,
-            algebra=algebra,
-            initialization=initialization,
-            device=self.device,
-        )
+        return PHMEmbedding(vocabulary, width, n=n, algebra=algebra, initialization=initialization, device=self.device)
 
     def narrow_embedding(self, vocabulary: int, narrow: int, width: int, *, hypercomplex: bool) -> NarrowEmbedding:
         """Build a table (vocabulary × narrow) and a map to the width."""

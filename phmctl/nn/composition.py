@@ -1,12 +1,12 @@
 """Composing representations: N parts in, one out, position by position (Li et al. 2020, eq. 5).
 
-It stands in two places: in the place of attention's output map, where the parts are the heads (eq. 4), and behind a
-stack, where they are the layers' outputs. A composition is a module that maps parts to (..., d). Layers come as a
-sequence of N tensors (..., w); heads as the one tensor (..., N·w) in which attention leaves them side by side. Parts
-of a sequence are never copied into one tensor: ``W [x₁; …; x_N]`` is computed as ``W₁ x₁ + … + W_N x_N``.
+It stands in the place of attention's output map, where the parts are the heads (eq. 4), and behind a stack, where they
+are the layers' outputs. Layers come as a sequence of N tensors (..., w); heads as the one tensor (..., N·w) in which
+attention leaves them side by side. Parts of a sequence are never copied into one tensor: ``W [x₁; …; x_N]`` is computed
+as ``W₁ x₁ + … + W_N x_N``.
 
-**Beginning.** Parts of unit variance give an output of unit variance, as the top layer has it behind a layer norm, and
-as attention's output map keeps it; each class says how. :func:`begin_as_base` makes them begin as what they replace
+Parts of unit variance give an output of unit variance at the beginning, as the top layer has it behind a layer norm,
+and as attention's output map keeps it; each class says how. :func:`begin_as_base` makes them begin as what they replace
 instead, for a model that goes on from a trained one.
 """
 
@@ -65,14 +65,10 @@ class LinearComposition(nn.Module):
 
 
 class ScalarComposition(nn.Module):
-    """``γ Σ softmax(s)ᵢ xᵢ``: a weight a part and one scale (Peters et al. 2018, eq. 1).
+    """``γ Σ softmax(s)ᵢ xᵢ``: a weight for each of N parts and one scale (Peters et al. 2018, eq. 1).
 
     It begins with nine tenths of the last part, which is all that a stack's output is without a composition, and γ = 1:
     equal weights would halve the variance of parts that have little in common.
-
-    Args:
-        parts: N.
-        device: where the weights are allocated.
     """
 
     def __init__(self, parts: int, device: torch.device | str | None = None) -> None:
@@ -148,18 +144,17 @@ class HierarchicalComposition(nn.Module):
         super().__init__()
         if parts % 2 or not parts:
             raise DimensionError(f"a tree whose nodes join two parts each takes an even number of them, not {parts}")
-        self.parts, self.width, self.joined = parts, width, joined
-        pair = [2] if joined else [1, 1]
-        inputs = [pair] + [[*pair, 1]] * (parts // 2 - 1)
-        outs = [width] * (parts // 2 - 1) + [out or width]
+        count = parts // 2
+        self.pair = [2] if joined else [1, 1]  # parts in each new input of a node
+        self.widths = [parts_in * width for parts_in in self.pair] * count
+        inputs = [self.pair] + [[*self.pair, 1]] * (count - 1)
+        outs = [width] * (count - 1) + [out or width]
         shapes = zip(inputs, outs, strict=True)
         self.nodes = nn.ModuleList(AggregationNode(builder, each, width, hidden, wide) for each, wide in shapes)
 
     def forward(self, parts: Parts) -> Tensor:
         """Map N parts (..., w), or (..., N·w), to (..., d)."""
-        size = 2 * self.width if self.joined else self.width
-        inputs = _separate(parts, [size] * (self.parts // 2 if self.joined else self.parts))
-        step = 1 if self.joined else 2
+        inputs, step = _separate(parts, self.widths), len(self.pair)
         below: list[Tensor] = []
         for index, node in enumerate(self.nodes):
             below = [node([*inputs[step * index : step * (index + 1)], *below])]
@@ -169,9 +164,7 @@ class HierarchicalComposition(nn.Module):
 class BilinearComposition(nn.Module):
     """Low-rank bilinear pooling: ``P (U R̂ ⊙ V R̂)`` (eq. 10), extended: ``P ([R̂; 1] U ⊙ [R̂; 1] V)`` (eq. 11).
 
-    R̂ is all parts side by side, and the 1 appended to it is U's and V's bias, so n need not divide what it is
-    appended to.
-
+    R̂ is all parts side by side, and the 1 appended to it is U's and V's bias: n need not divide what it is appended to.
     The extended form begins as ``P (V R̂)``, a linear map (the biases are 1 for U, 0 for V), with second-order features
     of a quarter of its standard deviation; without the 1, U and V each keep the variance. P makes up for the sum.
 

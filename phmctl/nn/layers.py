@@ -15,7 +15,7 @@ Projections = Literal["fused", "separate", "packed"]
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention of queries from one sequence to keys and values of the same or another.
+    """Attention of queries from one sequence to keys and values of the same or another (Zhang et al. 2021, §4.2).
 
     Projections:
         ``fused``: self-attention has one map with a three-way split; cross-attention has Q and a fused KV map.
@@ -76,39 +76,30 @@ class MultiHeadAttention(nn.Module):
 
     def forward_memory(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """Cross-attention: x (B, T, d), memory (B, S, d), mask (B, 1, 1, S) true where it may be seen, to (B, T, d)."""
-        if self.projections == "packed":
-            weight = self.query_key_value.weight  # H once for both sides
-            query = self._packed_query(x, weight)
-            key, value = self._packed_memory(memory, weight)
-        else:
-            query = self.project_query(x)
-            key, value = self.project_memory(memory)
+        weight = self.query_key_value.weight if self.projections == "packed" else None  # H once for both sides
+        query = self.project_query(x, weight)
+        key, value = self.project_memory(memory, weight)
         return self.attend(query, key, value, mask)
 
-    def project_query(self, x: Tensor) -> Tensor:
-        """Cross-attention: map x (B, T, d) to queries (B, heads, T, head width)."""
+    def project_query(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Cross-attention: map x (B, T, d) to queries (B, heads, T, head width); `weight` is a packed H, if built."""
         if self.projections == "packed":
-            return self._packed_query(x, self.query_key_value.weight)
+            return self.split_heads(self._packed(x, slice(None, self.inner), weight))
         return self.split_heads(self.query(x))
 
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Cross-attention: map memory (B, S, d) to keys and values, each (B, heads, S, head width)."""
         if self.projections == "separate":
             return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
-        if self.projections == "packed":
-            return self._packed_memory(memory, self.query_key_value.weight)
-        key, value = self.key_value(memory).chunk(2, dim=-1)  # (B, S, inner) each
+        packed = self.projections == "packed"
+        both = self._packed(memory, slice(self.inner, None), weight) if packed else self.key_value(memory)
+        key, value = both.chunk(2, dim=-1)  # (B, S, inner) each
         return self.split_heads(key), self.split_heads(value)
 
-    def _packed_query(self, x: Tensor, weight: Tensor) -> Tensor:
-        bias = self.query_key_value.bias
-        return self.split_heads(F.linear(x, weight[: self.inner], None if bias is None else bias[: self.inner]))
-
-    def _packed_memory(self, memory: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        bias = self.query_key_value.bias
-        both = F.linear(memory, weight[self.inner :], None if bias is None else bias[self.inner :])  # (B, S, 2·inner)
-        key, value = both.chunk(2, dim=-1)
-        return self.split_heads(key), self.split_heads(value)
+    def _packed(self, x: Tensor, rows: slice, weight: Tensor | None) -> Tensor:
+        own = self.query_key_value
+        weight = own.weight if weight is None else weight
+        return F.linear(x, weight[rows], None if own.bias is None else own.bias[rows])
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False
@@ -143,14 +134,7 @@ def _attention(
 
 
 class FeedForward(nn.Module):
-    """``Y = PHM(ReLU(PHM(X)))``.
-
-    Args:
-        builder: makes the maps.
-        width: residual width d.
-        inner: hidden width.
-        dropout: on the hidden activations.
-    """
+    """``Y = PHM(ReLU(PHM(X)))`` at each position, with dropout on the hidden activations (Zhang et al. 2021, §4.2)."""
 
     def __init__(self, builder: LinearBuilder, width: int, inner: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -165,14 +149,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """``x + f(norm(x))`` (pre) or ``norm(x + f(x))`` (post), with dropout on f's output.
-
-    Args:
-        width: residual width d.
-        dropout: on the sublayer's output.
-        pre_norm: where the layer norm stands.
-        device: where the norm's parameters are allocated.
-    """
+    """``x + f(norm(x))`` (pre) or ``norm(x + f(x))`` (post) around a sublayer f, with dropout on f's output."""
 
     def __init__(self, width: int, dropout: float, *, pre_norm: bool, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -188,7 +165,7 @@ class Residual(nn.Module):
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Return the table of sinusoids, (length, width) float32.
+    """Return the table of sinusoids, (length, width) float32 (Vaswani et al. 2017, §3.5).
 
     Sines stand in the first half of the columns, cosines in the second (as in Tensor2Tensor), instead of alternating:
     a fixed permutation of the features.
@@ -200,12 +177,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds sinusoidal positions; the table grows when a longer sentence comes.
-
-    Args:
-        width: the residual width d, even.
-        device: where the table lies.
-    """
+    """Sinusoidal positions of an even width d; the table grows when a longer sentence comes."""
 
     table: Tensor
 

@@ -14,8 +14,9 @@ factors, is the model's.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -83,39 +84,37 @@ def dense_rate(fan_in: int) -> float:
 
 
 class _Weight(NamedTuple):
-    scale: float  # root mean square of the entries of H
+    scale: float  # root mean square of the entries of H; of a Kronecker sum √n · rms(A) · rms(S)
     rate: float  # of the dense weight, as a multiple of the model's
     gain: float  # c
     factors: Sequence[nn.Parameter]  # the last one decays
 
 
-def _weights(model: nn.Module) -> list[_Weight]:
-    """Return the weights of a model, tables first: a map that is tied to one has its rate."""
-    return sorted(_each_weight(model), key=lambda weight: weight.rate != 1.0)
-
-
 @torch.no_grad()
-def _each_weight(model: nn.Module) -> Iterator[_Weight]:
-    """Yield each weight H; the scale of a Kronecker sum is √n · rms(A) · rms(S)."""
+def _weights(model: nn.Module) -> list[_Weight]:
+    """Return the weights H of a model, tables first: a map that is tied to one has its rate."""
+    found = []
     for module in model.modules():
         if isinstance(module, KroneckerWeight):
             factors = [part for name in ("weight", *"AWUVS") if (part := module._parameters.get(name)) is not None]
             scale = _rms(module.weight) if module.n == 1 else math.sqrt(module.n) * _rms(module.A) * _rms(module.S)
-            rate = 1.0 if isinstance(module, PHMEmbedding) else dense_rate(module.in_features)
-            plain = module.n == 1 or isinstance(module, PHMEmbedding)
-            gain = 1.0 if plain else _GAIN["factors" if module.holds_factors else "rule"]
-            yield _Weight(scale, rate, gain, factors)
+            table = isinstance(module, PHMEmbedding)
+            rate = 1.0 if table else dense_rate(module.in_features)
+            gain = 1.0 if table or module.n == 1 else _GAIN["factors" if module.holds_factors else "rule"]
+            found.append(_Weight(scale, rate, gain, factors))
         elif isinstance(module, TwoFactorLinear):
-            yield _Weight(_rms(module.weight), dense_rate(module.in_features), _GAIN["factors"], (module.R, module.L))
+            rate, factors = dense_rate(module.in_features), [module.R, module.L]
+            found.append(_Weight(_rms(module.weight), rate, _GAIN["factors"], factors))
         elif isinstance(module, nn.Embedding):
-            yield _Weight(_rms(module.weight), 1, 1, list(module.parameters()))
+            found.append(_Weight(_rms(module.weight), 1, 1, list(module.parameters())))
         else:
             own = [part for name, part in module.named_parameters(recurse=False) if "weight" in name]
-            yield from (_Weight(_rms(part), dense_rate(part.shape[1]), 1, [part]) for part in own if part.dim() == 2)
+            found += [_Weight(_rms(part), dense_rate(part.shape[1]), 1, [part]) for part in own if part.dim() == 2]
             if parametrize.is_parametrized(module):
                 for name, chain in module.parametrizations.items():  # type: ignore[union-attr, operator]
                     H = getattr(module, name)
-                    yield _Weight(_rms(H), dense_rate(H.shape[-1]), _GAIN["rule"], list(chain.parameters()))
+                    found.append(_Weight(_rms(H), dense_rate(H.shape[-1]), _GAIN["rule"], list(chain.parameters())))
+    return sorted(found, key=lambda weight: weight.rate != 1.0)
 
 
 def _rms(tensor: Tensor) -> float:
@@ -158,12 +157,10 @@ def set_executions(model: nn.Module, executions: Mapping[str, str]) -> None:
         RankError: ``rank`` for a map without factors.
         UserError: the model has no PHM map of a name, or there is no such execution.
     """
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name, execution in executions.items():
         check_known("execution", execution, EXECUTIONS)
-        try:
-            layer = model.get_submodule(name)
-        except AttributeError:
-            layer = nn.Identity()
+        layer = modules.get(name)
         if not isinstance(layer, PHMLinear):
             raise UserError(f"the model has no PHM map {name!r} to set an execution of")
         if execution == RANK and layer.factors is None:
@@ -185,4 +182,4 @@ def _fastest(layer: PHMLinear, tokens: int) -> str:
             torch.autograd.grad(layer(x), [x, *leaves], gradient)
 
     seconds = alternate({name: partial(step, name) for name in (DENSE, RANK)}, rounds=5, seconds=0.02)
-    return min(seconds, key=lambda name: sorted(seconds[name])[len(seconds[name]) // 2])
+    return min(seconds, key=lambda name: median(seconds[name]))
