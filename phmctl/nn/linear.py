@@ -1,9 +1,6 @@
 """Linear maps: the PHM layer, a drop-in for ``nn.Linear`` with about 1/n of its parameters (Zhang et al. 2021, §3.2).
 
-And two thin maps in a row, which people take in its place at the same cost, to compare with. ``low-rank`` is W = BA
-through r numbers. ``monarch`` is two block-diagonal matrices with a permutation between them, through as many numbers
-as the smaller side has (Dao et al. 2022, "Monarch: Expressive Structured Matrices for Efficient and Accurate Training",
-§3.1; for oblong maps as in its appendix).
+And two thin maps in a row, which people take in its place at the same cost, to compare with.
 """
 
 import math
@@ -241,8 +238,8 @@ class PHMLinear(KroneckerWeight):
         self.out_features = out_features
         self.initialization = initialization
         self.splits = splits
-        if execution == RANK and self.factors is None:
-            raise RankError(f"execution 'rank' needs the factors of the rule; {_wants_factors(self)}")
+        if execution == RANK:
+            self._factors_by_rank()
         if execution is None:
             pays = self.holds_factors and len(self.V) <= 0.4 * n**2 and min(in_features, out_features) >= 512
             execution = RANK if pays else DENSE
@@ -275,10 +272,15 @@ class PHMLinear(KroneckerWeight):
             raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {self.in_features}")
         if self.execution != RANK or self.n == 1:
             return F.linear(x, self.weight, self.bias)
+        W, U, V = self._factors_by_rank()
+        return rank_linear(x, block_sums(W, self.S), U, V, self.bias)
+
+    def _factors_by_rank(self) -> Factors:
         factors = self.factors
         if factors is None:
-            raise RankError(f"execution {self.execution!r} needs the factors of the rule; {_wants_factors(self)}")
-        return rank_linear(x, block_sums(factors.W, self.S), factors.U, factors.V, self.bias)
+            way = "n = 1 has none" if self.n == 1 else "pass parametrization='factors', or take layer.to_factors()"
+            raise RankError(f"execution 'rank' needs the factors of the rule; {way}")
+        return factors
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, n: int, *, algebra: str = LEARNED) -> tuple[Self, float]:
@@ -357,10 +359,6 @@ def as_linear(weight: Tensor, bias: Tensor | None, *, training: bool) -> nn.Line
     return dense
 
 
-def _wants_factors(layer: KroneckerWeight) -> str:
-    return "n = 1 has none" if layer.n == 1 else "pass parametrization='factors', or take layer.to_factors()"
-
-
 def _check_rule(rule: nn.Parameter | Factors | None, rank: int | None, n: int, algebra: str) -> None:
     """Refuse a rule or a rank that a layer cannot have, and both at once."""
     if rule is not None and rank is not None:
@@ -372,10 +370,11 @@ def _check_rule(rule: nn.Parameter | Factors | None, rank: int | None, n: int, a
         raise UserError(f"rank = {rank} must be a whole number of at least 1")
     if rule is None:
         return
-    if not all(isinstance(part, nn.Parameter) for part in (rule if isinstance(rule, Factors) else (rule,))):
+    parts: tuple[Tensor, ...] = rule if isinstance(rule, Factors) else (rule,)
+    wanted = [(n, rule.rank), (n, rule.rank), (rule.rank, n)] if isinstance(rule, Factors) else [(n, n, n)]
+    if not all(isinstance(part, nn.Parameter) for part in parts):
         raise UserError("a rule to share is an nn.Parameter, or Factors of three")
-    shapes = [tuple(part.shape) for part in rule] if isinstance(rule, Factors) else tuple(rule.shape)
-    wanted = [(n, rule.rank), (n, rule.rank), (rule.rank, n)] if isinstance(rule, Factors) else (n, n, n)
+    shapes = [tuple(part.shape) for part in parts]
     if shapes != wanted:
         raise DimensionError(f"rule has shape {shapes}, not {wanted}")
 
@@ -383,7 +382,9 @@ def _check_rule(rule: nn.Parameter | Factors | None, rank: int | None, n: int, a
 class TwoFactorLinear(nn.Module):
     """``y = L P R x + b``: R and L block-diagonal with N blocks each, P interleaves the blocks. One block: low rank.
 
-    Parameters: m (d + k) / N, and k of the bias.
+    With one block it is W = BA through r numbers. With several it is ``monarch``: two block-diagonal matrices with a
+    permutation between them (Dao et al. 2022, "Monarch: Expressive Structured Matrices for Efficient and Accurate
+    Training", §3.1; for oblong maps as in its appendix). Parameters: m (d + k) / N, and k of the bias.
 
     Attributes:
         R: (N, m/N, d/N), applied first.
@@ -422,13 +423,9 @@ class TwoFactorLinear(nn.Module):
         self.R = nn.Parameter(torch.empty(blocks, inner // blocks, in_features // blocks, device=device))
         self.L = nn.Parameter(torch.empty(blocks, out_features // blocks, inner // blocks, device=device))
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device)) if bias else None)
-        self._draw(dense_variance("xavier_uniform", in_features, out_features // splits))
-
-    @torch.no_grad()
-    def _draw(self, variance: float) -> None:
-        """Let the outputs have the variance that a dense map gives them whose entries have this one."""
-        for factor, own in ((self.R, 1 / self.R.shape[2]), (self.L, variance * self.in_features / self.L.shape[2])):
-            factor.uniform_(-math.sqrt(3 * own), math.sqrt(3 * own))
+        dense = dense_variance("xavier_uniform", in_features, out_features // splits)  # the outputs get its variance
+        for factor, own in ((self.R, 1 / self.R.shape[2]), (self.L, dense * in_features / self.L.shape[2])):
+            nn.init.uniform_(factor, -math.sqrt(3 * own), math.sqrt(3 * own))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last axis. (..., d) -> (..., k)."""
