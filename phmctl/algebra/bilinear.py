@@ -27,11 +27,7 @@ _LARGEST = 6.0  # of a factor's entry, for a rule whose entries have a root mean
 _EXCEPTIONS = {1: 1, 2: 3, 3: 5}
 # W, U and V of fixed algebras by their rank, 3 and 8 (Howell and Lafon 1975); entries 0, ±1 and ±½ keep them exact.
 _TABLES = {
-    "complex": (
-        ((1, 1, 0), (1, 0, 1)),
-        ((1, 0, -1), (1, 1, 0)),
-        ((1, 0), (-1, 1), (1, 1)),
-    ),
+    "complex": (((1, 1, 0), (1, 0, 1)), ((1, 0, -1), (1, 1, 0)), ((1, 0), (-1, 1), (1, 1))),
     "quaternion": (
         ((1, 0, -1, 0, 0, 0, 1, 1), (1, 0, 1, 0, 1, 1, 0, 0), (0, -1, 0, 1, 0, 0, 1, -1), (0, 1, 0, 1, 1, -1, 0, 0)),
         (

@@ -106,42 +106,25 @@ class Kronecker(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A module that was selected.
+    """A module that was selected."""
 
-    Attributes:
-        name: in the model.
-        kind: its class.
-        shape: of its first weight, (k, d).
-        before: numbers of its weights.
-        after: numbers of A and S, or as before where it was skipped.
-        error: ‖W − H‖ / ‖W‖, Frobenius norms, over all its weights; None where it was skipped.
-        skipped: why it was, or None.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    before: int
-    after: int
-    error: float | None
-    skipped: str | None = None
+    name: str  # in the model
+    kind: str  # its class
+    shape: tuple[int, ...]  # of its first weight, (k, d)
+    before: int  # numbers of its weights
+    after: int  # numbers of A and S, or as before where it was skipped
+    error: float | None  # ‖W − H‖ / ‖W‖, Frobenius norms, over all its weights; None where it was skipped
+    skipped: str | None = None  # why it was
 
 
 @dataclass(slots=True)
 class Conversion:
-    """The report of :func:`convert`; ``print(report)`` is a table.
+    """The report of :func:`convert`; ``print(report)`` is a table."""
 
-    Attributes:
-        rows: a row for each module that was selected.
-        left: modules with weights that have no PHM counterpart, as ``nn.Conv2d``: how many of each class.
-        before: parameters of the model, a shared one once.
-        after: those of the converted one.
-    """
-
-    rows: list[Converted] = field(default_factory=list)
-    left: Counter[str] = field(default_factory=Counter)
-    before: int = 0
-    after: int = 0
+    rows: list[Converted] = field(default_factory=list)  # a row for each module that was selected
+    left: Counter[str] = field(default_factory=Counter)  # by class, modules with weights but no PHM counterpart
+    before: int = 0  # parameters of the model, a shared one once
+    after: int = 0  # those of the converted one
 
     @property
     def saved(self) -> int:
@@ -396,31 +379,17 @@ def freeze(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Replace the PHM maps of a model as :func:`to_dense` does, but let maps of execution ``rank`` keep their blocks.
 
     Their blocks T are computed once, as buffers: these maps do not learn.
-
-    Args:
-        model: any module.
-        inplace: change `model` itself, as of :func:`to_dense`.
-
-    Returns:
-        the model, or its copy, in the same mode.
     """
     return _replaced(model, inplace=inplace, by_blocks=True)
 
 
 class BlockLinear(nn.Module):
-    """A PHM map that answers by R block products: :func:`freeze` makes it.
+    """A PHM map that answers by R block products: :func:`freeze` makes it."""
 
-    Attributes:
-        T: (R, k/n, d/n), the blocks.
-        U: (n, R).
-        V: (R, n).
-        bias: (k,) or None.
-    """
-
-    T: Tensor
-    U: Tensor
-    V: Tensor
-    bias: Tensor | None
+    T: Tensor  # (R, k/n, d/n), the blocks
+    U: Tensor  # (n, R)
+    V: Tensor  # (R, n)
+    bias: Tensor | None  # (k,)
 
     @torch.no_grad()
     def __init__(self, layer: PHMLinear) -> None:

@@ -19,13 +19,7 @@ _SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
 
 
 def vocabulary_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    *,
-    smoothing: float = 0.0,
-    ignore: int = 0,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float = 0.0, ignore: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of a softmax over the vocabulary.
 
@@ -90,11 +84,9 @@ class _VocabularyLoss(torch.autograd.Function):
         ignore: int,
         trains: bool,  # without it torch says that gradients are wanted, also where it takes none
     ) -> tuple[Tensor, Tensor]:
-        device = hidden.device.type
-        compute = compute_dtype(hidden)
-        inputs = (hidden, weight, bias)
+        compute, inputs = compute_dtype(hidden), (hidden, weight, bias)
         wanted = [trains and want for want in ctx.needs_input_grad[:3]]
-        with without_autocast(device):
+        with without_autocast(hidden.device.type):
             sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, wanted)
         loss, likelihood, *found = sums
         gradients = (None if g is None or x is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
@@ -138,7 +130,7 @@ def _sliced(
         if bias is not None:
             logits += bias
         if not any(wanted):
-            total += _loss(logits, targets[part], smoothing, ignore)
+            total += _sums(logits, logits.logsumexp(1), targets[part], smoothing, ignore)
             continue
         sums, wide_gradient = _loss_and_gradient(logits, targets[part], smoothing, ignore)
         total += sums
@@ -153,11 +145,6 @@ def _sliced(
             bias_grad += wide_gradient.sum(0)
     # No views: a wrapper that shards a model hangs its backward pass on what comes out of it.
     return total[0].clone(), total[1].clone(), hidden_grad, weight_grad, bias_grad
-
-
-def _loss(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> Tensor:
-    """Return a slice's (loss, likelihood), from its logits (rows, V)."""
-    return _sums(logits, logits.logsumexp(1), targets, smoothing, ignore)
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:

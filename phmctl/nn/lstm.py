@@ -152,7 +152,7 @@ class PHMLSTM(nn.Module):
         dtype, device = compute_dtype(x), x.device.type
         # On a CPU the kernel would sum the cell over the steps in 16 bits.
         exact = torch.float32 if device == "cpu" and dtype.itemsize < 4 else dtype
-        weights = [layer.weights() for layer in self._layers()]
+        weights = self._weights()
         batch = len(x) if sizes is None else int(sizes[0])
         if state is None:
             zeros = x.new_zeros(self.num_layers, batch, self.hidden_size)
@@ -180,8 +180,7 @@ class PHMLSTM(nn.Module):
             x = x.masked_fill(~active, 0.0)
         output = x.to(dtype)  # (B, T, d), then (B, T, h)
         last = []
-        for index, layer in enumerate(self._layers()):
-            weight, recurrent, bias = layer.weights()
+        for index, (weight, recurrent, bias) in enumerate(self._weights()):
             zeros = x.new_zeros(x.shape[0], self.hidden_size)
             h, c = (zeros, zeros) if state is None else (state[0][index], state[1][index])
             h, c = h.to(dtype), c.to(dtype)  # (B, h)
@@ -197,8 +196,8 @@ class PHMLSTM(nn.Module):
             last.append((h, c))
         return output, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
 
-    def _layers(self) -> "list[LSTMLayer]":
-        return list(self.layers)  # type: ignore[arg-type]
+    def _weights(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        return [layer.weights() for layer in self.layers]  # type: ignore[operator]
 
     def _check(self, shape: Sequence[int], state: State | None) -> None:
         if len(shape) != 3 or shape[2] != self.input_size:
@@ -227,7 +226,7 @@ class PHMLSTM(nn.Module):
                 f"nn.LSTM has no cell {self.cell!r}, only 'standard'; phmctl.to_dense keeps it, with dense maps"
             )
         with torch.enable_grad():  # so that each weight says whether it learns
-            weights = [layer.weights() for layer in self._layers()]
+            weights = self._weights()
         bias = weights[0][2] is not None
         sizes = self.input_size, self.hidden_size, self.num_layers
         dense = nn.LSTM(*sizes, bias, True, device="meta").train(self.training)  # no random numbers are drawn
@@ -254,23 +253,18 @@ class LSTMLayer(nn.Module):
 
     def __init__(self, builder: LinearBuilder, input_size: int, hidden_size: int, gates: Gates) -> None:
         super().__init__()
-        self.from_input = _maps(builder, input_size, hidden_size, gates)
-        self.from_hidden = _maps(builder, hidden_size, hidden_size, gates, bias=False)
+        self.from_input, self.from_hidden = nn.ModuleDict(), nn.ModuleDict()
+        for maps, inputs, bias in ((self.from_input, input_size, None), (self.from_hidden, hidden_size, False)):
+            if gates == "fused":
+                maps["gates"] = builder.linear(inputs, 4 * hidden_size, splits=4, bias=bias)
+            else:
+                maps.update({gate: builder.linear(inputs, hidden_size, bias=bias) for gate in GATES})
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return H of the input's maps (4h, d), of the state's maps (4h, h), and b (4h,), in torch's order of gates."""
         weights = (_in_torch_order(maps, "weight") for maps in (self.from_input, self.from_hidden))
         first = next(iter(self.from_input.values()))
         return *weights, None if first.bias is None else _in_torch_order(self.from_input, "bias")  # type: ignore[return-value]
-
-
-def _maps(
-    builder: LinearBuilder, inputs: int, outputs: int, gates: Gates, *, bias: bool | None = None
-) -> nn.ModuleDict:
-    """Build the maps of all gates: a map each, or one."""
-    if gates == "fused":
-        return nn.ModuleDict({"gates": builder.linear(inputs, 4 * outputs, splits=4, bias=bias)})
-    return nn.ModuleDict({gate: builder.linear(inputs, outputs, bias=bias) for gate in GATES})
 
 
 def _in_torch_order(maps: nn.ModuleDict, name: str) -> Tensor:

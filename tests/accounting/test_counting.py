@@ -70,10 +70,7 @@ def test_a_list_of_n_must_hold_positive_whole_numbers(text):
 
 @pytest.mark.parametrize(
     ("table", "expected"),
-    [
-        ("table1", [721_200, 180_000, 361_264, 146_200, 81_200]),
-        ("table5", [395_520, 98_304, 198_976, 101_120, 55_552]),
-    ],
+    [("table1", [721_200, 180_000, 361_264, 146_200, 81_200]), ("table5", [395_520, 98_304, 198_976, 101_120, 55_552])],
 )
 def test_a_table_alone(table, expected):
     content = count_parameters(table, paper=True).as_json()
