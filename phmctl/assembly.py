@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.errors import check_known
 from phmctl.models.bare import BareTransformer
-from phmctl.models.classifiers import EncoderClassifier, PairClassifier
-from phmctl.models.small import Probe, RuleModel
+from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe, RuleModel
 from phmctl.models.stack import DecoderLayer, EncoderLayer, Stack
 from phmctl.models.transformer import Transformer
 from phmctl.nn.build import LinearBuilder

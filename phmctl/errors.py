@@ -21,8 +21,10 @@
 """
 
 import difflib
+import importlib
 from collections.abc import Collection, Iterable
 from itertools import islice
+from typing import Any
 
 _LONGEST_NAME, _NAMES = 100, 1000  # of names that are compared: their characters, and how many
 
@@ -134,3 +136,35 @@ def check_known(kind: str, name: str, known: Collection[str]) -> None:
     """Refuse (UserError) a name that is none of those known; names the nearest."""
     if name not in known:
         raise UserError(f"no {kind} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+
+
+def require(module: str, extra: str) -> Any:
+    """Import an optional library.
+
+    Args:
+        module: what to import, ``onnxruntime``.
+        extra: the extra of phmctl that brings it.
+
+    Raises:
+        MissingExtraError: it is not installed; the message is the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing(module, extra) from error
+
+
+def too_old(library: str, extra: str, lacks: object) -> MissingExtraError:
+    """Return the error that says how to get a version that has what is wanted of it."""
+    first = str(lacks).partition("\n")[0]
+    return MissingExtraError(
+        f"the {library} that is installed lacks something that is wanted of it ({first}); "
+        f"get a later one with: pip install --upgrade 'phmctl[{extra}]'"
+    )
+
+
+def missing(module: str, extra: str) -> MissingExtraError:
+    """Return the error that says how to install an optional library."""
+    return MissingExtraError(
+        f"{module.split('.', maxsplit=1)[0]} is not installed; install it with: pip install 'phmctl[{extra}]'"
+    )

@@ -31,8 +31,8 @@ from phmctl.data.batches import plan_by_count
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
 from phmctl.data.special import EOS, PAD, UNK
+from phmctl.decoding.engine import change_decoding
 from phmctl.decoding.loading import load_translator
-from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import Translator, plan
 from phmctl.devices import isolated, pick_device, seed_generators

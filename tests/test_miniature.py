@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from phmctl.miniature import SIZES, Pair, read_miniature
+from phmctl.shipped import SIZES, Pair, read_miniature
 
 SHA256 = "29c50b624fc9a2ccc98a34cf32d10196d66c94935b12f5981b8f5bc675ddbacb"
 
@@ -37,6 +37,6 @@ def test_words_of_valid_and_test_are_known_from_train(miniature: dict[str, list[
 
 
 def test_reading_leaves_torch_alone() -> None:
-    code = "import sys; from phmctl.miniature import read_miniature; read_miniature(); print('torch' in sys.modules)"
+    code = "import sys; from phmctl.shipped import read_miniature; read_miniature(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"

@@ -16,7 +16,7 @@ export PYTHONPATH="$work/site"
 from pathlib import Path
 
 import phmctl
-from phmctl.miniature import read_miniature
+from phmctl.shipped import read_miniature
 from phmctl.data.card import card_names
 from phmctl.data.card import load_card
 from phmctl.recipe.loading import load_recipe

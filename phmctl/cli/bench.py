@@ -64,7 +64,7 @@ def bench_decode(
     With --engine, RECIPE is a trained run; its engines are compared on its own text.
     """
     if engine:
-        from phmctl.benchmarks.engines import bench_engines
+        from phmctl.benchmarks.decoding import bench_engines
         from phmctl.runs import Run
 
         return _shown(bench_engines(Run.open(Path(recipe)), engine, split=split, sentences=sentences, rounds=rounds))

@@ -38,7 +38,7 @@ def decode(
     from phmctl.console import note
     from phmctl.devices import set_threads
     from phmctl.errors import UserError
-    from phmctl.export.engines import with_engine
+    from phmctl.export.verb import with_engine
     from phmctl.exports import open_model
     from phmctl.inference.answering import answer, load_anew, refuse_same_file, with_workers
     from phmctl.inference.answers_file import AnswersFile

@@ -18,10 +18,9 @@ from phmctl import __version__, options
 from phmctl.cli import commands
 from phmctl.cli.bench import bench
 from phmctl.cli.build import Summaries, add_command
+from phmctl.cli.commands import evaluate, serve
 from phmctl.cli.decode import decode
-from phmctl.cli.eval import evaluate
 from phmctl.cli.prepare_data import PrepareCommand, prepare_data
-from phmctl.cli.serve import serve
 from phmctl.cli.train import TrainCommand, train
 from phmctl.console import note, stdout_refused
 from phmctl.devices import world

@@ -80,7 +80,7 @@ def open_corpus(
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
     elif card.built_in:
-        from phmctl.miniature import read_miniature
+        from phmctl.shipped import read_miniature
 
         built_in = {name: [Row(pair) for pair in pairs] for name, pairs in read_miniature().items()}
         corpus = _of(card, built_in, [], "generated, seed 1")

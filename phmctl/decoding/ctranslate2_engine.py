@@ -21,10 +21,8 @@ from typing import Any, NamedTuple
 
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.engine import CTRANSLATE2, longest_outputs
-from phmctl.decoding.hypothesis import Hypothesis, length_penalty
-from phmctl.errors import RunError, UserError
-from phmctl.extras import missing, too_old
+from phmctl.decoding.engine import CTRANSLATE2, Hypothesis, length_penalty, longest_outputs
+from phmctl.errors import RunError, UserError, missing, too_old
 from phmctl.recipe.schema import DecodingSection
 
 _EXTENSION = "ctranslate2._ext"

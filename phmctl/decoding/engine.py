@@ -7,10 +7,27 @@ of exports are in :mod:`phmctl.engines`. All mean the same by a beam, a length p
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.errors import RecipeError
+from phmctl.recipe.documents import change
 from phmctl.recipe.schema import DecodingSection
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One finished output."""
+
+    tokens: list[int]  # the ids, without beginning and end of sentence
+    score: float  # `log_prob` over the length penalty
+    log_prob: float  # natural logarithm of the probability of `tokens` and the end of the sentence
+
+
+def length_penalty(length: Any, alpha: float) -> Any:
+    """Return ``((5 + length) / 6) ** alpha`` (Wu et al. 2016, eq. 14); `length`, a tensor or a number, counts EOS."""
+    return ((5.0 + length) / 6.0) ** alpha
+
 
 TORCH, CTRANSLATE2, ONNX = "torch", "ctranslate2", "onnx"
 ENGINES = (TORCH, CTRANSLATE2, ONNX)
@@ -38,3 +55,11 @@ class Engine(Protocol):
 def longest_outputs(sources: Sequence[Sequence[int]], settings: DecodingSection) -> list[int]:
     """Return the longest output of each source in tokens, EOS not counted: ``max_ratio · source + max_extra``."""
     return [int(settings.max_ratio * (len(source) - 1)) + settings.max_extra for source in sources]
+
+
+def change_decoding(section: DecodingSection, **changes: float | str | None) -> DecodingSection:
+    """Return the section with some keys changed; None leaves a key as it is. Raises RecipeError."""
+    given = {key: value for key, value in changes.items() if value is not None}
+    changed = change(section, given, RecipeError)
+    # One setting has one name: what was computed in float32 is found again, whether it was asked for or not.
+    return changed.model_copy(update={"precision": None}) if changed.precision == "float32" else changed

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from phmctl.data.special import PAD
 from phmctl.decoding.engine import ONNX
 from phmctl.decoding.torch_engine import TorchEngine
-from phmctl.errors import RunError
-from phmctl.extras import require
+from phmctl.errors import RunError, require
 
 ENCODER, DECODER, CLASSIFIER = "encoder.onnx", "decoder.onnx", "classifier.onnx"
 

@@ -11,8 +11,7 @@ from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
 from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.engine import Engine
-from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.engine import Engine, Hypothesis
 from phmctl.errors import DataError
 from phmctl.recipe.schema import DecodingSection
 

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from phmctl.data.special import BOS, EOS, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.errors import UserError, check_known
+from phmctl.errors import UserError, check_known, require, too_old
 from phmctl.export.dense import DenseForm
 from phmctl.exports import MODEL
-from phmctl.extras import require, too_old
 from phmctl.nn.layers import sinusoids
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")

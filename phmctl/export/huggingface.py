@@ -23,11 +23,10 @@ from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import Translator, plan
-from phmctl.errors import PhmctlError
+from phmctl.errors import PhmctlError, require
 from phmctl.export.dense import DenseForm
 from phmctl.export.subject import Subject
 from phmctl.export.verify import NEAR, Verification
-from phmctl.extras import require
 from phmctl.files import write_atomic, write_json
 from phmctl.nn.layers import sinusoids
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.decoding.onnx_engine import CLASSIFIER, DECODER, ENCODER
-from phmctl.errors import UserError
+from phmctl.errors import UserError, require
 from phmctl.export.dense import DenseForm
-from phmctl.extras import require
 from phmctl.models import plain
 
 _OPSET = 18

@@ -10,8 +10,8 @@ from torch import nn
 
 from phmctl.data.copies import read_text
 from phmctl.data.tokenizer import TokenizerPair
+from phmctl.decoding.engine import change_decoding
 from phmctl.decoding.loading import load_transformer, load_translator
-from phmctl.decoding.settings import change_decoding
 from phmctl.decoding.translator import Translator
 from phmctl.errors import RunError, UserError
 from phmctl.export.dense import DenseForm, dense_form

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from phmctl import __version__
-from phmctl.console import Table
+from phmctl.console import Table, note
+from phmctl.decoding.engine import ENGINES, TORCH
 from phmctl.decoding.loading import open_engine
 from phmctl.decoding.translator import Translator
 from phmctl.dimension import TWO_FACTORS
@@ -19,8 +20,8 @@ from phmctl.export.dense import FORMS, write_plain
 from phmctl.export.subject import Subject, open_subject
 from phmctl.export.verify import Verification, verify_classifier, verify_translator
 from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, SAFETENSORS, Export
-from phmctl.files import clear, replacing, write_atomic, writing
-from phmctl.runs import DATA, EXPORT, RECIPE, Run
+from phmctl.files import clear, locked, replacing, write_atomic, writing
+from phmctl.runs import DATA, EXPORT, RECIPE, Run, Weights
 from phmctl.sealed import seal
 from phmctl.tasks.classification.predictor import exported_model
 
@@ -171,3 +172,56 @@ def _verify(subject: Subject, to: str, folder: Path, quantize: str, texts: int |
             "run, and not by a tie; it was not written. This is a fault of phmctl or of the engine"
         )
     return found
+
+
+PASSING = 64  # texts that an export made in passing is verified on
+
+
+def with_engine(
+    run: Run, engine: str | None, checkpoint: str = "best", quantize: str | None = None, precision: str | None = None
+) -> Run:
+    """Return what answers for a run by an engine: itself for torch, else an export that is made once and kept in it.
+
+    It lies in the run's folder, under ``exports/``, and is made anew when the checkpoint is another by now.
+    """
+    if engine is None and quantize is None:
+        return run
+    engine = engine or (run.engine if isinstance(run, Export) else TORCH)
+    check_known("engine", engine, ENGINES)
+    if isinstance(run, Export):
+        if engine != run.engine or quantize not in (None, run.manifest.get("quantize")):
+            raise UserError(
+                f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
+            )
+        return run
+    check_options(engine, quantize, None)
+    if engine == TORCH:
+        return run
+    if precision is not None:
+        raise UserError(f"--precision is torch's; --engine {engine} has --quantize {precision} where it can do that")
+    weights = run.weights(checkpoint)
+    name = "-".join([engine, *([quantize or EXACT] if engine == CTRANSLATE2 else []), weights.name])
+    folder = run.folder / "exports" / name
+    if kept := _kept(folder, weights):
+        return kept
+    try:
+        with locked(folder.parent / f".{name}.lock"):
+            if kept := _kept(folder, weights):  # another process was faster
+                return kept
+            note(f"exporting to {engine}; it is kept in {folder}")
+            return export(
+                run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING
+            ).export
+    except OutputError as error:
+        elsewhere = f"phmctl export {run.folder} --to {engine} -o DIR"
+        raise type(error)(f"{error}; or export it elsewhere: {elsewhere}") from error
+
+
+def _kept(folder: Path, weights: Weights) -> Export | None:
+    """The export of these weights that was kept; None where there is none, or it is damaged."""
+    try:
+        found = Export.open(folder)
+        found.verify()
+    except UserError:
+        return None
+    return found if found.manifest["checkpoint_sha256"] == weights.sha256 else None

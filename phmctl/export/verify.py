@@ -8,8 +8,7 @@ import torch
 
 from phmctl.console import progress, silence
 from phmctl.data.special import EOS
-from phmctl.decoding.engine import Engine
-from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.engine import Engine, Hypothesis
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import Translator, plan
 from phmctl.export.subject import Subject

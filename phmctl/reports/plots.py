@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phmctl.extras import require
+from phmctl.errors import require
 from phmctl.tasks.answers import spread
 
 if TYPE_CHECKING:

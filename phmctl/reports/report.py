@@ -10,8 +10,7 @@ from phmctl.comparison.compare import Comparison, compare_splits
 from phmctl.comparison.formats import comparison_tables
 from phmctl.comparison.variants import Variant, mean_and_spread
 from phmctl.console import Table
-from phmctl.errors import OutputError
-from phmctl.extras import require
+from phmctl.errors import OutputError, require
 from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.reports import plots

@@ -29,8 +29,8 @@ from starlette.routing import Route
 
 from phmctl.console import warn
 from phmctl.errors import BusyError, RequestError, UserError
+from phmctl.serving.batching import Answer, Service
 from phmctl.serving.requests import Limits
-from phmctl.serving.service import Answer, Service
 
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from phmctl.console import note, warn
 from phmctl.errors import UserError
 from phmctl.serving.app import LOCAL_NAMES, build_app
+from phmctl.serving.batching import Service
 from phmctl.serving.requests import Limits
-from phmctl.serving.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 1024

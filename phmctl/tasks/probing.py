@@ -12,7 +12,7 @@ from phmctl.tasks.base import Sizes, TaskKind
 if TYPE_CHECKING:
     import torch
 
-    from phmctl.models.small import Probe
+    from phmctl.models.classifiers import Probe
 
 _WIDTH, _CLASSES = 512, 2  # counted where no encoder, and no data, is there to tell
 

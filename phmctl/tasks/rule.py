@@ -36,7 +36,7 @@ from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, UserError, nearest
 from phmctl.files import write_atomic
-from phmctl.models.small import RuleModel
+from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.schema import RuleDataSection, RuleModelSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result

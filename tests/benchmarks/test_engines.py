@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.benchmarks.engines import bench_engines
+from phmctl.benchmarks.decoding import bench_engines
 from phmctl.errors import UserError
 from tests.tasks.translation.runs import make_run
 

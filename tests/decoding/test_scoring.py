@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from phmctl.decoding.beam import beam_search
-from phmctl.decoding.scoring import forced_scores
-from phmctl.decoding.torch_engine import pad
+from phmctl.decoding.torch_engine import forced_scores, pad
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 from tests.decoding.fakes import FakeModel, sources
 

@@ -1,6 +1,6 @@
 import pytest
 
-from phmctl.decoding.settings import change_decoding
+from phmctl.decoding.engine import change_decoding
 from phmctl.errors import RecipeError
 from phmctl.recipe.schema import DecodingSection
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.decoding.topk import grouped_topk, log_softmax_topk
+from phmctl.decoding.beam import grouped_topk, log_softmax_topk
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 300), count=st.integers(1, 12), seed=st.integers(0, 999))

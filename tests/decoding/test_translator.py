@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.assembly import answering
-from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.engine import Hypothesis
 from phmctl.decoding.torch_engine import pad
 from phmctl.decoding.translator import EMPTY, plan
 from phmctl.errors import DataError

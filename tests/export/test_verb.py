@@ -11,12 +11,11 @@ import torch
 
 import phmctl
 from phmctl import exports
+from phmctl.decoding.engine import change_decoding
 from phmctl.decoding.loading import load_translator
-from phmctl.decoding.settings import change_decoding
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
-from phmctl.export import engines, verb
-from phmctl.export.engines import with_engine
-from phmctl.export.verb import Exported, export
+from phmctl.export import verb
+from phmctl.export.verb import Exported, export, with_engine
 from phmctl.exports import Export, open_model
 from phmctl.files import write_json
 from phmctl.models.plain import load
@@ -180,7 +179,7 @@ def test_a_run_that_cannot_be_written_into(tmp_path: Path, monkeypatch: pytest.M
     def read_only(path: Path) -> None:
         raise OutputError(f"cannot write {path}")
 
-    monkeypatch.setattr(engines, "locked", read_only)
+    monkeypatch.setattr(verb, "locked", read_only)
     assert with_engine(run, CT2).folder == kept.folder
     with pytest.raises(OutputError, match=rf"or export it elsewhere: phmctl export {run.folder} --to onnx -o DIR"):
         with_engine(run, exports.ONNX)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from phmctl import exports
-from phmctl.decoding.hypothesis import Hypothesis
+from phmctl.decoding.engine import Hypothesis
 from phmctl.errors import PhmctlError
 from phmctl.export import verb
 from phmctl.export.subject import open_subject

@@ -6,8 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from phmctl.errors import DataError, RecipeError
-from phmctl.recipe.documents import Document, change, parse_document, read_document
-from phmctl.recipe.problems import describe
+from phmctl.recipe.documents import Document, change, describe, parse_document, read_document
 
 
 class Part(BaseModel):

@@ -10,8 +10,8 @@ from typing import Any
 
 from phmctl.decoding.translator import Translation
 from phmctl.errors import DataError
+from phmctl.serving.batching import Service
 from phmctl.serving.requests import Limits
-from phmctl.serving.service import Service
 from phmctl.tasks.model import Classified
 from phmctl.tasks.translation.kind import TranslationModel
 

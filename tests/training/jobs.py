@@ -15,7 +15,7 @@ from torch import nn
 from phmctl.checkpoints import read_checkpoint, save_tensors
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
-from phmctl.models.small import RuleModel
+from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.schema import ClassificationRecipe, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.data.copies import read_text
-from phmctl.decoding.engine import TORCH
-from phmctl.decoding.settings import change_decoding
+from phmctl.decoding.engine import TORCH, change_decoding
 from phmctl.decoding.translator import Translation, Translator, plan
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe
@@ -85,8 +84,7 @@ class TranslationModel(Model):
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         if "score" not in self.answers:
             raise self._lacks("score")
-        from phmctl.decoding.scoring import forced_scores
-        from phmctl.decoding.torch_engine import pad
+        from phmctl.decoding.torch_engine import forced_scores, pad
 
         checked, outputs = check_texts(sources, "sources"), check_texts(targets, "targets")
         if len(checked) != len(outputs):

@@ -7,8 +7,7 @@ import torch
 
 from phmctl import exports
 from phmctl.errors import UserError
-from phmctl.export.engines import with_engine
-from phmctl.export.verb import export
+from phmctl.export.verb import export, with_engine
 from phmctl.exports import open_model
 from phmctl.runs import Run
 from phmctl.runs.results import read_results

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 import phmctl
 from phmctl.runs import Run
 from phmctl.serving.app import build_app
-from phmctl.serving.service import Service
+from phmctl.serving.batching import Service
 from phmctl.tasks.model import Model
 
 

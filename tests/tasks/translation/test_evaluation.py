@@ -8,8 +8,8 @@ import pytest
 
 from phmctl import __version__
 from phmctl.data.copies import read_text
+from phmctl.decoding.engine import change_decoding
 from phmctl.decoding.loading import load_translator
-from phmctl.decoding.settings import change_decoding
 from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
