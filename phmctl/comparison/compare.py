@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phmctl.comparison.trials import Trials, best_of, uneven, within_budget
-from phmctl.comparison.variants import Trained, Variant, conditions, group, mean, settle
+from phmctl.comparison.variants import Trained, Trials, Variant, best_of, conditions, group, mean, settle, within_budget
 from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
@@ -51,11 +50,6 @@ class Comparison:
         return len({_machine(one) for variant in self.variants for one in variant.runs}) == 1
 
     @cached_property
-    def conditions(self) -> list[str]:
-        """Under what the figures were found."""
-        return conditions(self.variants)
-
-    @cached_property
     def methods(self) -> list[str]:
         """The tests that were used, each once."""
         return list(dict.fromkeys(f"tested by: {test.method}" for tests in self.tests.values() for test in tests))
@@ -69,7 +63,9 @@ class Comparison:
     def notes(self) -> Iterator[str]:
         """What a reader of the figures must know."""
         yield from map(str, self.trials)
-        yield from uneven(self.trials)
+        if len({len(each.scores) for each in self.trials}) > 1:
+            told = ", ".join(f"{each.model} {len(each.scores)}" for each in self.trials)
+            yield f"models were tried with different numbers of values ({told}): the comparison favours those with more"
         yield from _shared([(one.label, list(_notes(one, self.split))) for one in self.variants], len(self.variants))
         yield from copy_notes(self.variants)
         if not self.same_machine:
@@ -86,45 +82,45 @@ class Comparison:
                     yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
 
     def as_json(self) -> dict[str, Any]:
+        variants = []
+        for variant in self.variants:
+            sizes, recipe = variant.parameters, variant.first.run.recipe
+            values = {metric.name: variant.values(metric) for metric in self.metrics}
+            told = {
+                "label": variant.label,
+                "recipe": recipe.name,
+                "algebra": recipe.model.algebra,
+                "n": recipe.model.dimension,
+                "runs": [
+                    {"run": str(one.run.folder), "seed": one.seed, "state": one.summary.state}
+                    | {"result": one.result and one.result.as_json()}
+                    for one in variant.runs
+                ],
+                "scores": {
+                    name: {"mean": mean(each), "standard_deviation": spread(each), "values": each}
+                    for name, each in values.items()
+                },
+                "parameters": sizes and sizes.total,
+                "without_embeddings": sizes and sizes.without_embeddings,
+                "tokens_per_second": variant.speed,
+                "minutes": variant.minutes,
+                "tests": [
+                    {"metric": test.metric, "method": test.method, **asdict(test.found)}
+                    | {"p_holm": self.corrected[variant.label, test.metric]}
+                    for test in self.tests.get(variant.label, ())
+                ],
+            }
+            variants.append(told)
         return {
             "split": self.split,
             "baseline": self.baseline.label,
             "metrics": [asdict(metric) for metric in self.metrics],
             "trials": [asdict(each) for each in self.trials],
-            "variants": [self._variant_json(variant) for variant in self.variants],
-            "conditions": self.conditions,
+            "variants": variants,
+            "conditions": conditions(self.variants),
             "differences": list(self.differences()),
             "notes": list(self.notes()),
             "missing": list(self.missing()),
-        }
-
-    def _variant_json(self, variant: Variant) -> dict[str, Any]:
-        sizes, recipe = variant.parameters, variant.first.run.recipe
-        values = {metric.name: variant.values(metric) for metric in self.metrics}
-        tests = [
-            {"metric": test.metric, "method": test.method, **asdict(test.found)}
-            | {"p_holm": self.corrected[variant.label, test.metric]}
-            for test in self.tests.get(variant.label, ())
-        ]
-        return {
-            "label": variant.label,
-            "recipe": recipe.name,
-            "algebra": recipe.model.algebra,
-            "n": recipe.model.dimension,
-            "runs": [
-                {"run": str(one.run.folder), "seed": one.seed, "state": one.summary.state}
-                | {"result": one.result and one.result.as_json()}
-                for one in variant.runs
-            ],
-            "scores": {
-                name: {"mean": mean(each), "standard_deviation": spread(each), "values": each}
-                for name, each in values.items()
-            },
-            "parameters": sizes and sizes.total,
-            "without_embeddings": sizes and sizes.without_embeddings,
-            "tokens_per_second": variant.speed,
-            "minutes": variant.minutes,
-            "tests": tests,
         }
 
 
@@ -179,7 +175,7 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
 
 
 def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, baseline: str | None) -> list[Summary]:
-    """What is known of the runs that are meant; one that is damaged is left out with a warning."""
+    """What is known of the runs that are meant, the baseline's too; RunError where that is none."""
     wanted = [*names, *([recipe] if recipe else [])]
     if not wanted:
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
@@ -193,13 +189,11 @@ def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, b
 
 def readable_runs(names: Sequence[str | Path], root: Path | None) -> list[Summary]:
     """What is known of the runs that are meant; one that is damaged is left out with a warning."""
-    found = []
-    for one in list_runs(names, root):
-        if isinstance(one, Summary):
-            found.append(one)
-        else:
+    found = list_runs(names, root)
+    for one in found:
+        if not isinstance(one, Summary):
             warn(f"left out: {one.problem}")
-    return found
+    return [one for one in found if isinstance(one, Summary)]
 
 
 def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:

@@ -2,12 +2,12 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from phmctl.comparison.compare import Comparison
-from phmctl.comparison.variants import Variant, mean_and_spread
+from phmctl.comparison.variants import Variant, conditions, mean_and_spread
 from phmctl.console import Table
-from phmctl.tasks.answers import ONE_SEED, Metric, Test, within
+from phmctl.tasks.answers import ONE_SEED, within
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -19,20 +19,34 @@ _LATEX = {
 _LATEX |= {each: f"\\{each}" for each in "&%$#_{}"} | {"–": "--", "−": "$-$", "Δ": r"$\Delta$", "<": "$<$", ">": "$>$"}
 
 
+_RUN = ("=", "+", "-", "@", "\t")  # what a spreadsheet takes for a formula
+
+
 def comparison_tables(found: Comparison) -> Iterator[Table]:
     """Yield the scores, the tested differences, and sizes and speeds; each fits 80 columns unless names are long."""
     names = [metric.name + ("" if metric.scale == 1 else " %") for metric in found.metrics]
     yield Table(
         f"{found.split}: mean ± standard deviation over seeds",
         ["model", "seeds", *names],
-        [_score_cells(variant, found.metrics) for variant in found.variants],
-        below=found.conditions,
+        [
+            (each.label, len(each.scored), *(mean_and_spread(each.values(metric)) for metric in found.metrics))
+            for each in found.variants
+        ],
+        below=conditions(found.variants),
     )
     if found.tests:
+        single = [label for label, (test, *_) in found.tests.items() if test.method.endswith(ONE_SEED)]
+        about = "" if len(single) == len(found.tests) else f"{', '.join(single)}: "
+        rows = []
+        for label, test in ((label, test) for label, tests in found.tests.items() for test in tests):
+            change = test.found.difference
+            p_values = (test.found.p_value, found.corrected[label, test.metric])
+            interval = within(change.value, change.low, change.high, "+.2f")
+            rows.append((label, test.metric, interval, *map(p_words, p_values)))
         yield Table(
-            f"difference from {found.baseline.label} (95 % interval){_of_one_seed(found)}",
+            f"difference from {found.baseline.label} (95 % interval)" + (f";\n{about}{ONE_SEED}" if single else ""),
             ["model", "metric", "difference", "p", "p (Holm)"],
-            [_test_cells(found, label, test) for label, tests in found.tests.items() for test in tests],
+            rows,
             text=(1,),
             below=found.methods,
         )
@@ -44,39 +58,16 @@ def comparison_tables(found: Comparison) -> Iterator[Table]:
     )
 
 
-def _of_one_seed(found: Comparison) -> str:
-    """What a caption says of differences between single seeds; nothing where there are none."""
-    labels = [label for label, (test, *_) in found.tests.items() if test.method.endswith(ONE_SEED)]
-    about = "" if len(labels) == len(found.tests) else f"{', '.join(labels)}: "
-    return f";\n{about}{ONE_SEED}" if labels else ""
-
-
-def _score_cells(variant: Variant, metrics: Sequence[Metric]) -> tuple[object, ...]:
-    return variant.label, len(variant.scored), *(mean_and_spread(variant.values(metric)) for metric in metrics)
-
-
-def _test_cells(found: Comparison, label: str, test: Test) -> tuple[object, ...]:
-    change = test.found.difference
-    interval = within(change.value, change.low, change.high, "+.2f")
-    return label, test.metric, interval, p_words(test.found.p_value), p_words(found.corrected[label, test.metric])
-
-
 def p_words(p_value: float) -> str:
     """A p as people read it."""
     return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
 
 
-def _size_cells(variant: Variant) -> tuple[object, ...]:
-    sizes = variant.parameters
-    counts = (None, None) if sizes is None else (sizes.total, sizes.without_embeddings)
-    return variant.label, *map(_count, counts), _count(variant.speed), _count(variant.minutes, 1)
-
-
-def _count(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
-
-
-# ------------------------------------------------------------------------------------------------------ CSV and LaTeX
+def _size_cells(variant: Variant) -> list[str]:
+    sizes, minutes = variant.parameters, variant.minutes
+    counts = (sizes and sizes.total, sizes and sizes.without_embeddings, variant.speed)
+    shown = ["–" if count is None else f"{count:,.0f}" for count in counts]
+    return [variant.label, *shown, "–" if minutes is None else f"{minutes:,.1f}"]
 
 
 def comparison_csv(found: Comparison) -> str:
@@ -103,12 +94,10 @@ def comparison_csv(found: Comparison) -> str:
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
     """Rows as CSV (RFC 4180, but for plain line ends). A text that a spreadsheet would run gets a quote."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_inert(cell) for cell in row] for row in rows)
+    for row in rows:
+        inert = [f"'{cell}" if str(cell).startswith(_RUN) and isinstance(cell, str) else cell for cell in row]
+        csv.writer(text, lineterminator="\n").writerow(inert)
     return text.getvalue()
-
-
-def _inert(cell: object) -> object:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t")) else cell
 
 
 def comparison_latex(found: Comparison) -> str:
@@ -119,25 +108,23 @@ def comparison_latex(found: Comparison) -> str:
         head += [metric.name] + (["p (Holm)"] if metric in tested else [])
     rows = []
     for variant in found.variants:
-        cells = [*map(str, _size_cells(variant)[:3]), str(len(variant.scored))]
+        cells = [*_size_cells(variant)[:3], str(len(variant.scored))]
         for metric in found.metrics:
             p_value = found.corrected.get((variant.label, metric.name))
             cells += [mean_and_spread(variant.values(metric))]
             cells += ["" if p_value is None else p_words(p_value)] if metric in tested else []
         rows.append(cells)
-    lines = [*found.conditions, *found.methods, *found.differences(), *found.notes()]
+    lines = [*conditions(found.variants), *found.methods, *found.differences(), *found.notes()]
     return as_latex([head, *rows], lines)
 
 
 def as_latex(rows: Sequence[Sequence[str]], below: Iterable[str]) -> str:
     """Rows, the first of them the headings, as a ``tabular`` of ``booktabs``, with comments below it."""
     head, *body = ([latex_escape(cell) for cell in row] for row in rows)
-    line: Callable[[Sequence[str]], str] = lambda cells: "  " + " & ".join(cells) + r" \\" + "\n"  # noqa: E731
-    columns = "l" + "r" * (len(head) - 1)
-    inner = line(head) + "  \\midrule\n" + "".join(map(line, body))
-    return f"\\begin{{tabular}}{{{columns}}}\n  \\toprule\n{inner}  \\bottomrule\n\\end{{tabular}}\n" + "".join(
-        f"% {latex_escape(text)}\n" for text in below
-    )
+    first, *others = (f"  {' & '.join(cells)} \\\\" for cells in (head, *body))
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
+    lines = [begin, r"  \toprule", first, r"  \midrule", *others, r"  \bottomrule", r"\end{tabular}"]
+    return "".join(f"{line}\n" for line in (*lines, *(f"% {latex_escape(text)}" for text in below)))
 
 
 def latex_escape(text: str) -> str:

@@ -11,7 +11,7 @@ from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
 from phmctl.comparison.compare import check_asked, copy_notes, readable_runs
 from phmctl.comparison.formats import as_csv, as_latex
-from phmctl.comparison.variants import Trained, Variant, conditions, group, mean_and_spread, settle
+from phmctl.comparison.variants import Variant, conditions, group, mean_and_spread, settle
 from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
@@ -42,8 +42,12 @@ class Cell:
         """What was reached here, a number a seed."""
         if self.variant is None:
             return []
-        if self.column.metric == SPEED:
-            return [seconds for one in self.variant.runs if (seconds := _seconds(one)) is not None]
+        if self.column.metric == SPEED:  # the median of the log
+            logs = (
+                series(read_metrics(one.run.metrics_path), "train", "seconds_per_step") for one in self.variant.runs
+            )
+            steps = [sorted(value for _, value in log) for log in logs if log]
+            return [100 * each[len(each) // 2] for each in steps]
         if self.column.metric == "seconds":
             kept = [one.result.report.get("decoding_seconds") for one in self.variant.scored if one.result is not None]
             return [float(seconds) for seconds in kept if isinstance(seconds, (int, float))]
@@ -88,12 +92,6 @@ class Cell:
                 yield f"{one.run.name} is {one.summary.state}, at step {one.summary.step:,}"
 
 
-def _seconds(one: Trained) -> float | None:
-    """The seconds of 100 steps, the median of the log."""
-    steps = sorted(value for _, value in series(read_metrics(one.run.metrics_path), "train", "seconds_per_step"))
-    return 100 * steps[len(steps) // 2] if steps else None
-
-
 @dataclass(frozen=True)
 class PaperComparison:
     """A published table beside what was trained here."""
@@ -106,29 +104,28 @@ class PaperComparison:
         """The table as printed, where it has several columns, and one for each column that was trained here."""
         columns = self.printed.columns
         if len(columns) > 1:
-            rows = [
-                [row.label, row.figure, *(cell.published for cell in self._of(row=row))] for row in self.printed.rows
-            ]
+            printed = self.printed.rows
+            rows = [[row.label, row.figure, *(cell.published for cell in self._of(row=row))] for row in printed]
             yield Table(f"{self.printed.title}, as published", ["model", "#", *(one.label for one in columns)], rows)
         for column in columns:
             cells = self._of(column=column)
-            if len(columns) == 1 or any(cell.variant for cell in cells):
-                named = (
-                    f"{self.printed.title}: {column.metric}"
-                    if len(columns) == 1
-                    else f"{column.label}: published, and here"
-                )
-                below = conditions(cell.variant for cell in cells if cell.variant is not None)
-                yield Table(named, _HEAD, [self._cells(cell) for cell in cells], below=below)
+            variants = [cell.variant for cell in cells if cell.variant is not None]
+            if len(columns) > 1 and not variants:
+                continue
+            rows = []
+            for cell in cells:
+                count = self.counts.get(cell.row.label)
+                here = mean_and_spread(cell.values) + (" ‡" if cell.stands_in and cell.values else "")
+                shown = f"{count:,}" if count is not None and cell.variant is not None else "–"
+                seeds = str(len(cell.values) or "–")
+                rows.append([cell.row.label, cell.row.figure, shown, cell.published, here, seeds])
+            alone = f"{self.printed.title}: {column.metric}"
+            named = alone if len(columns) == 1 else f"{column.label}: published, and here"
+            head = ["model", "published #", "counted here", "published", "here", "seeds"]
+            yield Table(named, head, rows, below=conditions(variants))
 
     def _of(self, row: Row | None = None, column: Column | None = None) -> list[Cell]:
         return [cell for cell in self.cells if row in (None, cell.row) and column in (None, cell.column)]
-
-    def _cells(self, cell: Cell) -> list[str]:
-        count = self.counts.get(cell.row.label)
-        here = mean_and_spread(cell.values) + (" ‡" if cell.stands_in and cell.values else "")
-        shown = f"{count:,}" if count is not None and cell.variant is not None else "–"
-        return [cell.row.label, cell.row.figure, shown, cell.published, here, str(len(cell.values) or "–")]
 
     def notes(self) -> list[str]:
         """What must be read with the table: how it is scored and counted, and what differs in the setup."""
@@ -140,7 +137,12 @@ class PaperComparison:
             if cells and column.remark:
                 lines.append(f"{column.label}: {column.remark}")
             lines += [f"{column.label}: {line}" for line in copy_notes(one.variant for one in cells if one.variant)]
-            lines += [f"{column.label}, {where}{line}" for line, where in _shared(cells)]
+            rows: dict[str, list[str]] = {}
+            for cell in cells:
+                for line in cell.differences():
+                    rows.setdefault(line, []).append(cell.row.label)
+            for line, about in rows.items():  # each once, with the rows that it is about where these are not all
+                lines.append(f"{column.label}, " + ("" if len(about) == len(cells) else f"{', '.join(about)}: ") + line)
         if any(cell.stands_in and cell.values for cell in self.cells):
             lines.append("‡ another recipe stands in")
         return lines
@@ -150,13 +152,11 @@ class PaperComparison:
         grouped: dict[tuple[str, tuple[str, ...]], list[Cell]] = {}
         plain = []
         for cell in self.cells:
-            if cell.command is None:
-                continue
-            train = cell.command.startswith("phmctl train") and cell.row.options[:1] == ("--n",)
-            if train:
+            command = cell.command or ""
+            if command.startswith("phmctl train") and cell.row.options[:1] == ("--n",):
                 grouped.setdefault((cell.recipe, cell.row.options[2:]), []).append(cell)
-            else:
-                plain.append(cell.command)
+            elif command:
+                plain.append(command)
         sweeps = [
             cells[0].training(["--n", ",".join(dict.fromkeys(cell.row.options[1] for cell in cells)), *rest])
             for (_, rest), cells in grouped.items()
@@ -201,18 +201,6 @@ class PaperComparison:
         )
 
 
-_HEAD = ["model", "published #", "counted here", "published", "here", "seeds"]
-
-
-def _shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Each difference once, with the rows that it is about where it is not about all."""
-    found: dict[str, list[str]] = {}
-    for cell in cells:
-        for line in cell.differences():
-            found.setdefault(line, []).append(cell.row.label)
-    return [(line, "" if len(rows) == len(cells) else f"{', '.join(rows)}: ") for line, rows in found.items()]
-
-
 def compare_papers(
     name: str,
     runs: Sequence[str | Path] = (),
@@ -226,7 +214,10 @@ def compare_papers(
     check_known("published table", name, table_names())
     tables = published_tables(name)
     names = [*runs, *([recipe] if recipe else [])]
-    known = dict.fromkeys(each for table in tables for each in _recipes(table))
+    known: dict[str, None] = {}  # the recipes that reproduce a table, and those that stand in
+    for table in tables:
+        for column in table.columns:
+            known |= dict.fromkeys([*(column.recipe + row.size for row in table.rows), *column.stand_ins])
     if recipe:
         check_known(f"recipe of {name}", recipe, known)
     summaries = readable_runs(names, root)
@@ -237,42 +228,27 @@ def compare_papers(
     return [_compare(table, variants, root) for table in tables]
 
 
-def _recipes(printed: PublishedTable) -> Iterator[str]:
-    """The recipes that reproduce a table, and those that stand in."""
-    for column in printed.columns:
-        yield from dict.fromkeys(column.recipe + row.size for row in printed.rows)
-        yield from column.stand_ins
-
-
 def _compare(printed: PublishedTable, variants: Sequence[Variant], root: Path | None) -> PaperComparison:
-    cells = tuple(
-        Cell(row, column, score, _fitting(row, column, variants), root)
-        for index, row in enumerate(printed.rows)
-        for column, score in ((column, column.scores[index]) for column in printed.columns)
-    )
-    counts = {}
-    for cell in cells:
-        if cell.variant is not None and not (cell.stands_in and cell.row.label in counts):
-            counts[cell.row.label] = _count(cell.variant, printed)
+    cells, counts = [], dict[str, int | None]()
+    for index, row in enumerate(printed.rows):
+        for column in printed.columns:
+            cell = Cell(row, column, column.scores[index], _fitting(row, column, variants), root)
+            cells.append(cell)
+            if cell.variant is None or (cell.stands_in and row.label in counts):
+                continue
+            sizes = cell.variant.parameters
+            counts[row.label] = None if sizes is None else sizes.total
+            if printed.maps is not None:
+                counts[row.label] = printed.measure(ledger_for_recipe(cell.variant.first.run.recipe))
     known = {label: count for label, count in counts.items() if count is not None}
-    return PaperComparison(printed, cells, known)
+    return PaperComparison(printed, tuple(cells), known)
 
 
 def _fitting(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:
     """What was trained of a cell: of the recipe itself, or of the first that stands in; the one scored first."""
     for recipe in (column.recipe + row.size, *column.stand_ins):
-        found = [one for one in variants if _is(one, recipe, row.variant)]
+        own = ((one, one.first.run.recipe) for one in variants)
+        found = [one for one, of in own if (of.name, of.variant) == (recipe, row.variant)]
         if found:
             return max(found, key=lambda one: (len(one.scored), one.first.run.recipe.training.steps))
     return None
-
-
-def _is(variant: Variant, recipe: str, name: str) -> bool:
-    own = variant.first.run.recipe
-    return (own.name, own.variant) == (recipe, name)
-
-
-def _count(variant: Variant, printed: PublishedTable) -> int | None:
-    if printed.maps is not None:
-        return printed.measure(ledger_for_recipe(variant.first.run.recipe))
-    return None if variant.parameters is None else variant.parameters.total

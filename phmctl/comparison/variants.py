@@ -1,23 +1,38 @@
-"""Runs of one model with several seeds, and which of their results are compared."""
+"""Runs of one model with several seeds, which of their results are compared, and which models fairly.
+
+Fair is each model at its best of the values tried (``--best-of``), and models of equal cost (``--budget``).
+"""
 
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from phmctl.errors import RunError
+from phmctl.console import warn
+from phmctl.errors import RecipeError, RunError, check_known, nearest
+from phmctl.recipe.loading import flatten
 from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.runs.results import Result
-from phmctl.runs.summary import Parameters, Summary, result_differences, run_differences, same_model
+from phmctl.runs.summary import (
+    Best,
+    Parameters,
+    Summary,
+    result_differences,
+    run_differences,
+    same_model,
+    value_words,
+)
 from phmctl.tasks.answers import Answers, Metric, spread
 from phmctl.tasks.registry import kind_of
 
-_SPEED = "tokens_per_second"
+BUDGETS = ("parameters", "minutes")
 _LONGEST = 16  # characters of a value in a label
+_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ class Trained:
     @cached_property
     def speed(self) -> float | None:
         """Tokens of both sides a second of training, the median over the log; None where it does not say."""
-        rates = [value for _, value in series(read_metrics(self.run.metrics_path), "train", _SPEED)]
+        rates = [value for _, value in series(read_metrics(self.run.metrics_path), "train", "tokens_per_second")]
         return statistics.median(rates) if rates else None
 
     @property
@@ -144,10 +159,15 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
     Of several the one that the most runs have in common is taken, so that all were decoded alike from the same kind of
     checkpoint; then that of the recipe's own decoding; then the newest.
     """
-    found = [
-        [Trained(one, each, checkpoint) for each in one.results if _fits(one, each, split, checkpoint)]
-        for one in summaries
-    ]
+    found = []
+    for one in summaries:
+        folder = None
+        if checkpoint is not None:
+            with suppress(RunError):  # a name may be one of several of a checkpoint: the best is often the last, too
+                folder = one.run.checkpoint(checkpoint).name
+        fitting = [each for each in one.results if each.split == split and each.against is None]
+        fitting = [each for each in fitting if checkpoint is None or each.checkpoint in (checkpoint, folder)]
+        found.append([Trained(one, each, checkpoint) for each in fitting])
     shared = Counter(key for each in found for key in set(map(_key, each)))
 
     def worth(one: Trained) -> tuple[int, bool, bool, float]:
@@ -157,17 +177,6 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
         return shared[_key(one)], one.checkpoint == "best", not result_differences(usual, settings), written
 
     return [max(each, key=worth, default=Trained(one, None)) for one, each in zip(summaries, found, strict=True)]
-
-
-def _fits(summary: Summary, result: Result, split: str, checkpoint: str | None) -> bool:
-    if result.split != split or result.against is not None:
-        return False
-    if checkpoint is None or checkpoint == result.checkpoint:
-        return True
-    try:  # a name may be one of several of a checkpoint: the best is often the last, too
-        return summary.run.checkpoint(checkpoint).name == result.checkpoint
-    except RunError:
-        return False
 
 
 def _key(one: Trained) -> str:
@@ -183,27 +192,20 @@ def group(trained: Sequence[Trained]) -> list[Variant]:
     groups: list[list[Trained]] = []
     order = {id(one): index for index, one in enumerate(trained)}
     for one in sorted(trained, key=lambda one: one.result is None):  # what has no result goes with any
-        fitting = next((members for members in groups if _same(members[0], one)), None)
+        alike = (each for each in groups if one.result is None or each[0].checkpoint == one.checkpoint)
+        fitting = next((each for each in alike if same_model(each[0].run, one.run)), None)
         groups.append([one]) if fitting is None else fitting.append(one)
     groups.sort(key=lambda members: min(order[id(one)] for one in members))
-    labels = _labels([members[0] for members in groups])
-    return [_variant(label, members) for label, members in zip(labels, groups, strict=True)]
+    variants = []
+    for label, members in zip(_labels([members[0] for members in groups]), groups, strict=True):
+        by_seed = {one.seed: one for one in sorted(members, key=_rank)}
+        kept = tuple(by_seed[seed] for seed in sorted(by_seed))
+        variants.append(Variant(label, kept, tuple(one.run for one in members if one not in kept)))
+    return variants
 
 
-def _same(one: Trained, other: Trained) -> bool:
-    return (one.checkpoint == other.checkpoint or other.result is None) and same_model(one.run, other.run)
-
-
-def _variant(label: str, members: Sequence[Trained]) -> Variant:
-    by_seed: dict[int, Trained] = {}
-    for one in sorted(members, key=lambda one: (one.result is not None, _started(one.run))):
-        by_seed[one.seed] = one
-    kept = tuple(by_seed[seed] for seed in sorted(by_seed))
-    return Variant(label, kept, tuple(one.run for one in members if one not in kept))
-
-
-def _started(run: Run) -> str:
-    return f"{run.environment().get('started', '')} {run.folder.name}"
+def _rank(one: Trained) -> tuple[bool, str]:
+    return one.result is not None, f"{one.run.environment().get('started', '')} {one.run.folder.name}"
 
 
 def _labels(firsts: Sequence[Trained]) -> list[str]:
@@ -233,3 +235,76 @@ def _marks(firsts: Sequence[Trained]) -> list[str]:
         if len(set(short)) == len(firsts) and key != "made with":
             return short
     return [f"({number})" for number in range(1, len(firsts) + 1)]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The values of a key that one model was trained with."""
+
+    model: str  # the variant's name
+    key: str  # the recipe key, training.learning_rate
+    scores: dict[float | str, float]  # by value, the mean over seeds of the best score on valid
+    metric: str  # what the scores are; loss is better where it is less
+    best: float | str  # the value that was chosen
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
+        at_the_edge = len(self.scores) > 1 and self.best in (min(self.scores), max(self.scores))
+        edge = ", at the end of the tried values" if at_the_edge else ""  # a number beyond may be better
+        return f"{self.model}: {self.key} = {value_words(self.best)}{edge} ({self.metric} on valid by value: {values})"
+
+
+def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list[Trials]]:
+    """The runs of each model that have its best value of a key, and the trials of each model.
+
+    Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean over
+    seeds of the validation that chose each run's best checkpoint.
+    """
+    models: list[list[tuple[Summary, float | str, Best]]] = []
+    scored = [(one, one.best) for one in summaries if one.best is not None]
+    if len(scored) < len(summaries):
+        unscored = ", ".join(one.run.name for one in summaries if one.best is None)
+        warn(f"left out, for they have no validation yet: {unscored}")
+    if not scored:
+        raise RunError("no run has a validation to choose by; train one")
+    for one, best in scored:
+        keys = dict(flatten(one.recipe.model_dump()))
+        if key not in keys:
+            raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
+        number = isinstance(keys[key], (int, float)) and not isinstance(keys[key], bool)
+        trial = (one, keys[key] if number else str(keys[key]), best)
+        fitting = next((members for members in models if same_model(members[0][0].run, one.run, key)), None)
+        models.append([trial]) if fitting is None else fitting.append(trial)
+    kept, trials = [], []
+    for members in models:
+        first, metrics = members[0][0], {best.metric for _, _, best in members}
+        if len(metrics) > 1:
+            raise RunError(f"{first.run.name} and its trials are chosen by different metrics: {', '.join(metrics)}")
+        found: dict[float | str, list[float]] = {}
+        for _, value, best in sorted(members, key=lambda each: each[1]):
+            found.setdefault(value, []).append(best.value)
+        scores = {value: math.fsum(each) / len(each) for value, each in found.items()}
+        (metric,) = metrics
+        chosen = (min if metric == "loss" else max)(scores, key=lambda value: scores[value])
+        kept += [one for one, value, _ in members if value == chosen]
+        trials.append(Trials(first.recipe.variant, key, scores, metric, chosen))
+    return kept, trials
+
+
+def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -> list[Variant]:
+    """The baseline and the models that spend, within a tenth, what it does; warn of those left out."""
+    check_known("budget", budget, BUDGETS)
+    spent: dict[str, float | None] = {each.label: each.minutes for each in variants}
+    if budget == "parameters":
+        sizes = {each.label: each.parameters for each in variants}
+        spent = {label: None if size is None else size.without_embeddings for label, size in sizes.items()}
+    allowed = spent[baseline.label]
+    if allowed is None:
+        raise RunError(f"--budget {budget}: {baseline.label} does not say how much it spends")
+    kept = [each for each in variants if abs((spent[each.label] or 0.0) - allowed) <= _TOLERANCE * allowed]
+    told = ", ".join(f"{label} {value:,.6g}" for label, value in spent.items() if value is not None)
+    if len(kept) < 2:
+        raise RunError(f"--budget {budget}: no model spends what {baseline.label} does, within a tenth ({told})")
+    if len(kept) < len(variants):
+        warn(f"left out, for they do not spend what {baseline.label} does within a tenth ({budget}: {told})")
+    return kept

@@ -5,7 +5,7 @@ do not: ``--set 'description="one, two"'`` is one value.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -85,16 +85,13 @@ def setting_axes(settings: Sequence[str]) -> list[Axis]:
 
 def cells_of(axes: Sequence[Axis]) -> list[Cell]:
     """Return the cells of a grid; the last axis changes fastest."""
-    return [_cell(axes, values) for values in product(*(each.values for each in axes))]
-
-
-def _cell(axes: Sequence[Axis], values: Sequence[str]) -> Cell:
-    pairs = list(zip(axes, values, strict=True))
-    arguments = tuple(part for each, value in pairs for part in each.arguments(value))
-    return Cell(arguments, {each.name: value for each, value in pairs}, " ".join(_labels(pairs)) or "the only cell")
-
-
-def _labels(pairs: Sequence[tuple[Axis, str]]) -> Iterator[str]:
-    for each, value in pairs:
-        if len(each.values) > 1:
-            yield f"{each.name.rpartition('.')[2] if each.option == '--set' else each.name}={value}"
+    cells = []
+    for values in product(*(each.values for each in axes)):
+        arguments, labels = list[str](), list[str]()
+        for each, value in zip(axes, values, strict=True):
+            arguments += each.arguments(value)
+            if len(each.values) > 1:
+                labels.append(f"{each.name.rpartition('.')[2] if each.option == '--set' else each.name}={value}")
+        named = {each.name: value for each, value in zip(axes, values, strict=True)}
+        cells.append(Cell(tuple(arguments), named, " ".join(labels) or "the only cell"))
+    return cells

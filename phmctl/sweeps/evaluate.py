@@ -14,8 +14,8 @@ from phmctl.runs import check_checkpoint, check_split
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.results import find_result, scores_of, tests_of
 from phmctl.runs.summary import difference_lines, run_differences
-from phmctl.sweeps.cells import Axis, Cell, axis, cells_of
-from phmctl.sweeps.work import Work, carry_out, listed, what_is_left
+from phmctl.sweeps.cells import Cell, axis, cells_of
+from phmctl.sweeps.pool import Job, carry_out, listed, what_is_left
 from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
@@ -37,7 +37,10 @@ class EvalSweep:
         cells = cells_of(axes)
         for cell in cells:
             read_axes(EVAL, EVAL_AXES, cell.values)
-        _check_names(runs, axes)
+        opened = [open_model(run) for run in runs]
+        for each in axes:
+            for value in each.values if each.name in ("split", "checkpoint") else ():  # that none of the runs has
+                check_split(opened, value) if each.name == "split" else check_checkpoint(opened, value)
         return cls(runs, cells, {name: value for name, value in given.items() if name not in EVAL_AXES})
 
     def arguments(self) -> Iterator[tuple[Path, Cell, list[str]]]:
@@ -53,10 +56,7 @@ class EvalSweep:
         return listed([arguments for _, _, arguments in self.arguments()])
 
     def scored_before(self, run: Path, cell: Cell) -> list[dict[str, Any]]:
-        """Return the reports that a cell was given before, if all are there, one for each baseline or one alone.
-
-        What is wrong is for its process to say.
-        """
+        """The reports that a cell was given before, if all are there; what is wrong is for its process to say."""
         asked = {**self.given, **read_axes(EVAL, EVAL_AXES, cell.values)}
         split, checkpoint, rivals = asked.pop("split"), asked.pop("checkpoint"), asked.pop("against", None) or [None]
         if asked.get("engine") or asked.get("quantize"):  # the export's results lie in the export
@@ -82,62 +82,46 @@ class EvalSweep:
 
     def evaluate(self, jobs: int = 1) -> Shown:
         """Score all, so many at once. One that fails stops no other, and what was scored before is left alone."""
-        works, runs = list[Work](), list[str]()
+        works, places = list[Job](), list[tuple[str, str]]()
         for run, cell, arguments in self.arguments():
             label = f"{run} {cell.label}" if len(self.cells) > 1 else str(run)
             before = self.scored_before(run, cell)
-            works.append(Work(cell, label, [*arguments, "--json"], before, "finished" if before else "waiting"))
-            runs.append(str(run))
+            works.append(Job(label, [*arguments, "--json"], before, "finished" if before else "waiting"))
+            places.append((str(run), cell.label))
         code = carry_out(works, jobs, _look)
-        cells = []
-        for name, work in zip(runs, works, strict=True):
+        cells, remarks = [], []
+        for (run_name, cell_label), work in zip(places, works, strict=True):
             report = {"comparisons": work.found} if len(work.found) > 1 else work.found[0] if work.found else {}
-            cells.append({"run": name, **work.as_json(), "report": report})
-        remarks = [
-            f"{name} against {report['against']}: {line}"
-            for name, work in zip(runs, works, strict=True)
-            for report in work.found
-            for line in report.get("differences", ())
-        ]
-        tables = _tables(list(zip(runs, works, strict=True)), len(self.cells) > 1)
+            cells.append({"run": run_name, **work.as_json(), "cell": cell_label, "report": report})
+            for each in work.found:
+                remarks += [f"{run_name} against {each['against']}: {line}" for line in each.get("differences", ())]
+        tables = _tables([place[: 1 + (len(self.cells) > 1)] for place in places], works)
         return Shown({"cells": cells, "exit_code": code}, tables, remarks=[*remarks, *what_is_left(works)], code=code)
 
 
-def _check_names(runs: Sequence[Path], axes: Sequence[Axis]) -> None:
-    """Refuse (RunError) a split and a checkpoint that none of the runs has."""
-    opened = [open_model(run) for run in runs]
-    for each in axes:
-        for value in each.values:
-            if each.name == "split":
-                check_split(opened, value)
-            elif each.name == "checkpoint":
-                check_checkpoint(opened, value)
-
-
-def _look(work: Work) -> str:
+def _look(work: Job) -> str:
     """Take the reports that a process printed, one for each baseline or one alone; none where it failed."""
-    found = json.loads(work.job.answer) if work.job is not None and work.job.code == 0 else {"comparisons": []}
+    found = json.loads(work.answer) if work.code == 0 else {"comparisons": []}
     work.found = list(found.get("comparisons", [found]))
     return "  ".join(f"{name} {value:.4g}" for name, value in _scores(work).items())
 
 
-def _scores(work: Work) -> dict[str, float]:
+def _scores(work: Job) -> dict[str, float]:
     return scores_of(work.found[0]) if work.found else {}
 
 
-def _tables(works: Sequence[tuple[str, Work]], several: bool) -> Iterator[Table]:
+def _tables(places: Sequence[tuple[str, ...]], works: Sequence[Job]) -> Iterator[Table]:
     """Yield the scores, a row for each run and cell, and the tests, a row for each baseline and metric as well."""
-    names = list(dict.fromkeys(name for _, work in works for name in _scores(work)))
+    names = list(dict.fromkeys(name for work in works for name in _scores(work)))
     rows, tests = [], []
-    for run, work in works:
-        place = (run, work.cell.label) if several else (run,)
+    for place, work in zip(places, works, strict=True):
         scores = _scores(work)
         checkpoint = str(work.found[0].get("checkpoint", "–")) if work.found else work.state
         rows.append((*place, checkpoint, *(f"{scores[name]:.4g}" if name in scores else "–" for name in names)))
         for report in work.found:
             found = tests_of(report)
             tests += [(*place, report["against"], name, f"{change:+.2f}", f"{p:.4f}") for name, change, p in found]
-    head = ("run", "cell") if several else ("run",)
+    head = ("run", "cell")[: len(places[0])]
     yield Table("scores", (*head, "checkpoint", *names), rows, (1, 2)[: len(head)], plain=True)
     if tests:
         titles = (*head, "against", "metric", "difference", "p")

@@ -16,7 +16,7 @@ from phmctl.runs import Run, runs_root
 from phmctl.runs.find import check_tag, versions_in
 from phmctl.runs.summary import Summary, score, summarise
 from phmctl.sweeps.cells import Axis, Cell, axis, cells_of, setting_axes
-from phmctl.sweeps.work import Work, carry_out, listed, what_is_left
+from phmctl.sweeps.pool import Job, carry_out, listed, what_is_left
 
 _COMMON = ("device", "data", "runs", "tag")  # options of each cell's command
 
@@ -83,37 +83,35 @@ class Sweep:
         A cell that fails stops no other. Ctrl-C and SIGTERM stop those that run, so that they save; the same sweep goes
         on with them.
         """
-        works, recipes = [], {}
+        works = dict[Job, Recipe]()
         for cell, recipe in self.cells():
             run = newest_of(self.runs, recipe)
-            work = Work(cell, cell.label, self.arguments(cell), run)
+            work = Job(cell.label, self.arguments(cell), run)
             if run is not None:
                 work.state = run.state if run.state in ("finished", "running") else "waiting"
                 arguments = [*work.arguments]
                 if "--tag" in arguments:  # it names new runs
                     del arguments[(place := arguments.index("--tag")) : place + 2]
                 work.arguments = [*arguments, "--resume", str(run.run.folder)]
-            works.append(work)
-            recipes[id(work)] = recipe
+            works[work] = recipe
+        idle = [work for work in works if work.state != "waiting"]
 
-        def look(work: Work) -> str:
-            work.found = newest_of(self.runs, recipes[id(work)])
+        def look(work: Job) -> str:
+            work.found = newest_of(self.runs, works[work])
             return _row(work)[2]
 
-        code = carry_out(works, jobs, look)
-        told = [{**work.as_json(), "now": _now(work), "run": work.found and work.found.as_json()} for work in works]
-        table = Table(
-            f"\n{self.recipe}", ("cell", "state", "best", "min", "run"), [*map(_row, works)], (1, 2, 4), plain=True
-        )
+        code = carry_out([*works], jobs, look)
+        told = []
+        for work in works:
+            now = None if work in idle else {"exit_code": work.code, "seconds": round(work.seconds, 3)}
+            told.append({**work.as_json(), "now": now, "run": work.found and work.found.as_json()})
+        head = ("cell", "state", "best", "min", "run")
+        table = Table(f"\n{self.recipe}", head, [*map(_row, works)], (1, 2, 4), plain=True)
         document = {"recipe": self.recipe, "cells": told, "exit_code": code}
-        return Shown(document, [table], remarks=what_is_left(works), code=code)
+        return Shown(document, [table], remarks=what_is_left([*works]), code=code)
 
 
-def _now(work: Work) -> dict[str, Any] | None:
-    return None if work.job is None else {"exit_code": work.job.code, "seconds": round(work.job.seconds, 3)}
-
-
-def _row(work: Work) -> tuple[str, ...]:
+def _row(work: Job) -> tuple[str, ...]:
     run: Summary | None = work.found
     if run is None:
         return work.label, work.state, "–", "–", "–"

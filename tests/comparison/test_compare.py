@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from phmctl.cli.main import app
 from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, comparison_tables, latex_escape
+from phmctl.comparison.variants import conditions
 from phmctl.errors import RunError, UserError
 from phmctl.metrics.text import all_scores, bleu
 from phmctl.runs import Run
@@ -99,9 +100,9 @@ def test_tables_say_under_what_their_figures_were_found(root: Path) -> None:
     assert result is not None
     signatures = [f"{each['name']}: {each['signature']}" for each in result.report["scores"]]
     told = f"beam 5; alpha 0.6; checkpoint best; seed 1, 2, 3; scored on {result.date}"
-    assert found.conditions == [*signatures, told]
+    assert conditions(found.variants) == [*signatures, told]
     below = next(iter(comparison_tables(found))).below
-    for line in found.conditions:
+    for line in conditions(found.variants):
         assert line in below
         assert latex_escape(line) in comparison_latex(found)
 

@@ -13,7 +13,7 @@ def test_one_that_fails_stops_no_other() -> None:
     assert run_jobs(jobs, 1, lambda job, line: seen.append((job.label, job.code))) is None
     assert [job.code for job in jobs] == [2, 0]
     assert jobs[1].answer == f"phmctl {__version__}\n"
-    assert jobs[0].problem.startswith("error: no recipe 'hamiltn'")
+    assert (jobs[0].problem or "").startswith("error: no recipe 'hamiltn'")
     assert seen[0] == ("bad", None)
     assert seen[-2:] == [("good", None), ("good", 0)]
     assert [code for _, code in seen].count(2) == 1
