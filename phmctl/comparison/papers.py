@@ -43,11 +43,9 @@ class Cell:
         if self.variant is None:
             return []
         if self.column.metric == SPEED:  # the median of the log
-            logs = (
-                series(read_metrics(one.run.metrics_path), "train", "seconds_per_step") for one in self.variant.runs
-            )
-            steps = [sorted(value for _, value in log) for log in logs if log]
-            return [100 * each[len(each) // 2] for each in steps]
+            logs = [read_metrics(one.run.metrics_path) for one in self.variant.runs]
+            steps = [sorted(value for _, value in series(log, "train", "seconds_per_step")) for log in logs]
+            return [100 * each[len(each) // 2] for each in steps if each]
         if self.column.metric == "seconds":
             kept = [one.result.report.get("decoding_seconds") for one in self.variant.scored if one.result is not None]
             return [float(seconds) for seconds in kept if isinstance(seconds, (int, float))]

@@ -152,7 +152,7 @@ def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
 
     bare, asked = make_run(tmp_path, settings=REAL, hypotheses=None), list[str]()
     kind = type(kind_of(bare.recipe))
-    monkeypatch.setattr(kind, "evaluate", lambda self, run, split, checkpoint: asked.append(checkpoint))
+    monkeypatch.setattr(kind, "evaluate", lambda self, given: asked.append(given.checkpoint))
     compare_runs(recipe="miniature", root=tmp_path, score=True)
     compare_runs(recipe="miniature", root=tmp_path, score=True, checkpoint="last")
     assert asked == ["auto", "last"]
