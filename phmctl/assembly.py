@@ -28,7 +28,7 @@ from phmctl.nn.convert import freeze, to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, SinusoidalPositions
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.schema import (
+from phmctl.recipe.models import (
     EncoderClassifierSection,
     LinearSection,
     PairClassifierSection,

@@ -1,24 +1,4 @@
-"""The exception tree. Everything that a user can cause is a :class:`UserError`, everything else may end in a traceback.
-
-::
-
-    PhmctlError                exit code 1: the work failed
-    ├── UserError              exit code 2: the input is wrong
-    │   ├── RecipeError        a recipe does not say what it must
-    │   ├── DimensionError     n does not divide a dimension
-    │   ├── RankError          a rule has no decomposition of this rank
-    │   ├── DataError          data that is missing, malformed or not prepared
-    │   │   └── DownloadError  a hub or a server that does not give what a card names
-    │   ├── RunError           a run directory or a checkpoint that cannot be used
-    │   ├── MissingExtraError  an optional library that is not installed
-    │   ├── RequestError       a request to a server that cannot be answered
-    │   └── OutputError        an output folder that cannot be written
-    │       ├── WriteFailedError  exit code 1: a disk that became full or broke while the work went on
-    │       └── StdoutError    exit code 1: stdout that takes no more, as on a full disk
-    ├── BusyError              a server whose queue is full, or that is stopping
-    ├── StoppedError           exit code 130: Ctrl-C
-    └── NonFiniteError         a loss or a gradient became NaN or infinite
-"""
+"""The exception tree. Everything that a user can cause is a :class:`UserError`, everything else may end in a traceback."""
 
 import difflib
 import importlib

@@ -42,8 +42,8 @@ from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
 from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.loading import expect, load_recipe
+from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
-from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run
 from phmctl.training.optimiser import build_optimiser, build_schedule, set_learning_rate
 from phmctl.training.trainer import Part, seed_dropout

@@ -10,7 +10,7 @@ from torch import Tensor
 from phmctl.accounting.ledger import Ledger, ledger_for
 from phmctl.algebra.bilinear import TOLERANCE, decompose, normalised, search
 from phmctl.comparison.compare import Comparison, compare_splits
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 from phmctl.tasks.registry import task_kind
 
 

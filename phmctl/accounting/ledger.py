@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear, TwoFactorLinear
-from phmctl.recipe.schema import LinearSection, Recipe, StackSection
+from phmctl.recipe.models import LinearSection, StackSection
+from phmctl.recipe.schema import Recipe
 from phmctl.tasks.base import Sizes, TaskKind
 from phmctl.tasks.registry import kind_of
 

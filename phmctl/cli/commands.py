@@ -14,11 +14,12 @@ from phmctl.options import EVAL, EVAL_AXES, read_axes
 def recipes(name: str | None) -> Shown:
     """List the shipped recipes, or print one with its comments."""
     from phmctl.console import Table
-    from phmctl.recipe.loading import describe_recipe, list_recipes
+    from phmctl.recipe.loading import find_recipe, list_recipes, load_recipe
 
     if name is not None:
-        described = describe_recipe(name)
-        return Shown(described, text=described["text"])
+        path, recipe = find_recipe(name), load_recipe(name).model_dump()
+        text = path.read_text(encoding="utf-8")
+        return Shown({"name": recipe["name"], "path": str(path), "text": text, "recipe": recipe}, text=text)
     found = list_recipes()
     rows = [(recipe["name"], recipe["task"], recipe["description"]) for recipe in found]
     return Shown(found, [Table("recipes", ("name", "task", "what it is"), rows, text=(1, 2), plain=True)])

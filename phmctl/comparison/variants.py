@@ -14,7 +14,7 @@ from functools import cached_property
 from phmctl.console import warn
 from phmctl.errors import RecipeError, RunError, check_known, nearest
 from phmctl.recipe.loading import flatten
-from phmctl.recipe.sections import NOTHING, keys_changing
+from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.runs.results import Result

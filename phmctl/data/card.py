@@ -21,7 +21,7 @@ from pydantic import (
 from phmctl.errors import DataError, nearest
 from phmctl.files import sha256_text
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.sections import NonNegativeInt, PositiveInt, Section, Vocabulary
+from phmctl.recipe.models import NonNegativeInt, PositiveInt, Section, Vocabulary
 from phmctl.shipped import shipped, shipped_names
 
 Column = str | NonNegativeInt  # by its name in the header, or counted from 0

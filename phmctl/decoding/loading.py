@@ -15,7 +15,8 @@ from phmctl.decoding.translator import Translator
 from phmctl.devices import takes_bfloat16
 from phmctl.errors import RunError, UserError
 from phmctl.exports import Export
-from phmctl.recipe.schema import DecodingSection, TransformerSection, TranslationRecipe
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
 
 if TYPE_CHECKING:

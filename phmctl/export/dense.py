@@ -22,7 +22,7 @@ from phmctl.models import plain
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, StackSection
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, StackSection
 
 # Tables and the sizes that say how many of their rows have a meaning; maps and the projections that they join.
 _TABLES = {"source_embedding": "source", "target_embedding": "target", "generator": "target", "embedding": "vocabulary"}

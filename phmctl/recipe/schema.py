@@ -10,57 +10,25 @@ from pydantic import ConfigDict, Field, model_validator
 
 from phmctl.dimension import check_divides
 from phmctl.recipe.models import (
-    Algebra,
-    EncoderClassifierSection,
-    LinearSection,
-    PairClassifierSection,
-    ProbeSection,
-    RuleModelSection,
-    StackSection,
-    TransformerSection,
-)
-from phmctl.recipe.sections import (
     CHOICE,
     NOTHING,
+    EncoderClassifierSection,
+    LinearSection,
     NonNegative,
     NonNegativeInt,
+    PairClassifierSection,
     Positive,
     PositiveInt,
     Probability,
+    ProbeSection,
+    RuleModelSection,
     Section,
     Seed,
+    StackSection,
+    TransformerSection,
     Vocabulary,
     Width,
 )
-
-__all__ = [  # the sections of recipes/models.py are found here too
-    "RECIPES",
-    "Algebra",
-    "ClassificationRecipe",
-    "ClassificationTraining",
-    "CorpusSection",
-    "CountedTraining",
-    "DecodingSection",
-    "EncoderClassifierSection",
-    "LabelledSection",
-    "LinearSection",
-    "PairClassifierSection",
-    "ParallelSection",
-    "ProbeSection",
-    "ProbingRecipe",
-    "ProbingSection",
-    "Recipe",
-    "RuleDataSection",
-    "RuleModelSection",
-    "RuleRecipe",
-    "Section",
-    "StackSection",
-    "TrainingSection",
-    "TransformerSection",
-    "TranslationRecipe",
-    "TranslationTraining",
-]
-
 
 # --------------------------------------------------------------------------------------------------------- data
 

@@ -19,8 +19,8 @@ from phmctl.console import Table
 from phmctl.errors import PhmctlError, RecipeError, RunError
 from phmctl.files import is_locked, sha256_text
 from phmctl.recipe.loading import differences, flatten, load_recipe
+from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
-from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs.find import ATTEMPT, ENVIRONMENT, LOCK, RECIPE, select_runs
 from phmctl.runs.metrics import read_entry
 from phmctl.runs.results import Result, read_results

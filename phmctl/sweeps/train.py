@@ -10,8 +10,8 @@ from phmctl.console import Shown, Table
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.options import TRAIN, TRAIN_AXES
 from phmctl.recipe.loading import differences, load_recipe, override
+from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
-from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run, runs_root
 from phmctl.runs.find import check_tag, versions_in
 from phmctl.runs.summary import Summary, score, summarise

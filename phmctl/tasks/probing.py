@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phmctl.recipe.schema import ProbeSection, ProbingRecipe
+from phmctl.recipe.models import ProbeSection
+from phmctl.recipe.schema import ProbingRecipe
 from phmctl.tasks.base import Sizes, TaskKind
 
 if TYPE_CHECKING:

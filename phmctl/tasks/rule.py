@@ -37,7 +37,8 @@ from phmctl.devices import pick_device
 from phmctl.errors import RunError, UserError, nearest
 from phmctl.files import write_atomic
 from phmctl.models.classifiers import RuleModel
-from phmctl.recipe.schema import RuleDataSection, RuleModelSection, RuleRecipe
+from phmctl.recipe.models import RuleModelSection
+from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import Metric

@@ -21,8 +21,8 @@ from phmctl.checkpoints import (
 from phmctl.errors import RecipeError, RunError
 from phmctl.files import discard, write_json, writing
 from phmctl.recipe.loading import differences
+from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
-from phmctl.recipe.sections import CHOICE, NOTHING, keys_changing
 from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment, write_recipe
 from phmctl.training.saving import TrainingState, clear_leftovers, derive
 

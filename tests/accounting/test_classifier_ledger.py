@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phmctl.accounting.ledger import Ledger, ledger_for
 from phmctl.accounting.published import published_tables
 from phmctl.assembly import ClassifierSection, build_classifier
-from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
 from phmctl.tasks.registry import task_kind
 
 ENCODER: dict[str, Any] = {"kind": "encoder", "width": 16, "feed_forward": 32, "heads": 2}

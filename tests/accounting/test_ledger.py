@@ -10,7 +10,7 @@ from phmctl.assembly import build_transformer
 from phmctl.errors import DimensionError
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import common_overrides, load_recipe
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 from phmctl.tasks.base import Sizes
 from tests.references import ledger_for_settings
 

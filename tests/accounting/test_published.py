@@ -13,7 +13,7 @@ import pytest
 
 from phmctl.accounting.ledger import Ledger, Row, ledger_for
 from phmctl.accounting.published import agrees, published_tables, table_names, value_of
-from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
 from phmctl.tasks.registry import task_kind
 from tests.references import ledger_for_settings
 

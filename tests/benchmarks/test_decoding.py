@@ -10,13 +10,8 @@ from phmctl.benchmarks.decoding import evenly, searcher
 from phmctl.benchmarks.training import variants_of
 from phmctl.decoding.engine import Hypothesis
 from phmctl.nn.convert import to_dense
-from phmctl.recipe.schema import (
-    DecodingSection,
-    ParallelSection,
-    TransformerSection,
-    TranslationRecipe,
-    TranslationTraining,
-)
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 
 RECIPE = TranslationRecipe(
     name="tiny",

@@ -8,7 +8,8 @@ from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
 from phmctl.decoding.torch_engine import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.models.transformer import Transformer
-from phmctl.recipe.schema import DecodingSection, TransformerSection
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import DecodingSection
 
 TEXT = [
     "Der Hund schläft auf dem Sofa .",

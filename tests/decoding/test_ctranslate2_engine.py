@@ -17,7 +17,8 @@ from phmctl.errors import MissingExtraError, RunError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form
 from phmctl.exports import MODEL
-from phmctl.recipe.schema import DecodingSection, TransformerSection
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 
 SETTINGS = {"algebra": "phm", "n": 4, "generator": "dense", "generator_bias": True}

@@ -7,7 +7,7 @@ from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import UserError
 from phmctl.export.dense import dense_form, phm_form
 from phmctl.models.plain import MODELS
-from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
 SMALL = {"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 2, "decoder_layers": 2}
 PHM4 = {"algebra": "phm", "n": 4}

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from phmctl.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.nn.layers import MultiHeadAttention
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 
 
 def settings(norm: str, *, final_norm: bool) -> TransformerSection:

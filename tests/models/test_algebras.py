@@ -10,7 +10,7 @@ from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
 from phmctl.models.transformer import Transformer
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 
 DIMENSIONS = {"complex": 2, "octonion": 8, "sedenion": 16}
 SHAPE: dict[str, Any] = {

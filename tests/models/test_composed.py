@@ -12,7 +12,7 @@ from phmctl.data.special import BOS, PAD
 from phmctl.decoding.beam import beam_search
 from phmctl.models.transformer import Transformer
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition
-from phmctl.recipe.schema import EncoderClassifierSection, TransformerSection
+from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
 
 SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
 LAYERS = ["linear", "scalar", "hierarchical", "bilinear"]

@@ -14,7 +14,7 @@ from phmctl.data.special import PAD
 from phmctl.models.classifiers import EncoderClassifier
 from phmctl.models.stack import embed
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.schema import EncoderClassifierSection
+from phmctl.recipe.models import EncoderClassifierSection
 from tests.models.test_against_torch import copy_attention, copy_linear
 
 VOCABULARY = 12

@@ -5,12 +5,7 @@ from torch.nn import functional as F
 
 from phmctl.assembly import build_classifier, build_rule_model, build_transformer
 from phmctl.nn.loss import label_loss, vocabulary_loss
-from phmctl.recipe.schema import (
-    EncoderClassifierSection,
-    PairClassifierSection,
-    RuleModelSection,
-    TransformerSection,
-)
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, RuleModelSection, TransformerSection
 
 IDS = torch.tensor([[5, 6, 7, 3], [8, 3, 0, 0]])
 SIZES = {"width": 16, "heads": 2, "feed_forward": 32, "dropout": 0.0}

@@ -14,7 +14,7 @@ from phmctl.data.special import PAD
 from phmctl.errors import DimensionError
 from phmctl.models.classifiers import PairClassifier
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.schema import PairClassifierSection
+from phmctl.recipe.models import PairClassifierSection
 from tests.nn.test_lstm import torch_lstm
 
 VOCABULARY = 12

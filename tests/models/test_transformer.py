@@ -11,7 +11,7 @@ from phmctl.data.special import BOS, PAD
 from phmctl.errors import DimensionError
 from phmctl.models import state
 from phmctl.models.transformer import Transformer
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 
 SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
 

@@ -6,7 +6,7 @@ import torch
 from phmctl.assembly import build_transformer
 from phmctl.nn.layers import _attention
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 
 
 @pytest.mark.parametrize("masked", [False, True])

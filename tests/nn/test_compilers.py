@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import phmctl
 from phmctl import PHMLSTM, PHMLinear
 from phmctl.assembly import build_transformer
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 EXECUTIONS: list[dict[str, Any]] = [

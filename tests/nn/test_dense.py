@@ -11,7 +11,7 @@ from phmctl.algebra.initialisation import learned_rule
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
-from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 SMALL = {

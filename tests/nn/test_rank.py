@@ -20,7 +20,7 @@ from phmctl.assembly import build_transformer
 from phmctl.errors import RankError, UserError
 from phmctl.nn.convert import BlockLinear
 from phmctl.nn.tuning import set_executions
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 from tests.references import kronecker_sum_reference
 
 

@@ -14,7 +14,7 @@ from phmctl.errors import DimensionError, RecipeError
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import TwoFactorLinear
 from phmctl.recipe.loading import resolve
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 
 SHAPES = st.tuples(*[st.integers(1, 4)] * 5)  # blocks, d/N, k/N, m/N, tokens
 

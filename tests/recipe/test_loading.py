@@ -4,7 +4,8 @@ import pytest
 
 from phmctl.errors import RecipeError
 from phmctl.recipe.loading import common_overrides, differences, dump_recipe, expect, load_recipe, parse_recipe
-from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, RuleRecipe, TranslationRecipe
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
+from phmctl.recipe.schema import RuleRecipe, TranslationRecipe
 
 MINIMAL = """\
 name: trial

@@ -13,7 +13,7 @@ import pytest
 from phmctl.checkpoints import write_checkpoint
 from phmctl.errors import OutputError, RunError, WriteFailedError
 from phmctl.files import discard
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 from phmctl.runs import Run
 from phmctl.runs.summary import Summary, list_runs
 from tests.training.fake import make_recipe

@@ -14,9 +14,8 @@ from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.cli.main import app
 from phmctl.console import Table
 from phmctl.errors import RecipeError, UserError
-from phmctl.recipe.models import LinearSection
+from phmctl.recipe.models import LinearSection, Section
 from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
-from phmctl.recipe.sections import Section
 from phmctl.runs import Run
 from phmctl.tasks.base import Asked, Sizes, TaskKind
 from phmctl.tasks.model import Model

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.data.prepared.folder import PreparedData
-from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe, TranslationTraining
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import ParallelSection, TranslationRecipe, TranslationTraining
 from tests.data.helpers import prepare_files
 
 _ONSETS, _VOWELS = "bdfgklmnprst", "aeiou"

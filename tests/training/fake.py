@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe, TranslationTraining
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Cost, Rows, Share
 

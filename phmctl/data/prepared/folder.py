@@ -23,8 +23,8 @@ from phmctl.data.card import card_names, corpus_name, is_card
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
 from phmctl.errors import DataError, nearest
 from phmctl.files import read_json_object, refuse_pipes, writing
+from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
-from phmctl.recipe.sections import PositiveInt
 from phmctl.sealed import seal, verify
 
 if TYPE_CHECKING:

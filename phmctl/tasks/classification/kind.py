@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import DataError
 from phmctl.recipe.loading import load_recipe
-from phmctl.recipe.schema import ClassificationRecipe, LabelledSection, PairClassifierSection
+from phmctl.recipe.models import PairClassifierSection
+from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, LabelComparer, Metric

@@ -20,7 +20,8 @@ from phmctl.errors import DataError, RunError
 from phmctl.files import write_atomic
 from phmctl.nn.convert import to_dense
 from phmctl.nn.loss import label_loss
-from phmctl.recipe.schema import ClassificationRecipe, PairClassifierSection
+from phmctl.recipe.models import PairClassifierSection
+from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
 

@@ -37,8 +37,8 @@ from phmctl.metrics.text import (
     paired_bootstrap,
     usual_tokenizer,
 )
+from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
-from phmctl.recipe.sections import NOTHING, keys_changing
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, within

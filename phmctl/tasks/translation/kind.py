@@ -11,7 +11,8 @@ from phmctl.data.copies import read_text
 from phmctl.decoding.engine import TORCH, change_decoding
 from phmctl.decoding.translator import Translation, Translator, plan
 from phmctl.errors import DataError, RunError, UserError
-from phmctl.recipe.schema import ParallelSection, TransformerSection, TranslationRecipe
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import ParallelSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Metric, TextComparer

@@ -8,13 +8,8 @@ from typing import Any
 from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
 from phmctl.files import write_atomic, write_json
-from phmctl.recipe.schema import (
-    DecodingSection,
-    ParallelSection,
-    TransformerSection,
-    TranslationRecipe,
-    TranslationTraining,
-)
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT, sharp_model
 
