@@ -1,4 +1,4 @@
-"""The exception tree. Everything that a user can cause is a :class:`UserError`, everything else may end in a traceback."""
+"""The exception tree. All that a user can cause is a :class:`UserError`; everything else may end in a traceback."""
 
 import difflib
 import importlib
