@@ -28,10 +28,10 @@ _CHUNK = 1 << 20
 class _Mark(NamedTuple):
     """A place in the file behind whole answers."""
 
-    lines: int  # of the input, answered so far
-    bytes: int  # of the file
-    input_sha256: str
-    output_sha256: str
+    lines: int = 0  # of the input, answered so far
+    bytes: int = 0  # of the file
+    input_sha256: str = ""
+    output_sha256: str = ""
 
 
 class AnswersFile:
@@ -54,7 +54,7 @@ class AnswersFile:
         self._begun = False  # whether this process has written
         self._synced = time.monotonic()
         self._input, self._output = hashlib.sha256(), hashlib.sha256()
-        self._mark = _Mark(0, 0, "", "")
+        self._mark = _Mark()
         self._whole: int | None = None  # lines of a file to resume that has no record: it should be complete
         self._made = not path.exists()
         with writing(path):
@@ -89,35 +89,27 @@ class AnswersFile:
             self._whole = sum(chunk.count(b"\n") for chunk in iter(partial(self._handle.read, _CHUNK), b""))
 
     def _take_up(self, resume: bool) -> None:
+        """Go on behind the last mark that the file agrees with."""
         header, *marks = _read_record(self.record)
-        if not resume and marks:
+        anew = f"remove {self.record} to begin anew"
+        if not marks:
+            return
+        if not resume:
             raise OutputError(
                 f"{self.path} has the answers to {marks[-1]['lines']:,} lines of a decode that was stopped; "
-                f"add --resume to go on, or remove {self.record} to begin anew"
+                f"add --resume to go on, or {anew}"
             )
-        if not resume:
-            return
         differing = [key for key in {**header, **self._origin} if header.get(key) != self._origin.get(key)]
-        if marks and differing:
+        if differing:
             told = ", ".join(f"{key} ({header.get(key)} there, {self._origin.get(key)} now)" for key in differing)
-            raise OutputError(
-                f"{self.path} was not made like this: {told}; give it what it was made with, "
-                f"or remove {self.record} to begin anew"
-            )
-        self._mark = self._last_whole([_Mark(**mark) for mark in marks])
-
-    def _last_whole(self, marks: Sequence[_Mark]) -> _Mark:
-        """Return the last mark that the file agrees with, and digest it up to there."""
-        found = self._mark
-        for mark in marks:
+            raise OutputError(f"{self.path} was not made like this: {told}; give it what it was made with, or {anew}")
+        for mark in (_Mark(**each) for each in marks):
             digest = self._output.copy()
-            if not self._digest(digest, found.bytes, mark.bytes) or digest.hexdigest() != mark.output_sha256:
+            if not self._digest(digest, self._mark.bytes, mark.bytes) or digest.hexdigest() != mark.output_sha256:
                 break
-            found, self._output = mark, digest
-        if marks and not found.lines:
-            state = "is gone" if self._made else "was changed since it was written"
-            raise OutputError(f"{self.path} {state}; remove {self.record} to begin anew")
-        return found
+            self._mark, self._output = mark, digest
+        if not self.lines:
+            raise OutputError(f"{self.path} {'is gone' if self._made else 'was changed since it was written'}; {anew}")
 
     def _digest(self, digest: Any, start: int, stop: int) -> bool:
         """Digest a stretch of the file; return whether it is there."""
@@ -131,31 +123,25 @@ class AnswersFile:
     def unanswered(self, groups: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
         """Yield the groups of the input's lines that are not answered yet."""
         if self._whole is not None:
-            self._check_whole(sum(map(len, groups)))
+            lines = sum(map(len, groups))
+            if lines != self._whole:
+                raise OutputError(
+                    f"{self.path} cannot be resumed: it has {self._whole:,} lines, the input {lines:,}, and "
+                    f"{self.record.name} is not beside it; leave --resume out to write it anew"
+                )
+            note(f"{self.path} has the answers to all {lines:,} lines already")
             return
         left = self._mark.lines
         for group in groups:
             answered, rest = group[:left], group[left:]
             left -= len(answered)
             self._take_in(answered)
-            if answered and not left:
-                self._check_input()
+            if answered and not left and self._input.hexdigest() != self._mark.input_sha256:
+                raise self._other_input("they are not those that the input begins with")
             if rest:
                 yield rest
         if left:
             raise self._other_input(f"the input has {self._mark.lines - left:,}")
-
-    def _check_whole(self, lines: int) -> None:
-        if lines != self._whole:
-            raise OutputError(
-                f"{self.path} cannot be resumed: it has {self._whole:,} lines, the input {lines:,}, and "
-                f"{self.record.name} is not beside it; leave --resume out to write it anew"
-            )
-        note(f"{self.path} has the answers to all {lines:,} lines already")
-
-    def _check_input(self) -> None:
-        if self._input.hexdigest() != self._mark.input_sha256:
-            raise self._other_input("they are not those that the input begins with")
 
     def _other_input(self, why: str) -> OutputError:
         return OutputError(
@@ -171,17 +157,20 @@ class AnswersFile:
         payload = answers.encode()
         with writing(self.path):
             self._begin()
-            self._write(payload)
+            view = memoryview(payload)
+            while view:
+                view = view[self._handle.write(view) :]
+            if self._plain and time.monotonic() - self._synced > _SYNC:
+                os.fsync(self._handle.fileno())
+                self._synced = time.monotonic()
         if not self._plain:
             return
         self._take_in(lines)
         self._output.update(payload)
-        before = self._mark
-        self._mark = _Mark(
-            before.lines + len(lines), before.bytes + len(payload), self._input.hexdigest(), self._output.hexdigest()
-        )
-        with writing(self.record):
-            self._note(self._mark._asdict())
+        done, size = self._mark.lines + len(lines), self._mark.bytes + len(payload)
+        self._mark = _Mark(done, size, self._input.hexdigest(), self._output.hexdigest())
+        with writing(self.record), self.record.open("a", encoding="utf-8") as handle:
+            handle.write(f"{json.dumps(self._mark._asdict())}\n")
 
     def _begin(self) -> None:
         """Before the first answer: drop what was written half, or what an older file holds; and write the record."""
@@ -192,18 +181,6 @@ class AnswersFile:
             self.record.write_text(f"{json.dumps(self._origin)}\n", encoding="utf-8")
         self._handle.truncate(self._mark.bytes)
         self._handle.seek(self._mark.bytes)
-
-    def _write(self, payload: bytes) -> None:
-        view = memoryview(payload)
-        while view:
-            view = view[self._handle.write(view) :]
-        if self._plain and time.monotonic() - self._synced > _SYNC:
-            os.fsync(self._handle.fileno())
-            self._synced = time.monotonic()
-
-    def _note(self, value: Mapping[str, Any]) -> None:
-        with self.record.open("a", encoding="utf-8") as handle:
-            handle.write(f"{json.dumps(value)}\n")
 
     def finish(self) -> None:
         """Say that all is answered: the file is flushed to the disk, and its record removed."""

@@ -9,14 +9,17 @@ import sys
 import time
 from codecs import iterdecode
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
 
 from phmctl.data.readers import LONGEST_LINE, decode_line, marked_encoding, open_bytes, raw_lines, reading
 from phmctl.errors import DataError
+
+T = TypeVar("T")
 
 PAUSE = 0.05  # seconds
 LIMIT = 1024  # lines that are sorted and batched together
@@ -27,13 +30,8 @@ _CHUNK = 1 << 16  # a pipe holds so many bytes
 def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMIT) -> Iterator[list[str]]:
     """Yield the lines of a file, or of stdin, in groups as they arrive; none is empty.
 
-    A line ends with ``\\n`` or ``\\r\\n``; the last one need not. A byte order mark tells UTF-16 and UTF-32. The groups
-    of a regular file have `limit` lines. The lines before one that is no UTF-8 are yielded before the error is raised.
-
-    Args:
-        path: the file; None is stdin.
-        pause: seconds after which a pipe or a terminal has nothing more to say just now.
-        limit: lines of a group, at most.
+    The groups of a regular file have `limit` lines; those of a pipe or a terminal end where nothing has come for
+    `pause` seconds. The lines before one that is no UTF-8 are yielded before the error is raised.
 
     Raises:
         DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
@@ -48,7 +46,7 @@ def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMI
             yield from _decoded(_groups(sys.stdin.buffer, pause, limit), "stdin")
 
 
-def in_groups(lines: Iterable[str], limit: int = LIMIT) -> Iterator[list[str]]:
+def in_groups(lines: Iterable[T], limit: int = LIMIT) -> Iterator[list[T]]:
     """Yield lines that are all there in groups of `limit`."""
     rest = iter(lines)
     while group := list(islice(rest, limit)):
@@ -71,24 +69,14 @@ def _decoded(groups: Iterable[list[bytes]], name: Path | str) -> Iterator[list[s
 
 
 def _groups(handle: BinaryIO, pause: float, limit: int) -> Iterator[list[bytes]]:
-    descriptor = _waits(handle)
+    descriptor = None  # of a pipe, a socket or a terminal; all else has all its lines already
+    with suppress(OSError):
+        if hasattr(handle, "raw"):  # decompressed, or in memory: its descriptor, if any, is not its text
+            descriptor = None if stat.S_ISREG(os.fstat(handle.fileno()).st_mode) else handle.fileno()
     if descriptor is not None:
-        yield from _arriving(descriptor, pause, limit)
-        return
-    lines = raw_lines(cast("BufferedReader", handle if hasattr(handle, "peek") else BufferedReader(handle)))
-    while group := list(islice(lines, limit)):
-        yield group
-
-
-def _waits(handle: BinaryIO) -> int | None:
-    """Return the descriptor of a pipe, a socket or a terminal; None for what has all its lines already."""
-    if not hasattr(handle, "raw"):  # decompressed, or in memory: its descriptor, if any, is not its text
-        return None
-    try:
-        descriptor = handle.fileno()
-    except OSError:
-        return None
-    return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else descriptor
+        return _arriving(descriptor, pause, limit)
+    buffered = cast("BufferedReader", handle if hasattr(handle, "peek") else BufferedReader(handle))
+    return in_groups(raw_lines(buffered), limit)
 
 
 def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]]:

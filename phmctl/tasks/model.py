@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from phmctl.console import silence
 from phmctl.errors import DataError, UserError
 from phmctl.runs import Run
 
@@ -14,9 +12,6 @@ if TYPE_CHECKING:
 
     from phmctl.decoding.translator import Translation
 
-P = ParamSpec("P")
-T = TypeVar("T")
-Self = TypeVar("Self", bound="Model")
 Texts = Sequence[str | Sequence[str]]
 
 
@@ -187,17 +182,6 @@ class Model:
     def _lacks(self, method: str) -> UserError:
         has = ", ".join(self.answers) or "none of them"
         return UserError(f"{method}: {self.name}, a model of task {self.task!r}, does not have it; it has {has}")
-
-
-def silent(method: Callable[Concatenate[Self, P], T]) -> Callable[Concatenate[Self, P], T]:
-    """Keep a method from printing."""
-
-    @wraps(method)
-    def wrapped(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with silence():
-            return method(self, *args, **kwargs)
-
-    return wrapped
 
 
 def check_texts(texts: Texts, name: str = "texts") -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from phmctl import exports
 from phmctl.assembly import Classifier, answering, build_classifier, texts_of, trained
+from phmctl.console import silence
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.clean import clean_line
 from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers
@@ -22,7 +23,7 @@ from phmctl.exports import Export
 from phmctl.models import plain
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import DATA, Run
-from phmctl.tasks.model import Classified, Model, Texts, check_texts, silent
+from phmctl.tasks.model import Classified, Model, Texts, check_texts
 
 WINDOW = 1024  # lines that are sorted and labelled together
 _VECTORS = {1: "what the label is read from", 2: "the maximum and the mean over time of the LSTM's states"}
@@ -69,13 +70,13 @@ class TextClassifier(Model):
     def max_tokens(self) -> int:
         return self._max_tokens
 
-    @silent
+    @silence()
     def lengths(self, texts: Texts) -> list[int]:
         columns = zip(*self._examples(texts), strict=True)
         counts = [self.tokenizer.encode([clean_line(text, self.cleaning) for text in column]) for column in columns]
         return [max(map(len, sides)) for sides in zip(*counts, strict=True)]
 
-    @silent
+    @silence()
     def classify(self, texts: Texts, *, strict: bool = False) -> list[Classified]:
         cut = [length > self.max_tokens for length in self.lengths(texts)]
         if strict and any(cut):
@@ -91,7 +92,7 @@ class TextClassifier(Model):
         answers = iter(self.label([texts for texts, none in zip(examples, empty, strict=True) if not none]))
         return [Classified("", {}) if none else next(answers) for none in empty]
 
-    @silent
+    @silence()
     def encode(self, texts: Sequence[str]) -> Tensor:
         if "encode" not in self.answers:
             raise self._lacks("encode")

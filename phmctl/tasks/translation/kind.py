@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phmctl.console import silence
 from phmctl.data.copies import read_text
 from phmctl.decoding.engine import TORCH, change_decoding
 from phmctl.decoding.translator import Translation, Translator, plan
@@ -17,7 +18,7 @@ from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Metric, TextComparer
 from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind, option_name
-from phmctl.tasks.model import Model, Texts, check_texts, silent
+from phmctl.tasks.model import Model, Texts, check_texts
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ class TranslationModel(Model):
             about |= {"device": str(engine.device), "vectors": _VECTORS}
         super().__init__(run, checkpoint, **about)
 
-    @silent
+    @silence()
     def translate(
         self,
         texts: Sequence[str],
@@ -73,7 +74,7 @@ class TranslationModel(Model):
     def max_tokens(self) -> int | None:
         return self.translator.max_source_tokens
 
-    @silent
+    @silence()
     def lengths(self, texts: Texts) -> list[int]:
         translator = self.translator
         if not texts or isinstance(texts, str) or not all(isinstance(text, tuple) for text in texts):
@@ -81,7 +82,7 @@ class TranslationModel(Model):
         sources, targets = (check_texts(side) for side in zip(*texts, strict=True))
         return [*map(max, translator.lengths(sources), map(len, translator.encode_targets(targets)))]
 
-    @silent
+    @silence()
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         if "score" not in self.answers:
             raise self._lacks("score")
@@ -101,7 +102,7 @@ class TranslationModel(Model):
                 scores[place] = hypothesis.log_prob
         return scores
 
-    @silent
+    @silence()
     def encode(self, texts: Sequence[str]) -> Tensor:
         if "encode" not in self.answers:
             raise self._lacks("encode")
