@@ -12,8 +12,7 @@ from phmctl.tasks.base import Sizes, TaskKind
 
 if TYPE_CHECKING:
     import torch
-
-    from phmctl.models.classifiers import Probe
+    from torch import nn
 
 _WIDTH, _CLASSES = 512, 2  # counted where no encoder, and no data, is there to tell
 
@@ -33,7 +32,7 @@ class ProbingKind(TaskKind[ProbingRecipe]):
 
     def build(
         self, settings: ProbeSection, sizes: Mapping[str, int], device: torch.device | str | None = None
-    ) -> Probe:
+    ) -> nn.Module:
         from phmctl.assembly import build_probe
 
         return build_probe(settings, sizes["width"], sizes["classes"], device)

@@ -43,14 +43,14 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
 
 
 def test_what_has_come_is_yielded_when_nothing_more_comes(pipe: Pipe) -> None:
-    groups = arriving_lines(None, pause=0.05)
+    groups = arriving_lines(None, pause=0.05, limit=4)
     pipe.write(b"one\ntwo\nthr")
     assert next(groups) == ["one", "two"]
     pipe.write(b"ee\r\n\n")
     assert next(groups) == ["three", ""]
-    pipe.write(b"the last")
+    pipe.write(b"x\n" * 5 + b"the last")
     pipe.close()
-    assert list(groups) == [["the last"]]
+    assert list(groups) == [["x"] * 4, ["x", "the last"]]
 
 
 def test_a_line_without_end_on_a_pipe_is_refused_before_it_fills_the_memory(pipe: Pipe) -> None:
@@ -73,12 +73,6 @@ def test_a_line_without_end_on_a_pipe_is_refused_before_it_fills_the_memory(pipe
     assert sent < 20
 
 
-def test_groups_are_no_larger_than_the_limit(pipe: Pipe) -> None:
-    pipe.write(b"x\n" * 10)
-    pipe.close()
-    assert [len(group) for group in arriving_lines(None, limit=4)] == [4, 4, 2]
-
-
 def test_lines_that_trickle_wait_no_longer_than_ten_pauses(pipe: Pipe) -> None:
     def trickle() -> None:
         for _ in range(40):
@@ -96,9 +90,7 @@ def test_lines_that_trickle_wait_no_longer_than_ten_pauses(pipe: Pipe) -> None:
 
 
 @given(lines=LINES, limit=st.integers(1, 5), end=st.booleans(), chunk=st.integers(1, 7))
-def test_a_pipe_gives_the_lines_of_a_file(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], limit: int, end: bool, chunk: int
-) -> None:
+def test_a_pipe_gives_the_lines_of_a_file(tmp_path_factory, lines, limit, end, chunk) -> None:
     content = "\n".join([*lines, ""] if end else lines).encode()
     path = tmp_path_factory.mktemp("text") / "text"
     path.write_bytes(content)

@@ -1,3 +1,4 @@
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -5,9 +6,11 @@ import pytest
 import torch
 
 from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import EMPTY, Translation
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.runs import Run
 from phmctl.tasks.model import Model
+from phmctl.tasks.translation.kind import TranslationModel
 from tests.decoding.conftest import TEXT
 
 TEXTS = [*TEXT[:2], "Zwei Kinder spielen .", "", TEXT[3]]
@@ -17,6 +20,7 @@ def test_translations_are_those_of_the_command(translator: Model, run: Run) -> N
     found = translator.translate(TEXTS, n_best=2)
     assert found == load_translator(run, "best", "cpu").translate(TEXTS, n_best=2)
     assert [len(each) for each in found] == [2, 2, 2, 1, 2]
+    assert translator.translate([]) == translator.score([], []) == []
     assert all(best.score >= other.score for best, other in (each for each in found if len(each) == 2))
     assert found[3][0].text == ""
 
@@ -100,11 +104,6 @@ def test_wrong_calls_are_told(translator: Model, call, error: type, message: str
         call(translator)
 
 
-def test_nothing_of_nothing(translator: Model) -> None:
-    assert translator.translate([]) == []
-    assert translator.score([], []) == []
-
-
 def test_threads_at_once_get_equal_answers(translator: Model) -> None:
     wanted = translator.translate(TEXTS, n_best=2), translator.score(TEXTS, TEXTS), translator.encode(TEXTS)
 
@@ -127,3 +126,22 @@ def test_lengths_are_those_that_the_limit_counts(translator: Model) -> None:
     assert found[-1] > 20
     assert translator.lengths([(TEXT[2], ""), ("", "")]) == [found[-1], 0]
     assert translator.lengths([("", TEXT[2])])[0] > 20
+
+
+FOUND = [[Translation("a", -1.0, -2.0), Translation("b c", -1.5, -3.0)], [EMPTY]]
+
+
+@pytest.mark.parametrize(
+    ("n_best", "first", "lines"),
+    [
+        (None, 1, ["a", ""]),
+        (2, 1, ["1\t1\t-1.000000\ta", "1\t2\t-1.500000\tb c", "2\t1\t0.000000\t"]),
+        (1, 8, ["8\t1\t-1.000000\ta", "8\t2\t-1.500000\tb c", "9\t1\t0.000000\t"]),
+    ],
+)
+def test_decode_prints_lines_and_json(run: Run, n_best: int | None, first: int, lines: list[str]) -> None:
+    model = TranslationModel(load_translator(run, "best", "cpu"), run, "best", n_best)
+    assert list(model.lines(FOUND, first_line=first)) == lines
+    first_line, second = json.loads(json.dumps(list(model.as_json(FOUND))))
+    assert first_line["translations"][1] == {"text": "b c", "score": -1.5, "log_prob": -3.0}
+    assert second == {"translations": [{"text": "", "score": 0.0, "log_prob": 0.0}]}

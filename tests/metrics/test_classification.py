@@ -1,10 +1,12 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.metrics.classification import accuracy, class_scores, confusion, mcnemar
+from phmctl.metrics.parts import parts
 
 REFERENCES = ["a", "a", "a", "b", "b", "c"]
 PREDICTIONS = ["a", "a", "b", "b", "a", "a"]
@@ -29,9 +31,6 @@ def test_class_scores_by_hand() -> None:
     assert (a.precision, a.recall, a.f1, a.support) == pytest.approx((0.5, 2 / 3, 4 / 7, 3))
     assert (b.precision, b.recall, b.f1, b.support) == pytest.approx((0.5, 0.5, 0.5, 2))
     assert (c.precision, c.recall, c.f1, c.support) == (0, 0, 0, 1)
-
-
-def test_confusion_has_truth_in_rows() -> None:
     assert confusion(PREDICTIONS, REFERENCES, ["a", "b", "c"]) == [[2, 1, 0], [1, 1, 0], [1, 0, 0]]
 
 
@@ -43,6 +42,7 @@ def test_mcnemar_by_hand() -> None:
     assert (measured.only_baseline, measured.only_system) == (2, 8)
     assert measured.difference == pytest.approx(0.5)
     assert measured.p_value == pytest.approx(2 * (1 + 10 + 45) / 1024)
+    assert mcnemar(PREDICTIONS, PREDICTIONS, REFERENCES).p_value == 1
 
 
 @given(st.lists(st.tuples(*[st.sampled_from("ab")] * 3), min_size=1, max_size=60))
@@ -52,10 +52,6 @@ def test_mcnemar_is_symmetric_and_a_probability(rows: list[tuple[str, str, str]]
     assert one.p_value == other.p_value
     assert 0 < one.p_value <= 1
     assert one.difference == pytest.approx(accuracy(system, references).value - accuracy(baseline, references).value)
-
-
-def test_equal_classifiers_do_not_differ() -> None:
-    assert mcnemar(PREDICTIONS, PREDICTIONS, REFERENCES).p_value == 1
 
 
 @pytest.mark.parametrize("predictions", [[], ["a"] * 7])
@@ -72,3 +68,19 @@ def test_mcnemar_is_exact_where_many_items_differ() -> None:
     found = mcnemar(baseline, ["b"] * lost + ["a"] * won, references)
     z = (abs(won - lost) - 1) / math.sqrt(won + lost)
     assert found.p_value == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
+
+
+@given(st.lists(st.integers(-1, 40), max_size=200))
+def test_every_row_is_in_one_part_and_parts_ascend(values: list[int]) -> None:
+    found = parts(values)
+    assert sorted(row for _, rows in found for row in rows) == list(range(len(values)))
+    ranges = [{values[row] for row in rows} for value, rows in found if value is not None]
+    assert all(max(one) < min(other) for one, other in pairwise(ranges))
+    assert [value for value, _ in found if value is not None] == [
+        next(iter(each)) if len(each) == 1 else f"{min(each)}–{max(each)}" for each in ranges
+    ]
+    assert len(found) <= 13
+    if len({value for value in values if value >= 0}) <= 12:
+        assert all(len(each) == 1 for each in ranges)
+    if any(value < 0 for value in values):
+        assert found[-1] == (None, [row for row, value in enumerate(values) if value < 0])

@@ -264,9 +264,7 @@ def test_a_rule_that_lost_a_dimension_has_no_basis(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_other_models_are_judged_as_far_as_they_can_be(
-    tmp_path: Path, settings: tuple[str, ...], note: str | None, attainable: bool
-) -> None:
+def test_other_models_are_judged_as_far_as_they_can_be(tmp_path, settings, note, attainable) -> None:
     found = evaluate_rule(trained(tmp_path, "training.steps=20", *settings))
     assert found.rule_note == note
     assert (found.rule is None) == (note is not None)

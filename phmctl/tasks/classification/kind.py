@@ -14,17 +14,16 @@ from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Asked, Preparation, Sizes, TaskKind, option_name
+from phmctl.tasks.base import Asked, Preparation, Report, Sizes, Task, TaskKind, option_name
+from phmctl.tasks.model import Model
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from phmctl.assembly import Classifier, ClassifierSection
+    from phmctl.assembly import ClassifierSection
     from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
-    from phmctl.tasks.classification.evaluation import ClassifierReport
-    from phmctl.tasks.classification.predictor import TextClassifier
-    from phmctl.tasks.classification.task import ClassificationTask
 
 _CLASSES = 2  # counted where the data is not there to tell
 _COLUMNS = ("text", "label", "quoting", "header", "extra", "skip_bad_lines")  # how a user's tables are read
@@ -77,7 +76,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         extra = _assigned("extra-split", given.get("extra_split"), "SPLIT=DIR")
         return prepare_named(section, settings=settings, extra=extra, **more)
 
-    def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
+    def open(self, recipe: ClassificationRecipe, data: Path) -> Task:
         from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.classification.task import ClassificationTask
 
@@ -96,12 +95,12 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     def build(
         self, settings: ClassifierSection, sizes: Mapping[str, int], device: torch.device | str | None = None
-    ) -> Classifier:
+    ) -> nn.Module:
         from phmctl.assembly import build_classifier
 
         return build_classifier(settings, sizes["vocabulary"], sizes["classes"], device=device)
 
-    def evaluate(self, asked: Asked) -> ClassifierReport:
+    def evaluate(self, asked: Asked) -> Report:
         from phmctl.tasks.classification.evaluation import evaluate
 
         given = dict(asked.options)
@@ -119,7 +118,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
         return None if result.answers is None else read_predictions(result.answers)
 
-    def load(self, asked: Asked) -> TextClassifier:
+    def load(self, asked: Asked) -> Model:
         from phmctl.tasks.classification.predictor import load_classifier
 
         how = {"cleaned": asked.own_text, "threads": asked.threads, **asked.options}

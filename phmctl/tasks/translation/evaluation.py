@@ -48,6 +48,12 @@ if TYPE_CHECKING:
 
 EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by name, JSON
 _ORIGIN = ".decoding.json"
+_NAMES = {  # of an evaluation's fields in its JSON, where they differ
+    "seconds": "decoding_seconds",
+    "by_length": "bleu_by_source_length",
+    "by_value": "bleu_by_extra",
+    "comparisons": "paired_bootstrap",
+}
 
 
 @dataclass(frozen=True)
@@ -115,13 +121,13 @@ class Evaluation:
         checkpoint: the name of the checkpoint's folder.
         decoding: the settings of the search.
         sentences: how many were scored.
+        seconds: that the search took when the translations were made; None of an earlier version's.
         scores: BLEU, chrF and TER.
         copy: what copying the source scores.
         by_length: BLEU by source length.
         by_value: BLEU by the values of each extra that the corpus has.
         against: the baseline's name, or None.
         comparisons: the paired bootstrap against the baseline, by metric; empty without one.
-        seconds: that the search took when the translations were made; None of an earlier version's.
     """
 
     run: str
@@ -129,29 +135,17 @@ class Evaluation:
     checkpoint: str
     decoding: DecodingSection
     sentences: int
+    seconds: float | None
     scores: list[Score]
     copy: Copy
     by_length: list[LengthBin]
     by_value: Mapping[str, list[ValueBin]]
     against: str | None
     comparisons: list[Comparison]
-    seconds: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "split": self.split,
-            "checkpoint": self.checkpoint,
-            "decoding": self.decoding.model_dump(),
-            "sentences": self.sentences,
-            "decoding_seconds": self.seconds,
-            "scores": [asdict(score) for score in self.scores],
-            "copy": asdict(self.copy),
-            "bleu_by_source_length": [asdict(length_bin) for length_bin in self.by_length],
-            "bleu_by_extra": {name: [asdict(one) for one in bins] for name, bins in self.by_value.items()},
-            "against": self.against,
-            "paired_bootstrap": [asdict(comparison) for comparison in self.comparisons],
-        }
+        found = {_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        return {**found, "decoding": self.decoding.model_dump()}
 
     def tables(self) -> Iterator[Table]:
         decoding = self.decoding
@@ -215,13 +209,13 @@ def evaluate(
         checkpoint=setting.weights.name,
         decoding=chosen,
         sentences=len(references),
+        seconds=answered.seconds,
         scores=all_scores(hypotheses, references, **how),
         copy=copy_baseline(text.source, references, **how),
         by_length=bleu_by_length(text.source, hypotheses, references, **how),
         by_value={name: bleu_by_value(each, hypotheses, references, **how) for name, each in text.extras.items()},
         against=None,
         comparisons=[],
-        seconds=answered.seconds,
     )
     scores = {score.name: score.value for score in evaluation.scores}
     write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)

@@ -17,7 +17,7 @@ from phmctl.recipe.schema import ParallelSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Metric, TextComparer
-from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Sizes, TaskKind, option_name
+from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Report, Sizes, TaskKind, option_name
 from phmctl.tasks.model import Model, Texts, check_texts
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from phmctl.data.batches import Batch
     from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
-    from phmctl.models.transformer import Transformer
-    from phmctl.tasks.translation.evaluation import Evaluation, Text
+    from phmctl.tasks.translation.evaluation import Text
     from phmctl.tasks.translation.task import TranslationTask
 
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
@@ -223,12 +222,12 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
     def build(
         self, settings: TransformerSection, sizes: Mapping[str, int], device: torch.device | str | None = None
-    ) -> Transformer:
+    ) -> nn.Module:
         from phmctl.assembly import build_transformer
 
         return build_transformer(settings, sizes["source"], sizes["target"], device)
 
-    def evaluate(self, asked: Asked) -> Evaluation:
+    def evaluate(self, asked: Asked) -> Report:
         from phmctl.tasks.translation.evaluation import evaluate
 
         text, how = _scoring(asked)

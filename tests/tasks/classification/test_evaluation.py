@@ -52,9 +52,7 @@ def test_predictions_are_the_models(runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "columns"), [("encoder", ["first"]), ("lstm-pair", ["first", "second"])])
-def test_a_table_is_scored_as_the_split_of_the_same_examples(
-    runs: dict[str, Run], tmp_path: Path, kind: str, columns: list[str]
-) -> None:
+def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kind, columns) -> None:
     examples, table = read_examples(runs[kind], "test"), tmp_path / "new.csv"
     lines = [",".join([*texts, label]) for texts, label in zip(examples.texts, examples.labels, strict=True)]
     table.write_text("\n".join([",".join([*columns, "gold"]), *lines]) + "\n")
@@ -98,9 +96,7 @@ def test_against_another_run(runs: dict[str, Run]) -> None:
     assert any("McNemar" in table.title for table in report.tables())
 
 
-def test_a_comparison_names_the_weights_that_were_loaded(
-    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_names_the_weights_that_were_loaded(runs, tmp_path, monkeypatch) -> None:
     """The baseline's training may save a better checkpoint meanwhile."""
     system, baseline = runs["encoder"], Run.open(shutil.copytree(runs["real"].folder, tmp_path / "rival"))
     loaded = baseline.weights("best")
@@ -142,9 +138,7 @@ def test_what_is_not_there_is_named(runs: dict[str, Run], tmp_path: Path) -> Non
         evaluate(Run.open(copy))
 
 
-def test_a_classifier_of_one_class_is_said(
-    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_classifier_of_one_class_is_said(runs, monkeypatch, capsys) -> None:
     def all_of_one(name: str, classifier: object, examples: dict[str, Examples]) -> dict[str, list[Classified]]:
         return {split: [Classified(own.labels[0], {own.labels[0]: 0.6})] * len(own) for split, own in examples.items()}
 

@@ -1,109 +1,232 @@
+"""Classifiers that answer: by decode, to a program, over HTTP, and as exports."""
+
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import phmctl
+from phmctl import exports
 from phmctl.data.batches import collate, encode_texts
+from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, RunError, UserError
+from phmctl.export.verb import export, with_engine
+from phmctl.exports import open_model
 from phmctl.runs import Run
+from phmctl.runs.results import read_results
+from phmctl.tasks.classification.evaluation import evaluate, read_examples
 from phmctl.tasks.classification.kind import KIND
-from phmctl.tasks.classification.predictor import load_classifier
+from phmctl.tasks.classification.predictor import TextClassifier, load_classifier
+from phmctl.tasks.model import Model
 
-TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", "unheard of words"]
+TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
+PAIRS = [("see the cat", "the cat is here"), ("see the dog", "the key is here"), ("a", "")]
+KINDS = pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
 
 
-def nothing(amount: int) -> None:
-    """No progress is shown."""
+@pytest.fixture(scope="module")
+def classifier(runs: dict[str, Run]) -> TextClassifier:
+    return load_classifier(runs["encoder"], device="cpu")
 
 
-def test_probabilities_are_those_of_each_text_alone(runs: dict[str, Run]) -> None:
-    classifier = load_classifier(runs["encoder"], device="cpu")
-    together = classifier.probabilities([(text,) for text in TEXTS])
-    for row, text in enumerate(TEXTS):
+@pytest.fixture(scope="module")
+def pairs(runs: dict[str, Run]) -> TextClassifier:
+    return load_classifier(runs["lstm-pair"], device="cpu")
+
+
+def predict(model: Model, lines: list[str]) -> list[Any]:
+    return model.predict(lines, advance=lambda amount: None)
+
+
+def test_probabilities_are_those_of_each_text_alone(classifier: TextClassifier) -> None:
+    together = classifier.probabilities([(text,) for text in TEXTS[:4]])
+    for row, text in enumerate(TEXTS[:4]):
         encoded = encode_texts([(text,)], classifier.tokenizer, classifier.cleaning, 64)
         with torch.no_grad():
             alone = classifier.model(collate(encoded, [0]).source).softmax(1)
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
-    assert together.sum(1).tolist() == pytest.approx([1.0] * len(TEXTS))
+    assert together.sum(1).tolist() == pytest.approx([1.0] * 4)
 
 
 @settings(max_examples=15, deadline=None)
-@given(order=st.permutations(TEXTS), batch=st.integers(1, 4))
+@given(order=st.permutations(TEXTS[:4]), batch=st.integers(1, 4))
 def test_labels_do_not_depend_on_order_and_batches(runs: dict[str, Run], order: list[str], batch: int) -> None:
     classifier = load_classifier(runs["encoder"], device="cpu")
-    whole = dict(zip(TEXTS, classifier.label([(text,) for text in TEXTS]), strict=True))
+    whole = dict(zip(TEXTS, classifier.label([(text,) for text in TEXTS[:4]]), strict=False))
     classifier.batch_size = batch
-    found = list(classifier.predict(order, advance=nothing))
-    for text, answer in zip(order, found, strict=True):
-        assert answer is not None
+    for text, answer in zip(order, predict(classifier, order), strict=True):
         assert answer.label == whole[text].label
         assert answer.probability == pytest.approx(whole[text].probability, abs=1e-5)
 
 
-def test_empty_lines_stay_empty(runs: dict[str, Run]) -> None:
-    classifier = load_classifier(runs["encoder"], device="cpu")
-    found = list(classifier.predict(["", "the cats", "   "], advance=nothing))
+def test_lines_of_text_and_of_pairs(classifier: TextClassifier, pairs: TextClassifier) -> None:
+    found = predict(classifier, ["", "the cats", "   "])
     lines = list(classifier.lines(found))
     assert (lines[0], lines[2]) == ("", "")
     assert lines[1] in ("VBP", "VBZ")
     empty, answer, _ = classifier.as_json(found)
-    assert empty == {"label": None, "probability": None}
-    assert answer["label"] == lines[1]
-
-
-def test_a_pair_has_a_tab(runs: dict[str, Run]) -> None:
-    classifier = load_classifier(runs["lstm-pair"], device="cpu")
-    (answer,) = classifier.predict(["see the cat\tthe cat is here"], advance=nothing)
-    assert answer is not None
-    assert answer.label in ("same", "other")
+    assert (empty, answer["label"]) == ({"label": None, "probability": None}, lines[1])
+    assert predict(pairs, ["see the cat\tthe cat is here"])[0].label in ("same", "other")
     with pytest.raises(DataError, match="line 2 has 1 text; this classifier reads 2 texts with a tab between"):
-        list(classifier.predict(["a\tb", "a"], advance=nothing))
-
-
-def test_one_text_has_no_tab(runs: dict[str, Run]) -> None:
-    classifier = load_classifier(runs["encoder"], device="cpu")
+        predict(pairs, ["a\tb", "a"])
     with pytest.raises(DataError, match="line 1 has 2 texts; this classifier reads one text"):
-        list(classifier.predict(["a\tb"], advance=nothing))
+        predict(classifier, ["a\tb"])
 
 
-@pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
+@KINDS
 def test_how_the_maps_are_applied_changes_no_answer(kind: str, runs: dict[str, Run]) -> None:
-    run = runs[kind]
     lines = ["w1 the cats near the dog", "w2 the tree"]
     lines = [f"{line}\t{line}" for line in lines] if kind == "lstm-pair" else lines
-    answers = {
-        name: list(load_classifier(run, device="cpu", execution=name).predict(lines, advance=nothing))
-        for name in ("dense", "rank")
-    }
-    for mine, dense in zip(answers["rank"], answers["dense"], strict=True):
-        assert mine is not None
-        assert dense is not None
-        assert mine.label == dense.label
-        assert mine.probability == pytest.approx(dense.probability, rel=1e-4)
+    dense, rank = (
+        predict(load_classifier(runs[kind], device="cpu", execution=name), lines) for name in ("dense", "rank")
+    )
+    assert [one.label for one in rank] == [one.label for one in dense]
+    assert [one.probability for one in rank] == pytest.approx([one.probability for one in dense], rel=1e-4)
     with pytest.raises(UserError, match="did you mean 'rank'"):
-        load_classifier(run, execution="rnak")
+        load_classifier(runs[kind], execution="rnak")
 
 
-def test_a_translators_run_labels_nothing_and_a_classifiers_translates_nothing(
-    runs: dict[str, Run], tiny_run: Run
-) -> None:
-    from phmctl.decoding.loading import load_translator
-
+def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="classification"):
         load_classifier(tiny_run)
     with pytest.raises(RunError, match="translation"):
         load_translator(runs["encoder"])
     with pytest.raises(UserError, match="--beam: task 'classification' has no such option; it has --execution"):
         KIND.require("decode", ["beam"])
-
-
-def test_a_damaged_tokenizer_is_named(runs: dict[str, Run], tmp_path: Path) -> None:
-    copy = tmp_path / "v001"
-    shutil.copytree(runs["encoder"].folder, copy)
+    with pytest.raises(UserError, match="--precision"):
+        phmctl.load(runs["encoder"].folder, precision="bfloat16")
+    copy = shutil.copytree(runs["encoder"].folder, tmp_path / "v001")
     path = copy / "tokenizer" / "tokenizer.json"
     path.write_text(path.read_text().replace("cat", "cut"))
     with pytest.raises(RunError, match=r"tokenizer\.json .*; copy the run again"):
         load_classifier(Run.open(copy))
+
+
+# ------------------------------------------------------------------------------------------------ to a program
+
+
+@pytest.mark.parametrize(("kind", "texts"), [("encoder", TEXTS), ("lstm-pair", PAIRS)])
+def test_labels_and_probabilities_are_the_commands(runs: dict[str, Run], kind: str, texts: list[Any]) -> None:
+    model, loaded = phmctl.load(runs[kind].folder, device="cpu"), load_classifier(runs[kind], device="cpu")
+    texts = [each for each in texts if each]
+    wanted = loaded.probabilities([(each,) if isinstance(each, str) else each for each in texts])
+    found = model.classify(texts)
+    assert [list(each.probabilities.values()) for each in found] == wanted.tolist()
+    assert [each.label for each in found] == [loaded.labels[best] for best in wanted.argmax(1)]
+    assert list(found[0].probabilities) == model.about()["labels"]
+    assert model.classify([]) == []
+    empty = " " if kind == "encoder" else ("", " ")
+    assert [one.label for one in model.classify([empty, texts[0]])] == ["", found[0].label]
+
+
+@KINDS
+def test_vectors_are_what_the_model_reads(runs: dict[str, Run], kind: str) -> None:
+    model = load_classifier(runs[kind], device="cpu")
+    found = model.encode(TEXTS)
+    for row, text in enumerate(TEXTS[:-1]):
+        ids = torch.tensor(model.tokenizer.encode([text]))
+        with torch.no_grad():
+            torch.testing.assert_close(found[row : row + 1], model.model.encode(ids), rtol=1e-4, atol=1e-5)
+    assert not found[-1].any()
+    assert model.encode([]).shape == (0, found.shape[1])
+    assert (found * 2).requires_grad is False
+
+
+def test_lengths_are_those_that_the_limit_counts(classifier: TextClassifier, pairs: TextClassifier) -> None:
+    limit = classifier.max_tokens
+    assert limit == 64
+    assert classifier.lengths(["the cat", "", "the dogs near"]) == [2, 0, 3]
+    assert pairs.lengths([("a b c", "d"), ("", "e f")]) == [3, 2]
+    assert pairs.lengths([]) == []
+    exact, long = " ".join(["cat"] * limit), " ".join(["cat"] * (limit + 1))
+    assert [each.cut for each in classifier.classify([exact, long, "cat"])] == [False, True, False]
+    with pytest.raises(DataError, match=f"text 2 has more than the {limit} tokens"):
+        classifier.classify([exact, long], strict=True)
+
+
+def test_wrong_calls_are_told(classifier: TextClassifier, pairs: TextClassifier) -> None:
+    with pytest.raises(UserError, match=r"translate: .*'classification', does not have it; it has classify, encode"):
+        classifier.translate(["a"])
+    with pytest.raises(UserError, match="score: "):
+        classifier.score(["a"], ["b"])
+    with pytest.raises(UserError, match=r"example 1 has 2; .* reads one text"):
+        classifier.classify([("a", "b")])
+    with pytest.raises(UserError, match=r"example 2 has 1; .* reads 2 texts, given as a tuple"):
+        pairs.classify([("a", "b"), "a"])
+    with pytest.raises(UserError, match="want a list of texts, not one string"):
+        classifier.classify("the cat")
+    with pytest.raises(UserError, match="text 1 is of type int"):
+        pairs.classify([("a", 1)])
+
+
+@KINDS
+def test_threads_at_once_get_equal_answers(runs: dict[str, Run], kind: str) -> None:
+    model = phmctl.load(runs[kind].folder, device="cpu")
+    examples = TEXTS if kind == "encoder" else PAIRS
+    wanted, vectors = model.classify(examples), model.encode(TEXTS)
+
+    def ask(number: int) -> bool:
+        return model.classify(examples) == wanted if number % 2 else torch.equal(model.encode(TEXTS), vectors)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(32)))
+
+
+@KINDS
+def test_a_client_gets_what_the_library_says(runs: dict[str, Run], kind: str) -> None:
+    pytest.importorskip("starlette")
+    from starlette.testclient import TestClient
+
+    from phmctl.serving.app import build_app
+    from phmctl.serving.batching import Service
+
+    model = phmctl.load(runs[kind].folder, device="cpu")
+    texts = PAIRS[:2] if kind == "lstm-pair" else ["the cat", "the dogs near the key", "the cat " * 200, " "]
+    reply = TestClient(build_app(Service(model))).post("/classify", json={"texts": texts, "cut": True})
+    assert reply.status_code == 200, reply.text
+    for found, one in zip(reply.json()["answers"], model.classify(texts), strict=True):
+        probabilities = pytest.approx(dict(one.probabilities), abs=1e-6)
+        assert found == {"label": one.label or None, "probabilities": probabilities, "cut": one.cut}
+    if kind == "encoder":
+        assert found == {"label": None, "probabilities": {}, "cut": False}
+        assert reply.json()["answers"][2]["cut"]
+
+
+# ----------------------------------------------------------------------------------------------------- exports
+
+
+@KINDS
+@pytest.mark.parametrize("to", [exports.SAFETENSORS, exports.ONNX])
+def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind: str, to: str) -> None:
+    if to == exports.ONNX:
+        pytest.importorskip("onnxruntime")
+    run = runs[kind]
+    made = export(run, to, tmp_path / "out")
+    assert made.verification.texts == made.verification.equal + made.verification.ties > 50
+    texts = read_examples(run, "test").texts
+    found = load_classifier(open_model(tmp_path / "out"))
+    expected = load_classifier(run, device="cpu").probabilities(texts)
+    torch.testing.assert_close(found.probabilities(texts), expected, rtol=1e-4, atol=1e-5)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "- labels: " in card
+    assert "accuracy" in card
+    if (kind, to) == ("encoder", exports.SAFETENSORS):
+        report = evaluate(made.export, device="cpu", against=runs["real"])
+        assert report.splits[0].accuracy == evaluate(run, device="cpu").splits[0].accuracy
+        assert {one.against for one in read_results(made.export)} == {None, runs["real"].name}
+        with pytest.raises(UserError, match="encode"):
+            found.encode(["the cat"])
+        with pytest.raises(UserError, match="--execution"):
+            load_classifier(made.export, execution="rank")
+
+
+def test_ctranslate2_is_refused_with_what_can(runs: dict[str, Run], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="export it --to onnx or safetensors"):
+        export(runs["lstm-pair"], exports.CTRANSLATE2, tmp_path / "out")
+    with pytest.raises(UserError, match="export it --to onnx or safetensors"):
+        with_engine(runs["encoder"], exports.CTRANSLATE2)

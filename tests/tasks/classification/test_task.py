@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import phmctl
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.batches import collate
 from phmctl.data.card import Rows
@@ -18,6 +19,7 @@ from phmctl.runs import Run
 from phmctl.tasks.classification.task import ClassificationTask
 from phmctl.training.train import train, train_task
 from tests.data.helpers import prepare_tables
+from tests.training import jobs, together
 
 from .conftest import pairs, prefixes, write_tables
 
@@ -62,20 +64,16 @@ def test_validation_is_over_all_examples_without_smoothing(small: Small, labelle
     assert task.score(metrics) == metrics["accuracy"]
 
 
-def test_the_plan_of_an_epoch_has_every_example_once(small: Small, labelled_data: Path) -> None:
-    task = opened(small(), labelled_data)
+@pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
+def test_an_epoch_has_every_example_once_and_a_batch_costs_its_tokens(small, labelled_data, kind) -> None:
+    task = opened(small(kind), labelled_data)
     plan = task.plan(2)
     assert [rows.tolist() for rows in plan] == [rows.tolist() for rows in task.plan(2)]
-    assert [task.cost(rows).items for rows in plan] == [task.collate(rows).target_tokens for rows in plan]
     assert sorted(row for rows in plan for row in rows.tolist()) == list(range(len(task.prepared.split("train"))))
-
-
-@pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
-def test_a_batch_costs_its_examples_and_their_tokens(small: Small, labelled_data: Path, kind: str) -> None:
-    task = opened(small(kind), labelled_data)
-    rows = task.plan(0)[0]
-    cost = task.cost(rows)
-    assert (cost.items, cost.tokens) == (len(rows), sum(int((side != PAD).sum()) for side in task.collate(rows).sides))
+    for rows in plan:
+        batch, cost = task.collate(rows), task.cost(rows)
+        assert cost.items == batch.target_tokens == len(rows)
+        assert cost.tokens == sum(int((side != PAD).sum()) for side in batch.sides)
 
 
 def test_a_resumed_run_equals_one_that_went_through(small: Small, labelled_data: Path, tmp_path: Path) -> None:
@@ -115,9 +113,7 @@ def with_vectors(tmp_path_factory: pytest.TempPathFactory, small: Small) -> Path
     return root
 
 
-def test_vectors_are_the_embedding_and_are_not_trained(
-    small: Small, with_vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vectors_are_the_embedding_and_are_not_trained(small, with_vectors, tmp_path, capsys) -> None:
     task = opened(small("lstm-pair"), with_vectors)
     run = train_task(task, task.recipe, tmp_path).run
     assert "16-dimensional vectors of vectors.txt" in capsys.readouterr().err
@@ -131,22 +127,19 @@ def test_vectors_are_the_embedding_and_are_not_trained(
     assert not torch.equal(after["output.weight"], weights["output.weight"])
 
 
-def test_vectors_may_be_left_alone(small: Small, with_vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vectors_may_be_left_alone_and_must_be_there_where_they_are_wanted(
+    small: Small, with_vectors: Path, labelled_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     task = opened(small("lstm-pair", "model.embeddings=trained"), with_vectors)
     task.check_data()
     assert "embeddings: trained" in capsys.readouterr().err
     assert task.build_model("cpu").embedding.weight.requires_grad
-
-
-def test_vectors_that_are_wanted_must_be_there(small: Small, labelled_data: Path) -> None:
     task = opened(small("lstm-pair", "model.embeddings=vectors"), labelled_data)
     with pytest.raises(DataError, match=r"has none; run: phmctl prepare-data pairs .* --vectors FILE"):
         task.check_data()
 
 
-def test_vectors_of_another_width_are_refused_before_a_run_is_made(
-    small: Small, with_vectors: Path, tmp_path: Path
-) -> None:
+def test_vectors_of_another_width_are_refused_before_a_run_is_made(small, with_vectors, tmp_path) -> None:
     recipe = small("lstm-pair", "model.embedding_width=20")
     with pytest.raises(DataError, match=r"vectors 16 wide \(vectors\.txt\), and model\.embedding_width is 20: set"):
         train(recipe, data=with_vectors, runs=tmp_path / "runs", quiet=True)
@@ -188,3 +181,34 @@ def test_other_labels_of_the_run_that_is_begun_with_are_said(small, labelled_dat
     opened(small("encoder"), labelled_data).check_vocabulary(Run.open(copy))
     said = f"warning: {copy} has the labels ['nein', 'ja'], and the data {data['labels']}: a map to as many is taken\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_classifier_teaches_its_probabilities(small: Small, labelled_data: Path, tmp_path: Path) -> None:
+    settings = ["training.steps=200", "training.validate_every=100", "training.learning_rate=1e-3"]
+    recipe = small("encoder", "model.algebra=real", "model.n=1", *settings)
+    teacher = phmctl.train(recipe, data=labelled_data, runs=tmp_path).run
+    alone = ["training.teacher_weight=1.0", "training.validate_every=100", "training.learning_rate=3e-3"]
+    result = phmctl.distil(teacher.folder, n=4, steps=200, settings=alone, data=labelled_data, runs=tmp_path)
+    texts = [
+        f"w{number} the {noun} near the dog" for number, noun in enumerate(["cat", "dogs", "key", "trees", "birds"])
+    ]
+    theirs, ours = (phmctl.load(run.folder).classify(texts) for run in (teacher, result.run))
+    assert [each.label for each in theirs] == [each.label for each in ours]  # it never saw a label
+    pairs = small("lstm-pair", f"training.teacher={teacher.folder}")
+    with pytest.raises(RunError):
+        phmctl.train(pairs, data=labelled_data, runs=tmp_path)
+
+
+def test_two_processes_train_what_one_trains(small: Small, labelled_data: Path, tmp_path: Path) -> None:
+    """Dropout on, whole micro-batches for each."""
+    common = ["training.accumulate=2", "model.dropout=0.1", "training.log_every=1"]
+    recipes = [small("encoder", *common), small("lstm-pair", *common)]
+    with torch.random.fork_rng():
+        alone = [jobs.classify(labelled_data, tmp_path / "one", recipe) for recipe in recipes]
+    wanted = [(jobs.classify, {"data": labelled_data, "root": tmp_path / "two", "recipe": each}) for each in recipes]
+    for one, (two, _) in zip(alone, together.run(tmp_path / "jobs", wanted, 2), strict=True):
+        torch.testing.assert_close(jobs.weights(two), jobs.weights(one), rtol=0, atol=1e-10)
+        for event, figure in (("train", "loss"), ("validation", "loss"), ("validation", "accuracy")):
+            expected, found = (torch.tensor(jobs.curve(run, event, "step", figure)) for run in (one, two))
+            assert len(found)
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)  # sums for the log are in float32

@@ -99,13 +99,8 @@ def test_files_that_do_not_fit(run: Run, tmp_path: Path, given: dict[str, Any], 
     options |= {"source": tmp_path / given["source"]} if "source" in given else {}
     with pytest.raises(DataError, match=message):
         phmctl.evaluate(run.folder, device="cpu", **options)
-    assert not list(run.results_folder.glob("*"))
-
-
-def test_a_split_is_refused_where_files_are_given(run: Run, tmp_path: Path) -> None:
-    source, reference = put(tmp_path / "s", SOURCES[:2]), put(tmp_path / "r", REFERENCES[:2])
     with pytest.raises(UserError, match=r"--split valid .* --source"):
-        evaluate(run, "--source", source, "--reference", reference, "--split", "valid")
+        phmctl.evaluate(run.folder, "valid", source=tmp_path / "s", reference=[tmp_path / "r"])
     assert not list(run.results_folder.glob("*"))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
+from phmctl.cli.main import app
 from phmctl.data.arrow import SplitWriter
 from phmctl.data.card import Cleaning
 from phmctl.data.copies import read_text
@@ -26,7 +27,9 @@ from phmctl.files import write_json
 from phmctl.metrics.text import Score
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+from phmctl.tasks.translation.evaluation import evaluate
 from phmctl.tasks.translation.task import TranslationTask
+from phmctl.training.train import train_task
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +85,6 @@ def test_average_is_the_mean_of_the_last_checkpoints(tiny_run: Run) -> None:
         torch.testing.assert_close(average, (weights[0][name] + weights[1][name]) / 2)
 
 
-def test_validation_bleu_is_that_of_the_greedy_translations(
-    tiny_recipe: TranslationRecipe, miniature_data: Path
-) -> None:
-    training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
-    recipe = tiny_recipe.model_copy(update={"training": training})
-    task = TranslationTask(recipe, PreparedData.find(recipe.data, miniature_data))
-    torch.manual_seed(0)
-    model = task.build_model().eval()
-    metrics = task.validate(model)
-    assert metrics["bleu"] < 5  # untrained
-    assert task.score(metrics) == metrics["bleu"]
-
-
 def patterned(folder: Path, pattern: str) -> Corpus:
     splits = {"train": range(40), "valid": range(40, 45), "test": range(45, 50)}
     files = {}
@@ -116,8 +106,6 @@ def entities_data(folder: Path, tiny_recipe: TranslationRecipe, pattern: str) ->
 @pytest.fixture
 def entities_run(tmp_path: Path, tiny_recipe: TranslationRecipe) -> Run:
     """A run on a corpus whose card decodes entities and lower-cases."""
-    from phmctl.training.train import train_task
-
     recipe, prepared = entities_data(tmp_path, tiny_recipe, "It &apos;s line {} .")
     return train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs", quiet=True).run
 
@@ -129,14 +117,8 @@ def test_a_line_is_cleaned_as_the_corpus_was(entities_run: Run) -> None:
     assert encoded[0].text == plain[0].text
 
 
-def test_entities_are_decoded_once_on_every_path(
-    tmp_path: Path, tiny_recipe: TranslationRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypatch) -> None:
     """``&amp;lt;`` stands for ``&lt;``: decoded again it would be another text."""
-    from phmctl.cli.main import app
-    from phmctl.tasks.translation.evaluation import evaluate
-    from phmctl.training.train import train_task
-
     seen: list[str] = []
     encode = Tokenizer.encode
 
@@ -160,17 +142,13 @@ def test_entities_are_decoded_once_on_every_path(
 
 
 def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None:
-    from phmctl.tasks.translation.evaluation import evaluate
-
     signatures = {score.name: score.signature for score in evaluate(entities_run, "test", "last").scores}
     assert "case:lc" in signatures["BLEU"]
     cased = evaluate(entities_run, "test", "last", lowercase=False).scores
     assert "case:mixed" in next(score.signature for score in cased if score.name == "BLEU")
 
 
-def test_a_run_is_not_continued_on_other_data(
-    entities_run: Run, tmp_path: Path, tiny_recipe: TranslationRecipe
-) -> None:
+def test_a_run_is_not_continued_on_other_data(entities_run, tmp_path, tiny_recipe) -> None:
     corpus = patterned(tmp_path, "Line {} .")
     prepared = prepare(entities_run.recipe.data, corpus, Cleaning(), root=tmp_path / "anew")
     with pytest.raises(RunError, match="settings, sources") as caught:
@@ -196,9 +174,7 @@ def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: Trans
 
 
 @pytest.mark.parametrize("damage", [None, "{", "[1]", "{}"])
-def test_a_run_that_does_not_say_what_it_was_trained_on_is_refused(
-    tiny_run: Run, task: TranslationTask, tmp_path: Path, damage: str | None
-) -> None:
+def test_a_run_that_does_not_say_what_it_was_trained_on_is_refused(tiny_run, task, tmp_path, damage) -> None:
     run = copied(tiny_run, tmp_path / "run")
     if damage is None:
         (run.folder / "data.json").unlink()
@@ -210,49 +186,29 @@ def test_a_run_that_does_not_say_what_it_was_trained_on_is_refused(
         load_translator(run, "last", "cpu")
 
 
-def test_damaged_data_shows_before_a_run_is_made(
-    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path
+@pytest.mark.parametrize("fault", ["damage", "train", "valid", "budget"])
+def test_data_that_cannot_be_trained_on_shows_before_a_run_is_made(
+    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path, fault: str
 ) -> None:
-    from phmctl.training.train import train
-
+    """An empty split cannot be prepared any more; an earlier version could."""
     shutil.copytree(miniature_data, tmp_path / "data")
-    path = PreparedData.find(tiny_recipe.data, tmp_path / "data").folder / "train.arrow"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1  # among the tokens: nothing but the SHA-256 tells
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"train\.arrow is damaged.*; run: phmctl prepare-data miniature .* --force$"):
-        train(tiny_recipe, data=tmp_path / "data", runs=tmp_path / "runs", quiet=True)
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("split", ["train", "valid"])
-def test_an_empty_split_shows_before_a_run_is_made(
-    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path, split: str
-) -> None:
-    """Such data cannot be prepared any more; an earlier version could."""
-    from phmctl.training.train import train_task
-
-    shutil.copytree(miniature_data, tmp_path / "data")
-    prepared = PreparedData.find(tiny_recipe.data, tmp_path / "data")
-    with SplitWriter(prepared.folder / f"{split}.arrow", with_text=split != "train"):
-        pass
-    prepared.manifest["files"] = []  # whatever they are, they are whole
-    task = TranslationTask(tiny_recipe, prepared)
-    with pytest.raises(DataError, match=rf"the {split} split in .* holds no sentence; run: phmctl prepare-data .*"):
-        train_task(task, tiny_recipe, tmp_path / "runs", quiet=True)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_row_longer_than_a_batch_shows_before_a_run_is_made(
-    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path
-) -> None:
-    from phmctl.training.train import train_task
-
-    training = tiny_recipe.training.model_copy(update={"batch_tokens": 5})
-    recipe = tiny_recipe.model_copy(update={"training": training})
-    task = TranslationTask(recipe, PreparedData.find(recipe.data, miniature_data))
-    with pytest.raises(DataError, match="more than a batch of 5 holds"):
-        train_task(task, recipe, tmp_path / "runs", quiet=True)
+    prepared, recipe = PreparedData.find(tiny_recipe.data, tmp_path / "data"), tiny_recipe
+    path = prepared.folder / "train.arrow"
+    told = rf"the {fault} split in .* holds no sentence; run: phmctl prepare-data .*"
+    if fault == "damage":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1  # among the tokens: nothing but the SHA-256 tells
+        path.write_bytes(content)
+        told = r"train\.arrow is damaged.*; run: phmctl prepare-data miniature .* --force$"
+    elif fault == "budget":
+        training = recipe.training.model_copy(update={"batch_tokens": 5})
+        recipe, told = recipe.model_copy(update={"training": training}), "more than a batch of 5 holds"
+    else:
+        with SplitWriter(prepared.folder / f"{fault}.arrow", with_text=fault != "train"):
+            pass
+        prepared.manifest["files"] = []  # whatever they are, they are whole
+    with pytest.raises(DataError, match=told):
+        train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()
 
 
@@ -267,13 +223,13 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_r
     recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
     task = TranslationTask(recipe, prepare(data, corpus, Cleaning(), root=tmp_path))
     began = time.perf_counter()
-    assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid")) <= 100
+    metrics = task.validate(task.build_model().eval())
     assert time.perf_counter() - began < 5
+    assert metrics["bleu"] < 5  # untrained
+    assert task.score(metrics) == metrics["bleu"]
 
 
-def test_validation_bleu_splits_as_the_language_or_the_recipe_says(
-    tmp_path: Path, tiny_recipe: TranslationRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tiny_recipe, monkeypatch) -> None:
     corpus = replace(patterned(tmp_path, "Line {} ."), languages=("de", "zh"))
     data, asked = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300}), list[str]()
     prepared = prepare(data, corpus, Cleaning(), root=tmp_path)
