@@ -1,29 +1,22 @@
-"""What the page's pictures show: each function draws one figure, :func:`to_svg` writes it. Text stays text."""
+"""What the page's pictures show: each function draws one figure, :func:`picture` writes it. Text stays text."""
 
 import io
 import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import require
 from phmctl.tasks.answers import spread
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
     from torch import Tensor
 
     from phmctl.tasks.answers import Breakdown
 
 Points = Sequence[tuple[float, float]]
-# What a page is made of: pairs of a kind and its value, which ``page.html`` shows; text is escaped there. Kinds are
-# ``table``, ``text``, ``heading``, ``code``, ``lines``, ``details`` (a summary and its blocks), and rows of pictures:
-# ``grid``, ``tiles`` and ``tiles wide``.
-Blocks = list[tuple[str, Any]]
-
 _INK, _FAINT = "#1c2127", "#6b7480"
 _SERIES = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
 _STYLES = ("-", "--", ":", "-.")
@@ -52,33 +45,34 @@ _STYLE = {
 }
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture with what it shows in words, for those who do not see it, and a caption for all."""
-
-    svg: str
-    words: str
-    caption: str
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
-
-
 def style() -> Any:
     """The context in which a picture is made and written. Raises MissingExtraError without matplotlib."""
     return require("matplotlib", "report").rc_context(_STYLE)
 
 
-def new_figure(width: float = 4.4, height: float = 2.75) -> "Figure":
+def picture(figure: "Figure", key: str, words: str, caption: str) -> dict[str, str]:
+    """A picture as SVG, with what it shows in words, for those who do not see it, and a caption for all."""
+    from matplotlib import rc_context
+
+    text = io.StringIO()
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": key}):
+        warnings.simplefilter("ignore")  # about letters that matplotlib's type lacks: the page's has them
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = text.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r' (?:xmlns(?::xlink)?|version)="[^"]*"', "", svg).replace("xlink:href", "href")
+    svg = svg.replace('id="', f'id="{key}-').replace('href="#', f'href="#{key}-').replace("url(#", f"url(#{key}-")
+    return {"svg": svg, "words": words, "caption": caption}
+
+
+def _figure(width: float = 4.4, height: float = 2.75) -> "Figure":
     """An empty figure, by default as wide as a telephone's page; sizes in inches of 72 CSS pixels."""
-    require("matplotlib", "report")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=72, layout="constrained")
 
 
-def legend_label(text: str) -> str:
+def _label(text: str) -> str:
     """A label as matplotlib shows it: short, on one line, and not hidden for its first character."""
     plain = " ".join(text.split())
     short = plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
@@ -90,35 +84,22 @@ def series(index: int) -> str:
     return _SERIES[index % len(_SERIES)]
 
 
-def to_svg(figure: "Figure", key: str) -> str:
-    from matplotlib import rc_context
-
-    text = io.StringIO()
-    with warnings.catch_warnings(), rc_context({"svg.hashsalt": key}):
-        warnings.simplefilter("ignore")  # about letters that matplotlib's type lacks: the page's has them
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    svg = text.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r' (?:xmlns(?::xlink)?|version)="[^"]*"', "", svg).replace("xlink:href", "href")
-    return svg.replace('id="', f'id="{key}-').replace('href="#', f'href="#{key}-').replace("url(#", f"url(#{key}-")
-
-
 def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
     """Draw curves over the steps: a colour a model, a style of line a seed."""
-    figure = new_figure()
+    figure = _figure()
     axes = figure.add_subplot(xlabel="step", title=title)
     for index, (label, seeds) in enumerate(lines.items()):
         for number, points in enumerate(seeds):
-            thin = _thin(points)
-            marker = "o" if len(thin) < 12 else None
+            size = math.ceil(len(points) / _MOST)  # so few points that the file stays small: means of neighbours
+            parts = [points[start : start + size] for start in range(0, len(points), size or 1)]
             axes.plot(
-                [step for step, _ in thin],
-                [value for _, value in thin],
+                [part[-1][0] for part in parts],
+                [math.fsum(value for _, value in part) / len(part) for part in parts],
                 _STYLES[number % len(_STYLES)],
                 color=series(index),
-                marker=marker,
+                marker="o" if len(parts) < 12 else None,
                 markersize=3,
-                label=legend_label(label) if number == 0 else "_",
+                label=_label(label) if number == 0 else "_",
             )
     heights = [value for seeds in lines.values() for points in seeds for _, value in points]
     if min(heights) > 0 and max(heights) > _DECADES * min(heights):
@@ -127,19 +108,11 @@ def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
     return figure
 
 
-def _thin(points: Points) -> Points:
-    """So few points that the file stays small: means of as many as fall together."""
-    size = math.ceil(len(points) / _MOST)
-    parts = [points[start : start + size] for start in range(0, len(points), size)] if size > 1 else []
-    means = [(part[-1][0], math.fsum(value for _, value in part) / len(part)) for part in parts]
-    return means or points
-
-
 def breakdown(found: Mapping[str, "Breakdown"], models: Sequence[str]) -> "Figure":
     """Draw the scores of parts of the items as bars, each model in its colour; whiskers: the deviation over seeds."""
     first = next(iter(found.values()))
     names = [(name, count) for name, count, _ in first.parts]
-    figure = new_figure(max(4.4, min(0.6 * len(names), 8)))
+    figure = _figure(max(4.4, min(0.6 * len(names), 8)))
     axes = figure.add_subplot(title=first.title)
     wide = 0.8 / len(found)
     for index, (label, one) in enumerate(found.items()):
@@ -148,16 +121,9 @@ def breakdown(found: Mapping[str, "Breakdown"], models: Sequence[str]) -> "Figur
         scores = [rows.get(name, ()) for name, _ in names]
         heights = [math.fsum(each) / len(each) if each else math.nan for each in scores]
         errors = [spread(each) or 0.0 for each in scores]
-        axes.bar(
-            places,
-            heights,
-            wide * 0.92,
-            yerr=errors,
-            color=series(models.index(label)),
-            ecolor=_INK,
-            label=legend_label(label),
-        )
-    axes.set_xticks(range(len(names)), [f"{legend_label(name)[:12]}\n{count:,}" for name, count in names])
+        look: dict[str, Any] = {"color": series(models.index(label)), "ecolor": _INK, "label": _label(label)}
+        axes.bar(places, heights, wide * 0.92, yerr=errors, **look)
+    axes.set_xticks(range(len(names)), [f"{_label(name)[:12]}\n{count:,}" for name, count in names])
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("below each part, how many items it has")
     figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
@@ -166,10 +132,10 @@ def breakdown(found: Mapping[str, "Breakdown"], models: Sequence[str]) -> "Figur
 
 def ledger(rows: Mapping[str, Mapping[str, int]]) -> "Figure":
     """Draw what the parameters of each model are of, as bars of stacked parts."""
-    figure = new_figure(height=1.1 + 0.42 * len(rows))
+    figure = _figure(height=1.1 + 0.42 * len(rows))
     axes = figure.add_subplot(xlabel="parameters", title="where the parameters lie")
     parts = list(dict.fromkeys(part for counts in rows.values() for part, count in counts.items() if count))
-    labels = [legend_label(label) for label in rows]
+    labels = [_label(label) for label in rows]
     starts = [0] * len(rows)
     for index, part in enumerate(parts):
         widths = [counts.get(part, 0) for counts in rows.values()]
@@ -178,23 +144,23 @@ def ledger(rows: Mapping[str, Mapping[str, int]]) -> "Figure":
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_formatter(lambda value, _: _count(value))
+
+    def short(value: float, _: object) -> str:
+        return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}K" if value >= 1e3 else f"{value:g}"
+
+    axes.xaxis.set_major_formatter(short)
     figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
     return figure
 
 
-def _count(value: float) -> str:
-    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}K" if value >= 1e3 else f"{value:g}"
-
-
 def distances(found: Mapping[str, float], chance: float) -> "Figure":
     """Draw how far the rule of each map is from the nearest known algebra, beside what chance would give."""
-    figure = new_figure(5.0, 1.2 + 0.17 * len(found))
+    figure = _figure(5.0, 1.2 + 0.17 * len(found))
     axes = figure.add_subplot(xlabel="distance to the nearest known algebra", xlim=(0, 1))
     axes.axvspan(chance, 1, color=_FAINT, alpha=0.15, linewidth=0)
     axes.axvline(chance, color=_FAINT, linewidth=1, linestyle="--")
     axes.plot(list(found.values()), range(len(found)), "o", color=series(0), markersize=4)
-    axes.set_yticks(range(len(found)), [legend_label(name) for name in found], fontsize=8)
+    axes.set_yticks(range(len(found)), [_label(name) for name in found], fontsize=8)
     axes.invert_yaxis()
     axes.set_title(f"shaded: as far as 19 of 20 random rules (from {chance:.2f})")
     return figure
@@ -202,25 +168,21 @@ def distances(found: Mapping[str, float], chance: float) -> "Figure":
 
 def spectra(found: Mapping[str, Sequence[Sequence[float]]]) -> "Figure":
     """Draw the singular values of each map: of its terms, its outputs and its inputs."""
-    figure = new_figure(5.0, 2.6)
+    figure = _figure(5.0, 2.6)
     titles = ("terms of H", "outputs of the rule", "inputs of the rule")
     for place, title in enumerate(titles):
         axes = figure.add_subplot(1, 3, place + 1, title=title, ylim=(0, 1))
         values = [one[place] for one in found.values()]
-        places = range(1, len(values[0]) + 1)
         for one in values:
             axes.plot(range(1, len(one) + 1), one, color=series(0), alpha=0.35, linewidth=0.8)
-        means = [math.fsum(column) / len(column) for column in zip(*values, strict=True)] if _even(values) else []
-        axes.plot(places, means, "o-", color=series(1), markersize=3) if means else None
+        if len({len(one) for one in values}) == 1:
+            means = [math.fsum(column) / len(column) for column in zip(*values, strict=True)]
+            axes.plot(range(1, len(means) + 1), means, "o-", color=series(1), markersize=3)
         axes.axhline(1 / math.sqrt(len(values[0])), color=_FAINT, linewidth=1, linestyle="--")
         axes.set_xticks([1, len(values[0])])
         if place:
             axes.set_yticklabels([])
     return figure
-
-
-def _even(values: Sequence[Sequence[float]]) -> bool:
-    return len({len(one) for one in values}) == 1
 
 
 def heat(rule: "Tensor", aligned: "Tensor", known: "Tensor") -> "Figure":
@@ -230,38 +192,27 @@ def heat(rule: "Tensor", aligned: "Tensor", known: "Tensor") -> "Figure":
     """
     import numpy as np
 
-    small = len(rule) <= _SQUARE
-    bands = [(each, label) for each, label in ((rule, "A"), (aligned, "P·A"), (known, "A*")) if small or each is rule]
-    figure = new_figure(
-        0.6 + 0.62 * min(len(rule), _SQUARE), 0.1 + 0.62 * (3 if small else math.ceil(len(rule) / _SQUARE))
-    )
-    rows = [_band(each.detach().double().numpy()) for each, _ in bands]
-    gap = np.zeros((1, rows[0].shape[1], 4))
+    n = len(rule)
+    columns, lines = min(n, _SQUARE), math.ceil(n / min(n, _SQUARE))
+    shown = [(rule, "A"), (aligned, "P·A"), (known, "A*")][: 3 if n <= _SQUARE else 1]
+    height, bands = lines * (n + 1) - 1, []
+    for matrices, _ in shown:
+        values = matrices.detach().double().numpy()
+        band = np.zeros((height, columns * (n + 1) - 1, 4))
+        largest = float(np.abs(values).max()) or 1.0
+        for index, matrix in enumerate(values):  # eight a line
+            top, left = (n + 1) * (index // columns), (n + 1) * (index % columns)
+            cells = band[top : top + n, left : left + n]
+            cells[..., :3] = np.where(matrix[..., None] >= 0, _POSITIVE, _NEGATIVE)
+            cells[..., 3] = 0.06 + 0.94 * np.abs(matrix) / largest
+        bands += [band, np.zeros((1, band.shape[1], 4))]
+    figure = _figure(0.6 + 0.62 * columns, 0.1 + 0.62 * (3 if n <= _SQUARE else lines))
     axes = figure.add_subplot()
-    image = np.concatenate([part for row in rows for part in (row, gap)][:-1])
-    axes.imshow(image, interpolation="none", aspect="equal")
-    height = rows[0].shape[0]
-    ticks = [(height + 1) * place + (height - 1) / 2 for place in range(len(rows))]
-    axes.set_yticks(ticks, [label for _, label in bands])
+    axes.imshow(np.concatenate(bands[:-1]), interpolation="none", aspect="equal")
+    ticks = [(height + 1) * place + (height - 1) / 2 for place in range(len(shown))]
+    axes.set_yticks(ticks, [label for _, label in shown])
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     return figure
-
-
-def _band(matrices: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """A picture of n matrices beside one another, eight a line. (n, n, n) -> (height, width, 4)."""
-    import numpy as np
-
-    n = len(matrices)
-    columns = min(n, _SQUARE)
-    lines = math.ceil(n / columns)
-    picture = np.zeros((lines * (n + 1) - 1, columns * (n + 1) - 1, 4))
-    largest = float(np.abs(matrices).max()) or 1.0
-    for index, matrix in enumerate(matrices):
-        top, left = (n + 1) * (index // columns), (n + 1) * (index % columns)
-        cells = picture[top : top + n, left : left + n]
-        cells[..., :3] = np.where(matrix[..., None] >= 0, _POSITIVE, _NEGATIVE)
-        cells[..., 3] = 0.06 + 0.94 * np.abs(matrix) / largest
-    return picture

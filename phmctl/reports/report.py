@@ -1,28 +1,41 @@
 """``report``: all about several runs on one page that needs no network."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phmctl import __version__
 from phmctl.accounting.ledger import Totals, ledger_for_recipe
+from phmctl.algebra.alignment import NearestAlgebra, Spectra, chance_distance, nearest_known, spectra
+from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.compare import Comparison, compare_splits
 from phmctl.comparison.formats import comparison_tables
-from phmctl.comparison.variants import Variant, mean_and_spread
+from phmctl.comparison.variants import Trained, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
 from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.reports import plots
-from phmctl.reports.plots import Blocks, Picture, plural, style, to_svg
-from phmctl.reports.rules import rules_part
+from phmctl.reports.plots import picture, style
 from phmctl.runs.metrics import read_metrics, series
-from phmctl.tasks.answers import Answers, Breakdown, within
+from phmctl.tasks.answers import Breakdown, within
 from phmctl.tasks.registry import kind_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# What a page is made of: pairs of a kind and its value, which ``page.html`` shows; text is escaped there. Kinds are
+# ``table``, ``text``, ``heading``, ``code``, ``lines``, ``details`` (a summary and its blocks), and rows of pictures:
+# ``grid``, ``tiles`` and ``tiles wide``.
+Blocks = list[tuple[str, Any]]
 
 _PAGE = Path(__file__).with_name("page.html")
 _SAMPLES = 5  # of each kind
 _FAVOUR = "most in favour of"
+_MOST = 160  # rules that are drawn; the table has all
+_NARROW = 5  # matrices that a narrow tile shows well
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
 
 
@@ -38,13 +51,26 @@ def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> C
 def render(found: Comparison, *others: Comparison) -> str:
     """The page of a comparison; of those on other test sets it has the scores."""
     runs = [one.run for variant in found.variants for one in variant.runs]
-    lead = f"{plural(len(runs), 'run')} of {plural(len(found.variants), 'model')}, {found.split} set"
+    sections = [("Scores", "scores", _scores(found))]
+    sections += [
+        (f"Scores on {other.split}", f"scores-{number}", _scores(other)) for number, other in enumerate(others)
+    ]
+    sections += [
+        ("What differs", "differences", _differences(found)),
+        ("Samples", "samples", _samples(found)),
+        ("Learning curves", "curves", _curves(found)),
+        ("Parts of the test set", "parts", _breakdowns(found)),
+        ("Parameters", "parameters", _ledger(found)),
+        ("Learned rules", "rules", _rules(found)),
+        ("Runs and recipes", "runs", _recipes(found)),
+    ]
+    lead = f"{_plural(len(runs), 'run')} of {_plural(len(found.variants), 'model')}, {found.split} set"
     lead += f"; baseline {found.baseline.label}" if len(found.variants) > 1 else ""
     page = require("jinja2", "report").Environment(autoescape=True).from_string(_PAGE.read_text(encoding="utf-8"))
     rendered: str = page.render(
         title=", ".join(dict.fromkeys(run.recipe.name for run in runs)),
         lead=lead,
-        sections=[section for section in _sections(found, others) if section[2]],
+        sections=[section for section in sections if section[2]],
         kind=_kind,
         version=__version__,
     )
@@ -58,133 +84,97 @@ def _kind(table: Table, column: int) -> str:
     return "text" if column == 0 or column in table.text else "number"
 
 
-def _sections(found: Comparison, others: Sequence[Comparison]) -> Iterator[tuple[str, str, Blocks]]:
-    yield "Scores", "scores", _scores(found)
-    for number, other in enumerate(others):
-        yield f"Scores on {other.split}", f"scores-{number}", _scores(other)
-    yield "What differs", "differences", _differences(found)
-    yield "Samples", "samples", _samples(found)
-    yield "Learning curves", "curves", _curves(found)
-    yield "Parts of the test set", "parts", _breakdowns(found)
-    yield "Parameters", "parameters", _ledger(found)
-    yield "Learned rules", "rules", _rules(found)
-    yield "Runs and recipes", "runs", _recipes(found)
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
 def _scores(found: Comparison) -> Blocks:
     scores, *others = comparison_tables(found)
     lines = [*found.notes(), *(f"no result yet: {command}" for command in found.missing())]
-    return [*(("table", each) for each in (scores, *_intervals(found), *others)), ("lines", lines)]
-
-
-def _intervals(found: Comparison) -> Iterator[Table]:
-    """The 95 % intervals of what was tested, which are wider than the deviation over seeds."""
+    # the 95 % intervals of what was tested, which are wider than the deviation over seeds
     tested = {label: [(test.metric, test.found.system) for test in tests] for label, tests in found.tests.items()}
     first = next(iter(found.tests.values()), ())
     tested[found.baseline.label] = [(test.metric, test.found.baseline) for test in first]
-    rows = [
-        [
-            variant.label,
-            metric,
-            within(each.value, each.low, each.high),
-            "items and seeds" if len(variant.answered) > 1 else "items, of this training only",
-        ]
-        for variant in found.variants
-        for metric, each in tested.get(variant.label, ())
-    ]
+    rows = []
+    for variant in found.variants:
+        over = "items and seeds" if len(variant.answered) > 1 else "items, of this training only"
+        for metric, each in tested.get(variant.label, ()):
+            rows.append([variant.label, metric, within(each.value, each.low, each.high), over])
     if rows:
-        yield Table("95 % intervals", ["model", "metric", "mean (interval)", "over"], rows, text=(1, 3))
+        others.insert(0, Table("95 % intervals", ["model", "metric", "mean (interval)", "over"], rows, text=(1, 3)))
+    return [*(("table", each) for each in (scores, *others)), ("lines", lines)]
 
 
 def _differences(found: Comparison) -> Blocks:
-    lines = list(found.differences())
     if len(found.variants) == 1:
         return []
-    if lines:
+    if lines := list(found.differences()):
         return [("text", f"Besides n and the seed, from {found.baseline.label}:"), ("lines", lines)]
     return [("text", "Nothing but n, the algebra and the seed.")]
 
 
-# ------------------------------------------------------------------------------------------------------------- plots
-
-
 def _curves(found: Comparison) -> Blocks:
     logs = {variant.label: [read_metrics(one.run.metrics_path) for one in variant.runs] for variant in found.variants}
+    validations = [("validation", name, words) for name, words in _VALIDATIONS.items()]
     pictures = []
-    wanted = [
-        ("train", "loss", "training loss"),
-        *(("validation", name, words) for name, words in _VALIDATIONS.items()),
-    ]
-    for event, name, words in wanted:
+    for event, name, words in (("train", "loss", "training loss"), *validations):
         lines = {label: [series(entries, event, name) for entries in seeds] for label, seeds in logs.items()}
         if any(points for seeds in lines.values() for points in seeds):
-            svg = to_svg(plots.curves(lines, words), f"curve-{event}-{name}")
-            ends = "; ".join(f"{label} ends at {_end(seeds)}" for label, seeds in lines.items())
+            last = {label: [points[-1][1] for points in seeds if points] for label, seeds in lines.items()}
+            ends = "; ".join(f"{label} ends at {mean_and_spread(values)}" for label, values in last.items())
             caption = f"{words.capitalize()}. Each colour is a model, each line style a seed."
-            pictures.append(Picture(svg, f"{words} over the steps: {ends}", caption))
+            drawn = plots.curves(lines, words)
+            pictures.append(picture(drawn, f"curve-{event}-{name}", f"{words} over the steps: {ends}", caption))
     return [("grid", pictures)] if pictures else []
-
-
-def _end(seeds: Sequence[Sequence[tuple[float, float]]]) -> str:
-    return mean_and_spread([points[-1][1] for points in seeds if points])
 
 
 def _breakdowns(found: Comparison) -> Blocks:
     comparer = kind_of(found.baseline.first.run.recipe).comparer
     by_title: dict[str, dict[str, Breakdown]] = {}
-    labels = [variant.label for variant in found.variants]
-    for variant in found.variants if comparer is not None else ():
+    for variant in found.variants:
         for each in comparer.breakdowns(variant.answered) if comparer and variant.answered else ():
             by_title.setdefault(each.title, {})[variant.label] = each
     pictures = []
     for index, (title, parts) in enumerate(by_title.items()):
-        words = "; ".join(f"{label}: {_part_words(each)}" for label, each in parts.items())
+        words = "; ".join(
+            f"{label}: " + ", ".join(f"{name} {mean_and_spread(scores)}" for name, _, scores in each.parts)
+            for label, each in parts.items()
+        )
         caption = f"{title[0].upper()}{title[1:]}. Whiskers: standard deviation over seeds, where there are several."
-        pictures.append(Picture(to_svg(plots.breakdown(parts, labels), f"part-{index}"), f"{title}. {words}", caption))
+        drawn = plots.breakdown(parts, [variant.label for variant in found.variants])
+        pictures.append(picture(drawn, f"part-{index}", f"{title}. {words}", caption))
     return [("grid", pictures)] if pictures else []
 
 
-def _part_words(one: Breakdown) -> str:
-    return ", ".join(f"{name} {mean_and_spread(scores)}" for name, _, scores in one.parts)
-
-
 def _ledger(found: Comparison) -> Blocks:
-    rows = {variant.label: counts for variant in found.variants if (counts := _counts(variant))}
+    """What each model's parameters are of: inside by its ledger, and the vocabulary's part as it was stored."""
+    rows: dict[str, dict[str, int]] = {}
+    for variant in found.variants:
+        if variant.parameters is None:
+            continue
+        inner: Totals = ledger_for_recipe(variant.first.run.recipe).without_embeddings
+        counts = {
+            "weights of maps (S)": inner.components,
+            "rules (A)": inner.rule,
+            "biases": inner.bias,
+            "norms": inner.norm,
+            "other": inner.embedding + inner.other,
+        }
+        rows[variant.label] = counts | {"embeddings, generator": variant.parameters.total - sum(counts.values())}
     if not rows:
         return []
     words = "; ".join(
         f"{label}: " + ", ".join(f"{name} {count:,}" for name, count in each.items() if count)
         for label, each in rows.items()
     )
-    shown = Picture(
-        to_svg(plots.ledger(rows), "ledger"), f"Parameters. {words}", "What the parameters of each model are of."
-    )
-    names = list(dict.fromkeys(name for each in rows.values() for name in each))
-    cells = [
-        [label, *(f"{each.get(name, 0):,}" for name in names), f"{sum(each.values()):,}"]
-        for label, each in rows.items()
-    ]
+    shown = picture(plots.ledger(rows), "ledger", f"Parameters. {words}", "What the parameters of each model are of.")
+    names = list(next(iter(rows.values())))
+    cells = [[label, *(f"{each[name]:,}" for name in names), f"{sum(each.values()):,}"] for label, each in rows.items()]
     return [("grid", [shown]), ("table", Table("parameters", ["model", *names, "all"], cells))]
 
 
-def _counts(variant: Variant) -> dict[str, int]:
-    """What a model's parameters are of: inside by its ledger, and the vocabulary's part as it was stored."""
-    sizes = variant.parameters
-    if sizes is None:
-        return {}
-    inner: Totals = ledger_for_recipe(variant.first.run.recipe).without_embeddings
-    counts = {
-        "weights of maps (S)": inner.components,
-        "rules (A)": inner.rule,
-        "biases": inner.bias,
-        "norms": inner.norm,
-        "other": inner.embedding + inner.other,
-    }
-    return {**counts, "embeddings, generator": sizes.total - sum(counts.values())}
-
-
 def _rules(found: Comparison) -> Blocks:
-    shown = [block for index, variant in enumerate(found.variants) for block in rules_part(variant, f"rule-{index}")]
+    shown = [block for index, variant in enumerate(found.variants) for block in _rules_of(variant, f"rule-{index}")]
     words = (
         "A layer's matrix H stays as it is when its terms are mixed by an invertible matrix P, so a rule is known "
         "up to P only. It is compared with known algebras in the basis that is nearest to each: the distance is "
@@ -193,7 +183,115 @@ def _rules(found: Comparison) -> Blocks:
     return [("text", words), *shown] if shown else []
 
 
-# ----------------------------------------------------------------------------------------------- samples and recipes
+@dataclass(frozen=True)
+class Learned:
+    """A rule and the components of the first map that holds it."""
+
+    name: str  # of the map
+    A: "Tensor"  # (n, n, n), (n, k/n, d/n)
+    S: "Tensor"
+    nearest: NearestAlgebra  # the known algebra nearest to A
+    spectra: Spectra  # of A and S
+
+    @property
+    def terms(self) -> float:
+        """How many terms are in use: the exponential of the entropy of the terms' shares (Roy and Vetterli 2007)."""
+        shares = [each**2 for each in self.spectra.terms if each > 1e-12]
+        return math.exp(-math.fsum(each * math.log(each) for each in shares))
+
+
+def learned_rules(one: Trained) -> list[Learned]:
+    """The rules in a run's checkpoint: that which was scored, else the best, else the last. Factors are multiplied."""
+    from phmctl.algebra.bilinear import Factors, recompose
+
+    names = one.run.checkpoint_names()
+    wanted = one.result.checkpoint if one.result is not None else ""
+    checkpoint = next((each for each in (wanted, "best", "last") if each in names), None)
+    if checkpoint is None:
+        return []
+    tensors, found = read_checkpoint(one.run.checkpoint(checkpoint), ["model"]).tensors["model"], []
+    for name, S in tensors.items():
+        place, dot, last = name.rpartition(".")
+        if last != "S":
+            continue
+        factors = [tensors[f"{place}{dot}{each}"] for each in "WUV" if f"{place}{dot}{each}" in tensors]
+        A = tensors.get(f"{place}{dot}A")
+        if A is None and len(factors) == 3:
+            A = recompose(Factors(*factors))
+        if A is not None and len(A) > 1:
+            found.append(Learned(place or "the map", A, S, nearest_known(A), spectra(A, S)))
+    return found
+
+
+def _rules_of(variant: Variant, key: str) -> Blocks:
+    """What a variant's first run has learned; nothing where it has no learned rule."""
+    one = next(iter(variant.scored or variant.runs))
+    found = learned_rules(one)
+    if not found:
+        return []
+    orders = {len(each.A) for each in found}
+    n = max(orders, key=lambda order: sum(len(each.A) == order for each in found))
+    usual = {each.name: each for each in found if len(each.A) == n}
+    chance, count = chance_distance(n), sum(len(each.A) == n for each in found)
+    near = sum(each.nearest.distance < chance for each in found if len(each.A) == n)
+    summary = (
+        f"Nearer to a known algebra than 19 of 20 random rules are (distance below {chance:.2f}): {near} of "
+        f"{_plural(count, 'rule')}; one in twenty would be by chance."
+    )
+    nearest = ", ".join(f"{name} {each.nearest.distance:.2f} ({each.nearest.name})" for name, each in usual.items())
+    overview = [
+        picture(
+            plots.distances({name: each.nearest.distance for name, each in usual.items()}, chance),
+            f"{key}-far",
+            f"Distances to the nearest known algebra: {nearest}",
+            "How far each learned rule is from the nearest known algebra, after the change of basis that is free.",
+        ),
+        picture(
+            plots.spectra({name: each.spectra for name, each in usual.items()}),
+            f"{key}-spectra",
+            "Singular values of each map's terms, outputs and inputs; the table has how many terms are in use.",
+            "Singular values that no basis changes, largest first: a line a map, and their mean. Left: how much of H "
+            "each of the n terms carries. Middle, right: how evenly the rule uses outputs and inputs. Dashed: all "
+            "alike.",
+        ),
+    ]
+    head = ["map", "k×d", "nearest algebra", "distance", "terms in use", "singular values of the terms"]
+    rows = [
+        [
+            each.name,
+            "×".join(str(size * len(each.A)) for size in each.S.shape[1:]),
+            each.nearest.name,
+            f"{each.nearest.distance:.3f}",
+            f"{each.terms:.2f} of {len(each.A)}",
+            " ".join(f"{value:.2f}" for value in each.spectra.terms[:8]) + (" …" if len(each.A) > 8 else ""),
+        ]
+        for each in found
+    ]
+    table = Table("learned rules", head, rows, text=(2,))
+    return [
+        ("heading", f"{variant.label}, seed {one.seed}: {_plural(len(found), 'rule')}, n = {n}"),
+        ("text", summary),
+        ("grid", overview),
+        ("details", (f"all as a table ({_plural(len(found), 'rule')})", [("table", table)])),
+        ("details", ("the matrices A₁ … Aₙ of each rule", _tiles(found, key))),
+    ]
+
+
+def _tiles(found: list[Learned], key: str) -> Blocks:
+    tiles = []
+    for index, each in enumerate(found[:_MOST]):
+        near, largest = each.nearest, float(each.A.abs().max())
+        drawn = plots.heat(each.A, near.aligned, near.rule)
+        words = f"The {len(each.A)} matrices of {each.name}; largest entry {largest:.2f}; nearest algebra {near.name}"
+        tiles.append(picture(drawn, f"{key}-{index}", words, f"{each.name}: {near.name} at {near.distance:.2f}"))
+    words = (
+        "Each tile: the matrices as they were learned (A), in the basis nearest to the known algebra (P·A), and that "
+        "algebra (A*); of more than eight matrices, A alone. Blue is positive, red negative; the stronger, the larger "
+        "beside the largest of its line."
+    )
+    kind = "tiles wide" if any(len(each.A) > _NARROW for each in found) else "tiles"
+    more = [("text", f"… and {len(found) - _MOST} more")] if len(found) > _MOST else []
+    return [("text", words), (kind, tiles), *more]
 
 
 def _samples(found: Comparison) -> Blocks:
@@ -210,29 +308,16 @@ def _samples(found: Comparison) -> Blocks:
         better = [row for row in reversed(order) if gains[row] > 0][:_SAMPLES]
         worse = [row for row in order if gains[row] < 0][:_SAMPLES]
         names = (found.baseline.label, variant.label)
+        head = ["line", "source", "reference", *names, "difference"]
         blocks.append(("heading", f"{variant.label} beside {found.baseline.label}"))
         for favoured, rows in ((names[1], better), (names[0], worse)):
+            cells = []
+            for row in rows:
+                texts = [base.asked[row], base.right[row], base.given[row], own.given[row]]
+                cells.append([str(row + 1), *texts, f"{gains[row]:+.1f}".replace("-", "−")])
             if rows:
-                blocks.append(("table", _sample_table(f"{_FAVOUR} {favoured}", names, rows, (base, own), gains)))
+                blocks.append(("table", Table(f"{_FAVOUR} {favoured}", head, cells, text=(1, 2, 3, 4))))
     return blocks
-
-
-def _sample_table(
-    caption: str, names: tuple[str, str], rows: Sequence[int], answers: tuple[Answers, Answers], gains: Sequence[float]
-) -> Table:
-    base, own = answers
-    cells = [
-        [
-            str(row + 1),
-            base.asked[row],
-            base.right[row],
-            base.given[row],
-            own.given[row],
-            f"{gains[row]:+.1f}".replace("-", "−"),
-        ]
-        for row in rows
-    ]
-    return Table(caption, ["line", "source", "reference", *names, "difference"], cells, text=(1, 2, 3, 4))
 
 
 def _recipes(found: Comparison) -> Blocks:

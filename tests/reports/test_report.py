@@ -13,7 +13,7 @@ from phmctl.comparison.formats import comparison_tables
 from phmctl.errors import MissingExtraError, OutputError
 from phmctl.reports import plots
 from phmctl.reports.plots import style
-from phmctl.reports.report import render, write_report
+from phmctl.reports.report import learned_rules, render, write_report
 from phmctl.tasks.answers import Breakdown
 from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
 from tests.references import compare_runs
@@ -144,7 +144,6 @@ def test_a_quaternion_rule_is_found_to_be_one(tmp_path: Path) -> None:
     from phmctl.algebra.kronecker import fixed_rule
     from phmctl.checkpoints import write_checkpoint
     from phmctl.comparison.variants import Trained
-    from phmctl.reports.rules import learned_rules
     from phmctl.runs.summary import summarise
 
     run = make_run(tmp_path, settings=PHM, hypotheses=None)
