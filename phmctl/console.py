@@ -284,15 +284,17 @@ def _width(lines: Sequence[str]) -> int:
 
 
 @contextmanager
-def progress(description: str, total: int | None, *, plain: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; elsewhere a plain line when the work starts.
+def progress(
+    description: str, total: int | None, *, plain: bool = True, shown: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal; elsewhere a plain line when the work starts. Neither if it is not `shown`.
 
     The bar is drawn when it advances, not by a thread of its own: a benchmark must not share its cores with one.
     """
-    console = people() if not _silent.get() and _may_be_terminal() else None
+    console = people() if shown and not _silent.get() and _may_be_terminal() else None
     description = printable(description)
     if console is None or not console.is_terminal:
-        if plain:
+        if plain and shown:
             note(f"{description} ...")
         yield lambda amount: None
         return

@@ -13,6 +13,9 @@ from phmctl.console import Shown
 from phmctl.errors import UserError
 from phmctl.options import RUNS, Option
 
+NEWEST = "newest"  # what --resume means on its own
+TOGETHER = "\0"  # between the files of one --train, which the command line cannot have
+
 
 class Summaries(TyperGroup):
     """Lists commands with the whole first sentence of their help, which would be cut off at the line's end."""
@@ -36,6 +39,39 @@ class Once(TyperCommand):
                 join = "; join the files first (cat A B > C)" if param.nargs > 1 else "; leave one out"
                 raise UserError(f"{param.opts[0]} is given {times} times, and means one thing{join}")
         return super().parse_args(ctx, args)
+
+
+class TrainCommand(Once):
+    """Takes ``--resume`` with and without a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``--resume`` at the end, or before another option, as ``--resume newest``; raises UserError."""
+        if any(argument.partition("=")[0] == "--run" for argument in args):
+            raise UserError("train has no --run: --resume RUN continues a run, --tag NAME names a new one")
+        found: list[str] = []
+        for argument, following in zip(args, [*args[1:], "--"], strict=True):
+            found += [argument, NEWEST] if argument == "--resume" and following.startswith("-") else [argument]
+        return super().parse_args(ctx, found)
+
+
+class PrepareCommand(Once):
+    """Takes ``--train`` and the like with a source and a target file, or with one table of both."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``--train SRC TGT`` as an option of one value; refuse (UserError) what has no part in ``--list``."""
+        waiting, found = list(args), list[str]()
+        while waiting:
+            found.append(waiting.pop(0))
+            if found[-1] in ("--train", "--valid", "--test") and waiting:
+                value = [waiting.pop(0)]
+                value += [waiting.pop(0)] if waiting and not waiting[0].startswith("-") else []
+                found.append(TOGETHER.join(value))
+        rest = super().parse_args(ctx, found)
+        given = [each for each in self.params if ctx.get_parameter_source(each.name).name == "COMMANDLINE"]
+        others = [each.opts[0] for each in given if each.name not in ("list_", "name", "data", "json")]
+        if ctx.params["list_"] and others:
+            raise UserError(f"{', '.join(others)} {'have' if others[1:] else 'has'} no part in --list: leave one out")
+        return rest
 
 
 def add_command(

@@ -1,19 +1,21 @@
-"""The commands that ask the library one thing and show what it found."""
+"""The commands that ask the library one thing and show what it found, and those that serve or measure a model."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from phmctl.console import Shown, Table, once
-from phmctl.errors import UserError, check_known
-from phmctl.options import EVAL, EVAL_AXES, read_axes
+from phmctl.console import Shown, Table, note
+from phmctl.errors import UserError, check_known, require
+
+if TYPE_CHECKING:
+    from phmctl.benchmarks.ratios import Bench
+    from phmctl.recipe.schema import Recipe
 
 
 def recipes(name: str | None) -> Shown:
     """List the shipped recipes, or print one with its comments."""
-    from phmctl.console import Table
     from phmctl.recipe.loading import find_recipe, list_recipes, load_recipe
 
     if name is not None:
@@ -156,81 +158,6 @@ def _missing(words: str, commands: Sequence[str]) -> list[str]:
     return [words, *commands] if commands else []
 
 
-def evaluate(
-    names: list[Path], *, probing: bool, every: bool, jobs: int | None, list_: bool, threads: int, **given: Any
-) -> Shown:
-    """Score a run on a split of its text: translators by BLEU, chrF and TER, classifiers by accuracy.
-
-    Translations are kept in the run. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
-    and --reference are for translators.
-
-    Several runs or values (--beam 1,4 --checkpoint best,average) are scored one by one.
-
-    --probing trains a probe for each probing task prepared in --data, each once: its answers are kept there.
-    """
-    probed = {name: given.pop(name) for name in ("settings", "data")}
-    if not probing:
-        _refuse({"set": probed["settings"], "data": probed["data"]}, "belongs to --probing")
-    if not probing and given["source"] is None and given["table"] is None:
-        given["split"] = _splits(names, every, given["split"])
-    parted = any("," in given[name] for name in EVAL_AXES if given[name])
-    if len(names) > 1 or every or jobs or list_ or parted:
-        from phmctl.sweeps.evaluate import EvalSweep
-
-        if probing:
-            raise UserError("--probing is for one run: its probes are many already; leave it out, or name one run")
-        sweep = EvalSweep.of(names, every, given | {"threads": threads})
-        return sweep.listed() if list_ else sweep.evaluate(jobs or 1)
-    from phmctl.devices import set_threads
-
-    set_threads(threads)
-    given = read_axes(EVAL, EVAL_AXES, given)
-    against: Sequence[Path] | None = given.pop("against")
-    return _scored(names[0], against, given, probed | {"settings": probed["settings"] or ()} if probing else None)
-
-
-def _scored(run: Path, against: Sequence[Path] | None, given: dict[str, Any], probed: dict[str, Any] | None) -> Shown:
-    """Score a run, against each baseline in turn."""
-    from phmctl import verbs
-
-    common: dict[str, Any] = {"checkpoint": given.pop("checkpoint"), "device": given.pop("device") or "auto"}
-    split = given.pop("split")
-    if probed is not None:
-        _refuse({**given, "split": None if split == "test" else split}, "has no part in --probing")
-    rivals: Sequence[Path | None] = against or [None]
-    with once():
-        if probed is None:
-            reports = [verbs.evaluate(run, split, against=each, **common, quiet=False, **given) for each in rivals]
-        else:
-            from phmctl.probes import probe
-
-            reports = [probe(run, against=each, **common, **probed) for each in rivals]
-    told, tables, notes = [], list[Table](), list[str]()
-    for report, rival in zip(reports, rivals, strict=True):
-        found = [] if rival is None else verbs.differences(run, rival)
-        told.append(report.as_json() | ({"differences": found} if against else {}))
-        tables += [table for table in report.tables() if table not in tables]  # the run's own scores once
-        notes += [*getattr(report, "notes", tuple)(), *(f"· {text}" for text in found)]
-    return Shown(told[0] if len(told) == 1 else {"comparisons": told}, tables, notes=notes)
-
-
-def _splits(names: Sequence[Path], every: bool, split: str) -> str:
-    """The splits that are meant, parted by commas: where the runs have only named test sets, these are ``test``."""
-    from phmctl.exports import open_model
-    from phmctl.runs import splits_asked
-    from phmctl.runs.find import select_runs
-
-    if split not in ("test", "all"):
-        return split
-    return ",".join(splits_asked([open_model(run) for run in (select_runs(names) if every else names)], split))
-
-
-def _refuse(options: dict[str, Any], why: str) -> None:
-    wrong = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
-    if wrong:
-        raise UserError(f"{', '.join(wrong)} {why}: leave it out")
-
-
 def serve(
     run: Path, host: str, port: int, allow_host: Sequence[str] | None, *, json: bool, grace: float, **given: Any
 ) -> None:
@@ -238,11 +165,8 @@ def serve(
 
     Prints the address. On Ctrl-C or SIGTERM it answers waiting texts, then stops (exit code 130 or 143).
     """
-    from phmctl.errors import require
-
     for library in ("starlette", "uvicorn"):
         require(library, "serve")
-    from phmctl.console import Shown, note
     from phmctl.devices import set_threads
     from phmctl.export.verb import with_engine
     from phmctl.exports import open_model
@@ -252,11 +176,8 @@ def serve(
     from phmctl.serving.server import listen, names_of, url_of
     from phmctl.serving.server import serve as run_server
 
-    checkpoint, precision, most = (
-        given["checkpoint"],
-        given["precision"],
-        {name.removeprefix("max_"): value for name, value in given.items() if name.startswith("max_")},
-    )
+    checkpoint, precision = given["checkpoint"], given["precision"]
+    most = {name.removeprefix("max_"): value for name, value in given.items() if name.startswith("max_")}
     with listen(host, port) as sock:
         set_threads(given["threads"])
         opened = with_engine(open_model(run), given["engine"], checkpoint, given["quantize"], precision)
@@ -271,3 +192,85 @@ def serve(
             Shown({"url": url, "model": model.name, "task": model.task}, text=f"{url}\n").show(as_json=json)
 
         raise typer.Exit(run_server(service, sock, names=names, grace=grace, ready=ready))
+
+
+def bench_layer(in_features: int, out_features: int, *, threads: int, **given: Any) -> Shown:
+    """A PHM layer against nn.Linear: forward and backward, and forward in training; evaluation is nn.Linear's own."""
+    from phmctl.benchmarks.layers import bench_layer
+    from phmctl.devices import set_threads
+
+    set_threads(threads)
+    ns, tokens = (_integers(f"--{name}", given.pop(name)) for name in ("n", "tokens"))
+    executions = [name.strip() for name in (given.pop("execution") or "").split(",") if name]
+    return _shown(bench_layer(in_features, out_features, ns, tokens, executions=executions, **given))
+
+
+def bench_lstm(in_features: int, hidden: int, *, n: str, threads: int, **given: Any) -> Shown:
+    """A PHM-LSTM against nn.LSTM; by default in the shape of the sentence-pair classifiers of Table 1."""
+    from phmctl.benchmarks.layers import bench_lstm
+    from phmctl.devices import set_threads
+
+    set_threads(threads)
+    return _shown(bench_lstm(in_features, hidden, _integers("--n", n), **given))
+
+
+def bench_train(*, data: Path | None, batches: int, rounds: int, against: str, **given: Any) -> Shown:
+    """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data.
+
+    A composed model is measured beside its base too. "products allow" is the speed that multiplications alone give.
+    """
+    from phmctl.benchmarks.training import bench_training
+
+    return _shown(bench_training(_recipe(**given), data, batches=batches, rounds=rounds, baseline=against))
+
+
+def bench_rates(*, data: Path | None, **given: Any) -> Shown:
+    """Learning rates of each map's factors, and how far a step of each moves the output, beside a dense weight."""
+    from phmctl.benchmarks.rates import bench_rates, rates_table
+
+    recipe = _recipe(**given)
+    rows = bench_rates(recipe, data)
+    document = {"recipe": recipe.name, "learning_rate": recipe.training.learning_rate, "rows": rows}
+    return Shown(document, [rates_table(recipe, rows)])
+
+
+def bench_decode(
+    recipe: str, *, data: Path | None, against: str, engine: list[str] | None, split: str, sentences: int, rounds: int,
+    **given: Any,
+) -> Shown:  # fmt: skip
+    """Beam search against the dense twin; both translate by their dense copies.
+
+    A composed model is measured beside its base too. "products allow" is the speed that multiplications alone give.
+    With --engine, RECIPE is a trained run; its engines are compared on its own text.
+    """
+    if engine:
+        from phmctl.benchmarks.decoding import bench_engines
+        from phmctl.runs import Run
+
+        return _shown(bench_engines(Run.open(Path(recipe)), engine, split=split, sentences=sentences, rounds=rounds))
+    from phmctl.benchmarks.decoding import bench_decoding
+    from phmctl.recipe.loading import expect
+    from phmctl.recipe.schema import TranslationRecipe
+    from phmctl.tasks.registry import kind_of
+
+    found = _recipe(recipe, **given)
+    kind_of(found).require("bench decode")
+    resolved = expect(found, TranslationRecipe)
+    return _shown(bench_decoding(resolved, data, split=split, sentences=sentences, rounds=rounds, baseline=against))
+
+
+def _shown(result: "Bench") -> Shown:
+    return Shown(result.as_json(), [result.table()])
+
+
+def _recipe(recipe: str, settings: list[str] | None, **given: Any) -> "Recipe":
+    from phmctl.recipe.loading import common_overrides, resolve
+
+    return resolve(recipe, common_overrides(**given), settings or [])
+
+
+def _integers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"{option} {text}: expected whole numbers, as in {option} 4,8") from error

@@ -15,13 +15,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from phmctl import __version__, options
-from phmctl.cli import commands
-from phmctl.cli.bench import bench
-from phmctl.cli.build import Summaries, add_command
-from phmctl.cli.commands import evaluate, serve
-from phmctl.cli.decode import decode
-from phmctl.cli.prepare_data import PrepareCommand, prepare_data
-from phmctl.cli.train import TrainCommand, train
+from phmctl.cli import commands, pipeline
+from phmctl.cli.build import PrepareCommand, Summaries, TrainCommand, add_command
 from phmctl.console import note, stdout_refused
 from phmctl.devices import world
 from phmctl.errors import PhmctlError, StoppedError, UserError
@@ -76,19 +71,27 @@ def main(
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
-add_command(app, "prepare-data", options.PREPARE, prepare_data, cls=PrepareCommand)
-add_command(app, "train", options.TRAIN, train, axes=options.TRAIN_AXES, cls=TrainCommand)
-add_command(app, "decode", options.DECODE, decode)
-add_command(app, "eval", options.EVAL, evaluate, axes=options.EVAL_AXES)
+bench = typer.Typer(
+    cls=Summaries, help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True
+)
+add_command(app, "prepare-data", options.PREPARE, pipeline.prepare_data, cls=PrepareCommand)
+add_command(app, "train", options.TRAIN, pipeline.train, axes=options.TRAIN_AXES, cls=TrainCommand)
+add_command(app, "decode", options.DECODE, pipeline.decode)
+add_command(app, "eval", options.EVAL, pipeline.evaluate, axes=options.EVAL_AXES)
 add_command(app, "compare", options.COMPARE, commands.compare)
 add_command(app, "distil", options.DISTIL, commands.distil)
 add_command(app, "report", options.REPORT, commands.report)
-add_command(app, "serve", options.SERVE, serve)
+add_command(app, "serve", options.SERVE, commands.serve)
 add_command(app, "export", options.EXPORT, commands.export)
 add_command(app, "recipes", options.RECIPES, commands.recipes)
 add_command(app, "runs", options.LISTED, commands.runs)
 add_command(app, "count-params", options.COUNT, commands.count_params)
 app.add_typer(bench, name="bench")
+add_command(bench, "layer", options.BENCH_LAYER, commands.bench_layer)
+add_command(bench, "lstm", options.BENCH_LSTM, commands.bench_lstm)
+add_command(bench, "train", options.BENCH_TRAIN, commands.bench_train)
+add_command(bench, "rates", options.BENCH_RATES, commands.bench_rates)
+add_command(bench, "decode", options.BENCH_DECODE, commands.bench_decode)
 
 
 def run() -> None:

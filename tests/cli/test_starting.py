@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from phmctl.cli.decode import starting
+from phmctl.cli.pipeline import starting
 
 
 @pytest.fixture(autouse=True)

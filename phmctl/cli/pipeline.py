@@ -1,0 +1,326 @@
+"""The commands that lead from text to scores: ``prepare-data``, ``train``, ``decode``, ``eval``."""
+
+import gc
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from phmctl.cli.build import NEWEST, TOGETHER
+from phmctl.console import Shown, Table, emit, note, once, progress
+from phmctl.devices import set_threads, world
+from phmctl.errors import DataError, RecipeError, RunError, UserError
+from phmctl.options import EVAL, EVAL_AXES, TRAIN, TRAIN_AXES, read_axes
+
+if TYPE_CHECKING:
+    from phmctl.data.listing import Listed
+    from phmctl.recipe.loading import RecipeLike
+    from phmctl.runs import Weights
+    from phmctl.tasks.base import Asked
+    from phmctl.tasks.model import Model
+
+SPLITS = ("train", "valid", "test")
+
+
+def prepare_data(
+    name: str | None, data: Path | None, *, reverse: bool, copies: bool, skip_bad_lines: bool, list_: bool, **given: Any
+) -> Shown:
+    """Clean and tokenize a corpus, once for all runs that use it."""
+    if list_:
+        return _listed_cards(name, data)
+    from phmctl import verbs
+    from phmctl.data.prepared.show import show_prepared
+
+    if name is None:
+        raise DataError(
+            "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
+        )
+    files: dict[str, list[tuple[str, ...]]] = {}
+    for split in SPLITS:
+        for value in given.pop(split) or ():
+            first, *rest = value.split(TOGETHER)
+            own, equals, path = first.partition("=")
+            named = equals and "/" not in own and not Path(first).exists()  # `--test news=FILE` is of `test_news`
+            files.setdefault(f"{split}_{own}" if named else split, []).append((path if named else first, *rest))
+    given |= {"direction": "reverse" if reverse else None, "copies": copies or None}
+    given |= {"skip_bad_lines": skip_bad_lines or None}
+    prepared = verbs.prepare(name, data=data, files=files, quiet=False, **given)
+    document = {"folder": str(prepared.folder), **prepared.manifest}
+    return Shown(document, draw=lambda: show_prepared(prepared.manifest))
+
+
+def _listed_cards(name: str | None, data: Path | None) -> Shown:
+    """Show the dataset cards, a table a task; or the one that is named."""
+    from phmctl.data.listing import list_cards
+    from phmctl.data.prepared.folder import data_root
+
+    def cells(listed: "Listed") -> list[str]:
+        card = listed.card
+        labelled = f"{'pair' if card.texts == 2 else 'text'} → {len(card.labels) or '?'}"
+        sizes = (f"{card.sizes[split]:,}{'*' * (split in listed.divided)}" for split in SPLITS if split in card.sizes)
+        licence = card.licence.partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
+        columns = [card.id, " → ".join(listed.languages) or labelled, " / ".join(sizes) or "not known"]
+        return [*columns, licence, ", ".join(listed.origins), listed.here]
+
+    root = data or data_root()
+    cards = list_cards(root, name)
+    titles = ["name", "what", "train / valid / test", "licence", "from", "here"]
+    grouped = groupby(cards, key=lambda listed: listed.card.task)
+    tables = [Table(task, titles, [*map(cells, group)], text=(1, 3, 4, 5)) for task, group in grouped]
+    held = "* held out of train, as the publishers have none; " * any(listed.divided for listed in cards)
+    document = {"data": str(root), "cards": [listed.as_json() for listed in cards]}
+    return Shown(document, tables, notes=[f"{held}prepared data is in {root}"])
+
+
+def train(
+    recipe: str | None,
+    *,
+    resume: str | None,
+    checkpoint: str | None,
+    processes: int,
+    jobs: int | None,
+    list_: bool,
+    dry_run: bool,
+    **given: Any,
+) -> Shown:
+    """Train a recipe's model on its prepared data; print the run directory at the end.
+
+    Several values train every combination: --n 1,4 --seed 1,2,3 --set model.dropout=0.1,0.3. Finished trainings are
+    skipped, stopped ones continue. Quotes keep a comma in a value: --set 'description="one, two"'.
+    """
+    if checkpoint is not None and resume is None:
+        raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
+    from phmctl import verbs
+    from phmctl.sweeps.train import Sweep, refuse_with_sweep
+
+    sweep = None if recipe is None else Sweep.of(recipe, given)
+    if sweep is None and (jobs or list_):
+        raise UserError("--jobs and --list are for a sweep, which needs a RECIPE")
+    if sweep is not None and (jobs or list_ or sweep.many):
+        single = {"--resume": resume not in (None, "auto"), "--checkpoint": checkpoint, "--dry-run": dry_run}
+        refuse_with_sweep(single | {"--processes": processes > 1 or world().size > 1})
+        return sweep.listed() if list_ else sweep.train(jobs or 1)
+    given = read_axes(TRAIN, TRAIN_AXES, given) | {"settings": given["settings"] or ()}
+    what, resume = (recipe, resume) if recipe is not None else _recipe_of(resume)
+    if dry_run:
+        if world().size > 1:
+            raise UserError("--dry-run works in one process; start it without torchrun")
+        return _planned(what, given)
+    if processes > 1:
+        from phmctl.training.processes import launch, without_option
+
+        raise typer.Exit(launch(without_option(sys.argv[1:], "--processes"), processes))
+    how = True if resume == NEWEST else resume or False
+    result = verbs.train(what, **given, resume=how, checkpoint=checkpoint or "last", quiet=False)
+    if world().rank > 0:
+        raise typer.Exit(result.exit_code)
+    if result.exit_code:
+        return Shown(result.as_json(), code=result.exit_code)
+    before = f" ({result.steps} in all)" if result.steps_now < result.steps else ""
+    line = f"{result.steps_now} steps in {result.seconds:.1f} s{before}; the run is in:"
+    return Shown(result.as_json(), draw=lambda: note(line), text=f"{result.run.folder}\n")
+
+
+def _recipe_of(resume: str | None) -> "tuple[RecipeLike, str]":
+    """Return the recipe and the resumption that are meant where no recipe is named: those of a run."""
+    from phmctl.recipe.loading import find_recipe
+    from phmctl.runs import Run
+
+    if resume is None or resume in ("auto", NEWEST):
+        raise UserError("train needs a RECIPE, or a run to continue: --resume RUN")
+    try:
+        return Run.open(resume).recipe, resume
+    except RunError:
+        with suppress(RecipeError):
+            find_recipe(resume)  # `train --resume RECIPE`
+            return resume, NEWEST
+        raise
+
+
+def _planned(recipe: "RecipeLike", given: Mapping[str, Any]) -> Shown:
+    """Show what a training would be: its recipe and its parameters.
+
+    The sizes are those of the prepared data, if there is any, otherwise what the recipe asks for.
+    """
+    from phmctl.accounting.counting import print_ledger
+    from phmctl.accounting.ledger import ledger_for_recipe
+    from phmctl.data.prepared.folder import data_root
+    from phmctl.recipe.loading import common_overrides, dump_recipe, resolve
+    from phmctl.tasks.registry import kind_of
+    from phmctl.training.initial import planned_start
+
+    common = {name: value for name, value in given.items() if name not in ("settings", "data", "runs", "tag")}
+    resolved, data = resolve(recipe, common_overrides(**common), given["settings"]), given["data"] or data_root()
+    start = planned_start(resolved, data)
+    sizes = kind_of(resolved).sizes(resolved, data)
+    ledger = ledger_for_recipe(resolved, sizes)
+    source = "prepared data" if sizes.trained else "recipe"
+    document = {"recipe": resolved.model_dump(), "parameters": ledger.as_json(), "vocabularies_from": source}
+
+    def draw() -> None:
+        emit(f"{dump_recipe(resolved)}\n")
+        print_ledger(ledger)
+
+    return Shown(
+        document, draw=draw, notes=[*[sizes.note] * sizes.trained, *([] if start is None else [start.words()])]
+    )
+
+
+def decode(
+    run: Path,
+    input_: Path | None,
+    output: Path | None,
+    split: str | None,
+    checkpoint: str,
+    device: str | None,
+    *,
+    resume: bool,
+    window: int,
+    pause: float,
+    threads: int,
+    workers: int,
+    json: bool,
+    **given: Any,
+) -> None:
+    """Translate or label text: one line out for each line in, in order.
+
+    --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are for translators.
+    """
+    from phmctl.export.verb import with_engine
+    from phmctl.exports import open_model
+    from phmctl.inference.answering import answer, load_anew, refuse_same_file, with_workers
+    from phmctl.inference.answers_file import AnswersFile
+    from phmctl.inference.arriving import arriving_lines, in_groups
+    from phmctl.tasks.base import Asked
+    from phmctl.tasks.registry import kind_of
+
+    if input_ is not None and split is not None:
+        raise UserError("--input and --split exclude each other; leave one out")
+    if resume and output is None:
+        raise UserError("--resume continues a file; add --output FILE")
+    if output is not None and split is None:
+        refuse_same_file(input_, output)
+    if workers > 1:
+        from phmctl.sweeps.pool import check_jobs, threads_each
+
+        check_jobs(workers, "--workers")
+        threads = threads_each(workers, threads)
+    set_threads(threads)
+    opened = with_engine(open_model(run), given.pop("engine"), checkpoint, given.pop("quantize"), given["precision"])
+    kind = kind_of(opened.recipe)
+    options = {name: value for name, value in given.items() if value is not None and value is not False}
+    kind.require("decode", options)
+    own = None if split is None else kind.split_lines(opened, split)
+
+    def load(name: str) -> "tuple[Asked, Model, Weights]":
+        asked = Asked(opened, name, device or "auto", options, own_text=own is not None)
+        return asked, kind.load(asked), opened.weights(name)
+
+    with starting():
+        asked, model, weights = opened.use(checkpoint, load)
+    window *= workers
+    groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
+    typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
+    # A person sees the answers themselves, unless they go into a file; a pipeline's log is left alone.
+    silent = not typed and ((output is not None and not json) or _stdout_is_a_file())
+    bar = progress(model.verb, None if own is None else len(own), plain=False, shown=silent)
+    if typed:
+        note("reading lines from the terminal; Ctrl-D ends them")
+    origin = {"run": opened.name, "checkpoint": weights.name, "weights": weights.sha256, **model.origin()}
+    file = nullcontext() if output is None else AnswersFile(output, origin, resume=resume)
+    with file as answers, bar as advance, with_workers(model, partial(load_anew, asked, threads), workers) as predict:
+        answer(model, groups, predict=predict, output=answers, as_json=json, advance=advance)
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Do without garbage collection while torch and a model are loaded, and leave what was loaded out of it for good.
+
+    Nearly all of that stays to the end of the process, and looking through it again and again is a sixth of the start.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _stdout_is_a_file() -> bool:
+    """Whether stdout is redirected to a file, not to a terminal or to a program that prints as it reads."""
+    try:
+        return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except OSError:
+        return False
+
+
+def evaluate(
+    names: list[Path], *, probing: bool, every: bool, jobs: int | None, list_: bool, threads: int, **given: Any
+) -> Shown:
+    """Score a run on a split of its text: translators by BLEU, chrF and TER, classifiers by accuracy.
+
+    Translations are kept in the run. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
+    and --reference are for translators.
+
+    Several runs or values (--beam 1,4 --checkpoint best,average) are scored one by one.
+
+    --probing trains a probe for each probing task prepared in --data, each once: its answers are kept there.
+    """
+    probed = {name: given.pop(name) for name in ("settings", "data")}
+    if not probing:
+        _refuse({"set": probed["settings"], "data": probed["data"]}, "belongs to --probing")
+        if given["source"] is None and given["table"] is None and given["split"] in ("test", "all"):
+            from phmctl.exports import open_model
+            from phmctl.runs import splits_asked
+            from phmctl.runs.find import select_runs
+
+            opened = [open_model(run) for run in (select_runs(names) if every else names)]
+            given["split"] = ",".join(splits_asked(opened, given["split"]))  # named test sets, where there is no test
+    if len(names) > 1 or every or jobs or list_ or any("," in given[name] for name in EVAL_AXES if given[name]):
+        from phmctl.sweeps.evaluate import EvalSweep
+
+        if probing:
+            raise UserError("--probing is for one run: its probes are many already; leave it out, or name one run")
+        sweep = EvalSweep.of(names, every, given | {"threads": threads})
+        return sweep.listed() if list_ else sweep.evaluate(jobs or 1)
+    set_threads(threads)
+    given = read_axes(EVAL, EVAL_AXES, given)
+    return _scored(names[0], given, probed | {"settings": probed["settings"] or ()} if probing else None)
+
+
+def _scored(run: Path, given: dict[str, Any], probed: dict[str, Any] | None) -> Shown:
+    """Score a run, against each baseline in turn."""
+    from phmctl import verbs
+
+    common: dict[str, Any] = {"checkpoint": given.pop("checkpoint"), "device": given.pop("device") or "auto"}
+    split, against = given.pop("split"), given.pop("against")
+    if probed is not None:
+        _refuse({**given, "split": None if split == "test" else split}, "has no part in --probing")
+    rivals: Sequence[Path | None] = against or [None]
+    with once():
+        if probed is None:
+            reports = [verbs.evaluate(run, split, against=each, **common, quiet=False, **given) for each in rivals]
+        else:
+            from phmctl.probes import probe
+
+            reports = [probe(run, against=each, **common, **probed) for each in rivals]
+    told, tables, notes = [], list[Table](), list[str]()
+    for report, rival in zip(reports, rivals, strict=True):
+        found = [] if rival is None else verbs.differences(run, rival)
+        told.append(report.as_json() | ({"differences": found} if against else {}))
+        tables += [table for table in report.tables() if table not in tables]  # the run's own scores once
+        notes += [*getattr(report, "notes", tuple)(), *(f"· {text}" for text in found)]
+    return Shown(told[0] if len(told) == 1 else {"comparisons": told}, tables, notes=notes)
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    wrong = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if wrong:
+        raise UserError(f"{', '.join(wrong)} {why}: leave it out")
