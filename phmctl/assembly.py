@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.errors import check_known
-from phmctl.models.bare import BareTransformer
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe, RuleModel
-from phmctl.models.stack import DecoderLayer, EncoderLayer, Stack
-from phmctl.models.transformer import Transformer
+from phmctl.models.transformer import BareTransformer, DecoderLayer, EncoderLayer, Stack, Transformer
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import (
     BilinearComposition,

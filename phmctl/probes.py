@@ -31,10 +31,8 @@ from phmctl.data.batches import plan_by_count
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
 from phmctl.data.special import EOS, PAD, UNK
-from phmctl.decoding.engine import change_decoding
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.torch_engine import pad
-from phmctl.decoding.translator import Translator, plan
+from phmctl.decoding.beam import pad
+from phmctl.decoding.translator import Translator, change_decoding, load_translator, plan
 from phmctl.devices import isolated, pick_device, seed_generators
 from phmctl.errors import DataError, NonFiniteError, RunError
 from phmctl.files import locked, read_json_object, sha256, sha256_text, write_atomic, write_json

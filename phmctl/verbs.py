@@ -247,7 +247,7 @@ def evaluate(
         UserError: an option that the task does not have.
         OutputError: the run's folder cannot be written.
     """
-    from phmctl.export.verb import with_engine
+    from phmctl.export import with_engine
     from phmctl.exports import open_model
     from phmctl.tasks.base import Asked
     from phmctl.tasks.registry import kind_of

@@ -19,14 +19,20 @@ from phmctl.console import silence
 from phmctl.data.copies import read_text
 from phmctl.data.prepared.folder import PreparedData, data_root
 from phmctl.data.special import EOS
-from phmctl.decoding.beam import Seq2Seq, beam_search
-from phmctl.decoding.engine import CTRANSLATE2, ENGINES, TORCH, Hypothesis
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.torch_engine import pad
-from phmctl.decoding.translator import Translation, Translator, plan
+from phmctl.decoding.beam import Seq2Seq, beam_search, pad
+from phmctl.decoding.translator import (
+    CTRANSLATE2,
+    ENGINES,
+    TORCH,
+    Hypothesis,
+    Translation,
+    Translator,
+    load_translator,
+    plan,
+)
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import UserError, check_known
-from phmctl.export.verb import with_engine
+from phmctl.export import with_engine
 from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import TranslationRecipe

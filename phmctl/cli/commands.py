@@ -168,7 +168,7 @@ def serve(
     for library in ("starlette", "uvicorn"):
         require(library, "serve")
     from phmctl.devices import set_threads
-    from phmctl.export.verb import with_engine
+    from phmctl.export import with_engine
     from phmctl.exports import open_model
     from phmctl.inference.loading import load
     from phmctl.serving.batching import BatchLimits, Service

@@ -193,7 +193,7 @@ def decode(
 
     --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are for translators.
     """
-    from phmctl.export.verb import with_engine
+    from phmctl.export import with_engine
     from phmctl.exports import open_model
     from phmctl.inference.answering import answer, load_anew, refuse_same_file, with_workers
     from phmctl.inference.answers_file import AnswersFile

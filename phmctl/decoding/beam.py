@@ -22,10 +22,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from phmctl.data.special import BOS, EOS, PAD, UNK
-from phmctl.decoding.engine import Hypothesis, length_penalty
+from phmctl.decoding.translator import TORCH, Hypothesis, length_penalty, longest_outputs
 from phmctl.errors import NonFiniteError
+from phmctl.recipe.schema import DecodingSection
 
 # A CPU takes the rows in parts: the parts' scores use the same memory again, where a second tensor as large as the
 # logits would be fresh memory in each step (15 % of a step at V = 8,000).
@@ -279,3 +281,47 @@ class _Search:
 def _at_least(values: Tensor, width: int) -> Tensor:
     """Pad (B, C) with impossible candidates to at least `width` columns."""
     return torch.nn.functional.pad(values, (0, max(0, width - values.shape[1])), value=_DEAD)
+
+
+class TorchEngine:
+    """Beam search of a :class:`phmctl.decoding.beam.Seq2Seq` on `device`, in evaluation mode."""
+
+    name = TORCH
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model, self.device = model, device
+
+    def search(
+        self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
+    ) -> list[list[Hypothesis]]:
+        """Search one batch; see :class:`~phmctl.decoding.translator.Engine`."""
+        return beam_search(
+            self.model,
+            pad(sources).to(self.device),
+            beam=settings.beam,
+            alpha=settings.alpha,
+            max_lengths=longest_outputs(sources, settings),
+            allowed=allowed,
+            n_best=n_best,
+        )
+
+
+def pad(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return rows of ids as one tensor (B, S), PAD behind the shorter ones."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
+
+
+@torch.no_grad()
+def forced_scores(model: Any, source: Tensor, outputs: Sequence[Sequence[int]], *, alpha: float) -> list[Hypothesis]:
+    """Score the given outputs, one a source sentence, in one pass without a cache."""
+    whole = [torch.tensor([BOS, *tokens, EOS]) for tokens in outputs]
+    target = pad_sequence(whole, batch_first=True, padding_value=PAD).to(source.device)  # (B, T+1)
+    log_probs = torch.log_softmax(model.logits(model(source, target[:, :-1])).float(), -1)  # (B, T, V)
+    gold = log_probs.gather(2, target[:, 1:, None])[:, :, 0]  # (B, T)
+    lengths = torch.tensor([len(tokens) + 1 for tokens in outputs], device=source.device)  # (B,) with EOS
+    inside = torch.arange(gold.shape[1], device=source.device) < lengths[:, None]  # (B, T)
+    totals = gold.masked_fill(~inside, 0.0).double().sum(1).tolist()
+    return [
+        Hypothesis(list(tokens), total / length_penalty(len(tokens) + 1, alpha), total)
+        for tokens, total in zip(outputs, totals, strict=True)
+    ]

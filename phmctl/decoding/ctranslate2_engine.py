@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.engine import CTRANSLATE2, Hypothesis, length_penalty, longest_outputs
+from phmctl.decoding.translator import CTRANSLATE2, Hypothesis, length_penalty, longest_outputs
 from phmctl.errors import RunError, UserError, missing, too_old
 from phmctl.recipe.schema import DecodingSection
 
@@ -54,7 +54,7 @@ class CTranslate2Engine:
     def search(
         self, sources: Sequence[Ids], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.decoding.engine.Engine`. `allowed` is the vocabulary, all of it."""
+        """Search one batch; see :class:`~phmctl.decoding.translator.Engine`. `allowed` is the vocabulary, all of it."""
         limits = longest_outputs(sources, settings)
         found = self._within(sources, limits, settings)
         if n_best > 1 or any(not each.ended for outputs in found for each in outputs):

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.data.special import PAD
-from phmctl.decoding.engine import ONNX
-from phmctl.decoding.torch_engine import TorchEngine
+from phmctl.decoding.beam import TorchEngine
+from phmctl.decoding.translator import ONNX
 from phmctl.errors import RunError, require
 
 ENCODER, DECODER, CLASSIFIER = "encoder.onnx", "decoder.onnx", "classifier.onnx"

@@ -1,1 +1,76 @@
-"""Trained runs in the forms that other programs read."""
+"""Trained runs in the forms that other programs read. An export that exists already is found here without torch."""
+
+from pathlib import Path
+
+from phmctl.console import note
+from phmctl.decoding.translator import ENGINES, TORCH
+from phmctl.errors import OutputError, UserError, check_known
+from phmctl.exports import CTRANSLATE2, SAFETENSORS, Export
+from phmctl.files import locked
+from phmctl.runs import Run, Weights
+
+EXACT = "float32"
+FORMS = ("both", "dense")  # of safetensors
+PASSING = 64  # texts that an export made in passing is verified on
+
+
+def check_options(to: str, quantize: str | None, form: str | None) -> None:
+    """Refuse (UserError) an option that is not of the format."""
+    if quantize is not None and to != CTRANSLATE2:
+        raise UserError(f"--quantize is CTranslate2's; an export to {to} is float32: leave it out")
+    if form is not None:
+        if to != SAFETENSORS:
+            raise UserError(f"--form is for --to safetensors; an export to {to} is dense: leave it out")
+        check_known("form", form, FORMS)
+
+
+def with_engine(
+    run: Run, engine: str | None, checkpoint: str = "best", quantize: str | None = None, precision: str | None = None
+) -> Run:
+    """Return what answers for a run by an engine: itself for torch, else an export that is made once and kept in it.
+
+    It lies in the run's folder, under ``exports/``, and is made anew when the checkpoint is another by now.
+    """
+    if engine is None and quantize is None:
+        return run
+    engine = engine or (run.engine if isinstance(run, Export) else TORCH)
+    check_known("engine", engine, ENGINES)
+    if isinstance(run, Export):
+        if engine != run.engine or quantize not in (None, run.manifest.get("quantize")):
+            raise UserError(
+                f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
+            )
+        return run
+    check_options(engine, quantize, None)
+    if engine == TORCH:
+        return run
+    if precision is not None:
+        raise UserError(f"--precision is torch's; --engine {engine} has --quantize {precision} where it can do that")
+    weights = run.weights(checkpoint)
+    name = "-".join([engine, *([quantize or EXACT] if engine == CTRANSLATE2 else []), weights.name])
+    folder = run.folder / "exports" / name
+    if kept := _kept(folder, weights):
+        return kept
+    from phmctl.export.verb import export
+
+    try:
+        with locked(folder.parent / f".{name}.lock"):
+            if kept := _kept(folder, weights):  # another process was faster
+                return kept
+            note(f"exporting to {engine}; it is kept in {folder}")
+            return export(
+                run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING
+            ).export
+    except OutputError as error:
+        elsewhere = f"phmctl export {run.folder} --to {engine} -o DIR"
+        raise type(error)(f"{error}; or export it elsewhere: {elsewhere}") from error
+
+
+def _kept(folder: Path, weights: Weights) -> Export | None:
+    """The export of these weights that was kept; None where there is none, or it is damaged."""
+    try:
+        found = Export.open(folder)
+        found.verify()
+    except UserError:
+        return None
+    return found if found.manifest["checkpoint_sha256"] == weights.sha256 else None

@@ -26,7 +26,6 @@ from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
 
 # Tables and the sizes that say how many of their rows have a meaning; maps and the projections that they join.
 _TABLES = {"source_embedding": "source", "target_embedding": "target", "generator": "target", "embedding": "vocabulary"}
-FORMS = ("both", "dense")
 _JOINED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}
 
 

@@ -21,12 +21,11 @@ from phmctl.checkpoints import save_tensors
 from phmctl.console import note, silence
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer
-from phmctl.decoding.torch_engine import pad
+from phmctl.decoding.beam import pad
 from phmctl.decoding.translator import Translator, plan
 from phmctl.errors import PhmctlError, require
 from phmctl.export.dense import DenseForm
-from phmctl.export.subject import Subject
-from phmctl.export.verify import NEAR, Verification
+from phmctl.export.verify import NEAR, Subject, Verification
 from phmctl.files import write_atomic, write_json
 from phmctl.nn.layers import sinusoids
 

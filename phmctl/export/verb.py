@@ -1,7 +1,8 @@
-"""``export``: a run's model in the form of another engine, verified against the run before it gets its name."""
+"""``export``: a run's model in the form of another engine, verified before it gets its name; its model card."""
 
+import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -9,23 +10,97 @@ from pathlib import Path
 from typing import Any
 
 from phmctl import __version__
-from phmctl.console import Table, note
-from phmctl.decoding.engine import ENGINES, TORCH
-from phmctl.decoding.loading import open_engine
-from phmctl.decoding.translator import Translator
-from phmctl.dimension import TWO_FACTORS
-from phmctl.errors import OutputError, PhmctlError, UserError, check_known
-from phmctl.export.card import model_card
-from phmctl.export.dense import FORMS, write_plain
-from phmctl.export.subject import Subject, open_subject
-from phmctl.export.verify import Verification, verify_classifier, verify_translator
-from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, SAFETENSORS, Export
-from phmctl.files import clear, locked, replacing, write_atomic, writing
-from phmctl.runs import DATA, EXPORT, RECIPE, Run, Weights
+from phmctl.accounting.ledger import ledger_for
+from phmctl.console import Table
+from phmctl.data.card import load_card
+from phmctl.decoding.translator import Translator, open_engine
+from phmctl.dimension import LOW_RANK, TWO_FACTORS
+from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
+from phmctl.export import EXACT, check_options
+from phmctl.export.dense import write_plain
+from phmctl.export.verify import Subject, Verification, open_subject, verify_classifier, verify_translator
+from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, Export
+from phmctl.files import clear, replacing, write_atomic, writing
+from phmctl.runs import DATA, EXPORT, RECIPE, Run
+from phmctl.runs.results import read_results
 from phmctl.sealed import seal
 from phmctl.tasks.classification.predictor import exported_model
+from phmctl.tasks.registry import kind_of
 
-EXACT = "float32"
+_USE = {
+    "ctranslate2": "phmctl decode DIR, or CTranslate2 itself: the model's files are in `model/`.",
+    "onnx": "phmctl decode DIR, or any ONNX runtime: `phmctl.decoding.onnx_engine` says what the graphs take.",
+    "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in this folder, which wants torch alone.",
+    "huggingface": "the transformers library: AutoTokenizer and AutoModelForSeq2SeqLM, `from_pretrained(DIR)`.",
+}
+
+
+def model_card(subject: Subject, described: Mapping[str, Any], found: Verification) -> str:
+    run, section = subject.run, subject.section
+    recipe, to, quantize = run.recipe, described["to"], described.get("quantize")
+    number = f"rank {section.rank}" if section.algebra == LOW_RANK else f"n = {section.dimension}"
+    maps = "dense maps" if section.algebra == "real" else f"{section.algebra} maps with {number}"
+    kind = "encoder-decoder Transformer" if subject.translates else f"classifier ({section.kind})"
+    ledger = ledger_for(kind_of(recipe), section, subject.sizes)
+    totals, inner = ledger.totals, ledger.without_embeddings
+    lines = [f"# {recipe.name}, {recipe.variant}", ""]
+    lines += [recipe.description, ""] if recipe.description else []
+    lines += [
+        f"- model: {kind}, trained with {maps} by phmctl; here each map is a plain matrix",
+        f"- form: {to}{f', {quantize}' if quantize else ''}",
+        f"- from: run `{described['run']}`, checkpoint {described['checkpoint']}, exported by phmctl {__version__}",
+        f"- use: {_USE[to]}",
+    ]
+    lines += [f"- labels: {', '.join(subject.labels)}"] if subject.labels else []
+    lines += ["", "## Data", "", *_data(run)]
+    lines += ["", "## Scores of the run", ""]
+    lines += [*_scores(run)] or ["none are recorded; measure them with: phmctl eval"]
+    lines += ["", "## This export against the run", "", f"- verified: {found}"]
+    if found.scores:
+        of = f" ({found.scores['signature']})" if "signature" in found.scores else ""
+        lines.append(f"- {found.scores['metric']}{of}: {found.score_words}")
+    lines += [
+        *("", "## Parameters", ""),
+        f"- trained: {totals.parameters:,}; without embeddings {inner.parameters:,}",
+        f"- of the dense twin that this export holds: {totals.dense:,}; without embeddings {inner.dense:,}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _data(run: Run) -> Iterator[str]:
+    data, settings = run.data(), run.data().get("settings", {})
+    name = run.recipe.model_dump()["data"].get("card", "")
+    yield f"- corpus: {data.get('corpus', name)}"
+    if "source_language" in data:
+        yield f"- languages: {data['source_language']} to {data['target_language']}"
+    if "origin" in data:
+        yield f"- origin: {data['origin']}"
+    for split, counts in data.get("splits", {}).items():
+        if isinstance(counts, dict) and "kept" in counts:
+            yield f"- {split}: {counts['kept']:,} examples"
+    if "tokenizer" in settings:
+        yield f"- tokens: {settings['tokenizer']}, {json.dumps(data.get('token_types', settings.get('vocabulary')))}"
+    if "cleaning" in settings:
+        yield f"- cleaning: {json.dumps(settings['cleaning'])}"
+    try:
+        licence = load_card(name).licence
+    except DataError:
+        licence = "not known: the corpus has no card"
+    yield f"- licence of the data: {licence}"
+
+
+def _scores(run: Run) -> Iterator[str]:
+    for result in read_results(run):
+        if result.against:  # the same scores stand in a result without the comparison
+            continue
+        where, decoding = f"checkpoint {result.checkpoint}", result.settings.get("decoding", {})
+        for score in result.report.get("scores", ()):
+            search = f"beam {decoding.get('beam')}, alpha {decoding.get('alpha')}"
+            value = f"{score['name']} {score['value']:.2f} ({score['signature']})"
+            yield f"- {result.split}: {value}, {where}, {search}"
+        for split in result.report.get("splits", ()):
+            right, total = split["accuracy"]["right"], split["accuracy"]["total"]
+            yield f"- {split['split']}: accuracy {right / total:.2%} of {total:,} examples, {where}"
 
 
 @dataclass(frozen=True)
@@ -96,16 +171,6 @@ def export(
     return Exported(Export.open(output), found)
 
 
-def check_options(to: str, quantize: str | None, form: str | None) -> None:
-    """Refuse (UserError) an option that is not of the format."""
-    if quantize is not None and to != CTRANSLATE2:
-        raise UserError(f"--quantize is CTranslate2's; an export to {to} is float32: leave it out")
-    if form is not None:
-        if to != SAFETENSORS:
-            raise UserError(f"--form is for --to safetensors; an export to {to} is dense: leave it out")
-        check_known("form", form, FORMS)
-
-
 def _check_output(folder: Path, *, force: bool) -> None:
     """Refuse (OutputError) what would be overwritten: a file, or what is not empty; with `force` all but an export."""
     if folder.exists() and not folder.is_dir():
@@ -172,56 +237,3 @@ def _verify(subject: Subject, to: str, folder: Path, quantize: str, texts: int |
             "run, and not by a tie; it was not written. This is a fault of phmctl or of the engine"
         )
     return found
-
-
-PASSING = 64  # texts that an export made in passing is verified on
-
-
-def with_engine(
-    run: Run, engine: str | None, checkpoint: str = "best", quantize: str | None = None, precision: str | None = None
-) -> Run:
-    """Return what answers for a run by an engine: itself for torch, else an export that is made once and kept in it.
-
-    It lies in the run's folder, under ``exports/``, and is made anew when the checkpoint is another by now.
-    """
-    if engine is None and quantize is None:
-        return run
-    engine = engine or (run.engine if isinstance(run, Export) else TORCH)
-    check_known("engine", engine, ENGINES)
-    if isinstance(run, Export):
-        if engine != run.engine or quantize not in (None, run.manifest.get("quantize")):
-            raise UserError(
-                f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
-            )
-        return run
-    check_options(engine, quantize, None)
-    if engine == TORCH:
-        return run
-    if precision is not None:
-        raise UserError(f"--precision is torch's; --engine {engine} has --quantize {precision} where it can do that")
-    weights = run.weights(checkpoint)
-    name = "-".join([engine, *([quantize or EXACT] if engine == CTRANSLATE2 else []), weights.name])
-    folder = run.folder / "exports" / name
-    if kept := _kept(folder, weights):
-        return kept
-    try:
-        with locked(folder.parent / f".{name}.lock"):
-            if kept := _kept(folder, weights):  # another process was faster
-                return kept
-            note(f"exporting to {engine}; it is kept in {folder}")
-            return export(
-                run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING
-            ).export
-    except OutputError as error:
-        elsewhere = f"phmctl export {run.folder} --to {engine} -o DIR"
-        raise type(error)(f"{error}; or export it elsewhere: {elsewhere}") from error
-
-
-def _kept(folder: Path, weights: Weights) -> Export | None:
-    """The export of these weights that was kept; None where there is none, or it is damaged."""
-    try:
-        found = Export.open(folder)
-        found.verify()
-    except UserError:
-        return None
-    return found if found.manifest["checkpoint_sha256"] == weights.sha256 else None

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from phmctl.console import silence
-from phmctl.decoding.engine import ENGINES, TORCH
+from phmctl.decoding.translator import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
 from phmctl.exports import Export, no_engine, open_model
 from phmctl.runs import AUTO

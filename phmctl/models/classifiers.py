@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from phmctl.data.special import PAD
 from phmctl.errors import DimensionError
-from phmctl.models.stack import Stack, embed
+from phmctl.models.transformer import Stack, embed
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import POOLINGS, SinusoidalPositions, max_pool, mean_pool

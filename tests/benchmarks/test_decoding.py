@@ -8,7 +8,7 @@ import torch
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.decoding import evenly, searcher
 from phmctl.benchmarks.training import variants_of
-from phmctl.decoding.engine import Hypothesis
+from phmctl.decoding.translator import Hypothesis
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining

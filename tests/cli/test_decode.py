@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.translator import Translator
+from phmctl.decoding.translator import Translator, load_translator
 from phmctl.errors import DataError, OutputError, RecipeError, UserError
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT

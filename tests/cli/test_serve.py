@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn")
 
 
 from phmctl.cli.main import app
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import load_translator
 from phmctl.errors import MissingExtraError, PhmctlError, RunError, UserError
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_model

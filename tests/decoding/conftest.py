@@ -5,7 +5,7 @@ import torch
 
 from phmctl.assembly import build_transformer
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
-from phmctl.decoding.torch_engine import TorchEngine
+from phmctl.decoding.beam import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.models import TransformerSection

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from phmctl.data.special import BOS, EOS, PAD, UNK
 from phmctl.decoding import beam as beam_module
-from phmctl.decoding.beam import beam_search
-from phmctl.decoding.engine import Hypothesis, length_penalty
-from phmctl.decoding.torch_engine import forced_scores
+from phmctl.decoding.beam import beam_search, forced_scores
+from phmctl.decoding.translator import Hypothesis, length_penalty
 from phmctl.errors import NonFiniteError
 from tests.decoding.fakes import FakeModel, sources
 

@@ -11,8 +11,8 @@ pytest.importorskip("ctranslate2")
 
 from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
+from phmctl.decoding.beam import TorchEngine, forced_scores, pad
 from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
-from phmctl.decoding.torch_engine import TorchEngine, forced_scores, pad
 from phmctl.errors import MissingExtraError, RunError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form

@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 
-from phmctl.decoding.beam import _Search, beam_search
-from phmctl.decoding.torch_engine import TorchEngine
+from phmctl.decoding.beam import TorchEngine, _Search, beam_search
 from phmctl.decoding.translator import Translator
 from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model

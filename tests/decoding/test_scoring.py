@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from phmctl.decoding.beam import beam_search
-from phmctl.decoding.torch_engine import forced_scores, pad
+from phmctl.decoding.beam import beam_search, forced_scores, pad
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 from tests.decoding.fakes import FakeModel, sources
 

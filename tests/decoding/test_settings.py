@@ -1,6 +1,6 @@
 import pytest
 
-from phmctl.decoding.engine import change_decoding
+from phmctl.decoding.translator import change_decoding
 from phmctl.errors import RecipeError
 from phmctl.recipe.schema import DecodingSection
 

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.assembly import answering
-from phmctl.decoding.engine import Hypothesis
-from phmctl.decoding.torch_engine import pad
-from phmctl.decoding.translator import EMPTY, plan
+from phmctl.decoding.beam import pad
+from phmctl.decoding.translator import EMPTY, Hypothesis, plan
 from phmctl.errors import DataError
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.torch_engine import forced_scores
+from phmctl.decoding.beam import forced_scores
 from phmctl.errors import MissingExtraError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from phmctl import exports
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import load_translator
 from phmctl.export.verb import export
 from phmctl.models import plain
 from phmctl.runs import Run

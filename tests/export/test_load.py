@@ -8,7 +8,7 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import load_translator
 from phmctl.errors import RunError, UserError
 from phmctl.export.verb import Exported, export
 from phmctl.runs import Run

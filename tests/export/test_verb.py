@@ -11,11 +11,10 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.decoding.engine import change_decoding
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import change_decoding, load_translator
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
-from phmctl.export import verb
-from phmctl.export.verb import Exported, export, with_engine
+from phmctl.export import verb, with_engine
+from phmctl.export.verb import Exported, export
 from phmctl.exports import Export, open_model
 from phmctl.files import write_json
 from phmctl.models.plain import load
@@ -179,7 +178,7 @@ def test_a_run_that_cannot_be_written_into(tmp_path: Path, monkeypatch: pytest.M
     def read_only(path: Path) -> None:
         raise OutputError(f"cannot write {path}")
 
-    monkeypatch.setattr(verb, "locked", read_only)
+    monkeypatch.setattr("phmctl.export.locked", read_only)
     assert with_engine(run, CT2).folder == kept.folder
     with pytest.raises(OutputError, match=rf"or export it elsewhere: phmctl export {run.folder} --to onnx -o DIR"):
         with_engine(run, exports.ONNX)

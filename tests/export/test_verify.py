@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from phmctl import exports
-from phmctl.decoding.engine import Hypothesis
+from phmctl.decoding.translator import Hypothesis
 from phmctl.errors import PhmctlError
 from phmctl.export import verb
-from phmctl.export.subject import open_subject
-from phmctl.export.verify import verify_translator
+from phmctl.export.verify import open_subject, verify_translator
 from phmctl.files import write_json
 from phmctl.runs import Run
 

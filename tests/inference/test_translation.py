@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.translator import EMPTY, Translation
+from phmctl.decoding.translator import EMPTY, Translation, load_translator
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.runs import Run
 from phmctl.tasks.model import Model

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from phmctl.assembly import build_classifier
 from phmctl.data.special import PAD
 from phmctl.models.classifiers import EncoderClassifier
-from phmctl.models.stack import embed
+from phmctl.models.transformer import embed
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection
 from tests.models.test_against_torch import copy_attention, copy_linear

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phmctl.models.stack import Stack
+from phmctl.models.transformer import Stack
 
 
 class Affine(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
 from phmctl.errors import DimensionError
-from phmctl.models import state
+from phmctl.models import transformer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.models import TransformerSection
 
@@ -83,7 +83,7 @@ def test_reordered_beams_continue_their_parents() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 32])
 def test_the_past_grows_as_outputs_do(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "CAPACITY", capacity)
+    monkeypatch.setattr(transformer, "CAPACITY", capacity)
     model, source, target = build(), sentences(2, 5), sentences(2, 7)
     target[:, 0] = BOS
     with torch.no_grad():

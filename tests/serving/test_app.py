@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
-from phmctl.serving.app import LOCAL_NAMES, build_app
 from phmctl.serving.batching import BatchLimits, Service
 from phmctl.serving.requests import Limits
+from phmctl.serving.server import LOCAL_NAMES, build_app
 from tests.serving.fake import FakeModel, as_json, service, until
 
 JSON = {"content-type": "application/json"}

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from phmctl.cli.main import app
-from phmctl.decoding.engine import change_decoding
+from phmctl.decoding.translator import change_decoding
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results

@@ -15,8 +15,8 @@ from phmctl.console import silence
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.clean import clean_line
 from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers
-from phmctl.decoding.engine import TORCH
 from phmctl.decoding.onnx_engine import OnnxClassifier
+from phmctl.decoding.translator import TORCH
 from phmctl.devices import pick_device
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export

@@ -268,7 +268,7 @@ def _decode(
     Kept ones are as good where the weights that made them are damaged by now, but nobody could make them again: a
     warning says so.
     """
-    from phmctl.decoding.loading import load_translator
+    from phmctl.decoding.translator import load_translator
 
     lines = text.source if text.origin else read_text(run, text.name, "source")
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from phmctl.console import silence
 from phmctl.data.copies import read_text
-from phmctl.decoding.engine import TORCH, change_decoding
-from phmctl.decoding.translator import Translation, Translator, plan
+from phmctl.decoding.translator import TORCH, Translation, Translator, change_decoding, plan
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe
@@ -85,7 +84,7 @@ class TranslationModel(Model):
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         if "score" not in self.answers:
             raise self._lacks("score")
-        from phmctl.decoding.torch_engine import forced_scores, pad
+        from phmctl.decoding.beam import forced_scores, pad
 
         checked, outputs = check_texts(sources, "sources"), check_texts(targets, "targets")
         if len(checked) != len(outputs):
@@ -107,7 +106,7 @@ class TranslationModel(Model):
             raise self._lacks("encode")
         import torch
 
-        from phmctl.decoding.torch_engine import pad
+        from phmctl.decoding.beam import pad
         from phmctl.nn.layers import mean_pool
 
         model = self.engine.model
@@ -258,7 +257,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         return Answers(asked, right, given, groups, lowercase=lowercase, tokenize=tokenize)
 
     def load(self, asked: Asked) -> TranslationModel:
-        from phmctl.decoding.loading import load_translator
+        from phmctl.decoding.translator import load_translator
 
         run, given = asked.run, dict(asked.options)
         n_best, strict = given.pop("n_best", None), given.pop("strict", False)
@@ -284,7 +283,7 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         import torch
 
         from phmctl.assembly import bare_transformer
-        from phmctl.models.bare import bare_loss
+        from phmctl.models.transformer import bare_loss
 
         sizes = task.prepared.tokenizers
         model = bare_transformer(task.recipe.model, max(sizes.source.size, sizes.target.size)).to(device)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import phmctl
 from phmctl import exports
 from phmctl.data.batches import collate, encode_texts
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, RunError, UserError
-from phmctl.export.verb import export, with_engine
+from phmctl.export import with_engine
+from phmctl.export.verb import export
 from phmctl.exports import open_model
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
@@ -182,8 +183,8 @@ def test_a_client_gets_what_the_library_says(runs: dict[str, Run], kind: str) ->
     pytest.importorskip("starlette")
     from starlette.testclient import TestClient
 
-    from phmctl.serving.app import build_app
     from phmctl.serving.batching import Service
+    from phmctl.serving.server import build_app
 
     model = phmctl.load(runs[kind].folder, device="cpu")
     texts = PAIRS[:2] if kind == "lstm-pair" else ["the cat", "the dogs near the key", "the cat " * 200, " "]

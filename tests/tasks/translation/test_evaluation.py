@@ -8,8 +8,7 @@ import pytest
 
 from phmctl import __version__
 from phmctl.data.copies import read_text
-from phmctl.decoding.engine import change_decoding
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import change_decoding, load_translator
 from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
@@ -255,7 +254,7 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
             discard(run.checkpoints_folder / checkpoint)
         return real(run, checkpoint, *rest, **options)
 
-    monkeypatch.setattr("phmctl.decoding.loading.load_translator", load)
+    monkeypatch.setattr("phmctl.decoding.translator.load_translator", load)
     found = evaluate(run, device="cpu")
     assert pruned == ["step-000002"]
     assert found.checkpoint == "step-000001"

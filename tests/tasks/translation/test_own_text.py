@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import phmctl
 from phmctl.cli.main import app
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, UserError
 from phmctl.files import write_json
 from phmctl.metrics.text import all_scores

@@ -21,7 +21,7 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import PAD
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
-from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import write_json
 from phmctl.metrics.text import Score
