@@ -6,7 +6,8 @@ by beam search, and the student trains on these translations beside the referenc
 """
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from phmctl.recipe.schema import Recipe
     from phmctl.runs import Run
     from phmctl.training.train import TrainingResult
+    from phmctl.verbs import Settings
 
 STARTS = ("nearest", "random")
 _SLICE = 2000  # lines between two reports of progress
@@ -33,7 +35,7 @@ def distil(
     algebra: str | None = None,
     seed: int | None = None,
     steps: int | None = None,
-    settings: Sequence[str] = (),
+    settings: "Settings" = (),
     start: str = "nearest",
     beam: int | None = None,
     references: bool = True,
@@ -51,7 +53,7 @@ def distil(
         algebra: the student's.
         seed: the student's.
         steps: of the student's training.
-        settings: further recipe keys of the student: ``["model.width=128"]``.
+        settings: further recipe keys of the student: ``{"model.width": 128}``, or ``["model.width=128"]``.
         start: ``nearest``: the student begins with the teacher's tables, norms and biases, and with the Kronecker sums
             that are nearest to its weights, where the shapes are equal; ``random``: as any training.
         beam: of the teacher's search; the teacher's recipe's where None.
@@ -70,6 +72,7 @@ def distil(
     from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import common_overrides, resolve
     from phmctl.runs import Run
+    from phmctl.tasks.registry import kind_of
     from phmctl.training.initial import other_shape
     from phmctl.verbs import train
 
@@ -84,18 +87,23 @@ def distil(
     common = common_overrides(n=n, algebra=algebra, seed=seed, steps=steps)
     student = resolve(run.recipe if recipe is None else recipe, common, settings)
     _check_student(run, student)
-    own = [*settings]
+    kind_of(run.recipe).open(run.recipe, root).check_run(run)
+    own: dict[str, Any] = {}
     if task == "translation":
         with silence() if quiet else nullcontext():
             name = _taught_corpus(run, student, root, beam, references)
-        own += [f"data.card={name}", "data.direction=forward", "data.copies=false"]
+        own |= {"data.card": name, "data.direction": "forward", "data.copies": False}
     else:
-        own += [f"training.teacher={run.folder.resolve()}"]
+        own["training.teacher"] = str(run.folder.resolve())
     if start == "nearest" and other_shape(student, run.recipe) is None:
-        own += [f"training.initialise_from={run.folder.resolve()}"]
+        own["training.initialise_from"] = str(run.folder.resolve())
+    if not isinstance(settings, Mapping):
+        settings = [*settings, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
+    else:
+        settings = {**settings, **own}
     return train(
         run.recipe if recipe is None else recipe,
-        n=n, algebra=algebra, seed=seed, steps=steps, settings=own, data=root, runs=runs, tag=tag, quiet=quiet,
+        n=n, algebra=algebra, seed=seed, steps=steps, settings=settings, data=root, runs=runs, tag=tag, quiet=quiet,
     )  # fmt: skip
 
 
@@ -118,12 +126,10 @@ def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, 
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.data.tokenizer import TokenizerPair
     from phmctl.recipe.schema import TranslationRecipe
-    from phmctl.tasks.registry import kind_of
     from phmctl.verbs import prepare
 
     recipe = run.recipe_of(TranslationRecipe)
     prepared = PreparedData.find(recipe.data, root)
-    kind_of(recipe).open(recipe, root).check_run(run)
     beam = recipe.decoding.beam if beam is None else beam
     checkpoint = run.weights("auto")
     mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {beam} {references}".encode()).hexdigest()[:8]

@@ -55,9 +55,8 @@ def prepare(
             ``max_tokens``, ``direction`` (``reverse``), ``copies``. Of the cleaning, instead of the card's:
             ``lowercase``, ``normalise``, ``entities``, ``max_ratio``, ``min_count``. Of tables: ``quoting``,
             ``header``, ``skip_bad_lines``; of parallel ones ``columns`` and
-            ``languages`` (``"de,en"``), of labelled text ``table``
-            (``["train=train.tsv", …]``), ``text``, ``label``, ``extra``. Of labelled text: ``extra_split``,
-            ``vectors``.
+            ``languages`` (``"de,en"``), of labelled text ``table`` (``{"train": "train.tsv", …}``), ``text`` (a column
+            or two), ``label``, ``extra``. Of labelled text: ``extra_split``, ``vectors``.
 
     Returns:
         the prepared data: its ``folder`` and its ``manifest``, which counts what was read, kept and dropped.
@@ -73,8 +72,10 @@ def prepare(
     from phmctl.tasks.base import Preparation
     from phmctl.tasks.registry import kind_for_corpus
 
-    given = {key: value for key, value in options.items() if value not in (None, [])}
+    given = _as_given(options)
     for key in given:
+        if key in ("train", "valid", "test"):
+            raise UserError(f'no option {key!r}: name your own files by split, files={{"{key}": "{given[key]}", …}}')
         check_known("option", key, (*_VOCABULARY, *_CLEANING, *_TABLES))
     groups = {split: _groups(named) for split, named in (files or {}).items()}
     own = {key: Path(value) if key == "vectors" else value for key, value in given.items() if key in _TABLES}
@@ -112,6 +113,21 @@ _TABLES = (
     "vectors",
     "skip_bad_lines",
 )
+
+
+def _as_given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as the command has them: one value for a list of one, names with values, names in a list."""
+    given = {key: value for key, value in options.items() if value not in (None, [])}
+    for key, value in given.items():
+        if key in ("columns", "languages") and not isinstance(value, str):
+            given[key] = ",".join(map(str, value))
+        elif key in ("table", "extra_split") and isinstance(value, Mapping):
+            given[key] = [f"{name}={path}" for name, path in value.items()]
+        elif key in ("text", "extra", "reference") and isinstance(value, str | Path):
+            given[key] = [value]
+        elif key == "source" and not isinstance(value, str | Path):
+            raise UserError(f"source is one file, not {value!r}")
+    return given
 
 
 def _groups(named: "Files") -> list[tuple[Path, ...]]:
@@ -234,9 +250,9 @@ def evaluate(
         quantize: CTranslate2's type.
         quiet: print nothing on stderr.
         options: those of the task, by the command's names: of a translator ``beam``, ``alpha``, ``batch_tokens``,
-            ``execution``, ``precision``, ``lowercase``, ``tokenize``, and of text that is not the run's ``source`` and
-            ``reference`` (a list of files); of a classifier ``execution``, and of a
-            table that is not the run's ``table``, ``text`` (a list of columns) and ``label``.
+            ``execution``, ``precision``, ``lowercase``, ``tokenize``, and of text that is not the run's ``source`` (a
+            file) and ``reference`` (a file or several); of a classifier ``execution``, and of a table that is not the
+            run's ``table`` (a file), ``text`` (a column or two) and ``label``.
 
     Returns:
         what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an
@@ -258,7 +274,7 @@ def evaluate(
         task = opened.recipe.task
         if rival is not None and rival.recipe.task != task:
             raise RunError(f"{rival.folder} is of task {rival.recipe.task!r}, not {task!r}: scores do not compare")
-        kind, given = kind_of(opened.recipe), {name: value for name, value in options.items() if value is not None}
+        kind, given = kind_of(opened.recipe), _as_given(options)
         kind.require("eval", given)
         return kind.evaluate(Asked(opened, checkpoint, device, given, split=split, against=rival))
 

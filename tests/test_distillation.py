@@ -72,7 +72,7 @@ def test_the_student_begins_with_the_nearest_sums(teacher: Run, copying_data: Pa
     ("options", "error"),
     [
         ({"start": "nearer"}, UserError),
-        ({"settings": ["data.vocabulary=60"]}, RunError),
+        ({"settings": {"data.vocabulary": 60}}, RunError),
         ({"n": 3}, RecipeError),
         ({"recipe": "agreement-resplit"}, RunError),
     ],

@@ -116,3 +116,25 @@ def test_the_commands_call_these(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     for command in (["train", "miniature"], ["prepare-data", "miniature"], ["eval", "x", "--split", "valid"]):
         assert isinstance(CliRunner().invoke(app, command).exception, UserError)
     assert called == ["train", "prepare", "evaluate"]
+
+
+def test_arguments_are_taken_as_a_program_has_them(tmp_path: Path) -> None:
+    def table(name: str, header: str, *rows: str) -> Path:
+        path = tmp_path / name
+        path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+        return path
+
+    data, small = tmp_path / "data", {"vocabulary": 270, "max_tokens": 30}
+    pairs = {name: table(f"{name}.tsv", "id\tde\ten", f"1\tEin {name} .\tA {name} .") for name in ("train", "valid")}
+    made = phmctl.prepare("talks", data=data, files=pairs, columns=["de", "en"], languages=("de", "en"), **small)
+    assert made.manifest["splits"]["train"]["kept"] == 1
+    labelled = {name: table(f"{name}.csv", "text,mood", f"so {name},a", f"not {name},b") for name in pairs}
+    given = {"recipe": "agreement-resplit", "table": labelled, "text": "text", "label": "mood"}
+    assert phmctl.prepare("moods", data=data, **given).manifest["labels"] == ["a", "b"]
+    with pytest.raises(UserError, match="files="):
+        phmctl.prepare("talks", data=data, train=pairs["train"])
+    run = make_run(tmp_path / "runs")
+    source, reference = table("t.de", "Ein Hund ."), table("t.en", "A dog .")
+    assert phmctl.evaluate(run.folder, source=source, reference=reference).as_json()["sentences"] == 1
+    with pytest.raises(UserError):
+        phmctl.evaluate(run.folder, source=[source], reference=reference)

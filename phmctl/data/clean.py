@@ -108,8 +108,11 @@ class HeldOut:
         self._by_side = sides
         self._seen: set[bytes] = set()
 
-    def add(self, texts: Sequence[str]) -> None:
-        self._seen.update(self._keys(texts)[: 1 + len(texts)])
+    def add(self, texts: Sequence[str]) -> bytes:
+        """Take a row in, and return its digest."""
+        keys = self._keys(texts)
+        self._seen.update(keys[: 1 + len(texts)])
+        return keys[0]
 
     def find(self, texts: Sequence[str]) -> list[bool]:
         """Return whether a row stands in valid or test; with `sides`, each text, and the row turned round."""

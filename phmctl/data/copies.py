@@ -89,5 +89,5 @@ def check_same_data(run: Run, prepared: "PreparedData", *, tokenizers: bool = Tr
     if changed:
         raise RunError(
             f"{prepared.folder} is not what {run.folder} was trained on: {', '.join(changed)} differ "
-            f"(see {DATA} and manifest.json)\nprepare it as it was, or train a new run, without --resume"
+            f"(see {DATA} and manifest.json)\nprepare the data as it was, or train a new run on the data as it is"
         )

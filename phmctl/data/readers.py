@@ -110,6 +110,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
+        if isinstance(error, IsADirectoryError):
+            raise DataError(f"{path} is a folder; name a file") from error
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}; is the file there, and whole?") from error
 
@@ -316,7 +318,11 @@ def check_columns(path: Path, rows: Rows) -> None:
         raise DataError(f"{path} is empty; is the download or the copy whole?")
     if missing:
         guess = nearest(missing[0], present)
-        raise DataError(f"{path} has no column {', '.join(map(repr, missing))}{guess}; it has {', '.join(present)}")
+        named = [column for column in rows.columns if isinstance(column, str)]
+        text = rows.format != "jsonl" and not guess and {*named} <= {*missing} and any(" " in cell for cell in present)
+        advice = "; if that is a line of text, the file has no header: name columns by numbers, from 0" if text else ""
+        shown = ", ".join(present)
+        raise DataError(f"{path} has no column {', '.join(map(repr, missing))}{guess}; it has {shown}{advice}")
     for column in rows.columns:
         if isinstance(column, str) and present.count(column) > 1:
             raise DataError(f"{path} has {present.count(column)} columns {column!r}; give each a name of its own")

@@ -48,6 +48,8 @@ class AnswersFile:
     """
 
     def __init__(self, path: Path, origin: Mapping[str, Any], *, resume: bool = False) -> None:
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; name a file: {path / 'answers.txt'}")
         self.path = path
         self.record = path.with_name(f"{path.name}.resume.jsonl")
         self._origin = {"format": FORMAT, **origin}

@@ -172,6 +172,8 @@ def convert(
         UserError: there is neither n nor a fixed algebra; an argument is none that a weight can have; or no module is
             selected. Nothing is changed then.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"convert takes a module; model is a {type(model).__name__}")
     check_known("algebra", algebra, ALGEBRAS)
     order = FIXED_DIMENSION.get(algebra) if n is None else n
     if not isinstance(order, int) or isinstance(order, bool):

@@ -148,3 +148,9 @@ def test_a_device_is_written_to_and_keeps_no_record(tmp_path: Path) -> None:
         AnswersFile(Path("/dev/null"), ORIGIN, resume=True)
     with pytest.raises(OutputError, match="cannot write"):
         AnswersFile(tmp_path, ORIGIN)
+
+
+def test_a_folder_is_no_file_for_answers(tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        AnswersFile(tmp_path, {})
+    assert not list(tmp_path.iterdir())

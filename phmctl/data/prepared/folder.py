@@ -227,6 +227,8 @@ class PreparedData:
         if manifest is None:
             prepared = [path.name for path in (root / "prepared").glob("*") if path.is_dir()]
             meant = "" if is_card(data.card) else nearest(data.card, [*prepared, *card_names()])
+            if others := sorted(path.parent.name for path in folder.parent.glob("*/manifest.json")):
+                meant = f" (it is in {', '.join(others)}, for other settings or another task)"
             raise DataError(f"{data.card} is not prepared in {folder}{meant}; run: {command}")
         labelled = isinstance(data, LabelledSection)
         if labelled != (manifest.get("task") == TASK) or (labelled and not {"labels", "texts"} <= manifest.keys()):

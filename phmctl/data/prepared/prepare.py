@@ -283,15 +283,19 @@ def _clean_splits(
     if [*corpus.splits][:2] != ["train", "valid"]:
         names = ", ".join(corpus.splits) or "none"
         raise DataError(f"{corpus.name!r} has the splits {names}; train and valid are needed")
+    rows: dict[str, set[bytes]] = {}
     held_out = HeldOut(symmetric=corpus.symmetric, sides=not corpus.labelled)
     for name in [*corpus.splits][1:]:
         some = False
+        rows[name] = set()
         for row in corpus.splits[name]:
             if not corpus.labelled or row.label is not None:
                 some = some or corpus.labelled or all(text.strip() for text in row.texts)
-                held_out.add(clean_texts(row.texts, cleaning))
+                rows[name].add(held_out.add(clean_texts(row.texts, cleaning)))
         if not some:
             raise _empty(corpus, name)
+        if name != "valid" and len(again := rows[name] & rows["valid"]) > len(rows[name]) / 2:
+            warn(f"{len(again):,} of {len(rows[name]):,} rows of {name} stand in valid too; is it the same file?")
     if corpus.labelled and not any(True for _ in corpus.splits["train"]):
         raise _empty(corpus, "train")
     if not corpus.labelled:

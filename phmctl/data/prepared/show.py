@@ -21,7 +21,7 @@ def preparation_table(manifest: Mapping[str, Any]) -> Table:
     dropped = dropped if labelled else sorted(dropped)
     noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
     titles = ["split", "read", *(f"− {_words(reason)}" for reason in dropped), "kept"]
-    titles += [f"kept with {_words(reason)}" for reason in noted]
+    titles += [f"kept, {_words(reason)}" for reason in noted]
     if labelled:
         titles += ["commonest label", "tokens"]
     else:

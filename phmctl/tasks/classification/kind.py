@@ -178,7 +178,8 @@ def _assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str,
     for value in values or ():
         name, equals, path = value.partition("=")
         if not (name and equals and path):
-            raise DataError(f"--{option} {value}: wants {form}")
+            example = f"--{option} train={value}" if Path(value).is_file() else ""
+            raise DataError(f"--{option} {value}: wants {form}" + (f", as in {example}" if example else ""))
         if name in assigned:
             raise DataError(f"--{option} {name} is given twice")
         assigned[name] = Path(path)

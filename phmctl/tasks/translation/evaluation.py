@@ -158,7 +158,7 @@ class Evaluation:
         parts: dict[tuple[str, str], Sequence[LengthBin | ValueBin]] = {("source length", "words"): self.by_length}
         parts |= {(name, name): bins for name, bins in self.by_value.items()}
         for (title, first), bins in parts.items():
-            rows = [(one.name, one.sentences, "–" if one.bleu is None else f"{one.bleu:.2f}") for one in bins]
+            rows = [(one.name, one.sentences, f"{one.bleu:.2f}") for one in bins if one.bleu is not None]
             yield Table(f"BLEU by {title}", [first, "sentences", "BLEU"], rows)
         if self.against:
             cells = []

@@ -183,7 +183,10 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
         given = dict(asked.options)
         if wrong := [option_name(name) for name in given if name not in (*_TABLES, "languages")]:
-            raise DataError(f"{', '.join(wrong)} is for labelled text; {asked.name} is parallel text, to translate")
+            raise DataError(
+                f"{', '.join(wrong)} is for labelled text; {asked.name} is parallel text, to translate; "
+                "labelled text comes with --table train=FILE --table valid=FILE"
+            )
         if given and not asked.files:
             names = ", ".join(map(option_name, given))
             raise DataError(f"{names} is for your own files: give those with --train FILE --valid FILE")

@@ -568,8 +568,10 @@ def test_sides_that_are_exchanged_are_warned_of(tmp_path, capsys):
     """By words, in another split than train; and by lines, of one that is train mirrored."""
     pairs = [(f"der Hund sieht Haus {i}", f"the dog sees house {i}") for i in range(100)]
     turned = [pair[::-1] for pair in pairs]
-    prepare(SECTION, corpus(pairs[20:], valid=pairs[:20], test=pairs[:5]), CLEANING, root=tmp_path / "right")
+    prepare(SECTION, corpus(pairs[30:], valid=pairs[:20], test=pairs[20:30]), CLEANING, root=tmp_path / "right")
     assert "warning" not in capsys.readouterr().err
+    prepare(SECTION, corpus(pairs[30:], valid=pairs[:20], test=pairs[:9]), CLEANING, root=tmp_path / "twice")
+    assert "warning: 9 of 9 rows of test stand in valid too" in capsys.readouterr().err
     other = [(f"the cat sees house {i}", f"die Katze sieht Haus {i}") for i in range(20)]
     prepare(SECTION, corpus(pairs, valid=pairs[:2], test=other), CLEANING, root=tmp_path / "test")
     said = capsys.readouterr().err
