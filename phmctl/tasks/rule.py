@@ -289,14 +289,16 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.1e}"
 
 
-def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best", *, device: str = "auto") -> RuleEvaluation:
-    """Judge a run and write the result into it. Raises RunError, OutputError."""
-    recipe = run.recipe_of(RuleRecipe)
+def evaluate(asked: Asked) -> RuleEvaluation:
+    """Judge a run and write the result into it. Raises UserError, RunError, OutputError."""
+    run, split, recipe = asked.run, asked.split, asked.run.recipe_of(RuleRecipe)
+    if asked.against is not None:
+        raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
     if split not in SPLITS:
         raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
     truth, settings = read_truth(run), recipe.model
-    untrained, target = KIND.build(settings, KIND.sizes(recipe).values, "meta"), pick_device(device)
-    weights, model = run.use(checkpoint, lambda name: (run.weights(name), trained(untrained, run, name, target)))
+    untrained, target = KIND.build(settings, KIND.sizes(recipe).values, "meta"), pick_device(asked.device)
+    weights, model = run.use(asked.checkpoint, lambda name: (run.weights(name), trained(untrained, run, name, target)))
     samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
     rule_note = _why_not(settings.dimension, truth)
     rule = None if rule_note else _compare_rules(model, truth)
@@ -397,9 +399,7 @@ class RuleKind(TaskKind[RuleRecipe]):
         return build_rule_model(settings, sizes["features"], device)
 
     def evaluate(self, asked: Asked) -> RuleEvaluation:
-        if asked.against is not None:
-            raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
-        return evaluate_rule(asked.run, asked.split, asked.checkpoint, device=asked.device)
+        return evaluate(asked)
 
     def conclude(self, run: Run, metrics: Iterable[Mapping[str, Any]]) -> None:
         """Draw the loss curve, Figure 2 of the paper, into the run's results."""

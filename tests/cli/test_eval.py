@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 from phmctl.cli.main import app
 from phmctl.errors import RunError
 from phmctl.runs import Run
-from phmctl.tasks.translation.evaluation import evaluate
-from tests.tasks.translation.runs import make_run
+from tests.tasks.translation.runs import evaluate, make_run
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def call(*arguments: object):
 
 def test_the_table_shows_scores_with_signatures(run: Run) -> None:
     found = call(run.folder).stdout
-    scores = evaluate(run, device="cpu").scores
+    scores = evaluate(run).scores
     for score in scores:
         row = next(line for line in found.split("\n") if f" {score.name} " in line)
         assert f"{score.value:.2f}" in row
@@ -42,7 +41,7 @@ def test_the_table_shows_scores_with_signatures(run: Run) -> None:
 
 
 def test_json_is_the_evaluation(run: Run) -> None:
-    assert json.loads(call(run.folder, "--json").stdout) == evaluate(run, device="cpu").as_json()
+    assert json.loads(call(run.folder, "--json").stdout) == evaluate(run).as_json()
 
 
 def test_against_shows_the_bootstrap(run: Run, other: Run) -> None:

@@ -82,10 +82,10 @@ def test_what_an_export_holds(exported: Exported, tiny_run: Run) -> None:
 
 
 def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) -> None:
-    from phmctl.tasks.translation.evaluation import evaluate
+    from tests.tasks.translation.runs import evaluate
 
     run = make_run(tmp_path)
-    found = evaluate(run, device="cpu")
+    found = evaluate(run)
     card = (export(run, exports.SAFETENSORS, tmp_path / "out").export.folder / "README.md").read_text(encoding="utf-8")
     measured = f"test: BLEU {found.scores[0].value:.2f} ({found.scores[0].signature})"
     for words in (measured, "dense maps", "licence of the data:", "7 texts of test", "## Parameters"):
@@ -130,11 +130,11 @@ def test_how_a_recipe_has_its_run_decoded_is_not_asked_of_an_export(
 
 
 def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
-    from phmctl.tasks.translation.evaluation import evaluate
+    from tests.tasks.translation.runs import evaluate
 
     run = make_run(tmp_path)
     made = export(run, exports.SAFETENSORS, tmp_path / "export").export
-    ours, theirs = evaluate(run, device="cpu"), evaluate(made, against=run, device="cpu")
+    ours, theirs = evaluate(run), evaluate(made, against=run)
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
     assert theirs.against == run.name
     assert {one.against for one in read_results(made)} == {None, run.name}

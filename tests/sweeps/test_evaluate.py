@@ -9,14 +9,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from phmctl.cli.main import app
-from phmctl.decoding.translator import change_decoding
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.sweeps.evaluate import EvalSweep
 from phmctl.tasks.answers import ONE_SEED
-from phmctl.tasks.translation.evaluation import evaluate
-from tests.tasks.translation.runs import make_run
+from tests.tasks.translation.runs import evaluate, make_run
 
 
 def call(*arguments: object) -> Result:
@@ -70,12 +68,12 @@ def test_what_was_scored_before_is_left_alone(good: Run, tmp_path: Path) -> None
 
 def test_what_was_scored_is_scored_again_when_weights_or_answers_are_others(good: Run) -> None:
     asked = EvalSweep.of([good.folder], False, {"split": "test", "checkpoint": "best", "beam": "2,3"})
-    evaluate(good, decoding=change_decoding(good.recipe.decoding, beam=2), device="cpu")
+    evaluate(good, beam=2)
     assert [bool(asked.scored_before(good.folder, cell)) for cell in asked.cells] == [True, False]
     (answers,) = good.results_folder.glob("*.hyp")
     answers.unlink()
     assert not asked.scored_before(good.folder, asked.cells[0])
-    evaluate(good, decoding=change_decoding(good.recipe.decoding, beam=2), device="cpu")
+    evaluate(good, beam=2)
     good.point("best", 1)
     assert not asked.scored_before(good.folder, asked.cells[0])
 

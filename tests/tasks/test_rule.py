@@ -32,7 +32,7 @@ from phmctl.tasks.rule import (
     draw_rotation,
     draw_samples,
     draw_truth,
-    evaluate_rule,
+    evaluate,
     read_truth,
 )
 from phmctl.training.train import train_task
@@ -59,6 +59,10 @@ def furnished(root: Path, task: RuleTask) -> Run:
 def trained(root: Path, *settings: str, name: str = "hamilton") -> Run:
     recipe = rule_recipe(name, *settings)
     return train_task(RuleTask(recipe), recipe, root, quiet=True).run
+
+
+def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best") -> RuleEvaluation:
+    return evaluate(Asked(run, checkpoint, split=split))
 
 
 # ------------------------------------------------------------------------------------------------------ true maps

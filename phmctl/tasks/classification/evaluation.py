@@ -18,6 +18,7 @@ from phmctl.metrics.parts import Value, part_name, parts
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, within
+from phmctl.tasks.base import Asked
 from phmctl.tasks.classification.kind import rows_of
 from phmctl.tasks.classification.predictor import WINDOW, TextClassifier, labels_of, load_classifier
 from phmctl.tasks.model import Classified
@@ -96,25 +97,19 @@ class ClassifierReport:
             yield from _tables(f"{self.run}, {scores.split}, checkpoint {self.checkpoint}", scores, self.against)
 
 
-def evaluate(
-    run: Run,
-    split: str = "test",
-    checkpoint: str = "best",
-    *,
-    against: Run | None = None,
-    device: str = "auto",
-    execution: str | None = None,
-    table: Mapping[str, Any] | None = None,
-) -> ClassifierReport:
+def evaluate(asked: Asked) -> ClassifierReport:
     """Score a classifier on a split and on its others, and write scores and predictions into the run.
 
-    Of a user's labelled `table` (its file, the columns of the text and the label) nothing is written.
+    Of a user's labelled table (its file, the columns of the text and the label) nothing is written.
     """
-    examples = _kept(run, split, against) if table is None else _read_table(run, table)
-    load = partial(load_classifier, device=device, cleaned=table is None, execution=execution)
+    run, split, against, given = asked.run, asked.split, asked.against, dict(asked.options)
+    table: dict[str, Any] = {name: given.pop(name) for name in ("table", "text", "label") if name in given}
+    examples = _read_table(run, table) if table else _kept(run, split, against)
+    execution = given.get("execution")
+    load = partial(load_classifier, device=asked.device, cleaned=not table, execution=execution)
 
     def answer(one: Run) -> tuple[Weights, dict[str, list[Classified]]]:
-        weights, classifier = one.use(checkpoint, lambda name: (one.weights(name), load(one, name)))
+        weights, classifier = one.use(asked.checkpoint, lambda name: (one.weights(name), load(one, name)))
         return weights, _answers(one.name, classifier, examples)
 
     weights, answers = answer(run)
@@ -125,7 +120,7 @@ def evaluate(
         for name, own in examples.items()
     ]
     report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
-    if table is not None:
+    if table:
         return report
     setting = setting_of(split, weights, execution)
     paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}

@@ -103,10 +103,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
     def evaluate(self, asked: Asked) -> Report:
         from phmctl.tasks.classification.evaluation import evaluate
 
-        given = dict(asked.options)
-        table = {name: given.pop(name) for name in ("table", "text", "label") if name in given}
-        how = {"against": asked.against, "device": asked.device, "table": table or None, **given}
-        return evaluate(asked.run, asked.split, asked.checkpoint, **how)
+        return evaluate(asked)
 
     def setting(self, asked: Asked) -> Setting:
         from phmctl.tasks.classification.evaluation import setting_of

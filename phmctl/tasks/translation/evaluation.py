@@ -17,7 +17,8 @@ from phmctl.console import Table, note, progress, warn
 from phmctl.data.clean import clean_line, exchanged, words_of
 from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
 from phmctl.data.readers import guess_format, read_sentences
-from phmctl.errors import DataError, RunError
+from phmctl.decoding.translator import change_decoding
+from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export, decoding_of_export
 from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
 from phmctl.metrics.degenerate import remarks
@@ -42,6 +43,7 @@ from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, within
+from phmctl.tasks.base import Asked
 
 if TYPE_CHECKING:
     from phmctl.decoding.translator import Translator
@@ -176,30 +178,18 @@ def _signatures(figures: Sequence[Score] | Sequence[Comparison]) -> list[str]:
     return [f"{one.name}: {one.signature}" for one in figures]
 
 
-def evaluate(
-    run: Run,
-    split: str = "test",
-    checkpoint: str = "best",
-    *,
-    against: Run | None = None,
-    decoding: DecodingSection | None = None,
-    device: str = "auto",
-    lowercase: bool | None = None,
-    tokenize: str | None = None,
-    text: Text | None = None,
-) -> Evaluation:
+def evaluate(asked: Asked) -> Evaluation:
     """Score a run's translations of a split and write the scores into the run."""
-    text = text or Text.of_split(run, split)
+    run, split, against = asked.run, asked.split, asked.against
+    text, chosen, compared = _read(asked)
     references, *others = text.references
     if against is not None and not text.origin and read_text(against, split, "target") != references:
         raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
     if looks_tokenised(references):
         note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
-    compared = _compared(run, lowercase, tokenize)
     check_tokenizer(compared["tokenize"])
     how: dict[str, Any] = {**compared, "others": others}
-    chosen = decoding or run.recipe_of(TranslationRecipe).decoding
-    answered = _decode(run, text, checkpoint, chosen, device)
+    answered = _decode(run, text, asked.checkpoint, chosen, asked.device)
     hypotheses, setting = answered.lines, _scoring(answered.setting, text, compared)
     for remark in remarks(text.source, hypotheses, equal=0.5):
         warn(f"{run.name}, {setting.weights.name}: {remark}")
@@ -223,7 +213,7 @@ def evaluate(
         return evaluation
     if isinstance(against, Export):
         chosen = decoding_of_export(chosen)
-    baseline = _decode(against, text, checkpoint, chosen, device, system=run)
+    baseline = _decode(against, text, asked.checkpoint, chosen, asked.device, system=run)
     comparisons = paired_bootstrap(baseline.lines, hypotheses, references, **how)
     evaluation = replace(evaluation, against=against.name, comparisons=comparisons)
     beside = setting.beside(against.name, baseline.setting.weights)
@@ -231,17 +221,24 @@ def evaluate(
     return evaluation
 
 
-def setting_of(run: Run, text: Text, checkpoint: str, *, decoding: DecodingSection, **compared: Any) -> Setting:
+def setting_of(asked: Asked) -> Setting:
     """Return what decides the result of :func:`evaluate`, which is asked the same. Raises RunError."""
-    return _scoring(_search_setting(run, text, checkpoint, decoding), text, _compared(run, **compared))
+    text, decoding, compared = _read(asked)
+    return _scoring(_search_setting(asked.run, text, asked.checkpoint, decoding), text, compared)
 
 
-def _compared(run: Run, lowercase: bool | None, tokenize: str | None) -> dict[str, Any]:
-    """Return how a run's translations are compared with the references: as asked, or as is usual for the run's text."""
+def _read(asked: Asked) -> tuple[Text, DecodingSection, dict[str, Any]]:
+    """Return the text, the search, and how translations are compared: as asked, or as is usual for the run's text."""
+    run, given = asked.run, dict(asked.options)
+    lowercase, tokenize = given.pop("lowercase", None), given.pop("tokenize", None)
+    text = own_text(run, given.pop("source", None), given.pop("reference", None))
+    if text and asked.split != "test":
+        raise UserError(f"--split {asked.split} is for the run's own text, --source for other text: give one of them")
+    text, recipe = text or Text.of_split(run, asked.split), run.recipe_of(TranslationRecipe)
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
-    asked = tokenize or run.recipe_of(TranslationRecipe).training.bleu_tokenizer
-    return {"lowercase": lowercase, "tokenize": asked or usual_tokenizer(run.data().get("target_language"))}
+    tokenize = tokenize or recipe.training.bleu_tokenizer or usual_tokenizer(run.data().get("target_language"))
+    return text, change_decoding(recipe.decoding, **given), {"lowercase": lowercase, "tokenize": tokenize}
 
 
 def _scoring(setting: Setting, text: Text, compared: Mapping[str, Any]) -> Setting:

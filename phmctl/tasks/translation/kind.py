@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from phmctl.data.batches import Batch
     from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
-    from phmctl.tasks.translation.evaluation import Text
     from phmctl.tasks.translation.task import TranslationTask
 
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
@@ -232,15 +231,12 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     def evaluate(self, asked: Asked) -> Report:
         from phmctl.tasks.translation.evaluation import evaluate
 
-        text, how = _scoring(asked)
-        how |= {"against": asked.against, "device": asked.device, "text": text}
-        return evaluate(asked.run, asked.split, asked.checkpoint, **how)
+        return evaluate(asked)
 
     def setting(self, asked: Asked) -> Setting:
-        from phmctl.tasks.translation.evaluation import Text, setting_of
+        from phmctl.tasks.translation.evaluation import setting_of
 
-        text, how = _scoring(asked)
-        return setting_of(asked.run, text or Text.of_split(asked.run, asked.split), asked.checkpoint, **how)
+        return setting_of(asked)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         from phmctl.tasks.translation.evaluation import read_extras
@@ -296,18 +292,6 @@ class TranslationKind(TaskKind[TranslationRecipe]):
             return bare_loss(model, batch.source, batch.target, smoothing)
 
         return {"nn.Transformer": Candidate(model, loss, torch.optim.Adam(model.parameters()))}
-
-
-def _scoring(asked: Asked) -> tuple[Text | None, dict[str, Any]]:
-    """Return the text of the user's own that is to be scored, if there is any, and the settings of the scoring."""
-    from phmctl.tasks.translation.evaluation import own_text
-
-    run, given = asked.run, dict(asked.options)
-    how = {name: given.pop(name, None) for name in ("lowercase", "tokenize")}
-    text = own_text(run, given.pop("source", None), given.pop("reference", None))
-    if text and asked.split != "test":
-        raise UserError(f"--split {asked.split} is for the run's own text, --source for other text: give one of them")
-    return text, how | {"decoding": change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)}
 
 
 KIND = TranslationKind()

@@ -10,6 +10,9 @@ from phmctl.data.card import Rows
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
+from phmctl.tasks.base import Asked
+from phmctl.tasks.classification.evaluation import ClassifierReport
+from phmctl.tasks.classification.evaluation import evaluate as scored
 from tests.data.helpers import prepare_tables
 
 NOUNS = ["cat", "dog", "key", "tree", "house", "road", "bird", "stone"]
@@ -99,3 +102,7 @@ def runs(
     recipes = {kind: small(kind) for kind in ("encoder", "lstm-pair")}
     recipes["real"] = small("encoder", "model.algebra=real", "model.n=1")
     return {name: train(recipe, data=labelled_data, runs=root, quiet=True).run for name, recipe in recipes.items()}
+
+
+def evaluate(run: Run, split: str = "test", against: Run | None = None) -> ClassifierReport:
+    return scored(Asked(run, "best", "cpu", {}, split, against))

@@ -11,9 +11,10 @@ from phmctl.metrics.classification import mcnemar
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification import evaluation as module
-from phmctl.tasks.classification.evaluation import Examples, evaluate, read_examples
+from phmctl.tasks.classification.evaluation import Examples, read_examples
 from phmctl.tasks.classification.predictor import load_classifier
 from phmctl.tasks.model import Classified
+from tests.tasks.classification.conftest import evaluate
 
 
 def rows_of(run: Run, name: str = "test") -> list[dict[str, str]]:
@@ -25,7 +26,7 @@ def rows_of(run: Run, name: str = "test") -> list[dict[str, str]]:
 
 def test_scores_are_those_of_the_predictions(runs: dict[str, Run]) -> None:
     run = runs["encoder"]
-    report = evaluate(run, device="cpu")
+    report = evaluate(run)
     scores, rows = report.splits[0], rows_of(run)
     right = [row["label"] == row["predicted"] for row in rows]
     assert scores.accuracy.total == len(rows) == len(read_examples(run, "test")) > 50
@@ -42,7 +43,7 @@ def test_scores_are_those_of_the_predictions(runs: dict[str, Run]) -> None:
 
 def test_predictions_are_the_models(runs: dict[str, Run]) -> None:
     run = runs["lstm-pair"]
-    evaluate(run, device="cpu")
+    evaluate(run)
     rows = rows_of(run)
     answers = load_classifier(run, device="cpu").label([(row["first"], row["second"]) for row in rows])
     assert [row["predicted"] for row in rows] == [answer.label for answer in answers]
@@ -60,7 +61,7 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
     given = {"table": table, "text": columns, "label": "gold"}
     found = phmctl.evaluate(runs[kind].folder, device="cpu", **given).splits[0]
     assert sorted(runs[kind].results_folder.iterdir()) == before
-    own = evaluate(runs[kind], device="cpu").splits[0]
+    own = evaluate(runs[kind]).splits[0]
     assert (found.accuracy, found.confusion, found.split) == (own.accuracy, own.confusion, "new.csv")
     table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
     with pytest.raises(DataError, match="unheard"):
@@ -70,10 +71,10 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
 
 
 def test_splits_that_belong_to_the_one_asked_for_are_scored_too(runs: dict[str, Run]) -> None:
-    report = evaluate(runs["encoder"], device="cpu")
+    report = evaluate(runs["encoder"])
     assert [scores.split for scores in report.splits] == ["test", "test_other"]
     assert report.splits[1].accuracy.total == 40
-    assert [scores.split for scores in evaluate(runs["encoder"], "valid", device="cpu").splits] == ["valid"]
+    assert [scores.split for scores in evaluate(runs["encoder"], "valid").splits] == ["valid"]
     (written,) = (one for one in read_results(runs["encoder"]) if one.split == "test" and one.against is None)
     assert written.report == json.loads(json.dumps(report.as_json()))
     assert written.scores == {
@@ -87,7 +88,7 @@ def test_splits_that_belong_to_the_one_asked_for_are_scored_too(runs: dict[str, 
 def test_against_another_run(runs: dict[str, Run]) -> None:
     system, baseline = runs["encoder"], runs["real"]
     before = sorted(path.name for path in baseline.folder.rglob("*"))
-    report = evaluate(system, against=baseline, device="cpu")
+    report = evaluate(system, against=baseline)
     assert sorted(path.name for path in baseline.folder.rglob("*")) == before
     compared = report.splits[0].compared
     rows = rows_of(system)
@@ -112,7 +113,7 @@ def test_a_comparison_names_the_weights_that_were_loaded(runs, tmp_path, monkeyp
         return found
 
     monkeypatch.setattr(module, "load_classifier", load)
-    evaluate(system, against=baseline, device="cpu")
+    evaluate(system, against=baseline)
     (written,) = [each for each in read_results(system) if each.against == baseline.name]
     assert written.settings["against_sha256"] == loaded.sha256
 
@@ -121,7 +122,7 @@ def test_a_refused_comparison_writes_nothing(runs: dict[str, Run], tmp_path: Pat
     copy = tmp_path / "v001"
     shutil.copytree(runs["encoder"].folder, copy, ignore=shutil.ignore_patterns("results"))
     with pytest.raises(RunError, match="has other test examples than"):
-        evaluate(Run.open(copy), against=runs["lstm-pair"], device="cpu")
+        evaluate(Run.open(copy), against=runs["lstm-pair"])
     assert not (copy / "results").exists()
 
 
@@ -144,6 +145,6 @@ def test_a_classifier_of_one_class_is_said(runs, monkeypatch, capsys) -> None:
 
     run = runs["encoder"]
     monkeypatch.setattr(module, "_answers", all_of_one)
-    evaluate(run, "valid", device="cpu")
+    evaluate(run, "valid")
     count = len(read_examples(run, "valid"))
     assert f"valid: {count} of {count} answers are the same: " in capsys.readouterr().err

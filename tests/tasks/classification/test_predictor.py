@@ -20,10 +20,11 @@ from phmctl.export.verb import export
 from phmctl.exports import open_model
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.evaluation import evaluate, read_examples
+from phmctl.tasks.classification.evaluation import read_examples
 from phmctl.tasks.classification.kind import KIND
 from phmctl.tasks.classification.predictor import TextClassifier, load_classifier
 from phmctl.tasks.model import Model
+from tests.tasks.classification.conftest import evaluate
 
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
 PAIRS = [("see the cat", "the cat is here"), ("see the dog", "the key is here"), ("a", "")]
@@ -217,8 +218,8 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
     assert "- labels: " in card
     assert "accuracy" in card
     if (kind, to) == ("encoder", exports.SAFETENSORS):
-        report = evaluate(made.export, device="cpu", against=runs["real"])
-        assert report.splits[0].accuracy == evaluate(run, device="cpu").splits[0].accuracy
+        report = evaluate(made.export, against=runs["real"])
+        assert report.splits[0].accuracy == evaluate(run).splits[0].accuracy
         assert {one.against for one in read_results(made.export)} == {None, runs["real"].name}
         with pytest.raises(UserError, match="encode"):
             found.encode(["the cat"])

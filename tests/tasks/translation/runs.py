@@ -11,6 +11,9 @@ from phmctl.files import write_atomic, write_json
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
+from phmctl.tasks.base import Asked
+from phmctl.tasks.translation.evaluation import Evaluation
+from phmctl.tasks.translation.evaluation import evaluate as scored
 from tests.decoding.conftest import TEXT, sharp_model
 
 SOURCES = [*TEXT[:3], "", *TEXT[1:3], TEXT[0]]
@@ -48,3 +51,9 @@ def make_run(
         write_checkpoint(run.checkpoints_folder / f"step-{step:06d}", {"model": tensors}, {"step": step})
         run.point(pointer, step)
     return run
+
+
+def evaluate(
+    run: Run, split: str = "test", checkpoint: str = "best", against: Run | None = None, **options: Any
+) -> Evaluation:
+    return scored(Asked(run, checkpoint, "cpu", options, split, against))

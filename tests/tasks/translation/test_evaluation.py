@@ -15,8 +15,7 @@ from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation import evaluation as module
-from phmctl.tasks.translation.evaluation import Text, evaluate, own_text
-from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
+from tests.tasks.translation.runs import REFERENCES, SOURCES, evaluate, make_run
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def lines_of(path: Path | None) -> list[str]:
 
 def translations(run: Run, **how: Any) -> list[str]:
     """What an evaluation scored."""
-    report = evaluate(run, device="cpu", **how).as_json()
+    report = evaluate(run, **how).as_json()
     return lines_of(next(one.answers for one in read_results(run) if one.report == report))
 
 
@@ -55,7 +54,7 @@ def by_hand(run: Run, checkpoint: str = "best") -> list[str]:
 
 def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
     expected = by_hand(run)
-    found = evaluate(run, device="cpu")
+    found = evaluate(run)
     (result,) = read_results(run)
     assert lines_of(result.answers) == expected
     assert found.scores[0] == bleu(expected, REFERENCES)
@@ -67,8 +66,8 @@ def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
     assert result.scores == {score.name: score.value for score in found.scores}
 
 
-def shown_below(run: Run, text: Text | None = None) -> list[str]:
-    return list(next(evaluate(run, device="cpu", text=text).tables()).below)
+def shown_below(run: Run, **how: Any) -> list[str]:
+    return list(next(evaluate(run, **how).tables()).below)
 
 
 def test_what_a_copier_scores_is_stored_always_and_said_where_both_sides_are_one_language(tmp_path: Path) -> None:
@@ -81,14 +80,14 @@ def test_what_a_copier_scores_is_stored_always_and_said_where_both_sides_are_one
     assert shown_below(of_one)[0] == f"copying the source scores {expected.bleu:.2f} BLEU"
     for name, lines in (("a", SOURCES), ("b", SOURCES), ("c", REFERENCES)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    text = own_text(of_two, tmp_path / "a", [tmp_path / "c", tmp_path / "b"])
-    assert shown_below(of_two, text)[0] == "copying the source scores 100.00 BLEU"
+    below = shown_below(of_two, source=tmp_path / "a", reference=[tmp_path / "c", tmp_path / "b"])
+    assert below[0] == "copying the source scores 100.00 BLEU"
 
 
 def test_translations_are_kept_whatever_the_batch_size(run: Run, decodings: list[str]) -> None:
-    first = evaluate(run, device="cpu")
-    assert evaluate(run, device="cpu") == first
-    translations(run, decoding=change_decoding(run.recipe.decoding, batch_tokens=9))
+    first = evaluate(run)
+    assert evaluate(run) == first
+    translations(run, batch_tokens=9)
     assert decodings == [run.name]
     assert first.seconds > 0
     assert first.as_json()["decoding_seconds"] == first.seconds
@@ -98,18 +97,16 @@ def test_translations_are_kept_whatever_the_batch_size(run: Run, decodings: list
 def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: list[str], change: str) -> None:
     before = translations(run)
     path = kept(run)
-    settings = run.recipe.decoding
-    if change == "settings":
-        settings = change_decoding(settings, alpha=0.0)
-    elif change == "checkpoint":
+    settings = {"alpha": 0.0} if change == "settings" else {}
+    if change == "checkpoint":
         run.point("best", 1)
     elif change == "text":
         (run.text_folder / "test.source").write_text("Ein Mann .\n" * len(SOURCES), encoding="utf-8")
     elif change == "torn":
         path.write_bytes(path.read_bytes()[:-4])
-    else:
+    elif change == "record":
         path.with_suffix(".decoding.json").write_text("{", encoding="utf-8")
-    after = translations(run, decoding=settings)
+    after = translations(run, **settings)
     assert decodings == [run.name, run.name]
     if change in {"torn", "record"}:
         assert after == before
@@ -130,8 +127,8 @@ def test_a_checkpoint_of_the_same_step_but_other_weights_is_another(tmp_path: Pa
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_kept_translations_of_damaged_weights_are_scored_with_a_warning(run, capsys, damage) -> None:
-    before = evaluate(run, device="cpu")
-    assert evaluate(run, device="cpu") == before
+    before = evaluate(run)
+    assert evaluate(run) == before
     assert "kept" not in capsys.readouterr().err
     path = run.checkpoint("best") / "model.safetensors"
     if damage == "missing":
@@ -140,17 +137,17 @@ def test_kept_translations_of_damaged_weights_are_scored_with_a_warning(run, cap
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
-    assert evaluate(run, device="cpu") == before
+    assert evaluate(run) == before
     said = capsys.readouterr().err
     assert (
         f"warning: the translations kept in {kept(run)} are scored, but their checkpoint cannot be loaded: {path}"
         in said
     )
     with pytest.raises(RunError, match="--checkpoint step-000001"):
-        evaluate(run, decoding=change_decoding(run.recipe.decoding, beam=1), device="cpu")
+        evaluate(run, beam=1)
     (run.checkpoint("best") / "manifest.json").unlink()
     with pytest.raises(RunError, match=r"manifest\.json is missing; use another one: --checkpoint step-000001"):
-        evaluate(run, device="cpu")
+        evaluate(run)
 
 
 def test_checkpoints_have_results_of_their_own(run: Run) -> None:
@@ -164,7 +161,7 @@ def test_checkpoints_have_results_of_their_own(run: Run) -> None:
 
 def test_against_a_run_gives_the_paired_bootstrap_beside_the_plain_result(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", seed=2)
-    found = evaluate(run, against=other, device="cpu")
+    found = evaluate(run, against=other)
     one = found.comparisons[0]
     assert one.name == "BLEU"
     assert one.system == pytest.approx(found.scores[0].value)
@@ -182,16 +179,16 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_a_baseline_is_only_read(tmp_path: Path, run: Run, decodings: list[str]) -> None:
     """Its scores were made with other settings, and stay; what the comparison needs is kept with the system."""
     other = make_run(tmp_path, name="other", seed=2)
-    evaluate(other, device="cpu")
+    evaluate(other)
     before = content(other.folder)
     greedy = change_decoding(run.recipe.decoding, beam=1)
-    first = evaluate(run, against=other, decoding=greedy, device="cpu")
+    first = evaluate(run, against=other, beam=1)
     assert content(other.folder) == before
     assert len(decodings) == 3
     (baseline,) = run.results_folder.glob("against.other-real-v001.test.step-000002.*.hyp")
     by_greedy = [found[0].text for found in load_translator(other, "best", "cpu", greedy).translate(SOURCES)]
     assert lines_of(baseline) == by_greedy
-    assert evaluate(run, against=other, decoding=greedy, device="cpu") == first
+    assert evaluate(run, against=other, beam=1) == first
     assert len(decodings) == 3
 
 
@@ -199,7 +196,7 @@ def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, r
     other = make_run(tmp_path, name="other", seed=2)
     own = translations(other)
     before = content(other.folder)
-    found = evaluate(run, against=other, device="cpu")
+    found = evaluate(run, against=other)
     assert found.comparisons[0].baseline == pytest.approx(bleu(own, REFERENCES).value)
     assert len(decodings) == 2
     assert content(other.folder) == before
@@ -207,9 +204,8 @@ def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, r
 
 
 def test_each_setting_has_a_result_that_says_what_made_it(run: Run, decodings: list[str]) -> None:
-    beams = [change_decoding(run.recipe.decoding, beam=beam) for beam in (1, 3)]
-    found = [evaluate(run, decoding=decoding, device="cpu") for decoding in beams]
-    lower = evaluate(run, decoding=beams[0], device="cpu", lowercase=True)
+    found = [evaluate(run, beam=beam) for beam in (1, 3)]
+    lower = evaluate(run, beam=1, lowercase=True)
     results = read_results(run)
     assert len(decodings) == 2  # of a case there is one translation
     assert sorted((one.settings["decoding"]["beam"], one.settings["lowercase"]) for one in results) == [
@@ -222,20 +218,20 @@ def test_each_setting_has_a_result_that_says_what_made_it(run: Run, decodings: l
         assert one.report == asked.as_json()
         assert one.checkpoint_sha256 == run.weights().sha256
         assert (one.split, one.checkpoint, one.seed, one.version) == ("test", "step-000002", 1, __version__)
-    again = evaluate(run, decoding=beams[1], device="cpu")
+    again = evaluate(run, beam=3)
     assert (again, read_results(run)) == (found[1], results)
 
 
 def test_what_cannot_be_scored_is_an_error(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", references=REFERENCES[::-1])
     with pytest.raises(RunError, match="other test references"):
-        evaluate(run, against=other, device="cpu")
+        evaluate(run, against=other)
     with pytest.raises(RunError, match=r"split 'tset' \(did you mean 'test'\?\); it has test"):
         evaluate(run, split="tset")
     run.results_folder.rmdir()
     run.results_folder.write_text("in the way", encoding="utf-8")
     with pytest.raises(OutputError, match="cannot write"):
-        evaluate(run, device="cpu")
+        evaluate(run)
 
 
 def test_a_line_separator_is_no_line_break(run: Run) -> None:
@@ -255,7 +251,7 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
         return real(run, checkpoint, *rest, **options)
 
     monkeypatch.setattr("phmctl.decoding.translator.load_translator", load)
-    found = evaluate(run, device="cpu")
+    found = evaluate(run)
     assert pruned == ["step-000002"]
     assert found.checkpoint == "step-000001"
     assert translations(run) == by_hand(run, "step-000001")
@@ -269,7 +265,7 @@ def test_a_report_names_the_checkpoint_that_made_its_translations(run: Run, monk
         return real(run, translator, lines)
 
     monkeypatch.setattr(module, "_translate", translate)
-    assert evaluate(run, device="cpu").checkpoint == "step-000002"
+    assert evaluate(run).checkpoint == "step-000002"
     assert json.loads(kept(run).with_suffix(".decoding.json").read_text())["checkpoint"] == "step-000002"
 
 
@@ -277,20 +273,20 @@ def test_what_the_recipe_asks_for_is_scored(run: Run, capsys: pytest.CaptureFixt
     """The average where the recipe has one made; the best as long as it is not there, which is said."""
     training = run.recipe.training.model_copy(update={"average": 2})
     wanting = Run(run.folder, run.recipe.model_copy(update={"training": training}))
-    assert evaluate(wanting, "test", "auto", device="cpu").checkpoint == "step-000002"
+    assert evaluate(wanting, "test", "auto").checkpoint == "step-000002"
     assert "there is no average yet; best is taken, step-000002" in capsys.readouterr().err
     shutil.copytree(run.checkpoint("last"), run.checkpoints_folder / "average")
-    found = evaluate(wanting, "test", "auto", device="cpu")
+    found = evaluate(wanting, "test", "auto")
     assert found.checkpoint == "average"
     assert found.scores[0] == bleu(by_hand(run, "last"), REFERENCES)
     assert "no average" not in capsys.readouterr().err
-    assert evaluate(run, "test", "auto", device="cpu").checkpoint == "step-000002"
+    assert evaluate(run, "test", "auto").checkpoint == "step-000002"
 
 
 def test_empty_translations_and_tokenised_references_are_said_once(run, monkeypatch, capsys) -> None:
     (run.text_folder / "test.target").write_text("".join(f"word {number} .\n" for number in range(len(SOURCES))))
     monkeypatch.setattr(module, "_translate", lambda run, translator, lines: [""] * len(lines))
-    evaluate(run, device="cpu")
+    evaluate(run)
     told, wanted = capsys.readouterr().err, len(SOURCES) - 1
     assert told.count("tokenised") == 1
     assert told.count(f"warning: {run.name}, step-000002: {wanted} of {wanted} answers are empty\n") == 1

@@ -27,9 +27,9 @@ from phmctl.files import write_json
 from phmctl.metrics.text import Score
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.translation.evaluation import evaluate
 from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.train import train_task
+from tests.tasks.translation.runs import evaluate
 
 
 @pytest.fixture(scope="module")
