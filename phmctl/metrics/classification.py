@@ -1,12 +1,18 @@
 """Scores of classifiers: accuracy with its interval, F1 by class, the confusion table, McNemar's exact test.
 
+:func:`parts` divides items by a whole number that each of them has, to break a score down.
+
 Labels are strings. Wherever a function takes predictions and references, both have the same length, at least one.
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_MOST, _RANGES = 12, 10  # values that have a part each; parts of more values
+Value = int | str | None  # that of all of a part's items, or the range of theirs; None: not known
 
 _Z = 1.959963984540054  # the 97.5 % point of the normal distribution
 
@@ -97,3 +103,26 @@ def _count(predictions: Sequence[str], references: Sequence[str]) -> int:
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
+
+
+def parts(values: Sequence[int]) -> list[tuple[Value, list[int]]]:
+    """Return the rows of each value, ascending, those of an unknown one (below 0) last.
+
+    More than twelve values make ten ranges, or fewer, of about as many items each.
+    """
+    known = sorted(value for value in values if value >= 0)
+    cuts = sorted(set(known))
+    if len(cuts) > _MOST:
+        cuts = sorted({known[len(known) * place // _RANGES] for place in range(_RANGES)})
+    rows: list[list[int]] = [[] for _ in range(len(cuts) + 1)]
+    for row, value in enumerate(values):
+        rows[bisect_right(cuts, value) - 1].append(row)  # below the first cut: the last list
+    found: list[tuple[Value, list[int]]] = []
+    for members in filter(None, rows[:-1]):
+        low, high = min(values[row] for row in members), max(values[row] for row in members)
+        found.append((low if low == high else f"{low}–{high}", members))
+    return [*found, (None, rows[-1])] if rows[-1] else found
+
+
+def part_name(value: Value) -> str:
+    return "unknown" if value is None else str(value)

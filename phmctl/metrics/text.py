@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
-from phmctl.metrics.parts import Value, part_name, parts
+from phmctl.metrics.classification import Value, part_name, parts
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Numbers, Scorer
@@ -160,12 +160,7 @@ def looks_tokenised(references: Sequence[str]) -> bool:
 
 
 def bleu_by_length(
-    sources: Sequence[str],
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    bins: Sequence[int] = LENGTH_BINS,
-    **how: Unpack[How],
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]
 ) -> list[LengthBin]:
     """BLEU over the sentences of each source length in words, by white space; a Chinese character is one.
 
@@ -173,17 +168,18 @@ def bleu_by_length(
     """
     _check(sources, references)
     lengths = [len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source)) for source in sources]
-    places = [max(sum(length > low for low in bins) - 1, 0) for length in lengths]
+    places = [max(sum(length > low for low in LENGTH_BINS) - 1, 0) for length in lengths]
     scored = {one.value: one for one in bleu_by_value(places, hypotheses, references, **how)}
     none = ValueBin(None, 0, None)
-    found = [(low, high, scored.get(place, none)) for place, (low, high) in enumerate(zip_longest(bins, bins[1:]))]
+    bins = zip_longest(LENGTH_BINS, LENGTH_BINS[1:])
+    found = [(low, high, scored.get(place, none)) for place, (low, high) in enumerate(bins)]
     return [LengthBin(low + 1, high, one.sentences, one.bleu) for low, high, one in found]
 
 
 def bleu_by_value(
     values: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]
 ) -> list[ValueBin]:
-    """BLEU over the sentences of each of the :func:`~phmctl.metrics.parts.parts`."""
+    """BLEU over the sentences of each of the :func:`~phmctl.metrics.classification.parts`."""
     _check(hypotheses, references)
     found = []
     for value, rows in parts(values):
@@ -195,12 +191,7 @@ def bleu_by_value(
 
 
 def paired_bootstrap(
-    baseline: Sequence[str],
-    system: Sequence[str],
-    references: Sequence[str],
-    *,
-    samples: int = 1000,
-    **how: Unpack[How],
+    baseline: Sequence[str], system: Sequence[str], references: Sequence[str], **how: Unpack[How]
 ) -> list[Comparison]:
     """Compare two systems on the same sentences by paired bootstrap resampling (Koehn 2004), for BLEU and chrF.
 
@@ -214,7 +205,7 @@ def paired_bootstrap(
     lowercase, tokenize = how.get("lowercase", False), how.get("tokenize", USUAL)
     metrics = {name: _metric(name, lowercase, right, tokenize) for name in ("BLEU", "chrF")}
     systems = [("baseline", list(baseline)), ("system", list(system))]
-    signatures, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=samples)()
+    signatures, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=1000)()
     scores.pop("System")
     found = []
     for name, (one, other) in scores.items():
@@ -227,12 +218,7 @@ def paired_bootstrap(
 
 
 def text_scorer(
-    name: str,
-    systems: Sequence[Sequence[str]],
-    references: Sequence[str],
-    *,
-    lowercase: bool = False,
-    tokenize: str = USUAL,
+    name: str, systems: Sequence[Sequence[str]], references: Sequence[str], lowercase: bool, tokenize: str
 ) -> "Scorer":
     """What scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from phmctl.metrics.parts import part_name, parts
+from phmctl.metrics.classification import part_name, parts
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Scorer
@@ -107,7 +107,7 @@ class TextComparer:
         from phmctl.metrics.text import text_scorer
 
         first, given = runs[0], [run.given for run in runs]
-        return text_scorer(metric, given, first.right, lowercase=first.lowercase, tokenize=first.tokenize)
+        return text_scorer(metric, given, first.right, first.lowercase, first.tokenize)
 
     def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
         """Compare one training a side by the task's own test: its name, and p."""

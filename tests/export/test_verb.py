@@ -11,7 +11,7 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.decoding.translator import change_decoding, load_translator
+from phmctl.decoding.translator import load_translator
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import verb, with_engine
 from phmctl.export.verb import Exported, export
@@ -19,7 +19,7 @@ from phmctl.exports import Export, open_model
 from phmctl.files import write_json
 from phmctl.models.plain import load
 from phmctl.recipe.loading import load_recipe
-from phmctl.recipe.schema import DecodingSection, TranslationRecipe
+from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.sealed import verify
@@ -138,12 +138,7 @@ def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
     assert theirs.against == run.name
     assert {one.against for one in read_results(made)} == {None, run.name}
-    both = evaluate(
-        run,
-        against=made,
-        device="cpu",
-        decoding=change_decoding(run.recipe_of(TranslationRecipe).decoding, execution="dense"),
-    )
+    both = evaluate(run, against=made, execution="dense")
     assert both.against == made.name  # what only the run can do is not asked of its baseline
     assert not list(run.results_folder.glob("against*"))
 

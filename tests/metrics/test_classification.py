@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.metrics.classification import accuracy, class_scores, confusion, mcnemar
-from phmctl.metrics.parts import parts
+from phmctl.metrics.classification import accuracy, class_scores, confusion, mcnemar, parts
 
 REFERENCES = ["a", "a", "a", "b", "b", "c"]
 PREDICTIONS = ["a", "a", "b", "b", "a", "a"]

@@ -92,15 +92,14 @@ def test_tokenised_references_are_told(references: list[str], tokenised: bool) -
 
 
 def test_bleu_by_length_scores_each_bin_on_its_own() -> None:
-    sources = ["a b", "a b c d e", "", " ".join("abcdefghijkl")]
-    references = ["the cat sat on the mat"] * 4
-    hypotheses = [references[0], "the cat sat on the rug", references[0], references[0]]
-    found = bleu_by_length(sources, hypotheses, references, bins=(0, 4, 8, 20))
-    assert [(one.low, one.high, one.sentences) for one in found] == [(1, 4, 2), (5, 8, 1), (9, 20, 1), (21, None, 0)]
-    assert [one.bleu for one in found[:3]] == pytest.approx([100, bleu(hypotheses[1:2], references[1:2]).value, 100])
+    sources = [" ".join("w" * length) for length in (2, 11, 0, 10)]  # a bin's upper end belongs to it
+    hypotheses = [REFERENCES[0], "the cat sat on the rug", REFERENCES[0], REFERENCES[0]]
+    found = bleu_by_length(sources, hypotheses, REFERENCES[:1] * 4)
+    ends = [(one.low, one.high) for one in found]
+    assert ends == [(1, 10), (11, 20), (21, 30), (31, 40), (41, None)]
+    assert [one.sentences for one in found] == [3, 1, 0, 0, 0]
+    assert [one.bleu for one in found[:2]] == pytest.approx([100, bleu(hypotheses[1:2], REFERENCES[:1]).value])
     assert found[3].bleu is None
-    of_two = bleu_by_length(["a b", "a b c"], REFERENCES, REFERENCES, bins=(0, 2))  # a bin's upper end belongs to it
-    assert [one.sentences for one in of_two] == [1, 1]
     characters = bleu_by_length(["我们明天去", "我们明天去北京看看他们的新 A380 飞机"], REFERENCES, REFERENCES)
     assert [one.sentences for one in characters] == [1, 1, 0, 0, 0]
 
@@ -108,15 +107,15 @@ def test_bleu_by_length_scores_each_bin_on_its_own() -> None:
 def test_bootstrap_of_a_clearly_better_system() -> None:
     references = [f"sentence number {row} of the little corpus has words" for row in range(60)]
     worse = [line.replace("little", "small").replace("words", "them") for line in references]
-    by_name = {one.name: one for one in paired_bootstrap(worse, references, references, samples=200)}
+    by_name = {one.name: one for one in paired_bootstrap(worse, references, references)}
     one = by_name["BLEU"]
     assert one.system == pytest.approx(100)
     assert one.baseline == pytest.approx(bleu(worse, references).value)
     assert one.difference == pytest.approx(one.system - one.baseline)
-    assert one.p_value == pytest.approx(1 / 201)
-    assert "bs:200" in one.signature
+    assert one.p_value == pytest.approx(1 / 1001)
+    assert "bs:1000" in one.signature
     assert by_name["chrF2"].difference > 0
-    itself = paired_bootstrap(worse, worse, references, samples=100)[0]
+    itself = paired_bootstrap(worse, worse, references)[0]
     assert (itself.difference, itself.p_value) == (0, 1)
 
 

@@ -12,9 +12,19 @@ from phmctl.data.copies import ADVICE, refuse_damaged_copy
 from phmctl.data.corpus import table_rows
 from phmctl.errors import DataError, RunError, UserError, nearest
 from phmctl.files import write_atomic
-from phmctl.metrics.classification import Accuracy, ClassScore, McNemar, accuracy, class_scores, confusion, mcnemar
+from phmctl.metrics.classification import (
+    Accuracy,
+    ClassScore,
+    McNemar,
+    Value,
+    accuracy,
+    class_scores,
+    confusion,
+    mcnemar,
+    part_name,
+    parts,
+)
 from phmctl.metrics.degenerate import remarks
-from phmctl.metrics.parts import Value, part_name, parts
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, within
