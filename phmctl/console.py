@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from phmctl.errors import StdoutError
+from phmctl.errors import PhmctlError, StdoutError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,12 +41,26 @@ def people() -> "Console":
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Keep notes, warnings and progress from stderr, in this thread: whoever calls the library has no terminal."""
+    """Speak to a program, in this thread: nothing goes to stderr, and errors name arguments in place of options."""
     token = _silent.set(True)
     try:
         yield
+    except PhmctlError as error:
+        error.args = (as_arguments(str(error)), *error.args[1:])
+        raise
     finally:
         _silent.reset(token)
+
+
+def as_arguments(message: str) -> str:
+    """Return a message with ``beam=0`` for ``--beam 0``, but for the commands in it (``phmctl …``)."""
+
+    def argument(option: re.Match[str]) -> str:
+        return option[1].replace("-", "_") + "=" * bool(option[2])
+
+    lines = (line.partition("phmctl ") for line in message.split("\n"))
+    option = r"(?<![\w-])--([a-z][a-z0-9-]*)( (?=[A-Z0-9\[]))?"
+    return "\n".join(re.sub(option, argument, said) + verb + command for said, verb, command in lines)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.console import Table, emit, emit_json, note, once, people, print_table, printable, progress, warn
-from phmctl.errors import StdoutError
+from phmctl.console import Table, emit, emit_json, note, once, people, print_table, printable, progress, silence, warn
+from phmctl.errors import StdoutError, UserError
 
 MARKUP = "[x] [/red] :smile:"
 
@@ -233,3 +233,19 @@ def test_json_has_nothing_in_it_that_a_terminal_should_not_see(capfdbinary: pyte
     assert json.loads(said) == value
     assert printable(said) == said
     assert "ä" in said
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("--beam 0: beam should be at least 1", "beam=0: beam should be at least 1"),
+        ("needs both --source FILE and --reference FILE", "needs both source=FILE and reference=FILE"),
+        ("--skip-bad-lines leaves it out", "skip_bad_lines leaves it out"),
+        ("not there; run: phmctl train x --n 4", "not there; run: phmctl train x --n 4"),
+        ("a--b and a --- rule", "a--b and a --- rule"),
+    ],
+)
+def test_errors_name_arguments_where_a_program_called(said: str, told: str) -> None:
+    with pytest.raises(UserError) as caught, silence():
+        raise UserError(said)
+    assert str(caught.value) == told

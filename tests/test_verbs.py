@@ -40,7 +40,7 @@ def test_scores_are_those_of_the_command(tmp_path: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
     shown = CliRunner().invoke(app, ["eval", str(run.folder), "--beam", "1", "--json"], catch_exceptions=False)
     assert json.loads(shown.stdout) == json.loads(json.dumps(found.as_json()))
-    with pytest.raises(UserError, match="--n-best: task 'translation' has no such option"):
+    with pytest.raises(UserError, match="n_best: task 'translation' has no such option"):
         phmctl.evaluate(run.folder, n_best=3)
     with pytest.raises(RunError, match="no run at"):
         phmctl.evaluate(tmp_path / "nothing")
@@ -95,7 +95,7 @@ def test_a_wrong_recipe_is_told(miniature_data: Path) -> None:
     assert "steps" in str(error.value)
     with pytest.raises(RecipeError, match="recipe"):
         phmctl.train({"name": "x"})
-    with pytest.raises(RecipeError, match="--n 3"):
+    with pytest.raises(RecipeError, match="n=3"):
         phmctl.train("miniature", n=3)
     with pytest.raises(RecipeError, match="no recipe 'miniatur'"):
         phmctl.train("miniatur")

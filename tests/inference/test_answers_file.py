@@ -146,7 +146,7 @@ def test_a_device_is_written_to_and_keeps_no_record(tmp_path: Path) -> None:
     write(Path("/dev/null"), [LINES])
     with pytest.raises(UserError, match="is no plain file"):
         AnswersFile(Path("/dev/null"), ORIGIN, resume=True)
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(OutputError):
         AnswersFile(tmp_path, ORIGIN)
 
 

@@ -373,7 +373,7 @@ def test_text_is_refused(tmp_path: Path) -> None:
             refused()
     with pytest.raises(UserError, match="prepare-data: task 'rule' does not have it"):
         KIND.prepare(Preparation("hamilton", tmp_path, "hamilton"))
-    with pytest.raises(UserError, match="--beam: task 'rule' has no such option"):
+    with pytest.raises(UserError, match=r"beam: task 'rule' has no such option"):
         phmctl.evaluate(run.folder, beam=3)
     with pytest.raises(UserError, match="compared with the true one"):
         phmctl.evaluate(run.folder, against=run.folder)

@@ -129,7 +129,7 @@ def test_a_refused_comparison_writes_nothing(runs: dict[str, Run], tmp_path: Pat
 def test_what_is_not_there_is_named(runs: dict[str, Run], tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no split 'tset' \(did you mean 'test'\?\); it has test, test_other, valid"):
         evaluate(runs["encoder"], "tset")
-    with pytest.raises(UserError, match="--beam: task 'classification' has no such option"):
+    with pytest.raises(UserError, match=r"beam: task 'classification' has no such option"):
         phmctl.evaluate(runs["encoder"].folder, beam=3)
     copy = tmp_path / "v001"
     shutil.copytree(runs["encoder"].folder, copy)

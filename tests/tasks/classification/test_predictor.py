@@ -98,9 +98,9 @@ def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_
         load_classifier(tiny_run)
     with pytest.raises(RunError, match="translation"):
         load_translator(runs["encoder"])
-    with pytest.raises(UserError, match="--beam: task 'classification' has no such option; it has --execution"):
+    with pytest.raises(UserError, match=r"beam: task 'classification' has no such option; it has (--)?execution"):
         KIND.require("decode", ["beam"])
-    with pytest.raises(UserError, match="--precision"):
+    with pytest.raises(UserError, match="precision"):
         phmctl.load(runs["encoder"].folder, precision="bfloat16")
     copy = shutil.copytree(runs["encoder"].folder, tmp_path / "v001")
     path = copy / "tokenizer" / "tokenizer.json"
@@ -223,12 +223,12 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
         assert {one.against for one in read_results(made.export)} == {None, runs["real"].name}
         with pytest.raises(UserError, match="encode"):
             found.encode(["the cat"])
-        with pytest.raises(UserError, match="--execution"):
+        with pytest.raises(UserError, match="execution"):
             load_classifier(made.export, execution="rank")
 
 
 def test_ctranslate2_is_refused_with_what_can(runs: dict[str, Run], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="export it --to onnx or safetensors"):
+    with pytest.raises(UserError, match=r"export it (--)?to onnx or safetensors"):
         export(runs["lstm-pair"], exports.CTRANSLATE2, tmp_path / "out")
-    with pytest.raises(UserError, match="export it --to onnx or safetensors"):
+    with pytest.raises(UserError, match=r"export it (--)?to onnx or safetensors"):
         with_engine(runs["encoder"], exports.CTRANSLATE2)
