@@ -1,0 +1,106 @@
+"""Counters of a training, and the average of checkpoints."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from phmctl.checkpoints import read_checkpoint, step_name, write_checkpoint
+from phmctl.errors import RunError
+from phmctl.runs.metrics import read_metrics
+from phmctl.training.saving import TrainingState, average_checkpoints, averaged_steps
+from tests.training.conftest import Fit
+
+NAN = math.nan
+
+
+def test_json_keeps_everything_and_keys_of_later_versions_are_ignored() -> None:
+    state = TrainingState(step=3, epoch=1, position=2, best_score=-0.1 - 0.2, best_step=2, window_loss=1 / 3)
+    assert TrainingState.from_json(json.loads(json.dumps(state.model_dump() | {"novelty": 1}))) == state
+
+
+@pytest.mark.parametrize(
+    ("floor", "pairs", "expected"),
+    [
+        (
+            -math.inf,
+            [(1.0, 0.5), (2.0, 0.5), (2.0, 0.5), (NAN, 0.5), (3.0, 0.5)],
+            [(1, 0), (2, 0), (2, 1), (2, 2), (5, 0)],
+        ),
+        (-math.inf, [(NAN, 1.0), (NAN, 0.5), (-9.0, 2.0)], [(None, 1), (None, 2), (3, 0)]),
+        # BLEU is 0 for long at the start, and a classifier's accuracy comes in steps of one example.
+        (
+            -math.inf,
+            [(0.0, 5.0), (0.0, 4.0), (0.0, 4.5), (0.0, NAN), (1.5, 9.0), (1.5, 8.0), (0.0, 1.0)],
+            [(1, 0), (2, 0), (2, 1), (2, 2), (5, 0), (6, 0), (6, 1)],
+        ),
+        # BLEU below 1 says nothing of which model is better; what is stored and shown is the true figure.
+        (1.0, [(0.9, 5.0), (0.02, 4.0), (0.95, 4.5), (1.2, 6.0)], [(1, 0), (2, 0), (2, 1), (4, 0)]),
+    ],
+    ids=["scores", "NaN first", "losses of equal scores", "scores below the floor"],
+)
+def test_the_best_score_is_kept(
+    floor: float, pairs: list[tuple[float, float]], expected: list[tuple[int | None, int]]
+) -> None:
+    state = TrainingState()
+    for (state.step, pair), (best, stale) in zip(enumerate(pairs, start=1), expected, strict=True):
+        improved = state.note_score(*pair, floor)
+        assert (improved, state.best_step, state.stale) == (stale == 0, best, stale)
+        assert (state.best_score, state.best_loss) == ((None, None) if best is None else pairs[best - 1])
+
+
+def test_a_state_may_know_no_loss() -> None:
+    state = TrainingState.from_json({"step": 4, "order": 1, "best_score": 2.0, "best_step": 3})
+    assert state.note_score(2.0, 7.0)
+    assert not state.note_score(2.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "it has no step"),
+        ({"step": None}, "its step is None"),
+        ({"step": 3.5}, "its step is 3.5"),
+        ({"step": True}, "its step is True"),
+        ({"step": -1}, "its step is -1"),
+        ({"step": 3, "position": -2}, "its position is -2"),
+        ({"step": 3, "best_score": "x"}, "its best_score is 'x'"),
+        ({"step": 3}, "is of a version before 0.1.0"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(RunError, match=said):
+        TrainingState.from_json(wrong)
+
+
+@pytest.mark.parametrize(("step", "stale", "finished"), [(9, 1, False), (10, 0, True), (4, 3, True), (4, 2, False)])
+def test_finished(step: int, stale: int, finished: bool) -> None:
+    assert TrainingState(step=step, stale=stale).finished(steps=10, patience=3) is finished
+    assert TrainingState(step=step, stale=stale).finished(steps=10, patience=0) is (step == 10)
+
+
+def test_the_mean_is_taken_and_integers_are_the_newest(tmp_path: Path) -> None:
+    assert averaged_steps(tmp_path) == []
+    for step, value in ((1, 0.1), (2, 2.0), (3, 6.0)):
+        tensors = {"w": torch.full((2,), value), "count": torch.tensor(10 * step)}
+        write_checkpoint(tmp_path / step_name(step), {"model": tensors}, {})
+    means = average_checkpoints(tmp_path, [2, 3])
+    assert (means["w"].tolist(), means["w"].dtype, means["count"].item()) == ([4.0, 4.0], torch.float32, 30)
+    read = read_checkpoint(tmp_path / "average", ["model"])
+    assert torch.equal(read.tensors["model"]["w"], means["w"])
+    assert averaged_steps(tmp_path) == [2, 3]
+    assert torch.equal(average_checkpoints(tmp_path, [1])["w"], torch.full((2,), 0.1))
+    with pytest.raises(RunError, match="step-000004"):
+        average_checkpoints(tmp_path, [1, 4])
+
+
+def test_a_training_averages_its_last_checkpoints_and_measures_them(fit: Fit) -> None:
+    run = fit(steps=20, keep=3, average=2).run
+    assert averaged_steps(run.checkpoints_folder) == [15, 20]
+    entry = read_metrics(run.metrics_path)[-1]
+    assert (entry["event"], entry["checkpoints"]) == ("average", 2)
+    parts = [read_checkpoint(run.checkpoint(str(step)), ["model"]).tensors["model"] for step in (15, 20)]
+    mean = read_checkpoint(run.checkpoint("average"), ["model"]).tensors["model"]
+    assert torch.allclose(mean["last.bias"], (parts[0]["last.bias"] + parts[1]["last.bias"]) / 2)
