@@ -1,68 +1,40 @@
-"""What a person sees, and how fast it goes."""
+"""What a person sees, how fast it goes, and metrics.jsonl."""
 
-from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 
-from phmctl.training.progress import ProgressLine, Throughput, clock
+from phmctl.errors import WriteFailedError
+from phmctl.runs.metrics import read_metrics
+from phmctl.training.progress import MetricsLog, ProgressLine, Throughput, clock
 
 LINE = "loss 2.5000  12,346 tok/s"
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressLine(200, 0) as progress:
-        progress.step(50)
-        progress.log(50, LINE)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "step 50/200  loss 2.5000  12,346 tok/s\n"
+    for quiet in (False, True):
+        with ProgressLine(200, 0, quiet=quiet) as progress:
+            progress.step(50)
+            progress.log(50, LINE)
+            progress.say("a line")
+    assert capsys.readouterr() == ("", "step 50/200  loss 2.5000  12,346 tok/s\na line\n")
 
 
-def test_one_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(force_terminal=True, width=120, record=True, file=_Null())
-    monkeypatch.setattr("phmctl.training.progress.people", lambda: console)
+def test_one_live_line_on_a_terminal_and_others_unbroken_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "100")):  # a terminal, as rich sees it
+        monkeypatch.setenv(name, value)
+    said = ["phmctl train --resume runs/" + "a-long-name/" * 9 + "v001", "training runs/[x]/real [/red] :smile:"]
     with ProgressLine(200, 40) as progress:
         progress.step(50)
         progress.log(50, LINE)
-        progress.say("a line that stays")
-    shown = console.export_text()
-    assert "a line that stays" in shown
-    assert "50/200" in shown
-    assert "12,346 tok/s" in shown
-
-
-def test_what_looks_like_markup_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as rich sees it
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    with ProgressLine(200, 0) as progress:
-        progress.say("training runs/[x]/real [/red] :smile:")
-    assert "training runs/[x]/real [/red] :smile:" in capsys.readouterr().err
-
-
-def test_a_command_is_not_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = StringIO()
-    console = Console(force_terminal=True, width=80, file=shown)
-    monkeypatch.setattr("phmctl.training.progress.people", lambda: console)
-    command = "phmctl train --resume runs/" + "a-long-name/" * 9 + "v001"
-    with ProgressLine(200, 40) as progress:
-        progress.say(command)
-    assert command in shown.getvalue()
-
-
-class _Null:
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None: ...
-
-
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressLine(200, 0, quiet=True) as progress:
-        progress.log(50, LINE)
-        progress.say("nothing")
-    assert capsys.readouterr().err == ""
+        for line in said:
+            progress.say(line)
+    shown = capsys.readouterr().err
+    for expected in (*said, "50/200", "12,346 tok/s"):
+        assert expected in shown
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3600, "1:00:00"), (-3, "0:00")])
@@ -84,3 +56,130 @@ def test_rates_leave_out_what_was_paused(monkeypatch: pytest.MonkeyPatch) -> Non
         "seconds_per_step": 1.5,
         "seconds": 16.0,
     }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A log of steps 5 and 10."""
+    with MetricsLog(tmp_path / "m") as log:
+        _add_two(log)
+    return tmp_path / "m"
+
+
+def _add_two(log: MetricsLog) -> None:
+    for step in (5, 10):
+        log.add("train", step, {"loss": step / 3, "seconds": float(step)})
+
+
+def _steps(path: Path) -> list[int]:
+    return [entry["step"] for entry in read_metrics(path)]
+
+
+def test_resuming_drops_what_lies_beyond_the_checkpoint(path: Path) -> None:
+    assert read_metrics(path)[1] == {"event": "train", "step": 10, "loss": 10 / 3, "seconds": 10.0}
+    assert read_metrics(path.with_name("none")) == []
+    before = path.read_bytes()
+    log = MetricsLog(path, 5)
+    assert path.read_bytes() == before  # until the log is entered
+    with log:
+        assert log.seconds == 5.0
+        log.add("train", 15, {})
+        log.add("average", 15, {"loss": 1.0})
+    assert _steps(path) == [5, 15, 15]
+    assert MetricsLog(path, 15).seconds == 5.0  # an event without time does not set the clock back
+
+
+def test_a_last_line_without_its_break_is_whole_or_dropped(path: Path) -> None:
+    whole = path.read_bytes()
+    for cut in range(1, len(whole.splitlines()[-1]) + 1):
+        path.write_bytes(whole[:-cut])
+        assert _steps(path) == [5, 10][: 2 if cut == 1 else 1]
+    path.write_bytes(whole + b"\0" * 64)  # what a power cut may leave
+    assert _steps(path) == [5, 10]
+
+
+def test_a_flipped_bit_reaches_no_figure(path: Path) -> None:
+    whole, right = path.read_bytes(), [{"loss": step / 3, "seconds": float(step)} for step in (5, 10)]
+    for place in range(whole.index(b"\n")):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert [{key: entry[key] for key in right[0]} for entry in read_metrics(path)] in (right, right[1:])
+
+
+@pytest.mark.parametrize("line", ["5", "{}", "null", "", '{"step": "5"}', '{"step": 5, "seconds": "x"}', "{", "\udcff"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_foreign_line_costs_itself_with_a_warning(
+    path: Path, line: str, place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = path.read_text().splitlines()
+    lines.insert(place, line)
+    path.write_bytes("".join(f"{each}\n" for each in lines).encode(errors="surrogateescape"))
+    assert _steps(path) == [5, 10]
+    assert f"m, line {place + 1}: no JSON object with a step; left out" in capsys.readouterr().err
+    with MetricsLog(path, 10) as log:
+        log.add("train", 15, {})
+    assert _steps(path) == [5, 10, 15]
+
+
+class Short:
+    """A handle that takes a few bytes at a time, and `most_in_all` in all."""
+
+    def __init__(self, handle: Any, most: int, most_in_all: int = 10_000) -> None:
+        self.handle, self.most, self.most_in_all = handle, most, most_in_all
+
+    def write(self, data: bytes) -> int:
+        part = data[: min(self.most, self.most_in_all)]
+        if not part:
+            raise OSError(28, "No space left on device")
+        self.most_in_all -= len(part)
+        return self.handle.write(part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.handle, name)
+
+
+@pytest.mark.parametrize("most", [1, 7])
+def test_a_short_write_is_finished(path: Path, most: int) -> None:
+    with MetricsLog(path.with_name("n")) as log:
+        log._file = Short(log._file, most)
+        _add_two(log)
+    assert path.with_name("n").read_bytes() == path.read_bytes()
+
+
+def test_what_a_full_disk_leaves_of_a_line_is_dropped(path: Path) -> None:
+    with MetricsLog(path, 5) as log:
+        log._file = Short(log._file, 7, most_in_all=12)
+        with pytest.raises(WriteFailedError, match="No space left") as full:
+            log.add("train", 10, {})
+        assert full.value.exit_code == 1
+    with MetricsLog(path, 5) as log:
+        log.add("train", 10, {})
+    assert _steps(path) == [5, 10]
+
+
+def test_a_validation_that_the_checkpoint_does_not_know_is_dropped_and_an_average_is_not(tmp_path: Path) -> None:
+    """A stop during the validation of step 20 leaves a checkpoint of before it, and the next one may be killed."""
+    with MetricsLog(tmp_path / "m") as log:
+        for event, step in (("validation", 10), ("train", 20), ("validation", 20), ("early_stop", 20), ("average", 20)):
+            log.add(event, step, {})
+    with MetricsLog(tmp_path / "m", 20, validated=10) as log:
+        assert log.has("average", 20)
+    assert [entry["event"] for entry in read_metrics(tmp_path / "m")] == ["validation", "train", "average"]
+
+
+def test_tensorboard_gets_the_same_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scalars: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: Path, purge_step: int) -> None:
+            assert purge_step == 4
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            scalars.append((name, value, step))
+
+        def close(self) -> None:
+            scalars.append(("closed", 0, 0))
+
+    monkeypatch.setattr("phmctl.training.progress.summary_writer", lambda: Writer)
+    with MetricsLog(tmp_path / "m", 3, tensorboard=tmp_path / "board") as log:
+        log.add("validation", 4, {"loss": 0.5})
+    assert scalars == [("validation/loss", 0.5, 4), ("closed", 0, 0)]
