@@ -54,12 +54,12 @@ class FakeBatch:
 class FakeModel(nn.Module):
     """Two layers with dropout between, and a third that shares the second's weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.3) -> None:
         super().__init__()
         self.first = nn.Linear(6, 8)
         self.second = nn.Linear(8, 8)
         self.shared = self.second
-        self.dropout = nn.Dropout(0.3)
+        self.dropout = nn.Dropout(dropout)
         self.last = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,13 +77,12 @@ class FakeTask:
     unit = "tok"
     least_score = -math.inf
 
-    def __init__(self, rows: int = 8, poison: tuple[int, int] | None = None) -> None:
-        self.rows = rows
-        self.poison = poison
+    def __init__(self, rows: int = 8, poison: tuple[int, int] | None = None, dropout: float = 0.3) -> None:
+        self.rows, self.poison, self.dropout = rows, poison, dropout
         self.validations = 0
 
     def build_model(self, device: torch.device) -> nn.Module:
-        return FakeModel().to(device)
+        return FakeModel(self.dropout).to(device)
 
     def plan(self, epoch: int) -> list[Rows]:
         positions = range(BATCHES_PER_EPOCH)

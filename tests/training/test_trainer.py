@@ -1,37 +1,110 @@
-"""The loop: gradients, intervals, best and last, early stopping."""
+"""The loop: batches, gradients, intervals, best and last, early stopping, NaN and infinity."""
 
-import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from phmctl.checkpoints import read_checkpoint, saved_steps
-from phmctl.errors import DataError, OutputError, PhmctlError, RecipeError
+from phmctl.data.batches import collate
+from phmctl.data.prepared.folder import PreparedData
+from phmctl.errors import DataError, NonFiniteError, OutputError, PhmctlError, RecipeError
+from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
+from phmctl.tasks.base import Task
+from phmctl.training.optimiser import build_optimiser, skip_updates_when
 from phmctl.training.progress import MetricsLog, ProgressLine
 from phmctl.training.train import train_task
-from phmctl.training.trainer import Trainer
+from phmctl.training.trainer import BatchStream, Guard, Part, Trainer, parts_of, pieces_of, seed_dropout, trace
 from tests.training.conftest import Fit
-from tests.training.fake import BATCHES_PER_EPOCH, FakeBatch, FakeTask, make_recipe
+from tests.training.fake import BATCHES_PER_EPOCH, FakeTask, make_recipe
+from tests.training.jobs import DoubleTask
+
+CPU = torch.device("cpu")
+
+# ---------------------------------------------- which batches a step has, and which process computes what of them
 
 
-@pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    recipe = make_recipe(clip=0.01)
-    run = Run.create(tmp_path, recipe)
-    with MetricsLog(run.metrics_path) as log:
-        yield Trainer(FakeTask(), run, torch.device("cpu"), log, ProgressLine(1, 0, quiet=True))
+@given(before=st.integers(0, 20), after=st.integers(1, 10))
+@settings(max_examples=25, deadline=None)
+def test_a_stream_goes_on_from_any_position(before: int, after: int) -> None:
+    whole = BatchStream(FakeTask())
+    whole.next(before)
+    resumed = BatchStream(FakeTask(), whole.epoch, whole.position)
+    assert [rows.tolist() for rows in resumed.next(after)] == [rows.tolist() for rows in whole.next(after)]
+    assert (resumed.epoch, resumed.position) == (whole.epoch, whole.position)
 
 
-def _gradients(trainer: Trainer, batches: list[FakeBatch]) -> torch.Tensor:
-    trainer.model.eval()  # without dropout
+@pytest.mark.parametrize(("count", "where"), [(0, (0, 0)), (7, (0, 7)), (8, (1, 1)), (15, (2, 1))])
+def test_epoch_and_position_count(count: int, where: tuple[int, int]) -> None:
+    assert BATCHES_PER_EPOCH == 7
+    stream = BatchStream(FakeTask())
+    stream.next(count)
+    assert (stream.epoch, stream.position) == where
+
+
+def _plan(*sizes: int) -> list[np.ndarray]:
+    return list(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9), processes=st.integers(1, 9))
+def test_every_row_counts_once_and_every_process_has_something(sizes: list[int], processes: int) -> None:
+    shares = [parts_of(_plan(*sizes), rank, processes) for rank in range(processes)]
+    counted = [row for share in shares for part in share if part.counts for row in part.rows.tolist()]
+    assert sorted(counted) == list(range(sum(sizes)))
+    assert all(share and all(len(part.rows) for part in share) for share in shares)
+
+
+@given(micro_batches=st.integers(1, 12), processes=st.integers(1, 12))
+def test_pieces_divide_evenly(micro_batches: int, processes: int) -> None:
+    pieces = pieces_of(micro_batches, processes)
+    assert pieces == 1 if micro_batches >= processes else (micro_batches * pieces) % processes == 0
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_whole_micro_batches_go_round_and_one_is_divided_in_turns_as_its_rows_are_sorted_by_length(rank: int) -> None:
+    assert [part.micro_batch for part in parts_of(_plan(3, 3, 3, 3, 3), rank, 2)] == list(range(rank, 5, 2))
+    (part,) = parts_of(_plan(7), rank, 2)
+    assert (part.micro_batch, part.piece, part.rows.tolist()) == (0, rank, list(range(rank, 7, 2)))
+
+
+def _draw(seed: int, step: int, micro_batch: int, piece: int = 0) -> tuple[float, ...]:
+    seed_dropout(CPU, seed, step, Part(micro_batch, piece, np.arange(1)))
+    return tuple(torch.rand(4).tolist())
+
+
+def test_dropout_depends_on_seed_step_micro_batch_and_piece_alone() -> None:
+    first = _draw(1, 7, 2)
+    torch.rand(13)
+    assert _draw(1, 7, 2) == first
+    others = [(2, 7, 2), (1, 8, 2), (1, 7, 3), (1, 2, 7), (1, 7, 2, 1)]
+    assert len({first, *(_draw(*other) for other in others)}) == 6
+
+
+def test_an_empty_training_split_is_an_error(fit: Fit) -> None:
+    task = FakeTask()
+    task.plan = lambda epoch: []  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="holds no sentence"):
+        fit(task)
+
+
+# ------------------------------------------------------------------------------------------------------ gradients
+
+
+def _trainer(task: Task, recipe: Recipe, root: Path) -> Trainer:
+    return Trainer(task, Run.create(root, recipe), CPU, MetricsLog(None), ProgressLine(1, 0, quiet=True))
+
+
+def _gradient(trainer: Trainer, *batches: Any) -> Tensor:
+    """Return a step's gradient of all parameters as one vector."""
     trainer.optimiser.zero_grad()
     tokens = sum(batch.target_tokens for batch in batches)
     for batch in batches:
@@ -39,50 +112,52 @@ def _gradients(trainer: Trainer, batches: list[FakeBatch]) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
 
-def test_accumulation_is_exact(trainer: Trainer) -> None:
-    """Unequal parts of a batch give the gradient of the whole: the mean is over all its tokens, not of means."""
-    whole = FakeTask.make(3, 32)
-    parts, start = [], 0
-    for size in (2, 20, 7, 3):
-        rows = slice(start, start + size)
-        parts.append(FakeBatch(whole.inputs[rows], whole.labels[rows], size))
-        start += size
-    expected = _gradients(trainer, [whole])
-    assert torch.allclose(_gradients(trainer, parts), expected, rtol=1e-6, atol=1e-7)
-    reference = F.cross_entropy(trainer.model(whole.inputs), whole.labels)  # the mean
-    by_hand = torch.cat([g.flatten() for g in torch.autograd.grad(reference, list(trainer.model.parameters()))])
-    assert torch.allclose(expected, by_hand, rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize("rules", ["separate", "model"])
+def test_a_step_of_unequal_batches_has_the_gradient_of_the_one_big_batch(
+    rules: str, tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path
+) -> None:
+    """It is that of the mean loss over all tokens: a batch of few must not weigh as much as one of many."""
+    model = tiny_recipe.model.model_copy(update={"dropout": 0.0, "rules": rules})
+    training = tiny_recipe.training.model_copy(update={"label_smoothing": 0.1, "device": "cpu"})
+    recipe = tiny_recipe.model_copy(update={"model": model, "training": training})
+    task = DoubleTask(recipe, PreparedData.find(recipe.data, miniature_data))
+    trainer = _trainer(task, recipe, tmp_path)
+    split = task.prepared.split("train")
+    sizes = (1, 9, 4, 2, 8)  # sentences a micro-batch
+    rows = np.argsort(split.target.lengths, kind="stable")[:: len(split) // sum(sizes)][: sum(sizes)]
+    parts = [collate(split, part) for part in np.split(rows, np.cumsum(sizes)[:-1])]
+    assert len({batch.target_tokens / len(batch.indices) for batch in parts}) == len(sizes)
+    total, count = task.loss(trainer.model, collate(split, rows))
+    gradients = torch.autograd.grad(total / count, list(trainer.model.parameters()))
+    whole = torch.cat([gradient.flatten() for gradient in gradients])
+    assert whole.dtype == torch.float64
+    assert whole.norm() > 1e-3
+    for batches in ([collate(split, rows)], parts):
+        assert (_gradient(trainer, *batches) - whole).norm() <= 1e-10 * whole.norm()
+    means = sum(_gradient(trainer, batch) for batch in parts) / len(parts)
+    assert (means - whole).norm() > 1e-3 * whole.norm()
 
 
-def test_clipping_limits_the_norm_and_reports_the_one_before(trainer: Trainer) -> None:
-    gradients = _gradients(trainer, [FakeTask.make(3, 32)])
-    assert trainer._clip().item() == pytest.approx(gradients.norm().item(), rel=1e-5)
+def test_clipping_limits_the_norm_and_reports_the_one_before(tmp_path: Path) -> None:
+    trainer = _trainer(FakeTask(dropout=0.0), make_recipe(clip=0.01), tmp_path)
+    batch = FakeTask.make(3, 32)
+    gradient = _gradient(trainer, batch)
+    assert trainer._clip().item() == pytest.approx(gradient.norm().item(), rel=1e-5)
     after = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
     assert after.norm().item() == pytest.approx(0.01, rel=1e-3)
-    assert torch.allclose(after / after.norm(), gradients / gradients.norm(), atol=1e-5)
-
-
-def test_no_clipping_leaves_the_gradients(trainer: Trainer) -> None:
+    assert torch.allclose(after / after.norm(), gradient / gradient.norm(), atol=1e-5)
     trainer.settings = make_recipe(clip=0.0).training
-    gradients = _gradients(trainer, [FakeTask.make(3, 32)])
+    assert torch.equal(_gradient(trainer, batch), gradient)
     trainer._clip()
-    assert torch.equal(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]), gradients)
-
-
-def test_it_learns(fit: Fit) -> None:
-    result = fit(steps=300)
-    losses = [entry["loss"] for entry in read_metrics(result.run.metrics_path) if entry["event"] == "validation"]
-    assert losses[-1] < 0.3 < 1.0 < losses[0]
-    assert result.best_score == -min(losses)
+    assert torch.equal(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]), gradient)
 
 
 def test_the_logged_loss_is_the_mean_of_the_interval(fit: Fit) -> None:
     """At a learning rate of (nearly) nothing and without dropout the mean loss can be computed beside."""
-    task = FakeTask()
-    task.build_model = _without_dropout  # type: ignore[method-assign]
+    task = FakeTask(dropout=0.0)
     result = fit(task, steps=5, learning_rate=1e-30)
     torch.manual_seed(1)
-    model = _without_dropout(torch.device("cpu"))
+    model = task.build_model(CPU)
     batches = [task.collate(rows) for rows in task.plan(0)[:5]]
     total = sum(task.loss(model, batch)[0].item() for batch in batches)
     entry = read_metrics(result.run.metrics_path)[0]
@@ -90,19 +165,22 @@ def test_the_logged_loss_is_the_mean_of_the_interval(fit: Fit) -> None:
     assert entry["target_tokens"] == sum(batch.target_tokens for batch in batches)
 
 
-def _without_dropout(device: torch.device) -> torch.nn.Module:
-    model = FakeTask().build_model(device)
-    model.dropout.p = 0.0
-    return model
-
-
-def test_the_seed_decides(fit: Fit, tmp_path: Path) -> None:
-    def weights(seed: int, folder: str) -> torch.Tensor:
-        run = fit(steps=3, seed=seed, root=tmp_path / folder).run
+def test_the_seed_decides(fit: Fit) -> None:
+    def weights(seed: int) -> Tensor:
+        run = fit(steps=3, seed=seed).run
         return read_checkpoint(run.checkpoint("last"), ["model"]).tensors["model"]["first.weight"]
 
-    assert torch.equal(weights(1, "a"), weights(1, "b"))
-    assert not torch.equal(weights(1, "c"), weights(2, "d"))
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_bfloat16_keeps_float32_weights(fit: Fit) -> None:
+    run = fit(steps=5, precision="bfloat16").run
+    tensors = read_checkpoint(run.checkpoint("last"), ["model"]).tensors["model"]
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+# ----------------------------------------------------------------------------- log, validate, save, stop early
 
 
 def test_intervals(fit: Fit) -> None:
@@ -115,22 +193,9 @@ def test_intervals(fit: Fit) -> None:
     assert task.validations == 3
 
 
-def test_last_and_best_point_to_their_steps(fit: Fit) -> None:
-    task = FakeTask()
-    scores = iter([1.0, 3.0, 2.0, 0.0])
-    task.score = lambda metrics: next(scores)  # type: ignore[method-assign]
-    result = fit(task, steps=40, validate_every=10, save_every=5)
-    assert result.run.checkpoint("last").name == "step-000040"
-    assert result.run.checkpoint("best").name == "step-000020"
-    assert (result.best_step, result.best_score) == (20, 3.0)
-    assert saved_steps(result.run.checkpoints_folder) == [20, 40]  # keep: 1
-
-
-def test_a_nan_score_is_never_the_best(fit: Fit) -> None:
-    task = FakeTask()
-    scores = iter([1.0, math.nan])
-    task.score = lambda metrics: next(scores)  # type: ignore[method-assign]
-    assert fit(task, steps=20).best_step == 10
+def test_keep_counts_the_interval_only(fit: Fit) -> None:
+    run = fit(steps=40, validate_every=8, save_every=10, keep=3).run
+    assert saved_steps(run.checkpoints_folder) == [20, 30, 40]
 
 
 def _scored(*scores: float) -> FakeTask:
@@ -140,26 +205,32 @@ def _scored(*scores: float) -> FakeTask:
     return task
 
 
-def test_patience_stops_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_and_best_point_to_their_steps(fit: Fit) -> None:
+    result = fit(_scored(1.0, 3.0, 2.0, 0.0), steps=40, validate_every=10, save_every=5)
+    assert result.run.checkpoint("last").name == "step-000040"
+    assert result.run.checkpoint("best").name == "step-000020"
+    assert (result.best_step, result.best_score) == (20, 3.0)
+    assert saved_steps(result.run.checkpoints_folder) == [20, 40]  # keep: 1
+
+
+def test_patience_stops_and_says_so_and_the_run_stays_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     task = _scored(1.0, 0.9, 2.0, 1.9, 1.8, 1.7, 1.6)
-    result = train_task(task, make_recipe(steps=500, validate_every=3, patience=3), tmp_path)
-    assert result.steps == 18
-    assert result.run.checkpoint("last").name == "step-000018"
-    assert result.best_step == 9
+    recipe = make_recipe(steps=500, validate_every=3, patience=3)
+    result = train_task(task, recipe, tmp_path)
+    run = result.run
+    assert (result.steps, result.best_step, run.checkpoint("last").name) == (18, 9, "step-000018")
     said = "stopped early at step 18: no better validation since step 9 (training.patience = 3)"
     assert said in capsys.readouterr().err.splitlines()
-    event = read_metrics(result.run.metrics_path)[-1]
+    event = read_metrics(run.metrics_path)[-1]
     assert event.pop("seconds") > 0
     assert event == {"event": "early_stop", "step": 18, "validations": 3, "best_step": 9, "best_score": 2.0}
-
-
-def test_a_run_that_stopped_early_stays_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = make_recipe(steps=500, validate_every=3, patience=1)
-    run = train_task(_scored(1.0, 0.9), recipe, tmp_path, quiet=True).run
     written = run.metrics_path.read_bytes()
-    assert train_task(FakeTask(), recipe, tmp_path, old=run).steps == 6
-    assert "nothing left to train" in (said := capsys.readouterr().err)
-    assert "stopped early at step 6 (training.patience)" in said
+    assert train_task(FakeTask(), recipe, tmp_path, old=run).steps == 18
+    said = capsys.readouterr().err
+    assert "nothing left to train" in said
+    assert "stopped early at step 18 (training.patience)" in said
     assert run.metrics_path.read_bytes() == written
 
 
@@ -171,20 +242,6 @@ def test_validations_without_a_number_stop_too(tmp_path: Path, capsys: pytest.Ca
 def test_the_last_step_is_no_early_stop(fit: Fit) -> None:
     run = fit(_scored(1.0, 0.9), steps=6, validate_every=3, patience=1).run
     assert "early_stop" not in {entry["event"] for entry in read_metrics(run.metrics_path)}
-
-
-def test_tensorboard_missing_is_found_before_a_run_is_made(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(RecipeError, match="TensorBoard is not installed"):
-        fit(tensorboard=True)
-    assert not list(tmp_path.iterdir())
-
-
-def test_keep_counts_the_interval_only(fit: Fit) -> None:
-    run = fit(steps=40, validate_every=8, save_every=10, keep=3).run
-    assert saved_steps(run.checkpoints_folder) == [20, 30, 40]
 
 
 def test_validation_sees_no_dropout_and_training_does(fit: Fit) -> None:
@@ -203,26 +260,13 @@ def test_validation_sees_no_dropout_and_training_does(fit: Fit) -> None:
     assert modes == [("train", True), ("validate", False)] * 3
 
 
-def test_an_empty_training_split_is_an_error(fit: Fit) -> None:
-    task = FakeTask()
-    task.plan = lambda epoch: []  # type: ignore[method-assign]
-    with pytest.raises(DataError, match="holds no sentence"):
-        fit(task)
-
-
-def test_epochs_are_counted(fit: Fit) -> None:
-    run = fit(steps=BATCHES_PER_EPOCH + 3).run
-    state = read_checkpoint(run.checkpoint("last"), []).state
-    assert (state["epoch"], state["position"]) == (1, 3)
-
-
-def test_the_run_holds_recipe_environment_and_metrics(fit: Fit) -> None:
-    run = fit(steps=5).run
-    environment = json.loads((run.folder / "environment.json").read_text())
-    assert environment["device"] == "cpu"
-    assert environment["threads"] >= 1
-    assert run.text_folder.is_dir()
-    assert Run.open(run.folder).recipe == run.recipe
+def test_tensorboard_missing_is_found_before_a_run_is_made(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RecipeError, match=r"not installed; pip install 'phmctl\[tensorboard\]'"):
+        fit(tensorboard=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_fills_up_is_an_output_error(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +295,95 @@ def test_a_device_without_memory_left_names_the_settings(fit: Fit) -> None:
     ]
 
 
-def test_bfloat16_keeps_float32_weights(fit: Fit) -> None:
-    run = fit(steps=5, precision="bfloat16").run
-    tensors = read_checkpoint(run.checkpoint("last"), ["model"]).tensors["model"]
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+# ------------------------------------------------------------------------------------------------ NaN, infinity
+
+
+def test_a_bad_value_is_named_by_step_and_module_and_the_newest_checkpoint_is_sound(fit: Fit, tmp_path: Path) -> None:
+    said = r"step 9: the output of first is NaN or infinite \(epoch 1, batch 1\); the checkpoints in .* are sound\n"
+    with pytest.raises(NonFiniteError, match=said):
+        fit(FakeTask(poison=(1, 1)), steps=20, save_every=1)
+    checkpoint = read_checkpoint(Run.open(tmp_path / "fake/phm-n4").checkpoint("last"), ["model", "optimizer"])
+    assert checkpoint.state["step"] == 8
+    for tensors in checkpoint.tensors.values():
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+    with pytest.raises(NonFiniteError, match=r"there is no checkpoint yet\n"):
+        fit(FakeTask(poison=(0, 1)), steps=20)
+    with pytest.raises(NonFiniteError, match=r"step 4: the output of first .* \(epoch 1, batch 2\)"):
+        fit(FakeTask(poison=(1, 3)), steps=20, accumulate=3)
+
+
+def test_the_weights_are_those_from_before_the_bad_step(fit: Fit) -> None:
+    """Steps 1 to 3 are sound; in step 4 the loss alone is bad. No log line or checkpoint falls in between."""
+    seen: list[Tensor] = []
+
+    class Diverging(FakeTask):
+        def loss(self, model, batch):
+            seen.append(model.first.weight.detach().clone())
+            loss, tokens = super().loss(model, batch)
+            return loss * (float("inf") if len(seen) >= 4 else 1.0), tokens
+
+    with pytest.raises(NonFiniteError, match="step 4: the loss; every module's output is finite is NaN"):
+        fit(Diverging(), steps=20, log_every=20, save_every=20, validate_every=20)
+    assert len(seen) == 5  # four steps, and the fourth once more
+    assert torch.equal(seen[3], seen[4])
+    assert not torch.equal(seen[2], seen[3])
+
+
+@pytest.mark.parametrize(
+    ("losses", "norm", "first"),
+    [([1.0, 2.0], 1.0, None), ([1.0, math.inf, 1.0, math.nan], 1.0, 2), ([0.0], math.nan, 1)],
+)
+def test_the_guard_remembers_the_first_bad_step(losses: list[float], norm: float, first: int | None) -> None:
+    guard = Guard(CPU)
+    for step, loss in enumerate(losses, start=1):
+        guard.note(step, torch.tensor(loss), torch.tensor(norm))
+    assert guard.first_bad_step() == first
+    assert guard.found.item() == (first is not None)
+
+
+def test_the_flag_makes_the_fused_optimiser_skip() -> None:
+    """On CUDA the host learns of a bad step only later: until then the weights must not move."""
+    layer = nn.Linear(2, 2)
+    before = layer.weight.detach().clone()
+    optimiser = build_optimiser(layer, make_recipe().training)
+    flag = torch.zeros(())
+    skip_updates_when(optimiser, flag)
+    for bad, moves in ((1.0, False), (0.0, True)):
+        flag.fill_(bad)
+        layer(torch.ones(1, 2)).sum().backward()
+        optimiser.step()
+        assert torch.equal(layer.weight, before) is not moves
+
+
+class _Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.b = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        self.c = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+def test_trace_names_the_innermost_first_module_or_the_loss_and_leaves_no_hooks() -> None:
+    model, x = _Deep(), torch.ones(1, 2)
+    assert "finite when the step was run again" in trace(model, lambda: model(x).sum())
+    assert trace(model, lambda: model(x).sum() * float("nan")).startswith("the loss")
+    model.b[0].weight.data[0, 0] = float("inf")
+    assert trace(model, lambda: model(x).sum()) == "the output of b.0"
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_trace_names_the_gradient() -> None:
+    model = _Deep()
+    model.b[0].bias.data.fill_(9.0)  # the rectifier lets everything through
+
+    def replay() -> Tensor:
+        hidden = model.b(model.a(torch.ones(1, 2)))
+        hidden.register_hook(lambda gradient: gradient * float("inf"))
+        loss = model.c(hidden).sum()
+        loss.backward()
+        return loss
+
+    assert trace(model, replay) == "the gradient of b.0.weight"
