@@ -19,7 +19,7 @@ from phmctl.training.trainer import Trainer
 from tests.training.conftest import Fit
 from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask, make_recipe
-from tests.training.test_resume import SETTINGS, Interrupting, _contents
+from tests.training.test_resume import SETTINGS, Interrupting, contents
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -36,15 +36,8 @@ class InterruptingCudaTask(Interrupting, CudaTask):
     pass
 
 
-@pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    recipe = make_recipe(clip=1.0, accumulate=2, precision="bfloat16")
-    run = Run.create(tmp_path, recipe)
-    with MetricsLog(run.metrics_path) as log:
-        yield Trainer(CudaTask(), run, torch.device("cuda"), log, ProgressLine(1, 0, quiet=True))
-
-
-def test_a_step_never_waits_for_the_device(trainer: Trainer) -> None:
+def assert_no_wait(trainer: Trainer) -> None:
+    """Six steps, of which the last five never wait for the device."""
     trainer._step()  # the optimiser makes its state
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -52,8 +45,15 @@ def test_a_step_never_waits_for_the_device(trainer: Trainer) -> None:
             trainer._step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    trainer._log()
     assert trainer.state.step == 6
+
+
+def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, make_recipe(clip=1.0, accumulate=2, precision="bfloat16"))
+    with MetricsLog(run.metrics_path) as log:
+        trainer = Trainer(CudaTask(), run, torch.device("cuda"), log, ProgressLine(1, 0, quiet=True))
+        assert_no_wait(trainer)
+        trainer._log()
 
 
 def test_resuming_on_the_gpu_is_exact(fit: Fit, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_resuming_on_the_gpu_is_exact(fit: Fit, tmp_path: Path) -> None:
     stopped = fit(InterruptingCudaTask(38), root=tmp_path / "cut", **settings)
     assert stopped.steps == 13
     resumed = fit(CudaTask(), old=stopped.run, **settings)
-    assert _contents(resumed.run) == _contents(whole.run)
+    assert contents(resumed.run) == contents(whole.run)
 
 
 def test_a_bad_step_is_named_later_and_the_weights_stay(fit: Fit, tmp_path: Path) -> None:
@@ -88,10 +88,6 @@ def translation(data: Path, runs: Path, device: str, **training: object) -> Iter
         yield trainer
 
 
-def losses(trainer: Trainer, event: str) -> list[float]:
-    return [entry["loss"] for entry in read_metrics(trainer.run.metrics_path) if entry["event"] == event]
-
-
 def test_translation_in_bfloat16_follows_the_cpu_in_float32(copying_data: Path, tmp_path: Path) -> None:
     """Training, validation with greedy BLEU, saving: the losses agree to the precision of bfloat16."""
     found: dict[str, dict[str, list[float]]] = {}
@@ -99,7 +95,11 @@ def test_translation_in_bfloat16_follows_the_cpu_in_float32(copying_data: Path, 
     for device, precision in (("cpu", "float32"), ("cuda", "bfloat16")):
         with translation(copying_data, tmp_path / device, device, precision=precision, **settings) as trainer:
             trainer.fit(StopRequest())
-            found[device] = {event: losses(trainer, event) for event in ("train", "validation")}
+            entries = read_metrics(trainer.run.metrics_path)
+            found[device] = {
+                event: [entry["loss"] for entry in entries if entry["event"] == event]
+                for event in ("train", "validation")
+            }
             assert trainer.run.checkpoint("last").name == "step-000020"
     assert (len(found["cuda"]["train"]), len(found["cuda"]["validation"])) == (20, 2)
     assert found["cuda"]["train"][-1] < found["cuda"]["train"][0] - 0.3
@@ -109,11 +109,4 @@ def test_translation_in_bfloat16_follows_the_cpu_in_float32(copying_data: Path, 
 
 def test_a_step_of_translation_never_waits_for_the_device(copying_data: Path, tmp_path: Path) -> None:
     with translation(copying_data, tmp_path, "cuda", steps=100, precision="bfloat16") as trainer:
-        trainer._step()  # the optimiser makes its state
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            for _ in range(5):
-                trainer._step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert trainer.state.step == 6
+        assert_no_wait(trainer)

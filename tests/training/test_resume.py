@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +18,9 @@ from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.training.resume import check_same, newest_like, run_to_resume
 from phmctl.training.saving import averaged_steps
-from phmctl.training.signals import StopRequest
 from phmctl.training.train import train_task
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe
-
-
-class Interrupting(FakeTask):
-    """Sends a signal to this process in the middle of an optimiser step."""
-
-    def __init__(self, at_call: int, number: signal.Signals = signal.SIGINT) -> None:
-        super().__init__()
-        self.calls = 0
-        self.at_call = at_call
-        self.number = number
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        self.calls += 1
-        if self.calls == self.at_call:
-            os.kill(os.getpid(), self.number)
-        return super().loss(model, batch)
-
-
-def _contents(run: Run) -> dict[str, str]:
-    """The manifests (sizes, SHA-256 of every byte) of all checkpoints, and where the pointers point."""
-    folder = run.checkpoints_folder
-    found = {path.parent.name: path.read_text() for path in folder.glob(f"*/{MANIFEST}")}
-    return found | {name: (folder / name).read_text() for name in ("last", "best")}
-
-
-def _figures(run: Run) -> list[dict[str, Any]]:
-    """The metrics without what the clock says."""
-    clock = ("second", "seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
-    return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(run.metrics_path)]
-
 
 SETTINGS: dict[str, Any] = {
     "steps": 40,
@@ -67,32 +38,87 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("step", [1, 8, 10, 13, 24, 39, 40])
-def test_an_interrupted_run_equals_an_uninterrupted_one(fit: Fit, tmp_path: Path, step: int) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run that nobody interrupts. Shared: do not change it."""
+    return train_task(FakeTask(), make_recipe(**SETTINGS), tmp_path_factory.mktemp("whole"), quiet=True).run
+
+
+class Interrupting(FakeTask):
+    """Sends a signal to this process in the middle of an optimiser step; at call 0, before the first."""
+
+    def __init__(self, at_call: int) -> None:
+        super().__init__()
+        self.calls = 0
+        self.at_call = at_call
+
+    def _count(self) -> None:
+        if self.calls == self.at_call:
+            os.kill(os.getpid(), signal.SIGINT)
+        self.calls += 1
+
+    def build_model(self, device: torch.device) -> Any:
+        self._count()
+        return super().build_model(device)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self._count()
+        return super().loss(model, batch)
+
+
+def contents(run: Run) -> dict[str, str]:
+    """The manifests (sizes, SHA-256 of every byte) of all checkpoints, and where the pointers point."""
+    folder = run.checkpoints_folder
+    found = {path.parent.name: path.read_text() for path in folder.glob(f"*/{MANIFEST}")}
+    return found | {name: (folder / name).read_text() for name in ("last", "best")}
+
+
+def _figures(run: Run) -> list[dict[str, Any]]:
+    """The metrics without what the clock says."""
+    clock = ("second", "seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
+    return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(run.metrics_path)]
+
+
+def assert_equal(run: Run, other: Run) -> None:
+    assert contents(run) == contents(other)
+    assert _figures(run) == _figures(other)
+
+
+def _everything(run: Run) -> dict[str, bytes]:
+    """All files of a run but its lock, and what is in them."""
+    files = (path for path in run.folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(run.folder)): path.read_bytes() for path in files}
+
+
+@contextmanager
+def _refused(run: Run, said: str) -> Iterator[None]:
+    """Expect that a training is refused, and that nothing of the run is changed."""
+    before = _everything(run)
+    with pytest.raises(RunError, match=said):
+        yield
+    assert _everything(run) == before
+
+
+def _rewrite(folder: Path, moments: dict[str, torch.Tensor] | None = None, **change: Any) -> None:
+    """Change the state of a checkpoint, or its moments; SHA-256 is right then."""
+    found = read_checkpoint(folder, ["model", "optimizer"])
+    tensors = {**found.tensors, **({} if moments is None else {"optimizer": moments})}
+    write_checkpoint(folder, tensors, found.state | change)
+
+
+# --------------------------------------------------------------------------------------- interrupted and continued
+
+
+@pytest.mark.parametrize("step", [0, 1, 8, 10, 13, 24, 39, 40])
+def test_an_interrupted_run_equals_an_uninterrupted_one(fit: Fit, whole: Run, step: int) -> None:
     """Dropout, moments, position in the epoch, loss window, best, patience, average: zero tolerance."""
-    whole = fit(root=tmp_path / "whole", **SETTINGS)
-    stopped = fit(Interrupting(3 * step - 1), root=tmp_path / "cut", **SETTINGS)
+    stopped = fit(Interrupting(max(3 * step - 1, 0)), **SETTINGS)
     assert (stopped.steps, stopped.exit_code) == (step, 130)
     torch.manual_seed(12345)  # whatever the process did in between
     torch.rand(17)
     resumed = fit(old=stopped.run, **SETTINGS)
     assert resumed.run.folder == stopped.run.folder
-    assert _contents(resumed.run) == _contents(whole.run)
-    assert _figures(resumed.run) == _figures(whole.run)
-
-
-def test_a_run_stopped_before_its_first_step_goes_on(fit: Fit, tmp_path: Path) -> None:
-    class StoppedAtOnce(FakeTask):
-        def build_model(self, device: torch.device) -> Any:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return super().build_model(device)
-
-    whole = fit(root=tmp_path / "whole", **SETTINGS)
-    stopped = fit(StoppedAtOnce(), root=tmp_path / "cut", **SETTINGS)
-    assert (stopped.steps, stopped.exit_code) == (0, 143)
-    resumed = fit(old=stopped.run, **SETTINGS)
-    assert _contents(resumed.run) == _contents(whole.run)
-    assert _figures(resumed.run) == _figures(whole.run)
+    assert_equal(resumed.run, whole)
 
 
 def test_a_run_stopped_at_every_step_equals_an_uninterrupted_one(fit: Fit, tmp_path: Path) -> None:
@@ -101,11 +127,39 @@ def test_a_run_stopped_at_every_step_equals_an_uninterrupted_one(fit: Fit, tmp_p
     result = fit(Interrupting(1), root=tmp_path / "cut", **settings)
     while result.exit_code:
         result = fit(Interrupting(1), old=result.run, **settings)
-    assert _contents(result.run) == _contents(whole.run)
-    assert _figures(result.run) == _figures(whole.run)
+    assert_equal(result.run, whole.run)
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, tmp_path: Path) -> None:
+class InterruptedInValidation(FakeTask):
+    """Gets a signal between two batches of a validation, of which it has ten; it never comes to the ninth."""
+
+    def __init__(self, at_validation: int) -> None:
+        super().__init__()
+        self.at_validation = at_validation
+        self.reached = 0
+
+    def validate(self, model: Any, autocast: Any, share: Any) -> dict[str, float]:
+        for part in share.mine(range(10)):
+            self.reached = part
+            if self.validations + 1 == self.at_validation and part == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return super().validate(model, autocast, share)
+
+
+@pytest.mark.parametrize(("validation", "step"), [(1, 8), (3, 24), (5, 40)])
+def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
+    fit: Fit, whole: Run, validation: int, step: int
+) -> None:
+    """At step 40 a checkpoint is due as well."""
+    task = InterruptedInValidation(validation)
+    stopped = fit(task, **SETTINGS)
+    assert task.reached == 3
+    assert (stopped.steps, stopped.exit_code) == (step, 143)
+    assert stopped.run.checkpoint("last").name == step_name(step)
+    assert_equal(fit(old=stopped.run, **SETTINGS).run, whole)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, whole: Run, tmp_path: Path) -> None:
     """A crash between two checkpoints loses what lies between, and no metric is doubled."""
 
     class Crashing(FakeTask):
@@ -114,30 +168,25 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, tmp_path: Path)
                 raise MemoryError
             return super().loss(model, batch)
 
-    whole = fit(root=tmp_path / "whole", **SETTINGS)
     with pytest.raises(MemoryError):
-        fit(Crashing(), root=tmp_path / "cut", **SETTINGS)
-    run = Run.open(tmp_path / "cut/fake/phm-n4")
-    resumed = fit(old=run, **SETTINGS)
-    assert _contents(resumed.run) == _contents(whole.run)
-    assert _figures(resumed.run) == _figures(whole.run)
+        fit(Crashing(), **SETTINGS)
+    run = Run.open(tmp_path / "fake/phm-n4")
+    assert_equal(fit(old=run, **SETTINGS).run, whole)
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(fit: Fit, tmp_path: Path) -> None:
-    whole = fit(root=tmp_path / "whole", **SETTINGS)
-    run = Run.create(tmp_path / "cut", make_recipe(**SETTINGS))
+def test_a_run_killed_before_its_first_checkpoint_starts_again(fit: Fit, whole: Run, tmp_path: Path) -> None:
+    run = Run.create(tmp_path, make_recipe(**SETTINGS))
     run.metrics_path.write_text('{"event": "train", "step": 3, "loss": 1}\n')
-    resumed = fit(old=run, **SETTINGS)
-    assert _contents(resumed.run) == _contents(whole.run)
-    assert _figures(resumed.run) == _figures(whole.run)
+    assert_equal(fit(old=run, **SETTINGS).run, whole)
 
 
-def test_an_earlier_checkpoint_gives_the_same_end(fit: Fit, tmp_path: Path) -> None:
-    whole = fit(root=tmp_path / "whole", **SETTINGS)
-    cut = fit(root=tmp_path / "cut", **SETTINGS)
-    first = saved_steps(cut.run.checkpoints_folder)[0]
-    resumed = fit(old=cut.run, checkpoint=step_name(first), **SETTINGS)
-    assert _contents(resumed.run) == _contents(whole.run)
+def test_a_sole_checkpoint_that_a_crash_left_aside_is_resumed(fit: Fit) -> None:
+    run = fit(steps=10, validate_every=100).run
+    sole = run.checkpoint("last")
+    sole.rename(sole.with_name(f".{sole.name}.0123abcd.old"))
+    losses = [entry["step"] for entry in read_metrics(run.metrics_path)]
+    assert fit(old=run, steps=15, validate_every=100).steps == 15
+    assert [entry["step"] for entry in read_metrics(run.metrics_path)][: len(losses)] == losses
 
 
 def test_more_steps_continue_a_finished_run(fit: Fit, tmp_path: Path) -> None:
@@ -146,12 +195,12 @@ def test_more_steps_continue_a_finished_run(fit: Fit, tmp_path: Path) -> None:
     short = fit(root=tmp_path / "short", **(settings | {"steps": 20}))
     longer = fit(old=short.run, **settings)
     name = "step-000040"
-    assert _contents(longer.run)[name].split("state.json")[0] == _contents(whole.run)[name].split("state.json")[0]
+    assert contents(longer.run)[name].split("state.json")[0] == contents(whole.run)[name].split("state.json")[0]
     assert Run.open(longer.run.folder).recipe.training.steps == 40
 
 
-@pytest.mark.parametrize("further", [{"checkpoint": "step-000030"}, {"steps": 50}], ids=["earlier", "more"])
-def test_training_on_drops_the_average_of_the_former_end(fit: Fit, further: dict[str, Any]) -> None:
+@pytest.mark.parametrize("further", [{"checkpoint": "step-000020"}, {"steps": 50}], ids=["earlier", "more"])
+def test_training_on_drops_the_average_of_the_former_end(fit: Fit, whole: Run, further: dict[str, Any]) -> None:
     """While it trains nobody may take the old average for the new one; at the end there is the new one."""
 
     class Watching(FakeTask):
@@ -164,95 +213,27 @@ def test_training_on_drops_the_average_of_the_former_end(fit: Fit, further: dict
     longer = fit(Watching(), old=done.run, **(SETTINGS | further))
     steps = longer.steps
     assert averaged_steps(done.run.checkpoints_folder) == [steps - 20, steps - 10, steps]
+    if steps == 40:
+        assert contents(longer.run) == contents(whole)
 
 
-def test_a_finished_run_keeps_its_average(fit: Fit) -> None:
-    done = fit(**SETTINGS)
-    manifest = done.run.checkpoint("average") / MANIFEST
-    written = manifest.stat().st_mtime_ns
-    fit(old=done.run, **SETTINGS)
-    assert manifest.stat().st_mtime_ns == written
+# ------------------------------------------------------------------------------------------- nothing left to train
 
 
-def test_a_run_in_training_is_not_resumed(fit: Fit) -> None:
-    """The second process must not discard checkpoints either."""
-    run = fit(steps=20, keep=3).run
-    before = _contents(run)
-    with run.claimed(), pytest.raises(RunError, match="another process is training this run"):
-        fit(old=run, checkpoint="step-000010", steps=20, keep=3)
-    assert _contents(run) == before
-    assert fit(old=run, steps=25, keep=3).steps == 25
-
-
-def test_a_new_run_is_claimed_while_it_trains(fit: Fit, tmp_path: Path) -> None:
-    class Intruding(FakeTask):
-        def validate(self, *args: Any) -> dict[str, float]:
-            with pytest.raises(RunError, match="another process"), Run.open(tmp_path / "fake").claimed():
-                pass
-            return super().validate(*args)
-
-    task = Intruding()
-    fit(task, steps=10)
-    assert task.validations == 1
-
-
-def test_a_run_of_other_data_loses_nothing(fit: Fit) -> None:
-    class Refusing(FakeTask):
-        def check_run(self, run: Run) -> None:
-            raise RunError("other data")
-
-    run = fit(steps=20, keep=3).run
-    before = _contents(run)
-    with pytest.raises(RunError, match="other data"):
-        fit(Refusing(), old=run, checkpoint="step-000010", steps=20, keep=3)
-    assert _contents(run) == before
-
-
-def test_a_sole_checkpoint_that_a_crash_left_aside_is_resumed(fit: Fit) -> None:
-    run = fit(steps=10, validate_every=100).run
-    sole = run.checkpoint("last")
-    sole.rename(sole.with_name(f".{sole.name}.0123abcd.old"))
-    losses = [entry["step"] for entry in read_metrics(run.metrics_path)]
-    assert fit(old=run, steps=15, validate_every=100).steps == 15
-    assert [entry["step"] for entry in read_metrics(run.metrics_path)][: len(losses)] == losses
-
-
-def test_a_finished_run_has_nothing_to_do(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    done = fit(steps=10)
-    before = _contents(done.run)
-    again = train_task(FakeTask(), make_recipe(steps=10), Path("unused"), old=done.run)
-    assert again.steps == 10
-    assert _contents(done.run) == before
-    assert "nothing left to train" in capsys.readouterr().err
-
-
-def _everything(run: Run) -> dict[str, bytes]:
-    """All files of a run but its lock, and what is in them."""
-    files = (path for path in run.folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(run.folder)): path.read_bytes() for path in files}
-
-
-@pytest.mark.parametrize(("checkpoint", "steps"), [("last", 15), ("last", 10), ("step-000010", 10), ("step-000010", 5)])
+@pytest.mark.parametrize(
+    ("checkpoint", "steps"), [("last", 20), ("last", 15), ("last", 10), ("step-000010", 10), ("step-000010", 5)]
+)
 def test_steps_that_are_done_already_change_nothing(
     fit: Fit, capsys: pytest.CaptureFixture[str], checkpoint: str, steps: int
 ) -> None:
     run = fit(steps=20, keep=4, average=2).run
-    before = _everything(run)
+    average = run.checkpoint("average") / MANIFEST
+    before, written = _everything(run), average.stat().st_mtime_ns
     recipe = make_recipe(steps=steps, keep=4, average=2)
     result = train_task(FakeTask(), recipe, Path("unused"), old=run, checkpoint=checkpoint)
     assert result.steps == (20 if checkpoint == "last" else 10)
     assert "nothing left to train" in capsys.readouterr().err
-    assert _everything(run) == before
-
-
-@pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"[]\n"])
-def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit, content: bytes) -> None:
-    run = fit(steps=20, keep=4).run
-    (run.folder / "environment.json").write_bytes(content)
-    before = _everything(run)
-    with pytest.raises(RunError, match=r"environment\.json"):
-        fit(old=run, steps=30, keep=4)
-    assert _everything(run) == before
+    assert (_everything(run), average.stat().st_mtime_ns) == (before, written)
 
 
 @pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"step-000099\n", b"step-000005\n", None])
@@ -260,14 +241,14 @@ def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit, co
 def test_pointers_are_derived_from_the_checkpoints(fit: Fit, content: bytes | None, steps: int) -> None:
     """A kill before they were moved, or damage, changes nothing that is trained; nor where nothing is left to train."""
     run = fit(steps=20, keep=4).run
-    right = _contents(run)
+    right = contents(run)
     for name in ("last", "best"):
         path = run.checkpoints_folder / name
         path.unlink() if content is None else path.write_bytes(content)
     resumed = fit(old=run, steps=steps, keep=4)
     assert resumed.steps_now == steps - 20
     if steps == 20:
-        assert _contents(run) == right
+        assert contents(run) == right
     assert (run.checkpoints_folder / "last").read_text() == f"step-{steps:06d}\n"
     assert (run.checkpoints_folder / "best").read_text() == f"step-{resumed.best_step:06d}\n"
 
@@ -288,17 +269,95 @@ def test_an_average_whose_line_was_lost_gets_it(fit: Fit) -> None:
     run = fit(**SETTINGS).run
     figures = _figures(run)
     assert figures[-1]["event"] == "average"
-    whole = run.metrics_path.read_text().splitlines(keepends=True)
-    run.metrics_path.write_text("".join(whole[:-1]))
+    lines = run.metrics_path.read_text().splitlines(keepends=True)
+    run.metrics_path.write_text("".join(lines[:-1]))
     for _ in range(2):
         fit(old=run, **SETTINGS)
         assert _figures(run) == figures
 
 
-def _rewrite(folder: Path, change: dict[str, Any]) -> None:
-    """Change the state of a checkpoint."""
-    found = read_checkpoint(folder, ["model", "optimizer"])
-    write_checkpoint(folder, found.tensors, found.state | change)
+def test_an_average_may_be_asked_for_when_all_is_trained(fit: Fit) -> None:
+    run = fit(steps=20, keep=3).run
+    fit(old=run, steps=20, keep=3, average=2)
+    assert averaged_steps(run.checkpoints_folder) == [15, 20]
+    assert Run.open(run.folder).recipe.training.average == 2
+
+
+def test_an_average_wants_no_moments(fit: Fit) -> None:
+    """``keep`` checkpoints and the best can be resumed from; of the others that are averaged the weights are kept."""
+    slim = fit(steps=40, keep=2, average=5, validate_every=10).run
+    folder = slim.checkpoints_folder
+    steps = saved_steps(folder)
+    assert (steps, averaged_steps(folder)) == ([20, 25, 30, 35, 40], [20, 25, 30, 35, 40])
+    assert [step for step in steps if (folder / step_name(step) / "optimizer.safetensors").exists()] == [35, 40]
+    full = fit(steps=40, keep=5, average=5, validate_every=10).run
+    means = [read_checkpoint(run.checkpoint("average"), ["model"]).tensors["model"] for run in (slim, full)]
+    assert all(torch.equal(tensor, means[1][name]) for name, tensor in means[0].items())
+    further = {"steps": 50, "keep": 2, "average": 5, "validate_every": 10}
+    with pytest.raises(RunError, match=r"25 is kept for the average, .*; resume from step-000035 or step-000040"):
+        fit(old=slim, checkpoint="step-000025", **further)
+    with pytest.raises(RunError, match="has weights only; resume from last, best or a step"):
+        fit(old=slim, checkpoint="average", **further)
+    assert fit(old=slim, checkpoint="step-000035", **further).steps == 50
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_kill_while_moments_are_dropped_leaves_nothing(fit: Fit, after: int) -> None:
+    run = fit(steps=20, keep=4).run
+    folder = run.checkpoints_folder / "step-000005"
+    if after:  # the manifest names them no more, and they are still there
+        manifest = json.loads((folder / MANIFEST).read_text())
+        del manifest["optimizer.safetensors"]
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    fit(old=run, steps=20, keep=1, average=4)
+    assert not (folder / "optimizer.safetensors").exists()
+    assert (run.checkpoints_folder / "step-000020/optimizer.safetensors").exists()
+    assert averaged_steps(run.checkpoints_folder) == [5, 10, 15, 20]
+
+
+# ------------------------------------------------------------------------------------- what cannot be continued
+
+
+def test_a_run_is_claimed_while_it_trains(fit: Fit, tmp_path: Path) -> None:
+    """A second process must not discard checkpoints either."""
+
+    class Intruding(FakeTask):
+        def validate(self, *args: Any) -> dict[str, float]:
+            with pytest.raises(RunError, match="another process"), Run.open(tmp_path / "fake").claimed():
+                pass
+            return super().validate(*args)
+
+    task = Intruding()
+    run = fit(task, steps=20, keep=3).run
+    assert task.validations == 2
+    with run.claimed(), _refused(run, "another process is training this run"):
+        fit(old=run, checkpoint="step-000010", steps=20, keep=3)
+    assert fit(old=run, steps=25, keep=3).steps == 25
+
+
+def test_a_run_of_other_data_or_another_model_loses_nothing(fit: Fit) -> None:
+    class Refusing(FakeTask):
+        def check_run(self, run: Run) -> None:
+            raise RunError("other data")
+
+    class Wider(FakeTask):
+        def build_model(self, device: torch.device) -> torch.nn.Module:
+            model = super().build_model(device)
+            model.last = torch.nn.Linear(8, 5)
+            return model
+
+    run = fit(steps=20, keep=4, average=2).run
+    for task, said in ((Refusing(), "other data"), (Wider(), "does not fit the model")):
+        with _refused(run, said):
+            fit(task, old=run, checkpoint="step-000010", steps=30, keep=4, average=2)
+
+
+@pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"[]\n"])
+def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit, content: bytes) -> None:
+    run = fit(steps=20, keep=4).run
+    (run.folder / "environment.json").write_bytes(content)
+    with _refused(run, r"environment\.json"):
+        fit(old=run, steps=30, keep=4)
 
 
 @pytest.mark.parametrize(
@@ -312,16 +371,12 @@ def _rewrite(folder: Path, change: dict[str, Any]) -> None:
 )
 def test_a_state_that_cannot_be_continued_is_refused(fit: Fit, change: dict[str, Any], said: str) -> None:
     run = fit(steps=10).run
-    folder = run.checkpoint("last")
-    _rewrite(folder, change)
-    before = _everything(run)
-    with pytest.raises(RunError, match=said):
+    _rewrite(run.checkpoint("last"), **change)
+    with _refused(run, said):
         fit(old=run, steps=20)
-    assert _everything(run) == before
 
 
 def test_counters_that_a_state_lacks_are_at_their_start(fit: Fit) -> None:
-    """Its SHA-256 is right: it was written so."""
     run = fit(steps=10).run
     found = read_checkpoint(run.checkpoint("last"), ["model", "optimizer"])
     few = {key: found.state[key] for key in ("step", "epoch", "position", "order")}
@@ -333,29 +388,27 @@ def test_counters_that_a_state_lacks_are_at_their_start(fit: Fit) -> None:
 @pytest.mark.parametrize("shape", [None, (3,)])
 def test_moments_that_are_not_the_model_s_are_refused(fit: Fit, moment: str, shape: tuple[int] | None) -> None:
     run = fit(steps=10).run
-    folder = run.checkpoint("last")
-    read = read_checkpoint(folder, ["model", "optimizer"])
-    name = f"{moment}.last.bias"
-    tensors = {key: tensor for key, tensor in read.tensors["optimizer"].items() if key != name}
-    tensors |= {} if shape is None else {name: torch.zeros(shape)}
-    write_checkpoint(folder, {"model": read.tensors["model"], "optimizer": tensors}, read.state)
+    folder, name = run.checkpoint("last"), f"{moment}.last.bias"
+    tensors = read_checkpoint(folder, ["optimizer"]).tensors["optimizer"]
+    others = {key: tensor for key, tensor in tensors.items() if key != name}
+    _rewrite(folder, others if shape is None else others | {name: torch.zeros(shape)})
     said = f"lacks {moment}.last.bias" if shape is None else rf"{moment}.last.bias is \(3,\) .*there"
-    with pytest.raises(RunError, match=said):
+    with _refused(run, said):
         fit(old=run, steps=20)
 
 
-def test_a_model_that_does_not_fit_changes_nothing(fit: Fit) -> None:
-    class Wider(FakeTask):
-        def build_model(self, device: torch.device) -> torch.nn.Module:
-            model = super().build_model(device)
-            model.last = torch.nn.Linear(8, 5)
-            return model
+def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
+    run = fit(steps=20, keep=2).run
+    path = run.checkpoint("last") / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with _refused(run, r"optimizer.safetensors is damaged.*--checkpoint step-000015"):
+        fit(old=run, steps=30, keep=2)
+    assert fit(old=run, checkpoint="step-000015", steps=30, keep=2).steps == 30
 
-    run = fit(steps=20, keep=4, average=2).run
-    before = _everything(run)
-    with pytest.raises(RunError, match="does not fit the model"):
-        fit(Wider(), old=run, checkpoint="step-000010", steps=30, keep=4, average=2)
-    assert _everything(run) == before
+
+# ------------------------------------------------------------------------------------- which run, and which recipe
 
 
 def test_resuming_is_noted_in_the_environment(fit: Fit) -> None:
@@ -368,18 +421,10 @@ def test_resuming_is_noted_in_the_environment(fit: Fit) -> None:
     assert environment["unmodified"] == {"training.steps": 5, "training.keep": 1}
 
 
-def test_sigterm_exits_143(fit: Fit) -> None:
-    assert fit(Interrupting(5, signal.SIGTERM)).exit_code == 143
-
-
-def test_the_newest_run_is_resumed(fit: Fit, tmp_path: Path) -> None:
-    fit(steps=5)
-    newest = fit(steps=5).run
-    assert run_to_resume(tmp_path, make_recipe(steps=5)).folder == newest.folder
-
-
 def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: Path) -> None:
     """A sweep leaves many runs in one folder: each command goes on with its own."""
+    with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out"):
+        run_to_resume(tmp_path, make_recipe())
     runs = {key: fit(steps=5, **dict([key])).run.folder for key in (("seed", 1), ("seed", 2), ("clip", 0.5))}
     for (name, value), folder in runs.items():
         recipe = make_recipe(steps=9, keep=4, **{name: value})
@@ -419,120 +464,26 @@ def test_what_changes_no_step_may_be_changed(fit: Fit, key: str, value: float) -
     recipe = type(run.recipe).model_validate(content)
     check_same(run, recipe)
     train_task(FakeTask(), recipe, Path("unused"), old=run)
-    names = ("model", "optimizer")
-    ends = [read_checkpoint(each.checkpoint("last"), names).tensors for each in (whole, run)]
+    ends = [read_checkpoint(each.checkpoint("last"), ("model", "optimizer")).tensors for each in (whole, run)]
     for group, named in ends[0].items():
         for each, tensor in named.items():
             assert torch.equal(tensor, ends[1][group][each])
     assert Run.open(run.folder).recipe == recipe
 
 
-def test_an_average_may_be_asked_for_when_all_is_trained(fit: Fit) -> None:
-    run = fit(steps=20, keep=3).run
-    fit(old=run, steps=20, keep=3, average=2)
-    assert averaged_steps(run.checkpoints_folder) == [15, 20]
-    assert Run.open(run.folder).recipe.training.average == 2
-
-
-def test_nothing_to_resume_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out"):
-        run_to_resume(tmp_path, make_recipe())
-
-
 def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
     run = fit(steps=5).run
     with pytest.raises(RecipeError) as refused:
         check_same(run, make_recipe(steps=9, learning_rate=0.5, clip=2.0, device="auto"))
-    assert "training.learning_rate: 0.01 in the run, 0.5 now" in str(refused.value)
-    assert "training.clip: 0.0 in the run, 2.0 now" in str(refused.value)
-    assert f"the run's own recipe: {run.folder / 'recipe.yaml'}" in str(refused.value)
-    assert "steps" not in str(refused.value)
-    assert "device" not in str(refused.value)
+    said = str(refused.value)
+    assert "training.learning_rate: 0.01 in the run, 0.5 now" in said
+    assert "training.clip: 0.0 in the run, 2.0 now" in said
+    assert f"the run's own recipe: {run.folder / 'recipe.yaml'}" in said
+    assert "steps" not in said
+    assert "device" not in said
 
 
 def test_a_linear_schedule_keeps_its_steps(fit: Fit) -> None:
     run = fit(steps=5, schedule="linear").run
     with pytest.raises(RecipeError, match=r"training\.steps: 5 in the run, 9 now"):
         check_same(run, make_recipe(steps=9, schedule="linear"))
-
-
-def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
-    run = fit(steps=20, keep=2).run
-    path = run.checkpoint("last") / "optimizer.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(RunError, match=r"optimizer.safetensors is damaged.*--checkpoint step-000015"):
-        fit(old=run, steps=30, keep=2)
-    assert fit(old=run, checkpoint="step-000015", steps=30, keep=2).steps == 30
-
-
-def test_an_average_wants_no_moments(fit: Fit) -> None:
-    """``keep`` checkpoints and the best can be resumed from; of the others that are averaged the weights are kept."""
-    slim = fit(steps=40, keep=2, average=5, validate_every=10).run
-    folder = slim.checkpoints_folder
-    steps = saved_steps(folder)
-    assert (steps, averaged_steps(folder)) == ([20, 25, 30, 35, 40], [20, 25, 30, 35, 40])
-    assert [step for step in steps if (folder / step_name(step) / "optimizer.safetensors").exists()] == [35, 40]
-    full = fit(steps=40, keep=5, average=5, validate_every=10).run
-    means = [read_checkpoint(run.checkpoint("average"), ["model"]).tensors["model"] for run in (slim, full)]
-    assert all(torch.equal(tensor, means[1][name]) for name, tensor in means[0].items())
-    with pytest.raises(RunError, match=r"25 is kept for the average, .*; resume from step-000035 or step-000040"):
-        fit(old=slim, checkpoint="step-000025", steps=50, keep=2, average=5)
-    assert fit(old=slim, checkpoint="step-000035", steps=50, keep=2, average=5, validate_every=10).steps == 50
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_kill_while_moments_are_dropped_leaves_nothing(fit: Fit, after: int) -> None:
-    run = fit(steps=20, keep=4).run
-    folder = run.checkpoints_folder / "step-000005"
-    if after:  # the manifest names them no more, and they are still there
-        manifest = json.loads((folder / MANIFEST).read_text())
-        del manifest["optimizer.safetensors"]
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    fit(old=run, steps=20, keep=1, average=4)
-    assert not (folder / "optimizer.safetensors").exists()
-    assert (run.checkpoints_folder / "step-000020/optimizer.safetensors").exists()
-    assert averaged_steps(run.checkpoints_folder) == [5, 10, 15, 20]
-
-
-def test_an_average_cannot_be_resumed(fit: Fit) -> None:
-    run = fit(steps=20, keep=2, average=2).run
-    with pytest.raises(RunError, match="has weights only; resume from last, best or a step"):
-        fit(old=run, checkpoint="average", steps=30, keep=2, average=2)
-
-
-def test_stop_request_outside_training_is_untouched() -> None:
-    assert StopRequest().exit_code is None
-
-
-class InterruptedInValidation(FakeTask):
-    """Gets a signal between two batches of a validation, of which it has ten; it never comes to the ninth."""
-
-    def __init__(self, at_validation: int) -> None:
-        super().__init__()
-        self.at_validation = at_validation
-        self.reached = 0
-
-    def validate(self, model: Any, autocast: Any, share: Any) -> dict[str, float]:
-        for part in share.mine(range(10)):
-            self.reached = part
-            if self.validations + 1 == self.at_validation and part == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-        return super().validate(model, autocast, share)
-
-
-@pytest.mark.parametrize(("validation", "step"), [(1, 8), (3, 24), (5, 40)])
-def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
-    fit: Fit, tmp_path: Path, validation: int, step: int
-) -> None:
-    """At step 40 a checkpoint is due as well."""
-    whole = fit(root=tmp_path / "whole", **SETTINGS)
-    task = InterruptedInValidation(validation)
-    stopped = fit(task, root=tmp_path / "cut", **SETTINGS)
-    assert task.reached == 3
-    assert (stopped.steps, stopped.exit_code) == (step, 143)
-    assert stopped.run.checkpoint("last").name == step_name(step)
-    resumed = fit(old=stopped.run, **SETTINGS)
-    assert _contents(resumed.run) == _contents(whole.run)
-    assert _figures(resumed.run) == _figures(whole.run)
