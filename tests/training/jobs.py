@@ -1,9 +1,18 @@
-"""What several processes do in a test; each function is called in every one of them."""
+"""Several processes for a test, and what they do: each runs a list of jobs together with the others.
+
+``python -m tests.training.jobs FOLDER``, with torchrun's variables in the environment, runs the jobs of that folder.
+"""
 
 import errno
 import os
+import pickle
 import signal
+import socket
+import subprocess
+import sys
 import time
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,7 +32,7 @@ from phmctl.tasks.base import Rows
 from phmctl.tasks.classification.task import ClassificationTask, Classifier
 from phmctl.tasks.rule import RuleTask, Samples
 from phmctl.tasks.translation.task import TranslationTask
-from phmctl.training.processes import Processes
+from phmctl.training.processes import Processes, joined
 from phmctl.training.train import train_task
 from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask, make_recipe
@@ -43,33 +52,30 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class DoubleTask(TranslationTask):
-    """The Transformer in float64. It remembers the rows that it built."""
+class SingleTask(TranslationTask):
+    """The Transformer. It remembers the rows that it built."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.built: list[int] = []
-
-    def build_model(self, device: torch.device | str | None = None) -> nn.Module:
-        return super().build_model(device).double()
 
     def collate(self, rows: Rows) -> Any:
         self.built += rows.tolist()
         return super().collate(rows)
 
 
-class SingleTask(DoubleTask):
-    """The same in float32."""
+class DoubleTask(SingleTask):
+    """The same in float64."""
 
     def build_model(self, device: torch.device | str | None = None) -> nn.Module:
-        return TranslationTask.build_model(self, device)
+        return super().build_model(device).double()
 
 
 def translate(
     data: Path,
     root: Path,
     processes: Processes | None = None,
-    task: type[DoubleTask] = DoubleTask,
+    task: type[SingleTask] = DoubleTask,
     old: Path | None = None,
     **changes: Any,
 ) -> tuple[Path, list[int]]:
@@ -175,6 +181,58 @@ def slow(root: Path, processes: Processes, old: Path | None = None, **training: 
     return result.run.folder, result.steps, result.exit_code
 
 
+# --------------------------------------------------------------- starting them is paid for once for a list of jobs
+
+Job = tuple[Callable[..., Any], dict[str, Any]]
+ROOT = Path(__file__).parents[2]
+
+
+def start(folder: Path, jobs: Sequence[Job], count: int, *, timeout: float = 60) -> list[subprocess.Popen[str]]:
+    """Start `count` processes that run the jobs; each job is a module's function, called with `processes=` too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs").write_bytes(pickle.dumps((list(jobs), timeout)))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    started = []
+    for rank in range(count):
+        own = {key: str(value) for key, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        environment = os.environ | own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with (folder / f"stderr-{rank}").open("w") as errors:
+            command = [sys.executable, "-m", "tests.training.jobs", str(folder)]
+            started.append(subprocess.Popen(command, env=environment, cwd=ROOT, stderr=errors, text=True))
+    return started
+
+
+def run(folder: Path, jobs: Sequence[Job], count: int) -> list[list[Any]]:
+    """Return what each job returned in each process; what it raised stands there as text."""
+    processes = start(folder, jobs, count)
+    codes = [process.wait(timeout=300) for process in processes]
+    said = "".join((folder / f"stderr-{rank}").read_text() for rank in range(count))
+    if any(codes) or "Warning:" in said:
+        raise AssertionError(said)
+    found = [pickle.loads((folder / f"found-{rank}").read_bytes()) for rank in range(count)]
+    return [list(each) for each in zip(*found, strict=True)]
+
+
+def _main(folder: Path) -> None:
+    jobs, timeout = pickle.loads((folder / "jobs").read_bytes())
+    torch.set_num_threads(1)
+    found = []
+    with joined(timeout) as processes:
+        for job, arguments in jobs:
+            try:
+                found.append(job(**arguments, processes=processes))
+            except (Exception, SystemExit) as error:
+                traceback.print_exc()
+                found.append(f"{type(error).__name__}: {error}")
+    (folder / f"found-{processes.rank}").write_bytes(pickle.dumps(found))
+
+
+# ---------------------------------------------------------------------------------------------- what they have made
+
+
 def weights(folder: Path, name: str = "last") -> torch.Tensor:
     """Return all weights of a run's checkpoint as one vector."""
     tensors = read_checkpoint(Run.open(folder).checkpoint(name), ["model"]).tensors["model"]
@@ -185,3 +243,7 @@ def curve(folder: Path, event: str, *keys: str) -> list[list[float]]:
     """Return figures of a run's log."""
     entries = read_metrics(Run.open(folder).metrics_path)
     return [[entry[key] for key in keys] for entry in entries if entry["event"] == event]
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

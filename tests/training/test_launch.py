@@ -1,11 +1,13 @@
-"""``train --processes`` and ``torchrun``: from the command line to the exit code."""
+"""``train --processes`` and ``torchrun``, from the command line to the exit code; Ctrl-C and its like."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from phmctl.cli.main import app
 from phmctl.errors import UserError
 from phmctl.runs import Run
 from phmctl.training.processes import RUN_ID, job, launch, without_option
-from tests.training.together import ROOT
+from phmctl.training.signals import StopRequest
+from tests.training.jobs import ROOT
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 RULE = ["hamilton", "--set", "training.accumulate=2"]
@@ -45,22 +48,63 @@ def test_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path, monkeypa
     assert len(list(run.folder.parent.iterdir())) == 1
 
 
-def test_sigterm_to_all_saves_once(tmp_path: Path) -> None:
-    """To the starter and to both processes, as a scheduler sends it; the starter sends it on once more."""
-    arguments = [*RULE, "--steps", "1000000", "--runs", str(tmp_path), "--set", "training.log_every=5"]
-    process = _command("-m", "phmctl", "train", *arguments, "--processes", "2")
-    until = time.monotonic() + 90
-    while not (logs := list(tmp_path.glob("*/*/*/metrics.jsonl"))) or not logs[0].stat().st_size:
+LONG = ["-m", "phmctl", "train", *RULE, "--processes", "2", "--steps", "1000000", "--set", "training.log_every=5"]
+
+
+def _begun(runs: Path, command: Sequence[str], mark: str = "metrics.jsonl") -> tuple[subprocess.Popen[str], list[int]]:
+    """Start a training; return it and the ids of its processes once it has written a file into its run."""
+    process, until = _command(*command, "--runs", str(runs)), time.monotonic() + 120
+    while not any(path.stat().st_size for path in runs.glob(f"*/*/*/{mark}")):
         assert time.monotonic() < until
         time.sleep(0.1)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in (*map(int, children), process.pid):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return process, [int(child) for child in children.split()]
+
+
+def test_sigterm_to_all_saves_once(tmp_path: Path) -> None:
+    """To the starter and to both processes, as a scheduler sends it; the starter sends it on once more."""
+    process, children = _begun(tmp_path, LONG)
+    for pid in (*children, process.pid):
         os.kill(pid, signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
     assert err.count("stopped and saved at step") == 1
-    run = Run.open(logs[0].parent)
-    assert f"step {run.checkpoint('last').name.removeprefix('step-').lstrip('0')};" in err
+    (folder,) = tmp_path.glob("*/*/*")
+    assert f"step {Run.open(folder).checkpoint('last').name.removeprefix('step-').lstrip('0')};" in err
+
+
+def test_processes_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
+    process, children = _begun(tmp_path, LONG)
+    process.kill()
+    process.communicate(timeout=120)  # the children hold its pipes until they end
+    until = time.monotonic() + 60
+    while any(map(_lives, children)):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    (folder,) = tmp_path.glob("*/*/*")
+    assert Run.open(folder).checkpoint("last").is_dir()
+
+
+def _lives(process: int) -> bool:
+    """Whether a process of this id runs; one that ended may wait for its parent to be told."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
+    """``--max-restarts``: a process is killed; all are started again and continue the run that they had begun."""
+    settings = [part for key in ("log_every=20", "save_every=50", "timeout=8") for part in ("--set", f"training.{key}")]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [*torchrun, "-m", "phmctl", "train", *RULE, *settings, "--steps", "1500", "--json"]
+    process, children = _begun(tmp_path, command, "checkpoints/last")
+    os.kill(children[-1], signal.SIGKILL)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "resuming " in err
+    said = json.loads(out[out.index("{") :])
+    assert said["steps"] == 1500 > said["steps_now"]
+    assert len(list(tmp_path.glob("*/*/v*"))) == 1
 
 
 def test_jobs_without_an_id_are_told_apart_by_their_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,28 +118,6 @@ def test_jobs_without_an_id_are_told_apart_by_their_torchrun(monkeypatch: pytest
     assert job() not in (mine, "none")
     monkeypatch.delenv(RUN_ID)
     assert job() is None
-
-
-def test_processes_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
-    arguments = [*RULE, "--steps", "1000000", "--runs", str(tmp_path), "--set", "training.log_every=5"]
-    process = _command("-m", "phmctl", "train", *arguments, "--processes", "2")
-    until = time.monotonic() + 120
-    while not (logs := list(tmp_path.glob("*/*/*/metrics.jsonl"))) or not logs[0].stat().st_size:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.kill()
-    process.communicate(timeout=120)  # the children hold its pipes until they end
-    while any(map(_lives, children)):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert Run.open(logs[0].parent).checkpoint("last").is_dir()
-
-
-def _lives(process: str) -> bool:
-    """Whether a process of this id runs; one that ended may wait for its parent to be told."""
-    stat = Path(f"/proc/{process}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.slow
@@ -117,10 +139,9 @@ def test_other_commands_are_refused_in_several_processes(monkeypatch: pytest.Mon
     assert "--dry-run works in one process" in str(result.exception)
     with pytest.raises(UserError, match="torchrun has started several processes already"):
         launch(["train"], 2)
-
-
-def test_a_thousand_processes_are_refused_before_one_is_started() -> None:
-    with pytest.raises(UserError, match="--processes 100000"):
+    for name in PLACE:
+        monkeypatch.delenv(name)
+    with pytest.raises(UserError, match="--processes 100000"):  # before one is started
         launch(["train"], 100_000)
 
 
@@ -139,18 +160,9 @@ def test_a_process_that_is_killed_before_it_joined_is_named(
     assert capsys.readouterr().err == "error: rank 1 was ended by SIGKILL\n"
 
 
-def test_resume_auto_begins_and_goes_on(tmp_path: Path) -> None:
-    def train(*arguments: str) -> str:
-        result = CliRunner().invoke(
-            app, ["train", *RULE, "--set", "training.schedule=constant", "--runs", str(tmp_path), *arguments]
-        )
-        assert result.exit_code == 0, result.exception
-        return result.stdout.strip()
-
-    first = train("--resume", "auto", "--steps", "3")
-    assert train("--steps", "5", "--resume=auto") == first
-    assert train("--resume", "--steps", "6") == first
-    assert train("--steps", "3") != first
+def test_resume_stands_before_another_option_too(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["train", *RULE, "--resume", "--runs", str(tmp_path)])
+    assert "nothing to resume" in str(result.exception)
 
 
 def test_the_option_is_taken_from_the_command_line() -> None:
@@ -159,22 +171,54 @@ def test_the_option_is_taken_from_the_command_line() -> None:
     assert without_option(["train", "--processes=8", "x"], "--processes") == ["train", "x"]
 
 
-@pytest.mark.slow
-def test_torchrun_starts_again_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
-    """``--max-restarts``: a process is killed; all are started again and continue the run that they had begun."""
-    settings = [part for key in ("log_every=20", "save_every=50", "timeout=8") for part in ("--set", f"training.{key}")]
-    arguments = [*RULE, *settings, "--steps", "1500", "--runs", str(tmp_path), "--json"]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    process = _command(*torchrun, "-m", "phmctl", "train", *arguments)
-    until = time.monotonic() + 120
-    while not list(tmp_path.glob("*/*/*/checkpoints/last")):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert "resuming " in err
-    said = json.loads(out[out.index("{") :])
-    assert said["steps"] == 1500 > said["steps_now"]
-    assert len(list(tmp_path.glob("*/*/v*"))) == 1
+# ---------------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
+)
+def test_the_first_signal_asks(number: signal.Signals, code: int) -> None:
+    with StopRequest() as stop:
+        assert stop.exit_code is None
+        os.kill(os.getpid(), number)
+        assert stop.received is number
+        assert stop.exit_code == code
+
+
+def test_the_second_signal_insists() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit) as exit_info:
+            os.kill(os.getpid(), signal.SIGINT)
+    assert exit_info.value.code == 130
+    assert stop.received is signal.SIGTERM
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with StopRequest():
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.received is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_watches_nothing() -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            seen.append(stop.received)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None]

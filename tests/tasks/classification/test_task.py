@@ -19,7 +19,7 @@ from phmctl.runs import Run
 from phmctl.tasks.classification.task import ClassificationTask
 from phmctl.training.train import train, train_task
 from tests.data.helpers import prepare_tables
-from tests.training import jobs, together
+from tests.training import jobs
 
 from .conftest import pairs, prefixes, write_tables
 
@@ -206,7 +206,7 @@ def test_two_processes_train_what_one_trains(small: Small, labelled_data: Path, 
     with torch.random.fork_rng():
         alone = [jobs.classify(labelled_data, tmp_path / "one", recipe) for recipe in recipes]
     wanted = [(jobs.classify, {"data": labelled_data, "root": tmp_path / "two", "recipe": each}) for each in recipes]
-    for one, (two, _) in zip(alone, together.run(tmp_path / "jobs", wanted, 2), strict=True):
+    for one, (two, _) in zip(alone, jobs.run(tmp_path / "jobs", wanted, 2), strict=True):
         torch.testing.assert_close(jobs.weights(two), jobs.weights(one), rtol=0, atol=1e-10)
         for event, figure in (("train", "loss"), ("validation", "loss"), ("validation", "accuracy")):
             expected, found = (torch.tensor(jobs.curve(run, event, "step", figure)) for run in (one, two))
