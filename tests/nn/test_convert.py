@@ -21,25 +21,6 @@ from phmctl.nn import convert as module
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
-@pytest.mark.parametrize("algebra", ["phm", "quaternion"])
-def test_from_dense_is_exact_for_what_is_such_a_sum(algebra: str) -> None:
-    source = PHMLinear(12, 20, n=4, algebra=algebra, dtype=torch.float64)
-    layer, error = PHMLinear.from_dense(source.to_dense(), 4, algebra=algebra)
-    assert error < 1e-12
-    x = torch.randn(3, 12, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), source(x), **CLOSE)
-
-
-def test_least_squares_is_the_nearest() -> None:
-    dense = nn.Linear(8, 8, dtype=torch.float64)
-    layer, error = PHMLinear.from_dense(dense, 4, algebra="quaternion")
-    left = dense.weight - kronecker_sum(layer.A, layer.S)
-    assert error == pytest.approx((left.norm() / dense.weight.norm()).item())
-    for _ in range(5):
-        other = kronecker_sum(layer.A, layer.S + 0.01 * torch.randn_like(layer.S))
-        assert (dense.weight - other).norm() > left.norm()
-
-
 class Net(nn.Module):
     """As in torchvision: convolutions, a norm, a head; and attention, an LSTM and tied words."""
 
