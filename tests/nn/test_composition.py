@@ -1,6 +1,6 @@
 """Compositions against their equations in float64: full bilinear pooling, terms one by one, gradients, variance."""
 
-from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -25,19 +25,25 @@ N, WIDTH, RANK = 4, 8, 12
 KINDS = ["linear", "scalar", "hierarchical", "bilinear", "second-order", "heads-hierarchical", "heads-bilinear"]
 
 
-def build(kind: str, algebra: str = "real", n: int = 1, *, rank: int = RANK, **options: object) -> nn.Module:
+def build(
+    kind: str, algebra: str = "real", n: int = 1, *, N: int = N, width: int = WIDTH, rank: int = RANK, **options: Any
+) -> nn.Module:
     torch.manual_seed(0)
-    builder = LinearBuilder(algebra, n, **options)  # type: ignore[arg-type]
-    made: dict[str, nn.Module] = {
-        "linear": LinearComposition(builder, [WIDTH] * N, WIDTH),
-        "scalar": ScalarComposition(N),
-        "hierarchical": HierarchicalComposition(builder, N, WIDTH, 4 * WIDTH),
-        "bilinear": BilinearComposition(builder, [WIDTH] * N, WIDTH, rank),
-        "second-order": BilinearComposition(builder, [WIDTH] * N, WIDTH, rank, first_order=False),
-        "heads-hierarchical": HierarchicalComposition(builder, N, WIDTH, 4 * WIDTH, N * WIDTH, joined=True),
-        "heads-bilinear": BilinearComposition(builder, [N * WIDTH], N * WIDTH, rank),
-    }
-    return made[kind].double()
+    builder = LinearBuilder(algebra, n, **options)
+    match kind:
+        case "linear":
+            made: nn.Module = LinearComposition(builder, [width] * N, width)
+        case "scalar":
+            made = ScalarComposition(N)
+        case "hierarchical":
+            made = HierarchicalComposition(builder, N, width, 4 * width)
+        case "heads-hierarchical":
+            made = HierarchicalComposition(builder, N, width, 4 * width, N * width, joined=True)
+        case "heads-bilinear":
+            made = BilinearComposition(builder, [N * width], N * width, rank)
+        case _:
+            made = BilinearComposition(builder, [width] * N, width, rank, first_order=kind == "bilinear")
+    return made.double()
 
 
 def parts_of(kind: str, rows: int = 3) -> list[Tensor] | Tensor:
@@ -110,15 +116,11 @@ def test_gradients(kind: str, algebra: str, n: int) -> None:
     assert torch.autograd.gradcheck(function, (*inputs, *parameters), fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", ["linear", "bilinear"])
-def test_side_by_side_or_in_a_list(kind: str) -> None:
-    model, parts = build(kind, "phm", 2), parts_of(kind)
-    torch.testing.assert_close(model(torch.cat(list(parts), dim=-1)), model(parts))
-
-
-def test_linear_is_a_map_of_all_parts() -> None:
+def test_linear_is_a_map_of_all_parts_side_by_side_or_in_a_list() -> None:
     model, parts = build("linear", "phm", 2), parts_of("linear")
-    torch.testing.assert_close(model(parts), torch.cat(list(parts), -1) @ matrix(model).T)  # type: ignore[arg-type]
+    joined = torch.cat(list(parts), -1)
+    torch.testing.assert_close(model(parts), joined @ matrix(model).T)  # type: ignore[arg-type]
+    torch.testing.assert_close(model(joined), model(parts))
 
 
 def test_scalar_is_a_weighted_sum() -> None:
@@ -146,23 +148,17 @@ def test_the_tree_by_its_equation(kind: str) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(
-    st.sampled_from(["linear", "hierarchical", "bilinear", "second-order", "heads"]),
+    st.sampled_from(["linear", "hierarchical", "bilinear", "second-order", "heads-bilinear"]),
     st.sampled_from([("real", 1), ("phm", 2), ("phm", 4), ("quaternion", 4)]),
     st.sampled_from([2, 6]),
 )
 def test_it_begins_with_the_variance_of_its_parts(kind: str, choice: tuple[str, int], number: int) -> None:
-    torch.manual_seed(number)
-    builder, width = LinearBuilder(*choice), 128
-    joined = torch.randn(256, number * width)
-    model = {
-        "linear": lambda: LinearComposition(builder, [width] * number, width),
-        "hierarchical": lambda: HierarchicalComposition(builder, number, width, 4 * width),
-        "bilinear": lambda: BilinearComposition(builder, [width] * number, width, width),
-        "second-order": lambda: BilinearComposition(builder, [width] * number, width, width, first_order=False),
-        "heads": lambda: BilinearComposition(builder, [number * width], number * width, width),
-    }[kind]()
+    width, heads = 128, kind.startswith("heads")
+    model = build(kind, *choice, N=number, width=width, rank=number * width if heads else width)
+    joined = torch.randn(256, number * width, dtype=torch.float64)
     with torch.no_grad():
-        found = model(joined if kind == "heads" else joined.split(width, -1)).std().item()
+        found = model(joined if heads else joined.split(width, -1)).std().item()
+    assert 0.85 < found < 1.15
     assert 0.85 < found < 1.15
 
 
@@ -224,8 +220,8 @@ def test_executions_agree(kind: str, execution: str) -> None:
 
 def test_rules_are_shared_as_the_builder_says() -> None:
     for share, wanted in {"separate": 2 * N + 1, "sublayer": 1, "model": 1}.items():
-        model = build("bilinear", "phm", 2, rules=share)
-        assert len([name for name, _ in model.named_parameters() if name.endswith(".A")]) == wanted
+        names = dict(build("bilinear", "phm", 2, rules=share).named_parameters())
+        assert sum(name.endswith(".A") for name in names) == wanted
 
 
 def test_what_does_not_fit() -> None:
@@ -235,9 +231,8 @@ def test_what_does_not_fit() -> None:
     with pytest.raises(DimensionError, match="does not divide"):
         BilinearComposition(builder, [8, 8], 8, 6)
     BilinearComposition(builder, [8, 8], 8, 4)  # 8 + 8 + 1 features are not to be divided: the 1 is a bias
-    for few, many in pairwise([1, 2]):
-        with pytest.raises(DimensionError, match=f"{few} parts for a composition of {many}"):
-            LinearComposition(builder, [8] * many, 8)([torch.zeros(1, 8)] * few)
+    with pytest.raises(DimensionError, match="1 parts for a composition of 2"):
+        LinearComposition(builder, [8, 8], 8)([torch.zeros(1, 8)])
 
 
 @pytest.mark.parametrize(("algebra", "n"), CHOICES)

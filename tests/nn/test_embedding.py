@@ -6,8 +6,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phmctl import PHMEmbedding
+from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.algebra.initialisation import learned_rule
-from phmctl.errors import DimensionError
+from phmctl.assembly import build_classifier, build_transformer
+from phmctl.errors import DimensionError, RecipeError
+from phmctl.nn.convert import to_dense
+from phmctl.nn.embedding import NarrowEmbedding
+from phmctl.recipe.loading import load_recipe
 from tests.references import kronecker_sum_reference
 
 
@@ -65,10 +70,7 @@ def test_padding_gives_zeros_and_no_gradient(n: int, algebra: str, count: int) -
     rows.sum().backward()
     assert all(parameter.grad is None or parameter.grad.abs().sum() == 0 for parameter in embedding.parameters())
     assert embedding(ids + 1).abs().sum() > 0
-
-
-def test_negative_padding_counts_from_the_end() -> None:
-    assert PHMEmbedding(16, 8, n=2, padding_idx=-1).padding_idx == 15
+    assert PHMEmbedding(16, 8, n=n, algebra=algebra, padding_idx=-1).padding_idx == 15
 
 
 def test_n_1_is_an_embedding() -> None:
@@ -91,13 +93,13 @@ def test_tied_generator_and_lookup_share_their_gradient() -> None:
     assert not torch.equal(embedding.S.grad, from_generator)
 
 
+@pytest.mark.parametrize("n", [1, 4])
 @torch.no_grad()
-def test_under_autocast_it_is_as_precise_as_torchs_own() -> None:
-    ids = torch.tensor([3, 5])
-    for embedding in (PHMEmbedding(12, 8, n=4), PHMEmbedding(12, 8, n=1)):
-        dense = embedding.to_dense()
-        with torch.autocast("cpu", torch.bfloat16):
-            torch.testing.assert_close(embedding(ids), dense(ids))
+def test_under_autocast_it_is_as_precise_as_torchs_own(n: int) -> None:
+    embedding, ids = PHMEmbedding(12, 8, n=n), torch.tensor([3, 5])
+    dense = embedding.to_dense()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(embedding(ids), dense(ids))
 
 
 @pytest.mark.parametrize(("scheme", "variance"), [("standard_normal", 1.0), ("embedding", 1 / 64)])
@@ -122,15 +124,52 @@ def test_meta_to_empty() -> None:
     assert torch.equal(embedding(ids), source(ids))
 
 
-def test_autocast() -> None:
-    embedding = PHMEmbedding(64, 16, n=4)
-    ids = torch.arange(8)
-    expected = embedding(ids).detach()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rows = embedding(ids)
-    torch.testing.assert_close(rows.float(), expected, atol=0.05, rtol=0.05)
-
-
 def test_n_that_does_not_divide() -> None:
-    with pytest.raises(DimensionError, match="n = 3 does not divide num_embeddings = 100 and embedding_dim = 8"):
+    with pytest.raises(DimensionError, match="num_embeddings = 100 and embedding_dim = 8"):
         PHMEmbedding(100, 8, n=3)
+
+
+# --- narrow tables, with a map to the width
+
+
+WIDE = ("model.width=32", "model.feed_forward=64", "model.embedding_width=16")
+PHM = ("model.algebra=phm", "model.n=4")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [(), PHM, ("model.algebra=monarch", "model.n=4"), (*PHM, "model.embeddings=phm"), ("model.generator=dense",)],
+)
+def test_the_dense_copy_of_a_translator_answers_alike(settings: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    model = build_transformer(load_recipe("miniature", [*WIDE, *settings]).model, 40, 40).eval()
+    source, target = torch.randint(4, 40, (3, 7)), torch.randint(4, 40, (3, 5))
+    logits = model.logits(model.decode(model.encode(source), target))
+    dense = to_dense(model)
+    assert isinstance(model.source_embedding, NarrowEmbedding)
+    assert isinstance(dense.source_embedding, nn.Embedding)
+    torch.testing.assert_close(dense.logits(dense.decode(dense.encode(source), target)), logits, atol=2e-5, rtol=1e-4)
+    loss, _ = model(source, target, target)
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
+    torch.testing.assert_close(loss, expected.to(loss), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [(), PHM])
+def test_the_dense_copy_of_a_classifier_too(settings: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    model = build_classifier(load_recipe("table5-agreement", [*WIDE, *settings]).model, 40, 2).eval()
+    ids, dense = torch.randint(4, 40, (3, 7)), to_dense(model)
+    assert isinstance(model.embedding, NarrowEmbedding)
+    assert isinstance(dense.embedding, nn.Embedding)
+    torch.testing.assert_close(dense(ids), model(ids), atol=2e-5, rtol=1e-4)
+
+
+def test_without_embeddings_counts_as_of_the_wide_table() -> None:
+    wide, narrow = (ledger_for_recipe(load_recipe("miniature", list(settings))) for settings in (WIDE[:2], WIDE))
+    assert narrow.without_embeddings == wide.without_embeddings
+    assert wide.totals.parameters - narrow.totals.parameters == 2000 * 32 - (2000 * 16 + 16 * 32)
+
+
+def test_n_divides_the_width_of_the_table() -> None:
+    with pytest.raises(RecipeError):
+        load_recipe("miniature", ["model.algebra=phm", "model.n=8", "model.embedding_width=20"])

@@ -16,6 +16,7 @@ from phmctl.nn.linear import TwoFactorLinear
 from phmctl.recipe.loading import resolve
 from phmctl.recipe.models import TransformerSection
 
+MONARCH = ["model.algebra=monarch", "model.n=2"]
 SHAPES = st.tuples(*[st.integers(1, 4)] * 5)  # blocks, d/N, k/N, m/N, tokens
 
 
@@ -110,22 +111,14 @@ def test_a_translator_of_them_equals_its_dense_form(projections: str, choice: di
     [
         ("miniature", ["model.algebra=low-rank"], "set model.rank"),
         ("miniature", ["model.algebra=monarch"], "'monarch' needs n of at least 2"),
-        ("miniature", ["model.algebra=monarch", "model.n=5"], "n = 5 does not divide width"),
+        ("miniature", [*MONARCH, "model.n=5"], "n = 5 does not divide width"),
         ("miniature", ["model.algebra=low-rank", "model.rank=4", "model.n=2"], "has n = 1, not 2"),
-        ("miniature", ["model.algebra=monarch", "model.n=2", "model.rank=4"], "rank needs parametrization: factors"),
-        (
-            "miniature",
-            ["model.algebra=monarch", "model.n=2", "model.execution=rank"],
-            "execution 'rank' needs parametrization: factors",
-        ),
-        ("miniature", ["model.algebra=monarch", "model.n=2", "model.rules=model"], "rules is about hypercomplex maps"),
-        ("miniature", ["model.algebra=monarch", "model.n=2", "model.embeddings=phm"], "embeddings and generator are"),
-        ("table1-mnli", ["model.algebra=monarch", "model.n=2"], "'monarch' is for Transformers"),
-        (
-            "ni-multi30k-en-de",
-            ["model.algebra=monarch", "model.n=2"],
-            "compositions of algebra 'monarch' need composition_maps: dense",
-        ),
+        ("miniature", [*MONARCH, "model.rank=4"], "rank needs parametrization: factors"),
+        ("miniature", [*MONARCH, "model.execution=rank"], "execution 'rank' needs parametrization: factors"),
+        ("miniature", [*MONARCH, "model.rules=model"], "rules is about hypercomplex maps"),
+        ("miniature", [*MONARCH, "model.embeddings=phm"], "embeddings and generator are"),
+        ("table1-mnli", MONARCH, "'monarch' is for Transformers"),
+        ("ni-multi30k-en-de", MONARCH, "compositions of algebra 'monarch' need composition_maps: dense"),
     ],
 )
 def test_what_they_are_not_for(name: str, changes: list[str], message: str) -> None:
