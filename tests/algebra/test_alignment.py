@@ -6,9 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
+from phmctl.algebra.alignment import (
+    align_rules,
+    chance_distance,
+    change_basis,
+    determined_terms,
+    known_rules,
+    nearest_known,
+    spectra,
+)
 from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.errors import DimensionError
+from tests.references import multiply
 
 FIXED = ["complex", "quaternion", "octonion", "sedenion"]
 
@@ -20,13 +29,6 @@ def true_rule(algebra: str) -> Tensor:
 def opposite(rule: Tensor) -> Tensor:
     """The algebra with its factors exchanged: e_i e_b becomes e_b e_i."""
     return rule.permute(2, 1, 0)
-
-
-def split_quaternions() -> Tensor:
-    """The rule of the 2×2 matrices: i² = −1, j² = k² = +1."""
-    one, turn, flip, swap = [[1, 0], [0, 1]], [[0, -1], [1, 0]], [[1, 0], [0, -1]], [[0, 1], [1, 0]]
-    basis = torch.tensor([one, turn, flip, swap], dtype=torch.float64)  # (n, 2, 2), orthogonal, of norm √2
-    return torch.einsum("ipq,bqr,apr->iab", basis, basis, basis) / 2
 
 
 def draw_basis(n: int, seed: int) -> Tensor:
@@ -49,18 +51,10 @@ def test_a_rule_in_another_basis_is_recognised(algebra: str, seed: int) -> None:
     torch.testing.assert_close(found.P @ P, torch.eye(len(truth), dtype=torch.float64), atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("algebra", FIXED)
-def test_an_ordinary_basis_leaves_1e_12(algebra: str) -> None:
-    truth = true_rule(algebra)
-    rule, _ = change_basis(truth, torch.zeros_like(truth), draw_basis(len(truth), 1))
-    found = align_rules(rule, truth)
-    assert max(found.relative_error, found.span_sine) < 1e-12
-
-
 @pytest.mark.parametrize(
     ("other", "truth"),
     [
-        (split_quaternions(), true_rule("quaternion")),
+        (known_rules(4)["2×2 matrices"], true_rule("quaternion")),
         (opposite(true_rule("quaternion")), true_rule("quaternion")),
         (opposite(true_rule("octonion")), true_rule("octonion")),
         (torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(1)), true_rule("quaternion")),
@@ -72,11 +66,6 @@ def test_another_algebra_is_not_recognised(other: Tensor, truth: Tensor) -> None
     found = align_rules(rule, truth)
     assert found.relative_error > 0.4
     assert found.span_sine > 0.8
-
-
-def test_the_split_quaternions_are_what_they_should_be() -> None:
-    squares = [split_quaternions()[i, 0, i].item() for i in range(4)]
-    assert squares == pytest.approx([1, -1, 1, 1])
 
 
 def test_half_of_another_rule_is_half_an_error() -> None:
@@ -149,3 +138,74 @@ def test_determined_terms_are_the_independent_components() -> None:
 def test_rules_of_unequal_order_are_refused(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     with pytest.raises(DimensionError, match=r"one shape \(n, n, n\)"):
         align_rules(*(torch.ones(shape) for shape in shapes))
+
+
+# --- known algebras
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 16])
+def test_known_algebras_are_told_apart_and_have_orthogonal_matrices(n: int) -> None:
+    for name, rule in known_rules(n).items():
+        found = nearest_known(rule)
+        assert (found.name, round(found.distance, 9)) == (name, 0)
+        grams = rule.flatten(1) @ rule.flatten(1).t()
+        assert torch.equal(grams, torch.diag(grams.diagonal()))
+
+
+def test_the_rules_are_those_of_the_algebras() -> None:
+    matrices = known_rules(4)["2×2 matrices"]
+    p, q = torch.tensor([1.0, 2, 3, 4]).double(), torch.tensor([5.0, 6, 7, 8]).double()
+    assert multiply(matrices, p, q).tolist() == [19, 22, 43, 50]
+    assert multiply(known_rules(3)["cyclic (circulant)"], p[:3], q[:3]).tolist() == [37, 37, 34]
+    assert multiply(known_rules(3)["polynomials mod xⁿ"], p[:3], q[:3]).tolist() == [5, 16, 34]
+    assert multiply(known_rules(3)["componentwise"], p[:3], q[:3]).tolist() == [5, 12, 21]
+    assert torch.equal(known_rules(8)["octonion"], fixed_rule("octonion", dtype=torch.float64))
+
+
+@given(st.integers(0, 1000))
+def test_the_basis_that_is_free_changes_nothing(seed: int) -> None:
+    truth = true_rule("quaternion")
+    found = nearest_known(change_basis(truth, torch.zeros_like(truth), draw_basis(4, seed))[0])
+    assert found.name == "quaternion"
+    assert found.distance == pytest.approx(0, abs=1e-9)
+    assert torch.allclose(found.aligned, truth, atol=1e-9)
+
+
+def test_a_disturbed_rule_is_as_far_as_it_was_disturbed() -> None:
+    """A* lies outside the span by the sine of the angle that each matrix was turned by."""
+    rule = true_rule("quaternion")
+    away = torch.zeros(4, 4, 4).double()
+    away[torch.arange(4), torch.arange(4), 0] = 1.0
+    away -= torch.einsum("iab,jab,jcd->icd", away, rule, rule) / 4  # orthogonal to the span
+    away *= (rule.flatten(1).norm(dim=1) / away.flatten(1).norm(dim=1))[:, None, None]
+    one = rule.clone()
+    one[0] = math.cos(0.3) * rule[0] + math.sin(0.3) * away[0]
+    assert nearest_known(one).distance == pytest.approx(math.sin(0.3) / 2)  # one of four matrices
+
+
+def test_chance_is_below_the_mean_distance_of_unrelated_spans() -> None:
+    assert 0.6 < chance_distance(4) < math.sqrt(1 - 1 / 4)
+    assert chance_distance(2) < chance_distance(4) < chance_distance(8) < math.sqrt(1 - 1 / 8)
+
+
+def test_spectra_are_those_of_the_matrices_written_out_and_no_basis_changes_them() -> None:
+    chance = torch.Generator().manual_seed(1)
+    A, S = torch.randn(3, 3, 3, generator=chance).double(), torch.randn(3, 2, 5, generator=chance).double()
+    found = spectra(A, S)
+    whole = torch.einsum("iab,ist->abst", A, S).reshape(9, 10)
+    assert found.terms == pytest.approx((torch.linalg.svdvals(whole)[:3] / whole.norm()).tolist())
+    assert sum(each**2 for each in found.terms) == pytest.approx(1)
+    assert sum(each**2 for each in found.outputs) == pytest.approx(1)
+    P = torch.randn(3, 3, generator=chance).double()
+    mixed = spectra(torch.einsum("ij,jab->iab", P, A), torch.einsum("ij,jst->ist", torch.linalg.inv(P).t(), S))
+    for one, other in zip(found, mixed, strict=True):
+        assert one == pytest.approx(other)
+
+
+def test_a_division_algebra_uses_all_evenly_and_terms_that_are_not_used_carry_nothing() -> None:
+    S = torch.zeros(4, 3, 3)
+    S[0] = 1.0
+    found = spectra(fixed_rule("quaternion"), S)
+    assert found.terms == pytest.approx([1, 0, 0, 0])
+    assert found.outputs == pytest.approx([0.5] * 4)
+    assert found.inputs == pytest.approx([0.5] * 4)

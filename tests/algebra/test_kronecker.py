@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phmctl.algebra.kronecker import kronecker_sum
+from phmctl.algebra.kronecker import kronecker_sum, nearest_sum
+from phmctl.errors import DimensionError
 from tests.references import kronecker_sum_reference
 
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**16))
@@ -71,3 +72,44 @@ def test_no_temporary_is_larger_than_h() -> None:
     with _Largest() as largest:
         H = kronecker_sum(A, S)
     assert largest.numel == H.numel()
+
+
+# --- the nearest sum
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_a_sum_of_n_products_is_found_again(n: int) -> None:
+    weight = kronecker_sum_reference(*draw(n, 6, 7))
+    A, S, error = nearest_sum(weight, n)
+    torch.testing.assert_close(kronecker_sum(A, S), weight)
+    assert error < 1e-12
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_error_is_what_is_left_and_no_small_change_is_nearer(n: int) -> None:
+    weight = torch.randn(12, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    A, S, error = nearest_sum(weight, n)
+    left = (weight - kronecker_sum(A.requires_grad_(), S.requires_grad_())).square().sum()
+    assert error == pytest.approx(left.sqrt().item() / weight.norm().item())
+    assert 0.1 < error < 1
+    left.backward()
+    assert max(A.grad.abs().max(), S.grad.abs().max()) < 1e-10
+
+
+def test_rule_has_the_scale_of_an_initialised_one() -> None:
+    A, _, _ = nearest_sum(torch.randn(32, 64), 4)
+    assert A.square().sum(dim=0).mean().item() == pytest.approx(1, rel=1e-5)
+    assert A.dtype == torch.float32
+
+
+@pytest.mark.parametrize("weight", [torch.randn(4, 4, dtype=torch.float64), torch.zeros(4, 4)])
+def test_a_weight_with_fewer_terms_than_n_keeps_every_rule_alive(weight: torch.Tensor) -> None:
+    A, S, error = nearest_sum(weight, 4)  # 16 × 1: a single term
+    torch.testing.assert_close(kronecker_sum(A, S), weight)
+    assert error == 0
+    assert A.abs().sum(dim=(1, 2)).min() > 0
+
+
+def test_n_that_does_not_divide() -> None:
+    with pytest.raises(DimensionError):
+        nearest_sum(torch.zeros(4, 8), 3)

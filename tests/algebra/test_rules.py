@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.algebra.initialisation import learned_rule
 from phmctl.algebra.kronecker import ALGEBRAS, check_algebra, fixed_rule
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import DimensionError, UserError
@@ -110,21 +109,12 @@ def test_a_fixed_rule_is_a_fresh_tensor() -> None:
     assert fixed_rule("complex").abs().sum() == 4
 
 
-def test_learned_rule_is_a_parameter_of_unit_fibres() -> None:
-    A = learned_rule(5)
-    assert isinstance(A, torch.nn.Parameter)
-    torch.testing.assert_close(A.detach().square().sum(dim=0), torch.ones(5, 5))
-
-
-def test_unknown_algebra_names_the_nearest() -> None:
-    with pytest.raises(UserError, match="no algebra 'quaternoin' \\(did you mean 'quaternion'\\?\\)"):
+def test_algebras_that_are_none_and_of_another_dimension() -> None:
+    with pytest.raises(UserError, match="'quaternion'"):
         check_algebra("quaternoin", 4)
-    with pytest.raises(UserError, match="no fixed algebra 'octonions' \\(did you mean 'octonion'"):
+    with pytest.raises(UserError, match="'octonion'"):
         fixed_rule("octonions")
-
-
-def test_fixed_algebra_of_another_dimension() -> None:
-    with pytest.raises(DimensionError, match="algebra 'quaternion' has n = 4, not 8"):
+    with pytest.raises(DimensionError, match="n = 4, not 8"):
         check_algebra("quaternion", 8)
     check_algebra("phm", 7)
     assert ALGEBRAS == ("real", "complex", "quaternion", "octonion", "sedenion", "phm")

@@ -111,7 +111,7 @@ def test_a_translator_of_them_equals_its_dense_form(projections: str, choice: di
     [
         ("miniature", ["model.algebra=low-rank"], "set model.rank"),
         ("miniature", ["model.algebra=monarch"], "'monarch' needs n of at least 2"),
-        ("miniature", [*MONARCH, "model.n=5"], "n = 5 does not divide width"),
+        ("miniature", ["model.algebra=monarch", "model.n=5"], "n = 5 does not divide width"),
         ("miniature", ["model.algebra=low-rank", "model.rank=4", "model.n=2"], "has n = 1, not 2"),
         ("miniature", [*MONARCH, "model.rank=4"], "rank needs parametrization: factors"),
         ("miniature", [*MONARCH, "model.execution=rank"], "execution 'rank' needs parametrization: factors"),
