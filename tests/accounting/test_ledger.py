@@ -1,17 +1,22 @@
 import math
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
-from phmctl.accounting.ledger import VOCABULARY_KINDS, ledger_for_recipe, rows_of
-from phmctl.assembly import build_transformer
+from phmctl.accounting.ledger import VOCABULARY_KINDS, Ledger, ledger_for, ledger_for_recipe, multiplications, rows_of
+from phmctl.assembly import ClassifierSection, build_classifier, build_transformer
 from phmctl.errors import DimensionError
+from phmctl.nn.build import LinearBuilder
+from phmctl.nn.layers import MultiHeadAttention
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import common_overrides, load_recipe
-from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
 from phmctl.tasks.base import Sizes
+from phmctl.tasks.registry import task_kind
 from tests.references import ledger_for_settings
 
 SMALL = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 2}
@@ -27,15 +32,18 @@ def real_count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+shared = {
+    "choice": st.sampled_from([("real", 1), ("complex", 2), ("quaternion", 4), ("phm", 2), ("phm", 4), ("phm", 8)]),
+    "rules": st.sampled_from(["separate", "sublayer", "model"]),
+    "bias": st.booleans(),
+}
 choices = st.fixed_dictionaries(
     {
-        "choice": st.sampled_from([("real", 1), ("complex", 2), ("quaternion", 4), ("phm", 2), ("phm", 4), ("phm", 8)]),
-        "rules": st.sampled_from(["separate", "sublayer", "model"]),
+        **shared,
         "projections": st.sampled_from(["fused", "separate", "packed"]),
         "embeddings": st.sampled_from(["dense", "phm"]),
         "generator": st.sampled_from(["dense", "phm", "tied"]),
         "share_embeddings": st.booleans(),
-        "bias": st.booleans(),
         "final_norm": st.booleans(),
         "upsize": st.sampled_from([1, 2]),
     }
@@ -70,16 +78,11 @@ def test_a_map_has_kd_over_n_components_a_cubic_rule_and_its_bias(n):
     assert row.dense == 48 * 16 + 48
 
 
-def test_a_dense_map_and_a_fixed_algebra_have_no_rule():
-    for model in (small(), small(algebra="quaternion")):
-        ledger = ledger_for_settings(model, 16, 16)
-        assert (ledger.totals.rule, ledger.rules) == (0, 0)
-
-
-def test_the_dense_model_is_its_own_twin():
-    totals = ledger_for_settings(small(), 16, 16).totals
-    assert totals.parameters == totals.dense
-    assert totals.share == 1.0
+def test_a_dense_map_and_a_fixed_algebra_have_no_rule_and_a_dense_model_is_its_own_twin():
+    dense, fixed = (ledger_for_settings(model, 16, 16) for model in (small(), small(algebra="quaternion")))
+    assert (dense.totals.rule, dense.rules, fixed.totals.rule, fixed.rules) == (0, 0, 0, 0)
+    assert dense.totals.parameters == dense.totals.dense
+    assert dense.totals.share == 1.0
 
 
 def test_a_shared_rule_is_counted_once():
@@ -104,12 +107,6 @@ def test_without_embeddings_leaves_out_the_tables_and_the_generator():
     }
 
 
-def test_the_vocabulary_does_not_change_what_is_without_embeddings():
-    few, many = (ledger_for_settings(small(algebra="phm", n=N), size, size) for size in (16, 1600))
-    assert few.without_embeddings == many.without_embeddings
-    assert many.totals.parameters - few.totals.parameters == 1584 * SMALL["width"]
-
-
 def test_folding_equal_layers_keeps_the_sums():
     ledger = ledger_for_settings(small(algebra="phm", n=N, rules="model"), 16, 16)
     folded = ledger.folded()
@@ -130,13 +127,10 @@ def test_rows_of_counts_any_model():
     assert rows[-1].other == real_count(model[4])
 
 
-def test_a_module_in_two_places_is_counted_once():
+def test_a_module_in_two_places_and_tied_weights_are_counted_once():
     layer = nn.Linear(3, 3)
     rows, _ = rows_of(nn.Sequential(layer, layer))
     assert [row.parameters for row in rows] == [12]
-
-
-def test_tied_weights_are_counted_once():
     embedding, generator = nn.Embedding(10, 4), nn.Linear(4, 10)
     generator.weight = embedding.weight
     rows, _ = rows_of(nn.Sequential(embedding, generator))
@@ -179,3 +173,101 @@ def test_as_json_holds_every_row_and_both_totals():
     share = content["without_embeddings"]["share_of_dense"]
     assert math.isclose(share, ledger.without_embeddings.parameters / ledger.without_embeddings.dense)
     assert content["rules"] == ledger.rules
+
+
+# --- classifiers
+
+
+ENCODER: dict[str, Any] = {"kind": "encoder", "width": 16, "feed_forward": 32, "heads": 2}
+PAIR: dict[str, Any] = {"kind": "lstm-pair", "width": 16, "embedding_width": 8, "hidden": 7}
+
+encoders = st.fixed_dictionaries(
+    {
+        **shared,
+        "projections": st.sampled_from(["fused", "separate"]),
+        "upsize": st.sampled_from([1, 2]),
+        "final_norm": st.booleans(),
+    }
+)
+pairs = st.fixed_dictionaries(
+    {**shared, "gates": st.sampled_from(["separate", "fused"]), "combination": st.sampled_from(["concat", "full"])}
+)
+
+
+def section_of(chosen: dict[str, Any]) -> ClassifierSection:
+    algebra, n = chosen.pop("choice")
+    kind, shape = (PairClassifierSection, PAIR) if "gates" in chosen else (EncoderClassifierSection, ENCODER)
+    return kind(**shape, algebra=algebra, n=n, **chosen)
+
+
+def counted(section: ClassifierSection, vocabulary: int, classes: int = 2) -> Ledger:
+    return ledger_for(task_kind("classification"), section, {"vocabulary": vocabulary, "classes": classes})
+
+
+@settings(max_examples=40, deadline=None)
+@given(encoders | pairs)
+def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(chosen: dict[str, Any]) -> None:
+    section = section_of(dict(chosen))
+    ledger = counted(section, 20, 3)
+    assert ledger.totals.parameters == real_count(build_classifier(section, 20, 3))
+    assert ledger.totals.dense == real_count(build_classifier(section.dense_twin, 20, 3))
+    assert ledger.totals.embedding == 20 * (8 if "gates" in chosen else 16)
+    assert ledger.without_embeddings.parameters == ledger.totals.parameters - ledger.totals.embedding
+
+
+def test_one_over_n_is_true_of_the_lstm_s_components_alone() -> None:
+    dense, phm = (
+        counted(PairClassifierSection(kind="lstm-pair", **choice), 99, 3) for choice in ({}, {"algebra": "phm", "n": 5})
+    )
+    apart = [row for row in dense.rows if not row.component.startswith("lstm.")]
+    assert [row for row in phm.rows if not row.component.startswith("lstm.")] == apart
+    inner = sum(row.components for row in dense.rows if row.component.startswith("lstm."))
+    assert dense.totals.components - phm.totals.components == inner - inner // 5
+
+
+def test_notes_say_what_the_numbers_hang_on() -> None:
+    notes = counted(PairClassifierSection(kind="lstm-pair"), 99, 3).notes
+    assert notes[0] == "the map to the classes is counted for 3 of them"
+    assert "ready and fixed" in notes[1]
+    upsized = counted(EncoderClassifierSection(**ENCODER, upsize=2), 99)
+    assert upsized.unscaled == counted(EncoderClassifierSection(**ENCODER), 99).totals.parameters
+    assert "upsize 2" in upsized.notes[-1]
+
+
+# --- multiplications, as counted by hand
+
+
+T, D, K, N, R = 32, 64, 128, 4, 7  # tokens, in, out, n, rank
+
+
+def trained(layer: torch.nn.Module, x: Tensor) -> int:
+    return multiplications(lambda: layer(x).sum().backward())
+
+
+def test_a_dense_map_takes_three_products_to_train() -> None:
+    layer, x = PHMLinear(D, D, n=1), torch.ones(T, D, requires_grad=True)
+    assert multiplications(lambda: layer(x)) == T * D * D
+    assert trained(layer, x) == 3 * T * D * D
+    with torch.inference_mode():
+        assert multiplications(lambda: layer(x.detach())) == T * D * D
+
+
+def test_a_phm_map_takes_what_its_execution_takes() -> None:
+    x = torch.ones(T, D, requires_grad=True)
+    built = N * D * K  # H, by the rule
+    dense = PHMLinear(D, K, n=N, execution="dense")
+    assert multiplications(lambda: dense(x)) == T * D * K + built
+    assert trained(dense, x) == 3 * T * D * K + 3 * built
+    ranked = PHMLinear(D, K, n=N, execution="rank", parametrization="factors", rank=R)
+    blocks = N * R * (D // N) * (K // N)  # W and the components
+    forward = T * R * (D * K // N**2 + D + K)
+    assert multiplications(lambda: ranked(x)) == forward + blocks
+    backward = T * R * (2 * D * K // N**2 + 3 * D + 2 * K)
+    assert trained(ranked, x) == forward + backward + 3 * blocks
+
+
+def test_attention_takes_its_maps_and_two_products_of_all_pairs() -> None:
+    attention = MultiHeadAttention(LinearBuilder("real", 1), D, D, 4).eval()
+    x = torch.ones(2, T, D)
+    with torch.inference_mode():
+        assert multiplications(lambda: attention(x)) == 2 * T * 4 * D * D + 2 * (2 * T * T * D)
