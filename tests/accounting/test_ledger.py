@@ -14,7 +14,7 @@ from phmctl.nn.build import LinearBuilder
 from phmctl.nn.layers import MultiHeadAttention
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import common_overrides, load_recipe
-from phmctl.recipe.schema import EncoderClassifierSection, PairClassifierSection, TransformerSection
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
 from phmctl.tasks.base import Sizes
 from phmctl.tasks.registry import task_kind
 from tests.references import ledger_for_settings

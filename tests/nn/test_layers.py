@@ -23,7 +23,7 @@ from phmctl.nn.layers import (
     sinusoids,
 )
 from phmctl.nn.loss import vocabulary_loss
-from phmctl.recipe.schema import TransformerSection
+from phmctl.recipe.models import TransformerSection
 
 # --- attention
 
