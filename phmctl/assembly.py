@@ -4,6 +4,7 @@ The models themselves (:mod:`phmctl.models`, :mod:`phmctl.nn`) take numbers and 
 Parts are built in a fixed order, for the order decides which random numbers each draws.
 """
 
+import warnings
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -50,22 +51,14 @@ EXECUTIONS = ("auto", "dense", "rank")  # of a trained model; auto is dense
 
 
 def trained(model: M, run: Run, checkpoint: str, device: torch.device) -> M:
-    """Return a model that was built on ``meta`` with the weights of a checkpoint, in evaluation mode.
-
-    Raises:
-        RunError: the checkpoint is missing or damaged, or another model's.
-    """
+    """Return a model that was built on ``meta`` with a checkpoint's weights, in evaluation mode. Raises RunError."""
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, device)
     return model.eval()
 
 
 def answering(model: nn.Module, execution: str | None = None) -> nn.Module:
-    """Turn a trained model into what answers: its dense form; by ``rank``, maps that hold factors keep their blocks.
-
-    Raises:
-        UserError: no such execution.
-    """
+    """Turn a trained model into what answers: its dense form; by ``rank``, maps that hold factors keep their blocks."""
     check_known("execution", execution or "auto", EXECUTIONS)
     if execution != "rank":
         return to_dense(model, inplace=True)
@@ -95,18 +88,10 @@ def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
 def build_transformer(
     section: TransformerSection, source_vocabulary: int, target_vocabulary: int, device: Device = None
 ) -> Transformer:
-    """Build an untrained translator for tokenizers of the given sizes.
+    """Build an untrained translator for tokenizers of the given sizes; DimensionError where n does not divide one.
 
     A PHM table must have rows that n divides: its vocabulary is rounded up, and decoding never emits the ids added.
-
-    Args:
-        section: the recipe's model section.
-        source_vocabulary: token types of the source.
-        target_vocabulary: token types of the target; the table that both share has the larger number.
-        device: where parameters are allocated; ``meta`` allocates nothing.
-
-    Raises:
-        DimensionError: n does not divide a dimension.
+    A table that both sides share has the larger number. The device ``meta`` allocates nothing.
     """
     builder, n, shared = builder_for(section, device), section.dimension, section.share_embeddings
     phm_tables, phm_generator = section.embeddings == "phm", section.generator == "phm"
@@ -139,18 +124,24 @@ def build_transformer(
 
 def bare_transformer(section: TransformerSection, vocabulary: int) -> BareTransformer:
     """Build torch's own Transformer of a section's shape, for one vocabulary of both sides."""
-    return BareTransformer(
-        vocabulary,
-        section.width,
-        section.heads,
-        section.feed_forward,
-        encoder_layers=section.encoder_layers,
-        decoder_layers=section.decoder_layers,
-        pre_norm=section.norm == "pre",
-        dropout=section.dropout,
-        attention_dropout=section.attention_dropout,
-        activation_dropout=section.activation_dropout,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a fast path of inference only
+        inner = nn.Transformer(
+            section.width,
+            section.heads,
+            section.encoder_layers,
+            section.decoder_layers,
+            section.feed_forward,
+            section.dropout,
+            batch_first=True,
+            norm_first=section.norm == "pre",
+        )
+    for layer in (*inner.encoder.layers, *inner.decoder.layers):
+        layer.dropout.p = section.activation_dropout
+        layer.self_attn.dropout = section.attention_dropout
+        if hasattr(layer, "multihead_attn"):
+            layer.multihead_attn.dropout = section.attention_dropout
+    return BareTransformer(vocabulary, inner)
 
 
 def texts_of(section: ClassifierSection) -> int:
@@ -163,16 +154,8 @@ def build_classifier(
 ) -> Classifier:
     """Build an untrained classifier.
 
-    Args:
-        section: the recipe's model section.
-        vocabulary: token types.
-        classes: how many labels.
-        vectors: (vocabulary, embedding_width), ready word vectors for a model that takes them: the pair classifier,
-            unless its section says that embeddings are trained.
-        device: where parameters are allocated; ``meta`` allocates nothing.
-
-    Raises:
-        DimensionError: n does not divide a dimension, or the vectors have another shape than the table.
+    `vectors` (vocabulary, embedding_width) are ready word vectors for the pair classifier, unless its section says that
+    embeddings are trained. DimensionError: n does not divide a dimension, or they have another shape than the table.
     """
     builder = builder_for(section, device)
     if isinstance(section, PairClassifierSection):
@@ -274,22 +257,24 @@ def _over_layers(section: StackSection, builder: LinearBuilder, layers: int) -> 
         case "hierarchical":
             return HierarchicalComposition(maps, layers, width, section.upsize * section.feed_forward)
         case "bilinear":
-            rank, widths = section.pooling_rank, [width] * layers
-            return _begun(section, BilinearComposition(maps, widths, width, rank, first_order=section.first_order))
+            return _bilinear(section, maps, [width] * layers)
     return None
 
 
 def _over_heads(section: StackSection, builder: LinearBuilder) -> nn.Module | None:
     """Build what composes the heads of an attention module, or None where it has its own output map."""
-    maps, inner, width = _composing(section, builder), section.upsize * section.width, section.width
+    maps, inner, heads = _composing(section, builder), section.upsize * section.width, section.heads
     match section.compose_heads:
         case "hierarchical":
-            heads = section.heads
-            return HierarchicalComposition(maps, heads, inner // heads, inner, width, joined=True)
+            return HierarchicalComposition(maps, heads, inner // heads, inner, section.width, joined=True)
         case "bilinear":
-            rank = section.pooling_rank
-            return _begun(section, BilinearComposition(maps, [inner], width, rank, first_order=section.first_order))
+            return _bilinear(section, maps, [inner])
     return None
+
+
+def _bilinear(section: StackSection, maps: LinearBuilder, widths: list[int]) -> nn.Module:
+    rank, first_order = section.pooling_rank, section.first_order
+    return _begun(section, BilinearComposition(maps, widths, section.width, rank, first_order=first_order))
 
 
 def _composing(section: StackSection, builder: LinearBuilder) -> LinearBuilder:

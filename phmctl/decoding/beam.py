@@ -38,34 +38,21 @@ _MEMBERS = 8  # columns a group; of 4 to 64, 8 is quickest or near it at 8,000 a
 def log_softmax_topk(
     logits: Tensor, count: int, *, forbidden: Sequence[int], allowed: int, column: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best log-probabilities of each row among the ids that may be produced.
+    """Return each row's best log-probabilities (R, C) of logits (R, V), descending, their ids, and a column's (R,).
 
-    Args:
-        logits: (R, V).
-        count: how many a row; fewer when V is smaller.
-        forbidden: ids that are never chosen. They keep their share of the softmax.
-        allowed: ids from here on are never chosen either.
-        column: an id whose log-probability is wanted in any case.
-
-    Returns:
-        values (R, C) descending, ids (R, C), and the log-probability (R,) of `column`.
+    Ids that are `forbidden`, and those from `allowed` on, are never chosen, but keep their share of the softmax.
+    `column` is an id whose log-probability is wanted in any case. C is `count`, less where V is smaller.
     """
-    parts = [logits] if logits.is_cuda else torch.split(logits, _ROWS)
-    found = [_part(part, count, forbidden, allowed, column) for part in parts]
-    values, ids, wanted = zip(*found, strict=True)
-    return torch.cat(values), torch.cat(ids), torch.cat(wanted)
-
-
-def _part(
-    logits: Tensor, count: int, forbidden: Sequence[int], allowed: int, column: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    scores = torch.log_softmax(logits, -1, dtype=torch.float32)  # (R, V)
-    wanted = scores[:, column].clone()  # (R,)
-    for identity in forbidden:
-        scores[:, identity] = float("-inf")
-    scores[:, allowed:] = float("-inf")
-    values, ids = grouped_topk(scores, min(count, scores.shape[1]))
-    return values, ids, wanted
+    found = []
+    for part in [logits] if logits.is_cuda else torch.split(logits, _ROWS):
+        scores = torch.log_softmax(part, -1, dtype=torch.float32)  # (R, V)
+        wanted = scores[:, column].clone()  # (R,)
+        for identity in forbidden:
+            scores[:, identity] = float("-inf")
+        scores[:, allowed:] = float("-inf")
+        found.append((*grouped_topk(scores, min(count, scores.shape[1])), wanted))
+    values, ids, ends = zip(*found, strict=True)
+    return torch.cat(values), torch.cat(ids), torch.cat(ends)
 
 
 def grouped_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -93,24 +80,19 @@ _DEAD = float("-inf")
 _LOOK_EVERY = {"cpu": 1, "cuda": 4}  # steps between looks at what has ended; a look makes the host wait for a GPU
 
 
-class State(Protocol):
-    """What a model remembers between two steps."""
-
-    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
-        """Let beam k of the b-th sentence that stays continue the prefix of its beam ``parents[b, k]``.
-
-        `parents` is (B', K'): the number of beams may change. `sentences` (B',) names those that stay; None: all do.
-        """
-
-
 class Seq2Seq(Protocol):
-    """What beam search wants of a model."""
+    """What beam search wants of a model.
+
+    The state, what the model remembers between two steps, has ``reorder(parents, sentences=None)``: beam k of the b-th
+    sentence that stays continues the prefix of its beam ``parents[b, k]``. `parents` is (B', K'), so that the number of
+    beams may change; `sentences` (B',) names those that stay, None all.
+    """
 
     def encode(self, source: Tensor) -> Any:
         """Read the source (B, S) once."""
 
     def start(self, memory: Any, beams: int, max_length: int) -> Any:
-        """Return the :class:`State` before the first token."""
+        """Return the state before the first token."""
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         """Return the logits (B, K, V) behind one more token (B, K) of each prefix."""
@@ -127,20 +109,11 @@ def beam_search(
     allowed: int,
     n_best: int = 1,
 ) -> list[list[Hypothesis]]:
-    """Return the `n_best` best hypotheses of each sentence, best first.
+    """Return the `n_best` best hypotheses of each sentence, best first; fewer where there are not so many outputs.
 
-    Args:
-        model: in evaluation mode.
-        source: (B, S) token ids, each sentence closed by EOS, then PAD.
-        beam: live prefixes a sentence.
-        alpha: exponent of the length penalty; 0 ranks by log-probability.
-        max_lengths: (B,) longest output a sentence in tokens, EOS not counted.
-        allowed: ids from here on are never produced (the tokenizer's size; a padded vocabulary is larger).
-        n_best: hypotheses wanted a sentence, at most `beam`. Fewer come where there are not so many outputs.
-
-    Raises:
-        ValueError: `n_best` is not between 1 and `beam`.
-        NonFiniteError: the model gives NaN.
+    `source` (B, S) has token ids, each sentence closed by EOS, then PAD; `max_lengths` (B,) are the longest outputs in
+    tokens, EOS not counted; ids from `allowed` on are never produced (a padded vocabulary is larger than the
+    tokenizer's). ValueError: `n_best` is not between 1 and `beam`; NonFiniteError: the model gives NaN.
     """
     if not 1 <= n_best <= beam:
         raise ValueError(f"n_best = {n_best} must be between 1 and beam = {beam}")
@@ -185,7 +158,16 @@ class _Search:
 
     def advance(self, logits: Tensor) -> Tensor:
         """Add a token to every live prefix; logits (B, K, V). Return the parents (B, K) of the new live prefixes."""
-        parents, tokens, totals, closing = self._candidates(logits)
+        count, live, size = logits.shape
+        values, ids, end = log_softmax_topk(
+            logits.view(-1, size), 2 * self.beam, forbidden=(PAD, UNK, BOS), allowed=self.allowed, column=EOS
+        )  # (B·K, C), (B·K, C), (B·K,)
+        width = values.shape[1]
+        totals = (values.view(count, live, width) + self.live[:, :, None]).flatten(1)  # (B, K·C)
+        totals, places = _at_least(totals, 2 * self.beam).topk(2 * self.beam)  # (B, 2·beam)
+        places = places.clamp(max=live * width - 1)
+        parents, tokens = places // width, ids.view(count, -1).gather(1, places)
+        closing = _at_least(end.view(count, live) + self.live, self.beam)  # (B, beam) of ending each live prefix
         self.begun = self.begun or self.length == self.shortest or bool((tokens[:, : self.beam] == EOS).any())
         if self.begun:
             self._finish(parents[:, : self.beam], tokens[:, : self.beam], totals[:, : self.beam], closing)
@@ -196,26 +178,12 @@ class _Search:
         self.tokens[self.length][self.rows] = self.last
         self.parents[self.length][self.rows] = parents
         self.length += 1
-        if self.begun:
-            self._end()
+        if self.begun:  # which sentences' results are final
+            longest = length_penalty(self.limits + 1, self.alpha)  # (B,)
+            reachable = self.live[:, 0] / longest  # (B,) the best that a live prefix can still score
+            self.ended |= self.scores[:, self.n_best - 1] >= reachable
+            self.ended |= (self.finished_count >= self.beam) | (self.limits < self.length)
         return parents
-
-    def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rank the continuations of each sentence.
-
-        Returns:
-            parents, tokens and totals (B, 2·beam) of the best, and the totals (B, beam) of ending each live prefix.
-        """
-        count, live, size = logits.shape
-        values, ids, end = log_softmax_topk(
-            logits.view(-1, size), 2 * self.beam, forbidden=(PAD, UNK, BOS), allowed=self.allowed, column=EOS
-        )  # (B·K, C), (B·K, C), (B·K,)
-        width = values.shape[1]
-        totals = (values.view(count, live, width) + self.live[:, :, None]).flatten(1)  # (B, K·C)
-        totals, places = _at_least(totals, 2 * self.beam).topk(2 * self.beam)
-        places = places.clamp(max=live * width - 1)
-        closing = _at_least(end.view(count, live) + self.live, self.beam)  # (B, beam)
-        return places // width, ids.view(count, -1).gather(1, places), totals, closing
 
     def _finish(self, parents: Tensor, tokens: Tensor, totals: Tensor, closing: Tensor) -> None:
         """Add the hypotheses that end at this step to the finished ones. All (B, beam)."""
@@ -229,13 +197,6 @@ class _Search:
         self.scores, best = torch.cat([self.scores, scores], 1).topk(self.beam)  # (B, beam) of 2·beam
         ending = self.length * self.beam + parents  # (B, beam)
         self.finished = torch.cat([self.finished, ending], 1).gather(1, best)
-
-    def _end(self) -> None:
-        """Mark the sentences whose results are final."""
-        longest = length_penalty(self.limits + 1, self.alpha)  # (B,)
-        reachable = self.live[:, 0] / longest  # (B,) the best that a live prefix can still score
-        self.ended |= self.scores[:, self.n_best - 1] >= reachable
-        self.ended |= (self.finished_count >= self.beam) | (self.limits < self.length)
 
     def retire(self) -> Tensor | None:
         """Write out ended sentences and drop them. Return the places (B',) that stay, or None when all do."""
@@ -259,23 +220,17 @@ class _Search:
         ends = self.finished[places, : self.n_best].tolist()
         tokens, parents = (each[: self.length, rows].transpose(0, 1).tolist() for each in (self.tokens, self.parents))
         for place, row in enumerate(rows.tolist()):
-            self.results[row] = [
-                self._hypothesis(end, score, tokens[place], parents[place])
-                for end, score in zip(ends[place], scores[place], strict=True)
-                if score > _DEAD
-            ]
+            for end, score in zip(ends[place], scores[place], strict=True):
+                if score > _DEAD:
+                    length, beam = divmod(end, self.beam)
+                    found: list[int] = []  # the prefix, backwards from where it ended
+                    for step in reversed(range(length)):
+                        found.append(tokens[place][step][beam])
+                        beam = parents[place][step][beam]
+                    log_prob = score * float(length_penalty(length + 1, self.alpha))
+                    self.results[row].append(Hypothesis(found[::-1], score, log_prob))
             if not self.results[row]:
                 raise NonFiniteError("the model gives NaN or infinite scores; was its training stable?")
-
-    def _hypothesis(self, end: int, score: float, tokens: list[list[int]], parents: list[list[int]]) -> Hypothesis:
-        """Read a finished prefix backwards from where it ended, and undo the length penalty. Lists are (T, beam)."""
-        length, beam = divmod(end, self.beam)
-        found: list[int] = []
-        for step in reversed(range(length)):
-            found.append(tokens[step][beam])
-            beam = parents[step][beam]
-        penalty: float = length_penalty(length + 1, self.alpha)
-        return Hypothesis(found[::-1], score, score * penalty)
 
 
 def _at_least(values: Tensor, width: int) -> Tensor:

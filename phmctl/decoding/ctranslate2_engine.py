@@ -56,16 +56,6 @@ class CTranslate2Engine:
     ) -> list[list[Hypothesis]]:
         """Search one batch; see :class:`~phmctl.decoding.translator.Engine`. `allowed` is the vocabulary, all of it."""
         limits = longest_outputs(sources, settings)
-        found = self._within(sources, limits, settings)
-        if n_best > 1 or any(not each.ended for outputs in found for each in outputs):
-            return [ranked[:n_best] for ranked in self._scored(sources, found, limits, settings.alpha)]
-        best = [[max(outputs, key=lambda each: each.score(settings.alpha))] for outputs in found]
-        return self._scored(sources, best, limits, settings.alpha)
-
-    def _within(
-        self, sources: Sequence[Ids], limits: Sequence[int], settings: DecodingSection
-    ) -> "list[list[_Output]]":
-        """Return the outputs found for each source, none of which ended beyond the source's limit."""
         found = self._search(sources, max(limits), settings)
         by_total = settings.model_copy(update={"alpha": 0.0})
         for row, limit in enumerate(limits):
@@ -73,7 +63,10 @@ class CTranslate2Engine:
                 found[row] = self._search([sources[row]], limit, settings)[0]
             if not all(each.ended for each in found[row]):  # what was cut took the place of shorter ones that ended
                 found[row] += self._search([sources[row]], limit, by_total)[0]
-        return found
+        if n_best > 1 or any(not each.ended for outputs in found for each in outputs):
+            return [ranked[:n_best] for ranked in self._scored(sources, found, settings.alpha)]
+        best = [[max(outputs, key=lambda each: each.score(settings.alpha))] for outputs in found]
+        return self._scored(sources, best, settings.alpha)
 
     def _search(self, sources: Sequence[Ids], limit: int, settings: DecodingSection) -> "list[list[_Output]]":
         power = max(settings.alpha, _NEARLY_ZERO)
@@ -93,18 +86,18 @@ class CTranslate2Engine:
             results = self._model.translate_batch([self._words(source) for source in sources], **options)
         except TypeError as error:
             raise too_old("CTranslate2", "ctranslate2", error) from error
-        return [
-            [self._output(words, score, limit, power) for words, score in zip(one.hypotheses, one.scores, strict=True)]
-            for one in results
-        ]
-
-    def _output(self, words: Sequence[str], score: float, limit: int, power: float) -> "_Output":
-        ids = [self._ids[word] for word in words]
-        ended = ids[-1:] == [EOS]
-        return _Output(tuple(ids[:-1] if ended else ids[:limit]), score * max(len(ids), 1) ** power, ended)
+        found: list[list[_Output]] = []
+        for one in results:
+            found.append([])
+            for words, score in zip(one.hypotheses, one.scores, strict=True):
+                ids = [self._ids[word] for word in words]
+                ended = ids[-1:] == [EOS]
+                tokens = tuple(ids[:-1] if ended else ids[:limit])
+                found[-1].append(_Output(tokens, score * max(len(ids), 1) ** power, ended))
+        return found
 
     def _scored(
-        self, sources: Sequence[Ids], found: "Sequence[Sequence[_Output]]", limits: Sequence[int], alpha: float
+        self, sources: Sequence[Ids], found: "Sequence[Sequence[_Output]]", alpha: float
     ) -> list[list[Hypothesis]]:
         """Return the outputs of each source with the model's own log-probabilities, best first, each once."""
         pairs = [(row, tokens) for row, outputs in enumerate(found) for tokens in {each.tokens: 0 for each in outputs}]

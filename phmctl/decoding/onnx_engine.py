@@ -55,7 +55,7 @@ class _State:
         self.past = memory.new_zeros(layers, parts, sentences * beams, heads, 0, width)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
-        """Let each beam continue from another of its sentence; see :class:`phmctl.decoding.beam.State`."""
+        """Let each beam continue from another of its sentence; see :class:`phmctl.decoding.beam.Seq2Seq`."""
         first = torch.arange(len(parents)) if sentences is None else sentences  # (B',)
         self.past = self.past[:, :, (first[:, None] * self.beams + parents).flatten()]
         self.beams = parents.shape[1]

@@ -59,11 +59,8 @@ class Engine(Protocol):
     ) -> list[list[Hypothesis]]:
         """Return the `n_best` best hypotheses of each source, best first; fewer where there are not so many outputs.
 
-        Args:
-            sources: token ids, each closed by EOS.
-            settings: beam, length penalty and longest output.
-            allowed: ids from here on are never produced: the target tokenizer's size.
-            n_best: hypotheses wanted, at most the beam.
+        `sources` are token ids, each closed by EOS; ids from `allowed` on, the target tokenizer's size, are never
+        produced; `n_best` is at most the beam.
         """
         ...
 
@@ -210,19 +207,12 @@ def load_translator(
 ) -> Translator:
     """Load a run's model and tokenizers, ready to translate; or an export's.
 
-    Args:
-        run: the run or the export.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        decoding: beam search settings other than the recipe's.
-        cleaned: the lines will be the run's own text, which has been cleaned already. Twice is once too often:
-            ``&amp;lt;`` stands for ``&lt;``, and that for ``<``.
-        threads: of an engine that has its own; 0 leaves its choice. torch's are the process's.
+    `decoding` replaces the recipe's settings of the search. `cleaned`: the lines will be the run's own text, which has
+    been cleaned already, and twice is once too often: ``&amp;lt;`` stands for ``&lt;``, and that for ``<``. `threads`
+    are of an engine that has its own; 0 leaves its choice. torch's are the process's.
 
-    Raises:
-        RunError: the checkpoint, the tokenizer or the data's manifest is missing or damaged.
-        MissingExtraError: an export's engine is not installed.
-        UserError: the engine cannot do what is asked.
+    RunError: something is missing or damaged; MissingExtraError: an export's engine is not installed; UserError: the
+    engine cannot do what is asked.
     """
     recipe = run.recipe_of(TranslationRecipe)
     tokenizers, settings = load_tokenizers(run), decoding or recipe.decoding
@@ -232,10 +222,8 @@ def load_translator(
             if value is not None:
                 raise UserError(f"--{option} {value}: {folder} has its own; leave it out, or decode with the run")
         run.verify()
-        quantize = str(run.manifest.get("quantize"))
-        engine = open_engine(
-            run.to, folder, recipe.model, tokenizers, quantize=quantize, device=device, threads=threads
-        )
+        own = {"quantize": str(run.manifest.get("quantize")), "device": device}
+        engine = open_engine(run.to, folder, recipe.model, tokenizers, **own, threads=threads)
     else:
         from phmctl.assembly import answering
         from phmctl.decoding.beam import TorchEngine
@@ -270,9 +258,7 @@ def open_engine(
     threads: int = 0,
 ) -> Engine:
     """Return the engine of an export's files. Raises MissingExtraError, RunError, UserError."""
-    if to == exports.SAFETENSORS:
-        return _dense_engine(folder, section, device, tokenizers)
-    if device not in ("auto", "cpu"):
+    if to != exports.SAFETENSORS and device not in ("auto", "cpu"):
         raise UserError(f"--device {device}: an export to {to} runs on the CPU here; leave it out")
     if to == exports.CTRANSLATE2:
         from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
@@ -282,11 +268,8 @@ def open_engine(
         from phmctl.decoding.onnx_engine import OnnxEngine
 
         return OnnxEngine(folder, threads)
-    raise exports.no_engine(folder)
-
-
-def _dense_engine(folder: Path, section: TransformerSection, device: str, tokenizers: TokenizerPair) -> Engine:
-    """Return torch's engine on the dense twin: what an export to torch's own forms holds."""
+    if to != exports.SAFETENSORS:
+        raise exports.no_engine(folder)
     from phmctl.assembly import build_transformer
     from phmctl.checkpoints import load_model
     from phmctl.decoding.beam import TorchEngine
@@ -294,8 +277,7 @@ def _dense_engine(folder: Path, section: TransformerSection, device: str, tokeni
     from phmctl.models import plain
     from phmctl.nn.convert import to_dense
 
-    target = pick_device(device)
-    generator = "tied" if section.generator == "tied" else "dense"
+    target, generator = pick_device(device), "tied" if section.generator == "tied" else "dense"
     settings = {"projections": "separate", "embeddings": "dense", "generator": generator}
     twin = section.dense_twin.model_copy(update=settings)
     model = build_transformer(twin, tokenizers.source.size, tokenizers.target.size, "meta")

@@ -7,7 +7,7 @@ tables without the rows that were only there for n to divide them. :mod:`phmctl.
 
 import copy
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,12 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
         exact.lstm = exact.lstm.to_dense()
     classes = {} if hasattr(exact, "decoder") else {"classes": len(exact.output.weight)}
     config = _config(section, {**sizes, **classes})
-    tensors = {name: part for whole in exact.state_dict().items() for name, part in _apart(*whole)}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in exact.state_dict().items():  # of fused projections each one's part, whatever their arrangement
+        place, joined, kind = ("", "", *name.rsplit(".", 2))[-3:]
+        parts = _JOINED.get(joined, (joined,))
+        for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
+            tensors[".".join(filter(None, (place, part, kind)))] = rows
     if pairs and not section.bias:
         tensors |= {f"lstm.{name}_l0": torch.zeros(4 * section.width) for name in ("bias_ih", "bias_hh")}
     kept = {name: tensor for name, tensor in tensors.items() if name not in config["shared"]}
@@ -84,17 +89,6 @@ def phm_form(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors[name] = tensor
     described = {"weight": "H = sum over i of kron(A[i], S[i])", "maps": maps}
     return described, {name: tensor.detach().cpu().float().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _apart(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor under its name; of fused projections each one's part, whatever their arrangement."""
-    *module, kind = name.rsplit(".", 2)
-    if not module or module[-1] not in _JOINED:
-        yield name, tensor
-        return
-    parts = _JOINED[module[-1]]
-    for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
-        yield f"{module[0]}.{part}.{kind}", rows
 
 
 def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:

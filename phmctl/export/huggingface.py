@@ -12,7 +12,7 @@ from 0. Neither fits.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,9 +25,10 @@ from phmctl.decoding.beam import pad
 from phmctl.decoding.translator import Translator, plan
 from phmctl.errors import PhmctlError, require
 from phmctl.export.dense import DenseForm
-from phmctl.export.verify import NEAR, Subject, Verification
+from phmctl.export.verify import IDS, LOGITS, NEAR, Subject, Verification
 from phmctl.files import write_atomic, write_json
 from phmctl.nn.layers import sinusoids
+from phmctl.recipe.schema import TranslationRecipe
 
 TARGET = "target"  # the folder of the target side's tokenizer, where it has its own
 _MARIAN, _PEGASUS = "marian", "pegasus"
@@ -79,8 +80,43 @@ def write_huggingface(subject: Subject, folder: Path) -> None:
     kind, _ = architecture(subject)
     if kind is None:
         return
-    write_json(folder / "config.json", _config(kind, subject))
-    write_json(folder / "generation_config.json", _generation(subject))
+    config, tokens = subject.form.config, {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    described = {
+        "architectures": [_CLASSES[kind]],
+        "model_type": kind,
+        "vocab_size": config["source_vocabulary"],
+        "d_model": config["width"],
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "max_position_embeddings": subject.longest,
+        "tie_word_embeddings": config["tied"],
+        **tokens,
+        "decoder_start_token_id": BOS,
+        "forced_eos_token_id": None,
+        "dropout": 0.0,
+        "is_encoder_decoder": True,
+        "torch_dtype": "float32",
+    }
+    for side in ("encoder", "decoder"):
+        described[f"{side}_layers"] = config[f"{side}_layers"]
+        described[f"{side}_attention_heads"] = config["heads"]
+        described[f"{side}_ffn_dim"] = config["feed_forward"]
+    if kind == _MARIAN:
+        described["decoder_vocab_size"] = config["target_vocabulary"]
+        described["share_encoder_decoder_embeddings"] = config["share_embeddings"]
+    write_json(folder / "config.json", described)
+    decoding = subject.run.recipe_of(TranslationRecipe).decoding
+    search = {
+        "num_beams": decoding.beam,
+        "length_penalty": decoding.alpha,  # the library's is length ** alpha, and so are not our scores
+        "max_length": subject.longest,
+        "decoder_start_token_id": BOS,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "bad_words_ids": [[PAD], [UNK], [BOS]],
+    }
+    write_json(folder / "generation_config.json", search)
     save_tensors(folder / "model.safetensors", dict(_tensors(kind, subject.form, subject.longest)), {"format": "pt"})
 
 
@@ -103,51 +139,6 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     write_json(folder / "tokenizer_config.json", config)
-
-
-def _config(kind: str, subject: Subject) -> dict[str, Any]:
-    config = subject.form.config
-    shared = {
-        "architectures": [_CLASSES[kind]],
-        "model_type": kind,
-        "vocab_size": config["source_vocabulary"],
-        "d_model": config["width"],
-        "activation_function": "relu",
-        "scale_embedding": True,
-        "max_position_embeddings": subject.longest,
-        "tie_word_embeddings": config["tied"],
-        "pad_token_id": PAD,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": BOS,
-        "forced_eos_token_id": None,
-        "dropout": 0.0,
-        "is_encoder_decoder": True,
-        "torch_dtype": "float32",
-    }
-    for side in ("encoder", "decoder"):
-        shared[f"{side}_layers"] = config[f"{side}_layers"]
-        shared[f"{side}_attention_heads"] = config["heads"]
-        shared[f"{side}_ffn_dim"] = config["feed_forward"]
-    if kind == _MARIAN:
-        shared["decoder_vocab_size"] = config["target_vocabulary"]
-        shared["share_encoder_decoder_embeddings"] = config["share_embeddings"]
-    return shared
-
-
-def _generation(subject: Subject) -> dict[str, Any]:
-    """Return the search's settings; the library's length penalty is length ** alpha, and so are not our scores."""
-    decoding = subject.run.recipe.model_dump()["decoding"]
-    return {
-        "num_beams": decoding["beam"],
-        "length_penalty": decoding["alpha"],
-        "max_length": subject.longest,
-        "decoder_start_token_id": BOS,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "pad_token_id": PAD,
-        "bad_words_ids": [[PAD], [UNK], [BOS]],
-    }
 
 
 def _tensors(kind: str, form: DenseForm, longest: int) -> Iterator[tuple[str, Tensor]]:
@@ -179,25 +170,35 @@ def _tensors(kind: str, form: DenseForm, longest: int) -> Iterator[tuple[str, Te
 # -------------------------------------------------------------------------------------------------- does it fit?
 
 
+@torch.no_grad()
 def verify_huggingface(subject: Subject, folder: Path, count: int | None = None) -> Verification:
-    """Compare ids and logits with the library's own, on the run's own text."""
+    """Compare ids and logits with the library's own, on the run's own text; PhmctlError where ids are others."""
     split, texts, references = subject.examples(count)
-    library = require("transformers", "huggingface")
-    _check_ids(subject, library, folder, texts)
-    ours = subject.answering
-    if architecture(subject)[0] is None or not isinstance(ours, Translator) or not texts:
+    library, pair, ours = require("transformers", "huggingface"), subject.tokenizers, subject.answering
+    lines = [text for each in texts for text in ([each] if isinstance(each, str) else each)]
+    for tokenizer, place in [(pair.source, folder)] + ([] if pair.joint else [(pair.target, folder / TARGET)]):
+        theirs = library.PreTrainedTokenizerFast.from_pretrained(str(place), local_files_only=True)
+        found = theirs(lines)["input_ids"] if lines else []
+        for line, ids, other in zip(lines, tokenizer.encode(lines), found, strict=True):
+            if [*ids, EOS] != other:
+                raise PhmctlError(f"transformers gives other ids of {line!r}; the export was not written")
+    if architecture(subject)[0] is None or not isinstance(ours, Translator):
+        return Verification(split if texts else None, len(texts), len(texts), compared=IDS)
+    if not texts:
         return Verification(None)
     with silence():
         sources, _ = ours.encode(texts, strict=False)
-    targets = [[BOS, *ids][: subject.longest - 1] for ids in subject.tokenizers.target.encode(references)]
-    model = _load(library, folder)
-    equal, largest = 0, 0.0
+    targets = [[BOS, *ids][: subject.longest - 1] for ids in pair.target.encode(references)]
+    model, torchs = _load(library, folder), cast("Any", subject.model)
+    equal, largest = sum(not source for source in sources), 0.0
     for rows in plan([len(source) for source in sources], ours.settings.batch_tokens):
-        gaps = _gaps(subject, model, pad([sources[row] for row in rows]), pad([targets[row] for row in rows]))  # (B,)
+        source, target = pad([sources[row] for row in rows]), pad([targets[row] for row in rows])
+        wanted = torchs.logits(torchs(source, target))[..., : subject.sizes["target"]]  # (B, T, V)
+        logits = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits
+        gaps = (wanted - logits).abs().masked_fill((target == PAD)[..., None], 0.0).amax((1, 2))  # (B,)
         equal += int((gaps < NEAR).sum())
         largest = max(largest, float(gaps.max()))
-    equal += sum(not source for source in sources)
-    return Verification(split, len(texts), equal, 0, largest)
+    return Verification(split, len(texts), equal, 0, largest, compared=LOGITS)
 
 
 def _load(library: Any, folder: Path) -> Any:
@@ -212,25 +213,3 @@ def _load(library: Any, folder: Path) -> Any:
         library.logging.set_verbosity(level)
         if bars:
             library.logging.enable_progress_bar()
-
-
-@torch.no_grad()
-def _gaps(subject: Subject, model: Any, source: Tensor, target: Tensor) -> Tensor:
-    """Return each sentence's largest difference of a logit, (B,)."""
-    torchs: Any = subject.model
-    ours = torchs.logits(torchs(source, target))[..., : subject.sizes["target"]]  # (B, T, V)
-    theirs = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits
-    seen = (target != PAD)[..., None]
-    return (ours - theirs).abs().masked_fill(~seen, 0.0).amax((1, 2))  # type: ignore[no-any-return]
-
-
-def _check_ids(subject: Subject, library: Any, folder: Path, texts: list[Any]) -> None:
-    pair = subject.tokenizers
-    lines = [text for each in texts for text in ([each] if isinstance(each, str) else each)]
-    sides = [(pair.source, folder)] + ([] if pair.joint else [(pair.target, folder / TARGET)])
-    for tokenizer, place in sides:
-        theirs = library.PreTrainedTokenizerFast.from_pretrained(str(place), local_files_only=True)
-        found = theirs(lines)["input_ids"] if lines else []
-        for line, ours, ids in zip(lines, tokenizer.encode(lines), found, strict=True):
-            if [*ours, EOS] != ids:
-                raise PhmctlError(f"transformers gives other ids of {line!r}; the export was not written")

@@ -18,7 +18,7 @@ from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
 from phmctl.export import EXACT, check_options
 from phmctl.export.dense import write_plain
-from phmctl.export.verify import Subject, Verification, open_subject, verify_classifier, verify_translator
+from phmctl.export.verify import IDS, Subject, Verification, open_subject, verify_classifier, verify_translator
 from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, Export
 from phmctl.files import clear, replacing, write_atomic, writing
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
@@ -43,13 +43,19 @@ def model_card(subject: Subject, described: Mapping[str, Any], found: Verificati
     kind = "encoder-decoder Transformer" if subject.translates else f"classifier ({section.kind})"
     ledger = ledger_for(kind_of(recipe), section, subject.sizes)
     totals, inner = ledger.totals, ledger.without_embeddings
+    here, use = "here each map is a plain matrix", _USE[to]
+    size = f"- of the dense twin that this export holds: {totals.dense:,}; without embeddings {inner.dense:,}"
+    if found.compared == IDS:  # the tokenizer alone
+        here = "its tokenizer is here, the model is not"
+        use = "the transformers library: AutoTokenizer, `from_pretrained(DIR)`."
+        size = f"- of its dense twin, which is not here: {totals.dense:,}; without embeddings {inner.dense:,}"
     lines = [f"# {recipe.name}, {recipe.variant}", ""]
     lines += [recipe.description, ""] if recipe.description else []
     lines += [
-        f"- model: {kind}, trained with {maps} by phmctl; here each map is a plain matrix",
+        f"- model: {kind}, trained with {maps} by phmctl; {here}",
         f"- form: {to}{f', {quantize}' if quantize else ''}",
         f"- from: run `{described['run']}`, checkpoint {described['checkpoint']}, exported by phmctl {__version__}",
-        f"- use: {_USE[to]}",
+        f"- use: {use}",
     ]
     lines += [f"- labels: {', '.join(subject.labels)}"] if subject.labels else []
     lines += ["", "## Data", "", *_data(run)]
@@ -62,7 +68,7 @@ def model_card(subject: Subject, described: Mapping[str, Any], found: Verificati
     lines += [
         *("", "## Parameters", ""),
         f"- trained: {totals.parameters:,}; without embeddings {inner.parameters:,}",
-        f"- of the dense twin that this export holds: {totals.dense:,}; without embeddings {inner.dense:,}",
+        size,
     ]
     return "\n".join(lines) + "\n"
 

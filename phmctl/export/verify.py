@@ -36,10 +36,10 @@ from phmctl.tasks.classification.predictor import TextClassifier, load_classifie
 class Subject:
     """A run's model at one checkpoint."""
 
-    run: Run  # the run
-    weights: Weights  # which checkpoint
+    run: Run
+    weights: Weights
     model: nn.Module  # as it was trained, in evaluation mode, on the CPU
-    answering: Translator | TextClassifier  # the translator or the classifier around it, for the run's own text
+    answering: Translator | TextClassifier  # what answers with it, for the run's own text
 
     @property
     def section(self) -> Any:
@@ -47,7 +47,6 @@ class Subject:
 
     @property
     def translates(self) -> bool:
-        """Whether it is a translator; a classifier otherwise."""
         return isinstance(self.answering, Translator)
 
     @property
@@ -101,24 +100,25 @@ class Subject:
 
 def open_subject(run: Run, checkpoint: str) -> Subject:
     """Load a run's model. Where ``auto`` is not what the recipe asks for, that is said."""
-    return run.use(checkpoint, lambda name: _open(run, name))
+
+    def load(name: str) -> Subject:
+        weights = run.weights(name)
+        if isinstance(run.recipe, TranslationRecipe):
+            settings = change_decoding(run.recipe.decoding, precision="float32")  # which the export is compared with
+            translator = load_translator(run, name, "cpu", settings, cleaned=True)
+            return Subject(run, weights, load_transformer(run, name, "cpu", translator.tokenizers), translator)
+        if isinstance(run.recipe, ClassificationRecipe):
+            classifier = load_classifier(run, name, "cpu", cleaned=True)
+            return Subject(run, weights, trained_classifier(run, name, "cpu"), classifier)
+        raise UserError(
+            f"{run.folder} is a run of task {run.recipe.task!r}, whose model answers no text; "
+            "translators and classifiers can be exported"
+        )
+
+    return run.use(checkpoint, load)
 
 
-def _open(run: Run, checkpoint: str) -> Subject:
-    weights = run.weights(checkpoint)
-    if isinstance(run.recipe, TranslationRecipe):
-        settings = change_decoding(run.recipe.decoding, precision="float32")  # which the export is compared with
-        translator = load_translator(run, checkpoint, "cpu", settings, cleaned=True)
-        return Subject(run, weights, load_transformer(run, checkpoint, "cpu", translator.tokenizers), translator)
-    if isinstance(run.recipe, ClassificationRecipe):
-        classifier = load_classifier(run, checkpoint, "cpu", cleaned=True)
-        return Subject(run, weights, trained_classifier(run, checkpoint, "cpu"), classifier)
-    raise UserError(
-        f"{run.folder} is a run of task {run.recipe.task!r}, whose model answers no text; "
-        "translators and classifiers can be exported"
-    )
-
-
+ANSWERS, LOGITS, IDS = "answers", "logits", "token ids"  # what an export is compared by
 NEAR = 1e-3  # nats: two next tokens whose log-probabilities are nearer than this are a tie
 
 
@@ -133,6 +133,7 @@ class Verification:
     largest: float = 0.0  # the largest difference of a log-probability between answers that are the same, in nats
     # BLEU (or accuracy) of both, torch and export, with its signature; None without references.
     scores: dict[str, Any] | None = None
+    compared: str = ANSWERS  # or the logits of the references, or token ids alone: of an export without the model
 
     @property
     def different(self) -> int:
@@ -142,9 +143,13 @@ class Verification:
     def __str__(self) -> str:
         if self.split is None:
             return "not: the run keeps no text"
-        return (
-            f"{self.texts:,} texts of {self.split}: {self.equal:,} answers equal to torch's, "
-            f"{self.ties:,} differ by a tie, {self.different:,} otherwise"
+        found = f"{self.texts:,} texts of {self.split}: "
+        if self.compared == IDS:
+            return found + "token ids equal to phmctl's; the model is left out"
+        if self.compared == LOGITS:
+            return found + f"token ids equal to phmctl's, logits of {self.equal:,} references to torch's"
+        return found + (
+            f"{self.equal:,} answers equal to torch's, {self.ties:,} differ by a tie, {self.different:,} otherwise"
         )
 
     @property

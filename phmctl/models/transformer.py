@@ -1,7 +1,6 @@
 """The encoder-decoder Transformer, real or PHM (Vaswani et al. 2017; Zhang et al. 2021, §4.2)."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,10 +22,6 @@ class Memory(NamedTuple):
 
     states: Tensor
     mask: Tensor
-
-    def select(self, sentences: Tensor) -> "Memory":
-        """Keep some sentences: indices (B',)."""
-        return Memory(self.states[sentences], self.mask[sentences])
 
 
 class DecoderState:
@@ -276,61 +271,28 @@ class Transformer(nn.Module):
 
 
 class BareTransformer(nn.Module):
-    """Embedding, ``nn.Transformer`` and tied generator, as a tutorial would write them, for one vocabulary."""
+    """Embedding, batch-first ``nn.Transformer``, tied generator, for one vocabulary: ``bench train``'s yardstick."""
 
-    def __init__(
-        self,
-        vocabulary: int,
-        width: int,
-        heads: int,
-        feed_forward: int,
-        *,
-        encoder_layers: int,
-        decoder_layers: int,
-        pre_norm: bool,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, vocabulary: int, transformer: nn.Transformer) -> None:
         super().__init__()
-        self.scale = math.sqrt(width)
-        self.embedding = nn.Embedding(vocabulary, width)
+        self.scale = math.sqrt(transformer.d_model)
+        self.embedding = nn.Embedding(vocabulary, transformer.d_model)
         nn.init.normal_(self.embedding.weight, std=1 / self.scale)
-        self.positions = nn.Parameter(torch.zeros(1024, width), requires_grad=False)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a fast path of inference only
-            self.transformer = nn.Transformer(
-                width,
-                heads,
-                encoder_layers,
-                decoder_layers,
-                feed_forward,
-                dropout,
-                batch_first=True,
-                norm_first=pre_norm,
-            )
-        for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
-            layer.dropout.p = activation_dropout
-            layer.self_attn.dropout = attention_dropout
-            if hasattr(layer, "multihead_attn"):
-                layer.multihead_attn.dropout = attention_dropout
+        self.positions = nn.Parameter(torch.zeros(1024, transformer.d_model), requires_grad=False)
+        self.transformer = transformer
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Map ids (B, S) and (B, T) to logits (B, T, V)."""
-        length = target.shape[1]
-        causal = nn.Transformer.generate_square_subsequent_mask(length, device=target.device)  # (T, T)
-        padding = source == PAD  # (B, S)
+        padding, table = source == PAD, self.embedding.weight  # (B, S)
+        embedded = [F.embedding(ids, table) * self.scale + self.positions[: ids.shape[1]] for ids in (source, target)]
         hidden = self.transformer(
-            *map(self._embed, (source, target)),
-            tgt_mask=causal,
+            *embedded,
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device),  # (T, T)
             tgt_is_causal=True,
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )  # (B, T, d)
-        return F.linear(hidden, self.embedding.weight)
-
-    def _embed(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.embedding.weight) * self.scale + self.positions[: ids.shape[1]]
+        return F.linear(hidden, table)
 
 
 def bare_loss(model: nn.Module, source: Tensor, target: Tensor, smoothing: float) -> Tensor:

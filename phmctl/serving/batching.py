@@ -141,10 +141,9 @@ class Batcher(Generic[K, X, Y]):
     def _drop(self, key: K, ticket: _Ticket[Y]) -> None:
         with self._changed:
             line = self._waiting.pop(key, deque())
-            kept = deque(item for item in line if item.ticket is not ticket)
-            self.counts.dropped += len(line) - len(kept)
-            if kept:
+            if kept := deque(item for item in line if item.ticket is not ticket):
                 self._waiting[key] = kept
+            self.counts.dropped += len(line) - len(kept)
             self._changed.notify_all()
 
     def stop(self) -> None:

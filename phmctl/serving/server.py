@@ -54,7 +54,16 @@ _HUNG_UP = 499  # as nginx counts clients that did not wait; nobody is there to 
 def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
     """The ASGI application; `names` are the server's, as a Host header gives them, without the port (None: any)."""
     html = PAGE.read_text(encoding="utf-8")
-    headers = {"content-security-policy": _policy(html), "referrer-policy": "no-referrer"}
+    digests = []  # the page's script and its style run by their digests; nothing else does
+    for tag in ("script", "style"):
+        inner = re.search(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = hashlib.sha256((inner[1] if inner else "").encode()).digest()
+        digests.append(f"'sha256-{base64.b64encode(digest).decode()}'")
+    policy = (
+        f"default-src 'none'; script-src {digests[0]}; style-src {digests[1]}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
 
     async def page(request: Request) -> Response:
         return HTMLResponse(html, headers=headers)
@@ -92,21 +101,6 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
             warn(f"{scope['method']} {scope['path']!r}: {type(error).__name__}: {error}")
 
     return guarded
-
-
-def _policy(html: str) -> str:
-    """The page's script and its style run by their digests; nothing else does."""
-    script, style = (_digest(html, tag) for tag in ("script", "style"))
-    return (
-        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
-def _digest(html: str, tag: str) -> str:
-    inner = re.search(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    found = hashlib.sha256((inner[1] if inner else "").encode()).digest()
-    return f"'sha256-{base64.b64encode(found).decode()}'"
 
 
 async def _ask(service: Service, name: str, request: Request) -> Response:

@@ -1,52 +1,17 @@
-"""Models with compositions: steps equal the whole, they stand where asked for, sections refuse what cannot be."""
+"""Models with compositions: they stand where they are asked for, and sections refuse what cannot be."""
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
-from phmctl.assembly import build_classifier, build_transformer
-from phmctl.data.special import BOS, PAD
+from phmctl.assembly import build_classifier
+from phmctl.data.special import BOS
 from phmctl.decoding.beam import beam_search
-from phmctl.models.transformer import Transformer
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition
 from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
-
-SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
-LAYERS = ["linear", "scalar", "hierarchical", "bilinear"]
-HEADS = ["hierarchical", "bilinear"]
-PLACES = [{"compose_layers": kind} for kind in LAYERS] + [{"compose_heads": kind} for kind in HEADS]
-BOTH = {"compose_layers": "bilinear", "compose_heads": "bilinear"}
-
-
-def build(vocabulary: int = 20, **settings: Any) -> Transformer:
-    torch.manual_seed(0)
-    return build_transformer(TransformerSection(**(SMALL | settings)), vocabulary, vocabulary).double().eval()
-
-
-def sentences(rows: int, length: int) -> torch.Tensor:
-    return torch.randint(4, 20, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
-ARRANGEMENTS = [
-    [*PLACES, BOTH][index] | {"algebra": algebra, "n": n, "norm": norm, "upsize": 1 + index % 2}
-    for index, (algebra, n), norm in itertools.product(range(7), [("real", 1), ("phm", 2)], ["pre", "post"])
-]
-
-
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=lambda a: "-".join(map(str, a.values())))
-def test_steps_give_the_logits_of_the_whole(arrangement: dict[str, Any]) -> None:
-    model = build(**arrangement)
-    source, target = sentences(3, 6), sentences(3, 5)
-    source[0, 4:] = PAD
-    target[:, 0] = BOS
-    with torch.no_grad():
-        whole = model.logits(model(source, target))  # type: ignore[arg-type]
-        state = model.start(model.encode(source), beams=1, max_length=5)
-        stepped = [model.step(target[:, t : t + 1], state)[:, 0] for t in range(5)]
-    torch.testing.assert_close(torch.stack(stepped, dim=1), whole)
+from tests.models.test_transformer import BOTH, PLACES, SMALL, build, sentences
 
 
 def test_the_decoding_cache_does_not_change() -> None:
@@ -68,12 +33,6 @@ def test_beam_search_takes_them() -> None:
             log = model.logits(model(source[row : row + 1], tokens)).log_softmax(-1)[0]  # type: ignore[arg-type]
             total = sum(log[i, token].item() for i, token in enumerate([*best.tokens, 3][: len(log)]))
             assert best.log_prob == pytest.approx(total, abs=1e-6)
-
-
-def test_padding_changes_nothing() -> None:
-    model, source, target = build(**BOTH), sentences(2, 6), sentences(2, 4)
-    padded = torch.cat([source, torch.full((2, 3), PAD)], dim=1)
-    torch.testing.assert_close(model(padded, target), model(source, target))
 
 
 @pytest.mark.parametrize(("where", "encoder", "decoder"), [("both", 3, 5), ("encoder", 3, 0), ("decoder", 0, 5)])

@@ -6,14 +6,22 @@ from typing import Any
 import pytest
 import torch
 
+from phmctl.algebra.kronecker import fixed_rule
 from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
 from phmctl.errors import DimensionError
 from phmctl.models import transformer
 from phmctl.models.transformer import Transformer
+from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import TransformerSection
 
 SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
+
+
+FIXED = {"complex": 2, "octonion": 8, "sedenion": 16}
+PLACES = [{"compose_layers": kind} for kind in ("linear", "scalar", "hierarchical", "bilinear")]
+PLACES += [{"compose_heads": kind} for kind in ("hierarchical", "bilinear")]
+BOTH = {"compose_layers": "bilinear", "compose_heads": "bilinear"}
 
 
 def build(vocabulary: int = 20, **settings: Any) -> Transformer:
@@ -31,6 +39,12 @@ ARRANGEMENTS = [
         [("real", 1), ("quaternion", 1), ("phm", 2)], ["fused", "separate", "packed"], ["pre", "post"]
     )
 ]
+ARRANGEMENTS += [{"width": 32, "feed_forward": 64, "algebra": algebra} for algebra in FIXED]
+ARRANGEMENTS += [
+    [*PLACES, BOTH][index] | {"algebra": algebra, "n": n, "norm": norm, "upsize": 1 + index % 2}
+    for index, (algebra, n), norm in itertools.product(range(7), [("real", 1), ("phm", 2)], ["pre", "post"])
+]
+ANY = [{}, BOTH, *ARRANGEMENTS[18:21]]
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=lambda a: "-".join(map(str, a.values())))
@@ -46,21 +60,42 @@ def test_steps_give_the_logits_of_the_whole(arrangement: dict[str, Any]) -> None
     torch.testing.assert_close(torch.stack(stepped, dim=1), whole)
 
 
-def test_padding_changes_nothing() -> None:
-    model = build()
-    source, target = sentences(2, 6), sentences(2, 4)
+@pytest.mark.parametrize("arrangement", ANY, ids=lambda a: "-".join(map(str, a.values())))
+def test_neither_padding_nor_what_follows_is_seen(arrangement: dict[str, Any]) -> None:
+    model, source, target = build(**arrangement), sentences(2, 6), sentences(2, 5)
     padded = torch.cat([source, torch.full((2, 3), PAD)], dim=1)
-    torch.testing.assert_close(model(padded, target), model(source, target))
-
-
-def test_a_position_does_not_see_what_follows() -> None:
-    model = build()
-    source, target = sentences(1, 6), sentences(1, 5)
+    before = model.logits(model(source, target))
+    torch.testing.assert_close(model.logits(model(padded, target)), before)
     changed = target.clone()
-    changed[0, 3] = 5 if target[0, 3] != 5 else 6
-    before, after = model(source, target), model(source, changed)
-    torch.testing.assert_close(before[:, :3], after[:, :3])
-    assert (before[:, 3] - after[:, 3]).abs().max() > 1e-3
+    changed[:, 3] = torch.where(target[:, 3] == 5, 6, 5)
+    after = model.logits(model(source, changed))
+    torch.testing.assert_close(before[:, :3], after[:, :3], rtol=0, atol=1e-12)
+    assert (before[:, 3] - after[:, 3]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("algebra", FIXED)
+def test_a_fixed_algebra_is_in_every_map_and_learns(algebra: str) -> None:
+    model = build(width=32, feed_forward=64, algebra=algebra, dropout=0.0).train()
+    maps = [layer for layer in model.modules() if isinstance(layer, PHMLinear)]
+    assert len(maps) == 2 * 4 + 2 * 7
+    for layer in maps:
+        assert (layer.algebra, layer.n) == (algebra, FIXED[algebra])
+        assert torch.equal(layer.A, fixed_rule(algebra).double())
+    assert not any(name.endswith(".A") for name, _ in model.named_parameters())
+    optimiser, losses = torch.optim.SGD(model.parameters(), lr=1e-2), []
+    source, target = sentences(3, 6), sentences(3, 5)
+    for _ in range(2):
+        optimiser.zero_grad()
+        logits = model.logits(model(source, target[:, :-1]))  # (3, 4, V)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+            assert parameter.grad.abs().max() > 0, name
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0]
 
 
 def test_reordered_beams_continue_their_parents() -> None:
