@@ -86,7 +86,15 @@ def distil(
     root = data_root() if data is None else Path(data)
     common = common_overrides(n=n, algebra=algebra, seed=seed, steps=steps)
     student = resolve(run.recipe if recipe is None else recipe, common, settings)
-    _check_student(run, student)
+    if student.task != task:
+        raise RunError(f"{run.folder} was trained for task {task!r}, and the student's is {student.task!r}")
+    theirs, ours = run.recipe.data.model_dump(), student.data.model_dump()
+    for key in ("card", "tokenizer", "vocabulary", "joint", "direction"):
+        if theirs.get(key) != ours.get(key):
+            raise RunError(
+                f"{run.folder} was trained with data.{key} = {theirs.get(key)}, and the student's is {ours.get(key)}: "
+                "a teacher and its student read the same tokens"
+            )
     kind_of(run.recipe).open(run.recipe, root).check_run(run)
     own: dict[str, Any] = {}
     if task == "translation":
@@ -107,21 +115,9 @@ def distil(
     )  # fmt: skip
 
 
-def _check_student(run: "Run", student: "Recipe") -> None:
-    """Refuse (RunError) a student of another task, corpus or vocabulary."""
-    if student.task != run.recipe.task:
-        raise RunError(f"{run.folder} was trained for task {run.recipe.task!r}, and the student's is {student.task!r}")
-    theirs, ours = run.recipe.data.model_dump(), student.data.model_dump()
-    for key in ("card", "tokenizer", "vocabulary", "joint", "direction"):
-        if theirs.get(key) != ours.get(key):
-            raise RunError(
-                f"{run.folder} was trained with data.{key} = {theirs.get(key)}, and the student's is {ours.get(key)}: "
-                "a teacher and its student read the same tokens"
-            )
-
-
 def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, references: bool) -> str:
     """Prepare the corpus that the teacher's translations make, once for all its students; return its name."""
+    from phmctl import load
     from phmctl.data.copies import read_text
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.data.tokenizer import TokenizerPair
@@ -147,7 +143,13 @@ def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, 
         for split in ("valid", "test"):
             for side in ("source", "target"):
                 _write(folder / f"{split}.{side}", read_text(run, split, side))
-        _write(files["teacher"], _translations(run, sources, beam))
+        model, found = load(run.folder), list[str]()
+        with progress("translating", len(sources)) as advance:
+            for begin in range(0, len(sources), _SLICE):
+                part = sources[begin : begin + _SLICE]
+                found += [answers[0].text for answers in model.translate(part, beam=beam)]
+                advance(len(part))
+        _write(files["teacher"], found)
     pairs = [(files["source"], files["reference"])] * references + [(files["source"], files["teacher"])]
     splits: dict[str, Any] = {
         split: (folder / f"{split}.source", folder / f"{split}.target") for split in ("valid", "test")
@@ -155,19 +157,6 @@ def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, 
     settings = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
     prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **settings)
     return name
-
-
-def _translations(run: "Run", sources: Sequence[str], beam: int) -> list[str]:
-    from phmctl import load
-
-    model = load(run.folder)
-    found: list[str] = []
-    with progress("translating", len(sources)) as advance:
-        for begin in range(0, len(sources), _SLICE):
-            part = sources[begin : begin + _SLICE]
-            found += [answers[0].text for answers in model.translate(part, beam=beam)]
-            advance(len(part))
-    return found
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -59,8 +59,8 @@ def _spec(specs: Any, form: DenseForm, longest: int) -> Any:
     decoder = specs.TransformerDecoderSpec(config["decoder_layers"], heads, **options)
     spec = specs.TransformerSpec(encoder, decoder)
     tensors = form.whole()
-    _set(spec.encoder.embeddings[0], tensors["source_embedding.weight"])
-    _set(spec.decoder.embeddings, tensors["target_embedding.weight"])
+    spec.encoder.embeddings[0].weight = tensors["source_embedding.weight"].numpy()
+    spec.decoder.embeddings.weight = tensors["target_embedding.weight"].numpy()
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
         stack.position_encodings.encodings = sinusoids(longest, config["width"]).numpy()
         stack.scale_embeddings = True
@@ -70,35 +70,30 @@ def _spec(specs: Any, form: DenseForm, longest: int) -> Any:
             _norm(stack.layer_norm, tensors, f"{name}_norm")
         for index, layer in enumerate(stack.layer):
             _layer(layer, tensors, f"{name}.{index}", cross=name == "decoder")
-    _set(spec.decoder.projection, tensors["generator.weight"], tensors.get("generator.bias"))
+    spec.decoder.projection.weight = tensors["generator.weight"].numpy()
+    if "generator.bias" in tensors:
+        spec.decoder.projection.bias = tensors["generator.bias"].numpy()
     return spec
 
 
 def _layer(spec: Any, tensors: dict[str, Tensor], name: str, *, cross: bool) -> None:
-    _maps(spec.self_attention.linear[0], tensors, f"{name}.attention", ("query", "key", "value"))
-    _maps(spec.self_attention.linear[1], tensors, f"{name}.attention", ("output",))
-    _norm(spec.self_attention.layer_norm, tensors, f"{name}.attention_residual.norm")
+    own, feed_forward = spec.self_attention, f"{name}.feed_forward"
+    for linear, parts in zip(own.linear, (("query", "key", "value"), ("output",)), strict=True):
+        _maps(linear, tensors, f"{name}.attention", parts)
+    _norm(own.layer_norm, tensors, f"{name}.attention_residual.norm")
     if cross:
         for linear, parts in zip(spec.attention.linear, (("query",), ("key", "value"), ("output",)), strict=True):
             _maps(linear, tensors, f"{name}.cross_attention", parts)
         _norm(spec.attention.layer_norm, tensors, f"{name}.cross_residual.norm")
-    _maps(spec.ffn.linear_0, tensors, f"{name}.feed_forward", ("expand",))
-    _maps(spec.ffn.linear_1, tensors, f"{name}.feed_forward", ("contract",))
+    _maps(spec.ffn.linear_0, tensors, feed_forward, ("expand",))
+    _maps(spec.ffn.linear_1, tensors, feed_forward, ("contract",))
     _norm(spec.ffn.layer_norm, tensors, f"{name}.feed_forward_residual.norm")
 
 
 def _maps(spec: Any, tensors: dict[str, Tensor], name: str, parts: Sequence[str]) -> None:
-    weight = np.concatenate([tensors[f"{name}.{part}.weight"].numpy() for part in parts])
-    biases = [tensors[f"{name}.{part}.bias"].numpy() for part in parts if f"{name}.{part}.bias" in tensors]
-    spec.weight = weight
-    if biases:
+    spec.weight = np.concatenate([tensors[f"{name}.{part}.weight"].numpy() for part in parts])
+    if biases := [tensors[f"{name}.{part}.bias"].numpy() for part in parts if f"{name}.{part}.bias" in tensors]:
         spec.bias = np.concatenate(biases)
-
-
-def _set(spec: Any, weight: Tensor, bias: Tensor | None = None) -> None:
-    spec.weight = weight.numpy()
-    if bias is not None:
-        spec.bias = bias.numpy()
 
 
 def _norm(spec: Any, tensors: dict[str, Tensor], name: str) -> None:

@@ -9,7 +9,6 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from phmctl.errors import UserError, require
 from phmctl.export.dense import DenseForm
 from phmctl.models import plain
 
-_OPSET = 18
 _IDS = {0: "B", 1: "S"}  # the axes of a batch of texts
 _AXES = {
     "tokens": {0: "B", 1: "K"},
@@ -124,29 +122,22 @@ def _write(model: nn.Module, path: Path, given: dict[str, Tensor], outputs: list
     """Trace a model with examples of its inputs, whose named axes may have any size.
 
     It is torch's older exporter: the one on ``torch.export`` unrolls an LSTM to the length of the example, and takes
-    twenty times as long.
+    twenty times as long. What it says of its own workings is kept from the user.
     """
-    with _quiet():
-        torch.onnx.export(
-            model,
-            tuple(given.values()),
-            str(path),
-            dynamo=False,
-            opset_version=_OPSET,
-            input_names=list(given),
-            output_names=outputs,
-            dynamic_axes={name: _AXES.get(name, _IDS) for name in given},
-        )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what the exporter says of its own workings from the user."""
+    level = logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
         warnings.simplefilter("ignore")
-        level = logging.root.manager.disable
         logging.disable(logging.WARNING)
         try:
-            yield
+            torch.onnx.export(
+                model,
+                tuple(given.values()),
+                str(path),
+                dynamo=False,
+                opset_version=18,
+                input_names=list(given),
+                output_names=outputs,
+                dynamic_axes={name: _AXES.get(name, _IDS) for name in given},
+            )
         finally:
             logging.disable(level)

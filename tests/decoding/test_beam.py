@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from phmctl.data.special import BOS, EOS, PAD, UNK
 from phmctl.decoding import beam as beam_module
-from phmctl.decoding.beam import beam_search, forced_scores
+from phmctl.decoding.beam import beam_search, forced_scores, grouped_topk, log_softmax_topk, pad
 from phmctl.decoding.translator import Hypothesis, length_penalty
 from phmctl.errors import NonFiniteError
+from tests.decoding.conftest import TEXT, Kit, sharp_model
 from tests.decoding.fakes import FakeModel, sources
 
 SOURCE = sources([[4, 5, 6], [5], [6, 4]])
@@ -154,14 +155,6 @@ def test_forbidden_ids_are_never_produced_however_probable() -> None:
     assert tokens <= set(range(4, 14))
 
 
-def test_hypotheses_are_distinct_and_best_first() -> None:
-    found = beam_search(FakeModel(6, 20), SOURCE, beam=6, alpha=0.6, max_lengths=[9] * 3, allowed=20, n_best=6)
-    for hypotheses in found:
-        assert len(hypotheses) == 6
-        assert len({tuple(h.tokens) for h in hypotheses}) == 6
-        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
-
-
 def test_the_longest_output_holds_for_each_sentence() -> None:
     model = FakeModel(7, vocabulary=20, end_bias=-60.0)  # never ends on its own
     found = beam_search(model, SOURCE, beam=3, alpha=0.6, max_lengths=torch.tensor([5, 0, 2]), allowed=20, n_best=3)
@@ -219,3 +212,80 @@ def test_no_sentences_give_no_results() -> None:
 def test_n_best_must_fit_the_beam(n_best: int) -> None:
     with pytest.raises(ValueError, match="n_best"):
         beam_search(FakeModel(1, 9), SOURCE, beam=2, alpha=0.6, max_lengths=[4] * 3, allowed=9, n_best=n_best)
+
+
+# ------------------------------------------------------------------------------------------------ scores and top k
+
+
+def test_a_forced_score_is_the_sum_of_the_tables_log_probabilities() -> None:
+    model = FakeModel(1, vocabulary=8)
+    source = sources([[5, 6]])
+    (found,) = forced_scores(model, source, [[4, 7]], alpha=1.0)
+    by_hand = sum(
+        model(source, torch.tensor([prefix]))[0, -1].log_softmax(-1)[token].item()
+        for prefix, token in [([2], 4), ([2, 4], 7), ([2, 4, 7], 3)]
+    )
+    assert found.log_prob == pytest.approx(by_hand, abs=1e-6)
+    assert found.score == pytest.approx(by_hand / (8 / 6), abs=1e-6)
+
+
+def test_padding_does_not_change_a_score() -> None:
+    model = FakeModel(2, vocabulary=8)
+    source = sources([[5, 6], [4]])
+    together = forced_scores(model, source, [[4, 7, 7, 5], [6]], alpha=0.6)
+    assert together[1].log_prob == pytest.approx(
+        forced_scores(model, source[1:], [[6]], alpha=0.6)[0].log_prob, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"algebra": "phm", "n": 4},
+        {"algebra": "quaternion", "norm": "post", "projections": "packed"},
+        {"algebra": "phm", "n": 2, "embeddings": "phm", "generator": "phm", "projections": "separate"},
+    ],
+)
+def test_the_transformers_beam_scores_are_its_forced_scores(kit: Kit, settings: dict) -> None:
+    size = kit.tokenizers.source.size
+    model = sharp_model(size, seed=3, **settings)
+    source = pad([[*ids, 3] for ids in kit.tokenizers.source.encode(TEXT[:6])])
+    found = beam_search(model, source, beam=4, alpha=0.6, max_lengths=[12, 3, 9, 12, 5, 7], allowed=size, n_best=4)
+    for row, hypotheses in zip(source, found, strict=True):
+        forced = forced_scores(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], alpha=0.6)
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in forced], rel=1e-5, abs=1e-5)
+
+
+@given(rows=st.integers(1, 5), columns=st.integers(1, 300), count=st.integers(1, 12), seed=st.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_grouped_topk_is_topk(rows: int, columns: int, count: int, seed: int) -> None:
+    scores = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(seed)).view(rows, columns).float()
+    count = min(count, columns)
+    values, ids = grouped_topk(scores, count)
+    expected = scores.topk(count)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(ids, expected.indices)
+
+
+def test_equal_values_give_equal_values_at_different_columns() -> None:
+    values, ids = grouped_topk(torch.zeros(2, 100), 7)
+    assert torch.equal(values, torch.zeros(2, 7))
+    assert all(len(set(row)) == 7 for row in ids.tolist())
+
+
+def test_forbidden_columns_keep_their_share_of_the_softmax() -> None:
+    logits = torch.tensor([[1.0, 5.0, 2.0, 0.0, 3.0, 9.0]])
+    values, ids, end = log_softmax_topk(logits, 2, forbidden=(1,), allowed=5, column=3)
+    log_probs = logits.log_softmax(-1)
+    assert ids.tolist() == [[4, 2]]
+    assert values[0].tolist() == pytest.approx(log_probs[0, [4, 2]].tolist())
+    assert end.tolist() == pytest.approx(log_probs[:, 3].tolist())
+
+
+def test_many_rows_are_as_each_alone() -> None:
+    logits = torch.randn(300, 50, generator=torch.Generator().manual_seed(1))
+    together = log_softmax_topk(logits, 4, forbidden=(0, 2), allowed=48, column=3)
+    alone = [log_softmax_topk(row[None], 4, forbidden=(0, 2), allowed=48, column=3) for row in logits]
+    for part, rows in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.equal(part, torch.cat(rows))

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from phmctl.assembly import answering
 from phmctl.decoding.beam import pad
-from phmctl.decoding.translator import EMPTY, Hypothesis, plan
-from phmctl.errors import DataError
+from phmctl.decoding.translator import EMPTY, Hypothesis, change_decoding, plan
+from phmctl.errors import DataError, RecipeError
+from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 
 WORDS = sorted({word for line in TEXT for word in line.split()})
@@ -101,3 +102,20 @@ def test_like_lengths_share_a_batch() -> None:
 
 def test_padding_stands_behind() -> None:
     assert torch.equal(pad([[4, 3], [5, 6, 3]]), torch.tensor([[4, 3, 0], [5, 6, 3]]))
+
+
+def test_none_leaves_a_setting() -> None:
+    assert change_decoding(DecodingSection(beam=7), beam=None, alpha=0.0) == DecodingSection(beam=7, alpha=0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"beam": 0}, "--beam 0"), ({"batch_tokens": -1}, "--batch-tokens -1")]
+)
+def test_a_value_out_of_range_names_its_option(change: dict, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        change_decoding(DecodingSection(), **change)
+
+
+def test_float32_by_name_is_float32() -> None:
+    half = change_decoding(DecodingSection(), precision="bfloat16")
+    assert half != DecodingSection() == change_decoding(half, precision="float32")

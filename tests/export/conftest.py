@@ -3,8 +3,16 @@ from pathlib import Path
 import pytest
 
 from phmctl.export.verb import Exported, export
-from phmctl.exports import CTRANSLATE2
+from phmctl.exports import CTRANSLATE2, HUGGINGFACE, ONNX
 from phmctl.runs import Run
+
+LIBRARIES = {CTRANSLATE2: ["ctranslate2"], ONNX: ["onnx", "onnxruntime"], HUGGINGFACE: ["transformers"]}
+
+
+def needs(to: str) -> None:
+    """Skip where what an export wants is not installed."""
+    for library in LIBRARIES.get(to, []):
+        pytest.importorskip(library)
 
 
 @pytest.fixture(scope="session")

@@ -12,18 +12,17 @@ from phmctl.decoding.translator import load_translator
 from phmctl.errors import RunError, UserError
 from phmctl.export.verb import Exported, export
 from phmctl.runs import Run
+from tests.export.conftest import needs
 from tests.tasks.classification.conftest import labelled_data, runs, small
 
 __all__ = ["labelled_data", "runs", "small"]
 
-LIBRARIES = {exports.CTRANSLATE2: ["ctranslate2"], exports.ONNX: ["onnx", "onnxruntime"]}
 TEXTS = ["Sophie wandert zum kleinen Hafen.", "", "Am Donnerstag."]
 
 
 def exported_to(run: Run, to: str, folder: Path) -> Path:
     """Export a run, and move the export elsewhere."""
-    for library in LIBRARIES.get(to, []):
-        pytest.importorskip(library)
+    needs(to)
     export(run, to, folder / "made", texts=4)
     return Path(shutil.move(folder / "made", folder / "moved"))
 

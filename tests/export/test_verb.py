@@ -3,6 +3,8 @@
 import json
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,20 +13,22 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.decoding.translator import load_translator
+from phmctl.decoding.translator import Hypothesis, load_translator
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import verb, with_engine
 from phmctl.export.verb import Exported, export
+from phmctl.export.verify import open_subject, verify_translator
 from phmctl.exports import Export, open_model
 from phmctl.files import write_json
-from phmctl.models.plain import load
+from phmctl.models import plain
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.sealed import verify
 from phmctl.training.train import train
-from tests.tasks.translation.runs import SOURCES, make_run
+from tests.export.conftest import needs
+from tests.tasks.translation.runs import SOURCES, evaluate, make_run
 
 CT2 = exports.CTRANSLATE2
 
@@ -56,8 +60,7 @@ def copy_of(exported: Exported, folder: Path) -> Path:
 
 @pytest.mark.parametrize("to", [CT2, exports.ONNX, exports.SAFETENSORS])
 def test_an_export_answers_as_its_run_does(small_run: Run, tmp_path: Path, to: str) -> None:
-    for library in {CT2: ["ctranslate2"], exports.ONNX: ["onnx", "onnxruntime"]}.get(to, []):
-        pytest.importorskip(library)
+    needs(to)
     made = export(small_run, to, tmp_path / "export")
     assert made.verification.split == "test"
     assert made.verification.equal + made.verification.ties == len(SOURCES)
@@ -82,8 +85,6 @@ def test_what_an_export_holds(exported: Exported, tiny_run: Run) -> None:
 
 
 def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) -> None:
-    from tests.tasks.translation.runs import evaluate
-
     run = make_run(tmp_path)
     found = evaluate(run)
     card = (export(run, exports.SAFETENSORS, tmp_path / "out").export.folder / "README.md").read_text(encoding="utf-8")
@@ -93,12 +94,20 @@ def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) 
 
 
 @torch.no_grad()
-def test_the_plain_form_is_read_by_plain_code(tiny_run: Run, tmp_path: Path) -> None:
+def test_the_plain_form_is_read_by_the_code_beside_it_alone(tiny_run: Run, tmp_path: Path) -> None:
     folder = export(tiny_run, exports.SAFETENSORS, tmp_path / "export", texts=4).export.folder
-    model, plain = load_translator(tiny_run, device="cpu").engine.model, load(folder)
-    source, target = torch.tensor([[5, 6, 7, 3], [9, 3, 0, 0]]), torch.tensor([[2, 8, 9], [2, 7, 7]])
-    ours = model.logits(model(source, target))[..., : plain.generator.out_features]
-    torch.testing.assert_close(plain(source, target), ours, rtol=1e-4, atol=1e-4)
+    docs = Path(__file__).parents[2] / "docs" / "export.md"
+    assert '--8<-- "phmctl/models/plain.py"' in docs.read_text(encoding="utf-8")
+    assert (folder / "plain.py").read_bytes() == Path(plain.__file__).read_bytes()
+    source, target = [[5, 6, 7, 3], [9, 3, 0, 0]], [[2, 8, 9], [2, 7, 7]]
+    code = (
+        "import sys, torch; sys.modules['phmctl'] = None; import plain; model = plain.load('.');"
+        f"torch.save(model(torch.tensor({source}), torch.tensor({target})), '../logits.pt')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+    theirs, model = torch.load(tmp_path / "logits.pt"), load_translator(tiny_run, device="cpu").engine.model
+    ours = model.logits(model(torch.tensor(source), torch.tensor(target)))
+    torch.testing.assert_close(theirs, ours[..., : theirs.shape[-1]], rtol=1e-4, atol=1e-4)
     assert (folder / "phm.safetensors").is_file()
     described = json.loads((folder / "phm.json").read_text())
     assert described["maps"]["encoder.0.attention.query_key_value"]["n"] == 4
@@ -130,8 +139,6 @@ def test_how_a_recipe_has_its_run_decoded_is_not_asked_of_an_export(
 
 
 def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
-    from tests.tasks.translation.runs import evaluate
-
     run = make_run(tmp_path)
     made = export(run, exports.SAFETENSORS, tmp_path / "export").export
     ours, theirs = evaluate(run), evaluate(made, against=run)
@@ -179,6 +186,51 @@ def test_a_run_that_cannot_be_written_into(tmp_path: Path, monkeypatch: pytest.M
         with_engine(run, exports.ONNX)
 
 
+# --------------------------------------------------------------------------------------------------- verification
+
+
+class Wrong:
+    """An engine that answers as another, but for the first sentence of each batch."""
+
+    name = "torch"
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def search(self, sources, settings, *, allowed, n_best):
+        found = self.engine.search(sources, settings, allowed=allowed, n_best=n_best)
+        best = found[0][0]
+        return [[Hypothesis([*best.tokens[:-1], 9, 9], best.score, best.log_prob)], *found[1:]]
+
+
+def test_what_differs_is_counted(tiny_run: Run) -> None:
+    subject = open_subject(tiny_run, "best")
+    same = verify_translator(subject, subject.answering, subject.answering.engine, 8)
+    assert (same.texts, same.equal, same.ties, same.different, same.largest) == (8, 8, 0, 0, 0.0)
+    other = verify_translator(subject, subject.answering, Wrong(subject.answering.engine), 8)
+    assert (other.equal + other.ties + other.different, other.equal) == (8, 7)
+    assert other.scores["torch"] == same.scores["torch"]
+
+
+def test_bleu_splits_as_the_language_says(tiny_run: Run, tmp_path: Path) -> None:
+    run = Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    write_json(run.folder / "data.json", run.data() | {"target_language": "zh"})
+    subject = open_subject(run, "best")
+    found = verify_translator(subject, subject.answering, subject.answering.engine, 4)
+    assert "tok:zh" in found.scores["signature"]
+
+
+def test_an_export_that_answers_otherwise_is_not_written(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = verb.open_engine
+    monkeypatch.setattr(verb, "open_engine", lambda *given, **options: Wrong(right(*given, **options)))
+    monkeypatch.setattr("phmctl.export.verify.NEAR", 0.0)
+    with pytest.raises(PhmctlError, match="answers 1 of 8 texts of valid otherwise than the run"):
+        export(tiny_run, exports.SAFETENSORS, tmp_path / "out", texts=8)
+    assert list(tmp_path.iterdir()) == []
+
+
 # ------------------------------------------------------------------------------------------------------ bad input
 
 
@@ -207,8 +259,6 @@ def test_a_type_that_the_processor_cannot_run(tiny_run: Run, tmp_path: Path, mon
 
 
 def test_an_engine_that_is_not_installed(tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     for name, extra, to in (("ctranslate2", "ctranslate2", CT2), ("onnxruntime", "onnx", exports.ONNX)):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=rf"{name} is not installed.*pip install 'phmctl\[{extra}\]'"):
@@ -217,8 +267,7 @@ def test_an_engine_that_is_not_installed(tiny_run: Run, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("to", exports.FORMATS)
 def test_a_composed_model_is_refused_by_name(composed_run: Run, tmp_path: Path, to: str) -> None:
-    for library in {CT2: ["ctranslate2"], exports.ONNX: ["onnx"], exports.HUGGINGFACE: ["transformers"]}.get(to, []):
-        pytest.importorskip(library)
+    needs(to)
     with pytest.raises(UserError, match=r"compose_layers: bilinear.*no export; decode and eval take its run"):
         export(composed_run, to, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -264,8 +313,7 @@ def test_a_folder_that_is_filled_meanwhile(
 
 @pytest.mark.parametrize("to", exports.FORMATS)
 def test_a_disk_that_is_full(small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
-    for library in {CT2: ["ctranslate2"], exports.ONNX: ["onnx"], exports.HUGGINGFACE: ["transformers"]}.get(to, []):
-        pytest.importorskip(library)
+    needs(to)
     largest, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     writer = verb._writer
 
@@ -347,8 +395,6 @@ def test_training_does_not_take_an_export(exported: Exported) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"checkpoint": "last"}, "no checkpoint 'last'"),
-        ({"device": "cuda"}, "--device cuda: an export to ctranslate2 runs on the CPU"),
         ({"decoding": DecodingSection(execution="rank")}, "--execution"),
         ({"decoding": DecodingSection(precision="bfloat16")}, "has its own; leave it out"),
     ],

@@ -15,9 +15,9 @@ from phmctl.errors import DimensionError
 from phmctl.models.classifiers import PairClassifier
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import PairClassifierSection
+from tests.models.test_encoder_classifier import VOCABULARY, padded
 from tests.nn.test_lstm import torch_lstm
 
-VOCABULARY = 12
 SMALL: dict[str, Any] = {"kind": "lstm-pair", "width": 20, "embedding_width": 10, "hidden": 7, "dropout": 0.0}
 CHOICES = [("real", 1), ("phm", 2), ("phm", 5), ("phm", 10), ("complex", 2)]
 
@@ -30,11 +30,6 @@ def build(vectors: Tensor | None = None, **changes: Any) -> PairClassifier:
         if name.endswith("bias"):
             nn.init.normal_(parameter)
     return model
-
-
-def padded(texts: list[list[int]], width: int | None = None) -> Tensor:
-    width = max(map(len, texts)) if width is None else width
-    return torch.tensor([text + [PAD] * (width - len(text)) for text in texts], dtype=torch.int64)
 
 
 def reference(model: PairClassifier, first: list[int], second: list[int]) -> Tensor:
