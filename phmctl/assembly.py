@@ -123,7 +123,6 @@ def build_transformer(
 
 
 def bare_transformer(section: TransformerSection, vocabulary: int) -> BareTransformer:
-    """Build torch's own Transformer of a section's shape, for one vocabulary of both sides."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a fast path of inference only
         inner = nn.Transformer(
@@ -145,7 +144,6 @@ def bare_transformer(section: TransformerSection, vocabulary: int) -> BareTransf
 
 
 def texts_of(section: ClassifierSection) -> int:
-    """Return how many texts of an example the model reads."""
     return 2 if isinstance(section, PairClassifierSection) else 1
 
 
@@ -278,7 +276,6 @@ def _bilinear(section: StackSection, maps: LinearBuilder, widths: list[int]) -> 
 
 
 def _composing(section: StackSection, builder: LinearBuilder) -> LinearBuilder:
-    """Return the builder of a composition's maps."""
     if section.composition_maps == "algebra":
         return builder
     return LinearBuilder("real", 1, bias=section.bias, device=builder.device)

@@ -34,8 +34,6 @@ _ADVICE = "copy the export again, or make it anew with: phmctl export"
 
 @dataclass(frozen=True)
 class Export(Run):
-    """One export's folder, its recipe and its manifest."""
-
     manifest: dict[str, Any]
 
     @classmethod

@@ -249,7 +249,6 @@ class TorchEngine:
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.decoding.translator.Engine`."""
         return beam_search(
             self.model,
             pad(sources).to(self.device),

@@ -32,8 +32,6 @@ Ids = Sequence[int]
 
 
 class CTranslate2Engine:
-    """Searches with a CTranslate2 model."""
-
     name = CTRANSLATE2
 
     def __init__(self, folder: Path, tokenizers: TokenizerPair, quantize: str, threads: int = 0) -> None:

@@ -37,8 +37,6 @@ def session(path: Path, threads: int = 0) -> Any:
 
 
 class OnnxEngine(TorchEngine):
-    """Beam search over an export's graphs."""
-
     name = ONNX
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
@@ -64,8 +62,6 @@ class _State:
 
 
 class _Stepwise:
-    """The graphs as the model that beam search wants."""
-
     def __init__(self, encoder: Any, decoder: Any) -> None:
         self._encoder, self._decoder = encoder, decoder
 
@@ -85,8 +81,6 @@ class _Stepwise:
 
 
 class OnnxClassifier(nn.Module):
-    """A classifier's graph as a module."""
-
     def __init__(self, folder: Path, threads: int = 0) -> None:
         super().__init__()
         self._session = session(folder / CLASSIFIER, threads)

@@ -99,8 +99,6 @@ EMPTY = Translation("", 0.0, 0.0)
 
 
 class Translator:
-    """An engine with its tokenizers, ready to translate lines."""
-
     def __init__(
         self,
         engine: Engine,
@@ -172,7 +170,6 @@ class Translator:
         return [len(ids) for ids in self.tokenizers.source.encode(self._clean(lines))]
 
     def encode_targets(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of given outputs, without BOS and EOS."""
         return self.tokenizers.target.encode(self._clean(lines))
 
     def _clean(self, lines: Sequence[str]) -> list[str]:

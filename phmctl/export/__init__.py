@@ -15,7 +15,6 @@ PASSING = 64  # texts that an export made in passing is verified on
 
 
 def check_options(to: str, quantize: str | None, form: str | None) -> None:
-    """Refuse (UserError) an option that is not of the format."""
     if quantize is not None and to != CTRANSLATE2:
         raise UserError(f"--quantize is CTranslate2's; an export to {to} is float32: leave it out")
     if form is not None:

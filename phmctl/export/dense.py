@@ -31,8 +31,6 @@ _JOINED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "v
 
 @dataclass(frozen=True)
 class DenseForm:
-    """A model without phmctl."""
-
     config: dict[str, Any]  # what :mod:`phmctl.models.plain` builds it from; shared names the tables that serve twice
     tensors: dict[str, Tensor]  # float32 on the CPU, by name; a shared one once
 

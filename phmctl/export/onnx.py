@@ -98,7 +98,6 @@ class _DecoderStep(nn.Module):
 
 
 def _step(layer: Any, x: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """Advance a layer by one position."""
     written = []
 
     def attend_past(h: Tensor) -> Tensor:

@@ -34,8 +34,6 @@ from phmctl.tasks.classification.predictor import TextClassifier, load_classifie
 
 @dataclass(frozen=True)
 class Subject:
-    """A run's model at one checkpoint."""
-
     run: Run
     weights: Weights
     model: nn.Module  # as it was trained, in evaluation mode, on the CPU
@@ -162,7 +160,6 @@ class Verification:
 
 
 def verify_translator(subject: Subject, ours: Translator, engine: Engine, count: int | None = None) -> Verification:
-    """Compare an engine's greedy outputs with torch's on the run's own text."""
     split, lines, references = subject.examples(count)
     if not lines:
         return Verification(None)

@@ -47,7 +47,6 @@ class EncoderClassifier(nn.Module):
 
     @property
     def encoded_width(self) -> int:
-        """Width of what :meth:`encode` returns."""
         return self.embedding.embedding_dim
 
     def forward(self, tokens: Tensor, *, labels: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
@@ -128,7 +127,6 @@ class PairClassifier(nn.Module):
 
     @property
     def encoded_width(self) -> int:
-        """Width of what :meth:`encode` returns."""
         return 2 * self.lstm.hidden_size
 
     def forward(

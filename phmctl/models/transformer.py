@@ -228,13 +228,11 @@ class Transformer(nn.Module):
         return vocabulary_loss(hidden, weight, bias, labels, smoothing=smoothing, ignore=PAD)
 
     def encode(self, source: Tensor) -> Memory:
-        """Encode source ids (B, S)."""
         mask = (source != PAD)[:, None, None, :]  # (B, 1, 1, S)
         x = self._embed(self.source_embedding, source)
         return Memory(self.encoder_norm(self.encoder(x, mask)), mask)
 
     def decode(self, memory: Memory, target: Tensor) -> Tensor:
-        """Map decoder input ids (B, T) to hidden states (B, T, d)."""
         x = self._embed(self.target_embedding, target)
         return self.decoder_norm(self.decoder(x, memory.states, memory.mask))  # type: ignore[no-any-return]
 

@@ -22,8 +22,6 @@ Text = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may be."""
-
     body_bytes: int = 1 << 20
     texts: int = 128
     characters: int = 10_000  # of a text

@@ -27,7 +27,6 @@ SECTION = TransformerSection(width=32, feed_forward=64, heads=4, encoder_layers=
 
 @pytest.fixture(scope="module")
 def pair(kit: Kit, tmp_path_factory: pytest.TempPathFactory):
-    """Torch's engine and CTranslate2's, of the same PHM model."""
     size = kit.tokenizers.target.size
     model = sharp_model(size, **SETTINGS)
     with torch.no_grad():

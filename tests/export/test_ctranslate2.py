@@ -18,8 +18,6 @@ OUTPUTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 
 
 class Words:
-    """A tokenizer of so many types."""
-
     def __init__(self, size: int) -> None:
         self.vocabulary = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{index}" for index in range(4, size))]
 

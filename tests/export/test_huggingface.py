@@ -37,7 +37,6 @@ MISFITS = {
 
 
 def run_of(root: Path, settings: dict[str, object]) -> Run:
-    """A run of a random model with these settings."""
     base = make_run(root / "base")
     section = type(base.recipe.model)(
         **({"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 1, "decoder_layers": 2} | settings)

@@ -23,7 +23,6 @@ CHOICES = [("real", 1), ("phm", 2), ("phm", 4), ("quaternion", 4), ("octonion", 
 
 
 def build(**changes: Any) -> EncoderClassifier:
-    """A model in float64 whose biases and norms are not trivial."""
     torch.manual_seed(0)
     model = build_classifier(EncoderClassifierSection(**(SMALL | changes)), VOCABULARY, 3).double()
     for name, parameter in model.named_parameters():

@@ -23,7 +23,6 @@ CHOICES = [("real", 1), ("phm", 2), ("phm", 5), ("phm", 10), ("complex", 2)]
 
 
 def build(vectors: Tensor | None = None, **changes: Any) -> PairClassifier:
-    """A model in float64 whose biases are not zero."""
     torch.manual_seed(0)
     model = build_classifier(PairClassifierSection(**(SMALL | changes)), VOCABULARY, 3, vectors).double()
     for name, parameter in model.named_parameters():

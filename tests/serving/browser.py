@@ -36,7 +36,6 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and note the complaints that come meanwhile."""
         self._number += 1
         asked: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -57,7 +56,6 @@ class Page:
         return found["result"].get("value")
 
     def wait(self, script: str) -> Any:
-        """Return the value of a script as soon as it is true."""
         ends = time.monotonic() + SECONDS
         while not (found := self.run(script)):
             if time.monotonic() > ends:
@@ -73,16 +71,13 @@ class Page:
         self.wait("document.readyState === 'complete'")
 
     def type(self, text: str) -> None:
-        """Type into what has the focus."""
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, *, control: bool = False) -> None:
-        """Press a key."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, modifiers=2 if control else 0)
 
     def picture(self, path: Path) -> None:
-        """Write a picture of the whole page."""
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 

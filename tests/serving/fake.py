@@ -87,7 +87,6 @@ class FakeModel:
 
 
 def translation(text: str, beam: int = 4, alpha: float = 0.6, rank: int = 0) -> Translation:
-    """What :class:`FakeModel` answers."""
     return Translation(f"{text.upper()}/{beam}/{rank}", -alpha * rank, -float(rank), len(text.split()) > 8)
 
 
@@ -98,7 +97,6 @@ def as_json(text: str, **options: Any) -> dict[str, Any]:
 
 
 def service(model: FakeModel | None = None, **settings: Any) -> Service:
-    """A service of a fake model."""
     return Service(model or FakeModel(), **settings)
 
 

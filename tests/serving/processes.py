@@ -40,15 +40,12 @@ class Server:
             raise AssertionError(self.process.communicate())
 
     def ask(self, *texts: str, **options: Any) -> httpx.Response:
-        """Ask for translations."""
         return httpx.post(f"{self.url}/translate", json={"texts": texts, **options}, timeout=SECONDS)
 
     def health(self) -> dict[str, Any]:
-        """Ask how it is."""
         return httpx.get(f"{self.url}/health", timeout=SECONDS).json()
 
     def connect(self) -> socket.socket:
-        """Open a raw connection."""
         parts = urlsplit(self.url)
         return socket.create_connection((parts.hostname, parts.port), timeout=SECONDS)
 
@@ -75,7 +72,6 @@ def fake_server(**settings: Any) -> Iterator[Server]:
 
 
 def head(path: str = "/translate", length: int | None = None, *more: str) -> bytes:
-    """The head of a POST."""
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
     lines += [] if length is None else [f"Content-Length: {length}"]
     return "\r\n".join([*lines, "", ""]).encode()
