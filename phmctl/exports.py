@@ -21,7 +21,8 @@ from typing import Any, Self
 from phmctl.errors import RunError, UserError
 from phmctl.files import sha256_text
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
-from phmctl.runs import AUTO, EXPORT, RECIPE, Loaded, Run, Weights, read_recipe
+from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
+from phmctl.runs.run import Loaded, read_recipe
 from phmctl.sealed import read_seal, verify
 
 FORMAT = 1  # of the folder; a higher one is a later version's

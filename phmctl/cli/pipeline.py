@@ -278,8 +278,8 @@ def evaluate(
         _refuse({"set": probed["settings"], "data": probed["data"]}, "belongs to --probing")
         if given["source"] is None and given["table"] is None and given["split"] in ("test", "all"):
             from phmctl.exports import open_model
-            from phmctl.runs import splits_asked
             from phmctl.runs.find import select_runs
+            from phmctl.runs.run import splits_asked
 
             opened = [open_model(run) for run in (select_runs(names) if every else names)]
             given["split"] = ",".join(splits_asked(opened, given["split"]))  # named test sets, where there is no test

@@ -12,7 +12,7 @@ from phmctl.console import progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
 from phmctl.metrics.text import Copy
-from phmctl.runs import check_checkpoint, check_split, splits_asked
+from phmctl.runs.run import check_checkpoint, check_split, splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
 from phmctl.tasks.answers import Metric, Test, spread, test_answers
 from phmctl.tasks.base import Asked

@@ -147,7 +147,7 @@ def summarise(folder: Path) -> Summary:
     whole = whole_steps(run.checkpoints_folder)
     newest = run.checkpoints_folder / step_name(whole[-1]) if whole else None
     state = {} if newest is None else read_state(newest)
-    last, validations = _read_log(run.metrics_path)
+    last, best = _read_log(run.metrics_path, state)
     how, reason = _state(run, state)
     tag, seconds = environment.get("tag"), last.get("seconds")
     return Summary(
@@ -159,7 +159,7 @@ def summarise(folder: Path) -> Summary:
         reason,
         max(_count(state.get("step")), _count(last.get("step"))),
         None if seconds is None or isinstance(seconds, bool) else float(seconds),
-        _best(state, validations),
+        best,
         None if newest is None else count_stored(newest),
         tuple(read_results(run)),
     )
@@ -201,27 +201,27 @@ def _state(run: Run, state: Mapping[str, Any]) -> tuple[State, str | None]:
     return ("finished" if done and averaged else "stopped"), None
 
 
-def _read_log(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """The last entry that has a time, and the validations by their step. Other lines, many, are not parsed."""
+def _read_log(path: Path, state: Mapping[str, Any]) -> tuple[dict[str, Any], Best | None]:
+    """The last entry that has a time, and the validation that a checkpoint's state calls the best.
+
+    The best's metric is the one that has the score. Other lines, many, are not parsed.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
-        return {}, {}
-    validations = (read_entry(line) for line in lines if b'"validation"' in line)
+        lines = []
     last = next((entry for line in reversed(lines) if (entry := read_entry(line)) and "seconds" in entry), {})
-    found = (entry for entry in validations if entry is not None and entry.get("event") == "validation")
-    return last, {entry["step"]: entry for entry in found}
-
-
-def _best(state: Mapping[str, Any], validations: Mapping[int, Mapping[str, Any]]) -> Best | None:
-    """The validation that a checkpoint's state calls the best; its metric is the one that has the score."""
     step, score = state.get("best_step"), state.get("best_score")
     if not isinstance(step, int) or not isinstance(score, (int, float)):
-        return None
-    entry = validations.get(step, {})
-    metrics = {name: value for name, value in entry.items() if name not in ("step", "seconds") and _is_number(value)}
+        return last, None
+    metrics: dict[str, float] = {}
+    for entry in (read_entry(line) for line in lines if b'"validation"' in line):
+        if entry is not None and entry.get("event") == "validation" and entry["step"] == step:
+            numbers = {key: value for key, value in entry.items() if isinstance(value, int | float)}
+            metrics = {key: value for key, value in numbers.items() if not isinstance(value, bool)}
+    metrics = {key: value for key, value in metrics.items() if key not in ("step", "seconds")}
     metric = next((name for name, value in metrics.items() if value in (score, -score)), None)
-    return Best(step, "score", score, metrics) if metric is None else Best(step, metric, metrics[metric], metrics)
+    return last, Best(step, metric or "score", metrics[metric] if metric else score, metrics)
 
 
 def count_stored(checkpoint: Path) -> Parameters | None:
@@ -234,10 +234,6 @@ def count_stored(checkpoint: Path) -> Parameters | None:
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return None
     return Parameters(sum(sizes.values()), sum(size for name, size in sizes.items() if _VOCABULARY.search(name)))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _count(value: Any) -> int:

@@ -10,9 +10,9 @@ from phmctl.console import Shown, Table
 from phmctl.errors import PhmctlError
 from phmctl.exports import open_model
 from phmctl.options import EVAL, EVAL_AXES, read_axes
-from phmctl.runs import check_checkpoint, check_split
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.results import find_result, scores_of, tests_of
+from phmctl.runs.run import check_checkpoint, check_split
 from phmctl.runs.summary import difference_lines, run_differences
 from phmctl.sweeps.cells import Cell, axis, cells_of
 from phmctl.sweeps.pool import Job, carry_out, listed, what_is_left

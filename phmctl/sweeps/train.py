@@ -12,8 +12,8 @@ from phmctl.options import TRAIN, TRAIN_AXES
 from phmctl.recipe.loading import differences, load_recipe, override
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
-from phmctl.runs import Run, runs_root
-from phmctl.runs.find import check_tag, versions_in
+from phmctl.runs import Run
+from phmctl.runs.find import check_tag, runs_root, versions_in
 from phmctl.runs.summary import Summary, score, summarise
 from phmctl.sweeps.cells import Axis, Cell, axis, cells_of, setting_axes
 from phmctl.sweeps.pool import Job, carry_out, listed, what_is_left

@@ -23,7 +23,9 @@ from phmctl.files import discard, write_json, writing
 from phmctl.recipe.loading import differences
 from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
-from phmctl.runs import ENVIRONMENT, RECIPE, Run, describe_environment, write_recipe
+from phmctl.runs import RECIPE, Run
+from phmctl.runs.find import ENVIRONMENT
+from phmctl.runs.run import describe_environment, write_recipe
 from phmctl.training.saving import TrainingState, clear_leftovers, derive
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from phmctl.console import note, warn
 from phmctl.devices import check_compiler, has_bfloat16, isolated
 from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
-from phmctl.runs import Run, runs_root
+from phmctl.runs import Run
+from phmctl.runs.find import runs_root
 from phmctl.runs.metrics import read_metrics
 from phmctl.training.initial import Start, find_start
 from phmctl.training.measured import steps_within

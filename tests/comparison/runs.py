@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from click.testing import Result
-from typer.testing import CliRunner
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
-from phmctl.cli.main import app
 from phmctl.files import write_atomic, write_json
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
@@ -23,20 +20,10 @@ SOURCES = [f"die kleine Katze {row} saß auf der alten Matte im Haus" for row in
 MACHINE = {"processor": "Test CPU", "threads": 1, "precision": "float32", "git": "abcdef0123", "device": "cpu"}
 
 
-def call(*arguments: object) -> Result:
-    """Call ``phmctl compare``."""
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 def worse(lines: Sequence[str], every: int) -> list[str]:
     """Spoil each line whose number `every` divides."""
-    return [
-        line.replace("cat", "dog").replace("old mat", "rug") if row % every == 0 else line
-        for row, line in enumerate(lines)
-    ]
+    spoilt = [line.replace("cat", "dog").replace("old mat", "rug") for line in lines]
+    return [spoilt[row] if row % every == 0 else line for row, line in enumerate(lines)]
 
 
 def make_run(
@@ -86,16 +73,10 @@ def make_classifier(root: Path, right: Sequence[bool], *, settings: Sequence[str
 def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
     """Give a run a log and a checkpoint of its last step, with the shapes of its model."""
     steps = run.recipe.training.steps
-    entries = [
-        {
-            "event": "train",
-            "step": step,
-            "loss": 5 - step / steps,
-            "tokens_per_second": rate,
-            "seconds": 60 * step / steps,
-        }
-        for step in (steps // 2, steps)
-    ]
+    entries: list[dict[str, Any]] = []
+    for step in (steps // 2, steps):
+        figures = {"loss": 5 - step / steps, "tokens_per_second": rate, "seconds": 60 * step / steps}
+        entries.append({"event": "train", "step": step, **figures})
     entries.append({"event": "validation", "step": steps, "loss": loss, "seconds": 60.0})
     write_atomic(run.metrics_path, "".join(json.dumps(entry) + "\n" for entry in entries))
     state = {"step": steps, "best_step": steps, "best_score": -loss, "stale": 0}

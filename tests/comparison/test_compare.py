@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from phmctl.cli.main import app
 from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, comparison_tables, latex_escape
 from phmctl.comparison.variants import conditions
 from phmctl.errors import RunError, UserError
@@ -18,7 +16,8 @@ from phmctl.metrics.text import all_scores, bleu
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, POOLED
-from tests.comparison.runs import MACHINE, REFERENCES, call, make_classifier, make_run, worse
+from tests.calls import call
+from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, worse
 from tests.references import compare_runs
 
 PHM = ("model.algebra=phm", "model.n=4", "model.width=32", "model.feed_forward=64")
@@ -36,24 +35,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_runs_of_one_model_are_a_row_with_mean_and_deviation_over_seeds(root: Path) -> None:
+def test_runs_of_one_model_are_a_row_and_the_difference_is_tested_over_seeds(root: Path) -> None:
     found = compare_runs(recipe="miniature", root=root)
     assert [variant.label for variant in found.variants] == ["phm-n4", "real"]
     assert found.baseline.label == "real"
     values = [bleu(worse(REFERENCES, every), REFERENCES).value for every in (6, 8, 12)]
+    mean, deviation = statistics.mean(values), statistics.stdev(values)
     told = found.as_json()["variants"][1]["scores"]["BLEU"]
     assert told["values"] == pytest.approx(values)
-    assert told["mean"] == pytest.approx(statistics.mean(values))
-    assert told["standard_deviation"] == pytest.approx(statistics.stdev(values))
-    mean = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
-    assert mean in call("--recipe", "miniature", "--runs", root).stdout
-
-
-def test_the_difference_is_tested_over_seeds_and_corrected(root: Path) -> None:
-    found = compare_runs(recipe="miniature", root=root)
+    assert (told["mean"], told["standard_deviation"]) == pytest.approx((mean, deviation))
+    shown = call("compare", "--recipe", "miniature", "--runs", root).stdout
+    assert f"{mean:.2f} ± {deviation:.2f}" in shown
+    assert max(len(line) for line in shown.split("\n")) <= 80
     (bleu_test, chrf_test) = found.tests["phm-n4"]
-    means = [statistics.mean(variant.values(found.metrics[0])) for variant in found.variants]
-    assert bleu_test.found.difference.value == pytest.approx(means[0] - means[1])
+    other = statistics.mean(found.variants[0].values(found.metrics[0]))
+    assert bleu_test.found.difference.value == pytest.approx(other - mean)
     assert "seeds" in bleu_test.method
     assert 0 < bleu_test.found.p_value <= found.corrected["phm-n4", "BLEU"]
     assert chrf_test.metric == "chrF2"
@@ -131,10 +127,10 @@ def test_of_two_runs_of_one_seed_the_newer_counts_and_the_other_is_named(tmp_pat
 def test_runs_without_a_result_are_named_with_the_command(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     bare = make_run(tmp_path, settings=PHM, hypotheses=None)
-    result = call(tmp_path)
+    result = call("compare", tmp_path)
     assert f"phmctl eval {bare.folder}" in result.stderr.split("\n")
     assert "–" in next(line for line in result.stdout.split("\n") if "phm-n4" in line)
-    assert json.loads(call(tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {bare.folder}"]
+    assert json.loads(call("compare", tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {bare.folder}"]
 
 
 def test_the_command_for_a_missing_result_makes_the_result_that_was_asked_for(root: Path) -> None:
@@ -158,23 +154,18 @@ def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
     assert asked == ["auto", "last"]
 
 
-@pytest.mark.parametrize("name", ["best", "last", "auto"])
-def test_a_result_is_found_by_each_name_of_its_checkpoint(tmp_path: Path, name: str) -> None:
+def test_a_result_is_found_by_each_name_of_its_checkpoint_until_the_run_went_on(tmp_path: Path) -> None:
     run = make_run(tmp_path, settings=REAL)
-    assert run.checkpoint("best") == run.checkpoint("last") == run.checkpoint("auto")
-    found = compare_runs(recipe="miniature", root=tmp_path, checkpoint=name)
-    assert [len(variant.scored) for variant in found.variants] == [1]
-    assert list(found.missing()) == []
-
-
-def test_a_result_of_before_the_run_went_on_is_said(tmp_path: Path) -> None:
-    run = make_run(tmp_path, settings=REAL)
+    for name in ("best", "last", "auto"):
+        found = compare_runs(recipe="miniature", root=tmp_path, checkpoint=name)
+        assert [len(variant.scored) for variant in found.variants] == [1]
+        assert list(found.missing()) == []
     steps = run.recipe.training.steps
     line = f"seed 1 was scored at step-{steps:06d}, now neither its best nor its last checkpoint"
     assert line not in "\n".join(compare_runs(recipe="miniature", root=tmp_path).notes())
     shutil.copytree(run.checkpoint("best"), run.checkpoints_folder / f"step-{steps + 1:06d}")
-    run.point("best", steps + 1)
-    run.point("last", steps + 1)
+    for pointer in ("best", "last"):
+        run.point(pointer, steps + 1)
     assert line in "\n".join(compare_runs(recipe="miniature", root=tmp_path).notes())
 
 
@@ -183,7 +174,7 @@ def test_other_test_sets_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path, settings=PHM, references=REFERENCES[:20], hypotheses=REFERENCES[:20])
     with pytest.raises(RunError, match="other test text"):
         compare_runs(recipe="miniature", root=tmp_path)
-    assert call(tmp_path / "miniature" / "real").exit_code == 0
+    assert call("compare", tmp_path / "miniature" / "real").exit_code == 0
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"), hypotheses=None)
     with pytest.raises(RunError, match="other test text"):  # the baseline's text is not known
         compare_runs(recipe="miniature", root=tmp_path, baseline="miniature/real/v002")
@@ -193,11 +184,10 @@ def test_what_a_copier_scores_is_a_line_where_both_sides_are_one_language(tmp_pa
     copy = {"bleu": 19.701, "shared_words": 0.4857}
     make_run(tmp_path / "one", settings=REAL, copy=copy)
     make_run(tmp_path / "one", settings=PHM)  # scored by an earlier version
-    assert (
-        "· copying the source scores 19.70 BLEU\n" in call("--recipe", "miniature", "--runs", tmp_path / "one").stderr
-    )
     make_run(tmp_path / "two", settings=REAL, copy=copy | {"shared_words": 0.1})
-    assert "copying" not in call("--recipe", "miniature", "--runs", tmp_path / "two").stderr
+    one, two = (call("compare", "--recipe", "miniature", "--runs", tmp_path / name).stderr for name in ("one", "two"))
+    assert "· copying the source scores 19.70 BLEU\n" in one
+    assert "copying" not in two
 
 
 def test_a_damaged_recipe_and_a_damaged_result_are_said_by_file_once_each(tmp_path: Path) -> None:
@@ -206,7 +196,7 @@ def test_a_damaged_recipe_and_a_damaged_result_are_said_by_file_once_each(tmp_pa
     recipe.write_text(recipe.read_text().replace("steps: 1800", "steps: many"))
     (result,) = third.results_folder.glob("*.json")
     result.write_text("{")
-    told = call(tmp_path).stderr
+    told = call("compare", tmp_path).stderr
     assert told.count(str(recipe)) == 1
     assert f"warning: left out: {recipe}" in told
     assert f"warning: {result} is damaged (" in told
@@ -216,21 +206,16 @@ def test_a_damaged_recipe_and_a_damaged_result_are_said_by_file_once_each(tmp_pa
 def test_speeds_of_other_machines_do_not_compare(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL, rate=800)
     make_run(tmp_path, settings=PHM, rate=700, environment=MACHINE | {"threads": 2})
-    result = call(tmp_path)
+    result = call("compare", tmp_path)
     assert "tokens/s *" in result.stdout
     assert "speeds do not compare: phm-n4 on Test CPU, 2 threads" in result.stderr
     assert not compare_runs([str(tmp_path)]).same_machine
 
 
-def test_the_tables_fit_80_columns(root: Path) -> None:
-    assert max(len(line) for line in call(root).stdout.split("\n")) <= 80
-
-
-@pytest.mark.parametrize("name", ["phm-n4", "miniature/phm-n4/v001"])
-def test_the_baseline_is_a_variant_or_a_run(root: Path, name: str) -> None:
-    found = compare_runs([str(root)], baseline=name)
-    assert found.baseline.label == "phm-n4"
-    assert list(found.tests) == ["real"]
+def test_the_baseline_is_a_variant_or_a_run(root: Path) -> None:
+    for name in ("phm-n4", "miniature/phm-n4/v001"):
+        found = compare_runs([str(root)], baseline=name)
+        assert (found.baseline.label, list(found.tests)) == ("phm-n4", ["real"])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +233,7 @@ def test_the_baseline_is_a_variant_or_a_run(root: Path, name: str) -> None:
 )
 def test_what_is_asked_wrongly(root: Path, failure: type[UserError], options: tuple[str, ...], said: str) -> None:
     with pytest.raises(failure, match=said):
-        call("--recipe", "miniature", "--runs", root, *options)
+        call("compare", "--recipe", "miniature", "--runs", root, *options)
     with pytest.raises(RunError, match="--recipe"):
         compare_runs()
 
@@ -259,6 +244,9 @@ def test_settings_that_change_something_make_a_row_of_their_own(tmp_path: Path) 
         make_run(tmp_path, settings=(*REAL, *each), seed=seed)
     labels = {one.label: len(one.runs) for one in compare_runs(recipe="miniature", root=tmp_path).variants}
     assert labels == {"real steps=1800": 2, "real steps=900": 1}
+    make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"))
+    found = compare_runs([str(tmp_path)])
+    assert [one.label for one in found.variants] == ["real (1)", "real (2)", "real (3)"]  # no key tells all apart
 
 
 def test_csv_reads_back_with_all_figures(root: Path) -> None:
@@ -269,11 +257,7 @@ def test_csv_reads_back_with_all_figures(root: Path) -> None:
     assert float(rows[0]["BLEU_difference"]) == pytest.approx(test.difference.value)
     assert float(rows[0]["BLEU_p"]) == test.p_value
     assert rows[1]["BLEU_p"] == ""
-    assert call(root, "--format", "csv").stdout == comparison_csv(found)
-
-
-def test_a_cell_that_a_spreadsheet_would_run_is_made_inert() -> None:
-    assert as_csv([["=1+1", -2.5, "a"]]) == "'=1+1,-2.5,a\n"
+    assert call("compare", root, "--format", "csv").stdout == comparison_csv(found)
 
 
 def test_latex_has_a_row_a_model_and_as_many_cells_as_headings(root: Path) -> None:
@@ -285,10 +269,11 @@ def test_latex_has_a_row_a_model_and_as_many_cells_as_headings(root: Path) -> No
     assert r"$\pm$" in cells[1][4]
 
 
-def test_latex_escapes_what_means_something_to_it() -> None:
+def test_what_means_something_to_latex_or_a_spreadsheet_is_made_inert() -> None:
     assert latex_escape("50 % of a_b & {c}\n#1 ^ ~ \\x $") == (
         r"50 \% of a\_b \& \{c\} \#1 \textasciicircum{} \textasciitilde{} \textbackslash{}x \$"
     )
+    assert as_csv([["=1+1", -2.5, "a"]]) == "'=1+1,-2.5,a\n"
 
 
 def average(run: Run, lines: Sequence[str]) -> None:
@@ -307,10 +292,8 @@ def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: P
     third = make_run(tmp_path, settings=REAL, seed=3, hypotheses=None)
     average(third, worse(REFERENCES, 2))
     found = compare_runs([str(tmp_path)])
-    assert [(one.label, len(one.runs)) for one in found.variants] == [
-        ("real checkpoint=best", 2),
-        ("real checkpoint=average", 1),
-    ]
+    rows = {one.label: len(one.runs) for one in found.variants}
+    assert rows == {"real checkpoint=best": 2, "real checkpoint=average": 1}
     for run in (first, second):
         average(run, worse(REFERENCES, 3))
     (variant,) = compare_runs([str(tmp_path)]).variants
@@ -335,14 +318,7 @@ def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
 def test_a_line_about_all_rows_is_said_once(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     for n in (2, 4, 8):
-        settings = (
-            "model.algebra=phm",
-            f"model.n={n}",
-            "model.width=32",
-            "model.feed_forward=64",
-            "training.steps=900",
-        )
-        make_run(tmp_path, settings=settings)
+        make_run(tmp_path, settings=(*REAL, "model.algebra=phm", f"model.n={n}", "training.steps=900"))
     found = compare_runs(recipe="miniature", root=tmp_path)
     assert list(found.differences()) == ["all: training.steps: 900; 1,800 in the baseline"]
     assert "all: one seed, so nothing is known of the spread over seeds" in list(found.notes())
@@ -359,12 +335,6 @@ def test_answers_that_are_gone_are_said(tmp_path: Path) -> None:
     assert "phm-n4: the answers of seed 1 are not kept, so no test has them: score it anew" in list(found.notes())
 
 
-def test_rows_that_no_key_tells_apart_are_numbered(tmp_path: Path) -> None:
-    for changes in ((), ("training.steps=900",), ("model.dropout=0.3",)):
-        make_run(tmp_path, settings=(*REAL, *changes))
-    assert [one.label for one in compare_runs([str(tmp_path)]).variants] == ["real (1)", "real (2)", "real (3)"]
-
-
 def test_named_test_sets_are_taken_where_there_is_no_other(tmp_path: Path) -> None:
     """And each command that is printed works."""
     from tests.tasks.translation.runs import make_run as make_translator
@@ -373,12 +343,12 @@ def test_named_test_sets_are_taken_where_there_is_no_other(tmp_path: Path) -> No
     for side in ("source", "target"):
         text = (run.text_folder / f"test.{side}").rename(run.text_folder / f"test_a.{side}")
         shutil.copy(text, run.text_folder / f"test_b.{side}")
-    printed = [line for line in call(run.folder).stderr.split("\n") if line.startswith("phmctl")]
+    printed = [line for line in call("compare", run.folder).stderr.split("\n") if line.startswith("phmctl")]
     assert printed == [f"phmctl eval {run.folder} --split test_{name}" for name in "ab"]
-    assert CliRunner().invoke(app, printed[0].split()[1:]).exit_code == 0
-    told = json.loads(call(run.folder, "--split", "all", "--json").stdout)["comparisons"]
+    assert call(*printed[0].split()[1:]).exit_code == 0
+    told = json.loads(call("compare", run.folder, "--split", "all", "--json").stdout)["comparisons"]
     assert [(one["split"], len(one["missing"])) for one in told] == [("test_a", 0), ("test_b", 1)]
-    assert CliRunner().invoke(app, ["eval", str(run.folder), "--device", "cpu"]).exit_code == 0
+    assert call("eval", run.folder, "--device", "cpu").exit_code == 0
     assert not list(compare_runs([str(run.folder)], split="test_b").missing())
 
 

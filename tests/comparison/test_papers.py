@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,17 @@ from phmctl.comparison.papers import Cell, compare_papers
 from phmctl.errors import UserError
 from phmctl.recipe.loading import common_overrides, flatten, load_recipe
 from phmctl.shipped import shipped_names
-from tests.comparison.runs import REFERENCES, call, make_classifier, make_run, worse
+from tests.calls import call
+from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
 
 COLUMNS = [
     pytest.param(table, column, id=f"{table.key}-{column.label}")
     for table in published_tables()
     for column in table.columns
 ]
+paper = partial(call, "compare", "--paper")
 SMALL = ("model.width=32", "model.feed_forward=64", "model.heads=4")
+SHORT = (*SMALL, "training.steps=200")
 
 
 def cell_of(cells: tuple[Cell, ...], row: str, column: str = "") -> Cell:
@@ -25,21 +29,15 @@ def cell_of(cells: tuple[Cell, ...], row: str, column: str = "") -> Cell:
 
 
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
-def test_each_row_has_a_score_and_each_column_its_recipe(table: PublishedTable, column: Column) -> None:
-    assert len(column.scores) == len(table.rows)
-    assert all(float(score) > 0 for score in column.scores)
-    names = shipped_names("recipes")
-    assert {column.recipe + row.size for row in table.rows} <= set(names)
-    assert set(column.stand_ins) - {"shakespeare"} <= set(names)
-
-
-@pytest.mark.parametrize(("table", "column"), COLUMNS)
-def test_the_shipped_recipe_is_of_the_published_setup_and_each_row_is_one_of_its_models(
+def test_each_row_has_a_score_and_the_shipped_recipe_is_of_the_published_setup(
     table: PublishedTable, column: Column
 ) -> None:
+    assert len(column.scores) == len(table.rows)
+    assert all(float(score) > 0 for score in column.scores)
+    assert set(column.stand_ins) - {"shakespeare"} <= set(shipped_names("recipes"))
     own = dict(flatten(load_recipe(column.recipe).model_dump()))
     assert {key: own[key] for key in column.setup} == dict(column.setup)
-    for row in table.rows:
+    for row in table.rows:  # each is one of its models
         given = list(zip(row.options[::2], row.options[1::2], strict=True))
         settings = [value for name, value in given if name == "--set"]
         choice = {name.removeprefix("--"): int(value) if name == "--n" else value for name, value in given}
@@ -72,39 +70,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two cells of Table 4: the dense model with two seeds, n = 4 not scored; elsewhere a stand-in."""
     root = tmp_path_factory.mktemp("runs")
     for seed, every in ((1, 3), (2, 6)):
-        make_run(
-            root,
-            recipe="table4-shakespeare",
-            settings=(*SMALL, "training.steps=200"),
-            seed=seed,
-            hypotheses=worse(REFERENCES, every),
-        )
-    phm = (*SMALL, "training.steps=200", "model.algebra=phm", "model.n=4")
-    make_run(root, recipe="table4-shakespeare", settings=phm, hypotheses=None)
+        lines = worse(REFERENCES, every)
+        make_run(root, recipe="table4-shakespeare", settings=SHORT, seed=seed, hypotheses=lines)
+    make_run(root, recipe="table4-shakespeare", settings=(*SHORT, "model.algebra=phm", "model.n=4"), hypotheses=None)
     make_run(root, recipe="multi30k-de-en", settings=SMALL)
     return root
 
 
-def test_trained_cells_stand_beside_the_published_ones(trained: Path) -> None:
+def test_trained_cells_stand_beside_the_published_ones_and_what_differs_is_a_line_each(trained: Path) -> None:
     (found,) = compare_papers("table4", root=trained)
     cell = cell_of(found.cells, "Transformer")
+    shown = paper("table4", "--runs", trained)
+    line = next(line for line in shown.stdout.split("\n") if "Transformer" in line)
     assert len(cell.values) == 2
-    shown = call("--paper", "table4", "--runs", trained).stdout
-    line = next(line for line in shown.split("\n") if "Transformer" in line)
-    mean = sum(cell.values) / 2
-    assert f"{mean:.2f} ± " in line
-    assert "11.65" in line
-    assert "44M" in line
-
-
-def test_what_differs_in_the_setup_is_a_line_each(trained: Path) -> None:
-    (found,) = compare_papers("table4", root=trained)
-    lines = list(cell_of(found.cells, "Transformer").differences())
+    assert all(each in line for each in (f"{sum(cell.values) / 2:.2f} ± ", "11.65", "44M"))
+    lines = list(cell.differences())
     assert "training.steps: 200 here, 10,000 published" in lines
     assert "model.width: 32 here, 512 published" in lines
     assert not [line for line in lines if "layers" in line]
-    told = call("--paper", "table4", "--runs", trained).stderr
-    assert told.count("training.steps: 200 here, 10,000 published") == 1
+    assert shown.stderr.count("training.steps: 200 here, 10,000 published") == 1
 
 
 def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) -> None:
@@ -115,27 +99,31 @@ def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) ->
     assert cell_of(found.cells, "PHM n=8").command == training.replace("2,8,16", "8")
     assert cell_of(found.cells, "Transformer").command is None
     assert found.missing() == [training, f"phmctl eval {folder}"]
-    assert training in call("--paper", "table4", "--runs", trained).stderr.split("\n")
+    assert training in paper("table4", "--runs", trained).stderr.split("\n")
 
 
-def test_the_seconds_of_decoding_stand_beside_table_3(tmp_path: Path) -> None:
+def test_times_are_taken_from_result_and_log_and_stand_beside_table_3(tmp_path: Path) -> None:
     run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL)
     (path,) = run.results_folder.glob("*.json")
     report = json.loads(path.read_text())
     (found,) = compare_papers("3", root=tmp_path)
     cell = cell_of(found.cells, "Transformer", "inference s")
     assert (cell.values, cell.command) == ([], "phmctl bench decode table3-iwslt14-de-en --n 1")
+    assert cell_of(found.cells, "PHM n=8", "inference s").command == "phmctl bench decode table3-iwslt14-de-en --n 8"
     del report["made"]["digest"]
     path.write_text(json.dumps({**report, "decoding_seconds": 41.5}))
+    entries = [{"event": "train", "step": step, "seconds_per_step": each} for step, each in enumerate((0.5, 0.2, 0.1))]
+    run.metrics_path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     (found,) = compare_papers("table3", root=tmp_path)
     cell = cell_of(found.cells, "Transformer", "inference s")
     assert (cell.values, cell.command) == ([41.5], None)
-    assert "41.50" in call("--paper", "table3", "--runs", tmp_path).stdout
+    assert cell_of(found.cells, "Transformer", "s/100 steps").values == [20.0]
+    assert "41.50" in paper("table3", "--runs", tmp_path).stdout
 
 
 def test_what_a_copier_scores_stands_beside_table_4(tmp_path: Path) -> None:
     """It is above every published row, so it is said whether something was trained or not."""
-    told = " ".join(call("--paper", "table4", "--runs", tmp_path).stderr.split())
+    told = " ".join(paper("table4", "--runs", tmp_path).stderr.split())
     assert "copies the source scores 19.70" in told
     copy = {"bleu": 21.5, "shared_words": 0.5}
     make_run(tmp_path, recipe="table4-shakespeare", settings=SMALL, copy=copy)
@@ -149,7 +137,7 @@ def test_another_recipe_stands_in_and_that_is_said(trained: Path) -> None:
     assert cell.stands_in
     assert "multi30k-de-en stands in for table2-iwslt14-de-en, which was not trained" in cell.differences()
     assert not cell_of(found.cells, "Transformer", "En-Vi").values
-    shown = call("--paper", "table2", "--runs", trained).stdout
+    shown = paper("table2", "--runs", trained).stdout
     assert "‡" in shown
     assert max(map(len, shown.split("\n"))) <= 80
 
@@ -165,31 +153,20 @@ def test_parameters_are_counted_as_the_table_counts_them(tmp_path: Path) -> None
     assert cell.stands_in
 
 
-def test_times_are_taken_from_the_log(tmp_path: Path) -> None:
-    run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL, hypotheses=None)
-    lines = [
-        {"event": "train", "step": step, "seconds_per_step": each} for step, each in ((1, 0.5), (2, 0.2), (3, 0.1))
-    ]
-    run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (found,) = compare_papers("table3", root=tmp_path)
-    assert cell_of(found.cells, "Transformer", "s/100 steps").values == [20.0]
-    assert cell_of(found.cells, "PHM n=8", "inference s").command == "phmctl bench decode table3-iwslt14-de-en --n 8"
-
-
 def test_csv_and_json_have_a_cell_each(trained: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(call("--paper", "table2", "--runs", trained, "--format", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(paper("table2", "--runs", trained, "--format", "csv").stdout)))
     assert len(rows) == 9 * 7
     assert {row["command"] for row in rows if row["column"] == "En-Vi" and row["row"] == "PHM n=4 †"} == {
         f"phmctl train table2-iwslt15-en-vi --n 4 --set model.upsize=2 --runs {trained}"
     }
-    told = json.loads(call("--paper", "table4", "--runs", trained, "--json").stdout)
+    told = json.loads(paper("table4", "--runs", trained, "--json").stdout)
     assert [cell["published"] for cell in told["tables"][0]["cells"]] == ["11.65", "12.20", "12.42", "11.66", "10.76"]
-    assert call("--paper", "ceng501", "--runs", trained, "--format", "latex").stdout.count(r"\begin{tabular}") == 2
+    assert paper("ceng501", "--runs", trained, "--format", "latex").stdout.count(r"\begin{tabular}") == 2
 
 
 def test_a_recipe_that_is_not_in_the_table_is_refused(trained: Path) -> None:
     words = r"no recipe of table4 'multi30k-de-en'.*; there are table4-shakespeare, "
     for others in (("--recipe", "multi30k-de-en"), (trained / "multi30k-de-en",)):
         with pytest.raises(UserError, match=words):
-            call("--paper", "4", "--runs", trained, *others)
-    assert "65" in call("--paper", "4", "--runs", trained, "--recipe", "table4-shakespeare").stdout
+            paper("4", "--runs", trained, *others)
+    assert "65" in paper("4", "--runs", trained, "--recipe", "table4-shakespeare").stdout

@@ -4,10 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from phmctl.cli.main import app
 from phmctl.errors import RecipeError, RunError, UserError
+from tests.calls import call
 from tests.comparison.runs import REFERENCES, make_run, worse
 from tests.references import compare_runs
 
@@ -44,14 +43,7 @@ def test_each_model_is_compared_at_its_best_rate_on_valid(root: Path) -> None:
     assert "different numbers" not in notes
 
 
-def test_unequal_trials_are_said(root: Path, tmp_path: Path) -> None:
-    for rate in (1e-3, 2e-3):
-        make_run(tmp_path, settings=[*SMALL, f"{KEY}={rate}"], loss=rate)
-    make_run(tmp_path, settings=[*PHM, f"{KEY}=0.001"])
-    assert "real 2" in "\n".join(compare_runs(recipe="miniature", root=tmp_path, best=KEY).notes())
-
-
-def test_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:
+def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:
     for rate in (1e-3, 2e-3):
         make_run(tmp_path, settings=[*SMALL, f"{KEY}={rate}"], loss=rate)
     begun = make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.0005"])
@@ -59,6 +51,8 @@ def test_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:
     shutil.rmtree(begun.checkpoints_folder)
     [trial] = compare_runs(recipe="miniature", root=tmp_path, best=KEY).trials
     assert set(trial.scores) == {1e-3, 2e-3}
+    make_run(tmp_path, settings=[*PHM, f"{KEY}=0.001"])
+    assert "real 2" in "\n".join(compare_runs(recipe="miniature", root=tmp_path, best=KEY).notes())
 
 
 def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:
@@ -73,19 +67,11 @@ def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:
     assert {variant.first.run.recipe.model.algebra for variant in found.variants} == {"real"}
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [({"best": "training.learning_rat"}, RecipeError), ({"budget": "dollars"}, UserError)],
-)
-def test_what_cannot_be_compared_so(root: Path, options: dict[str, str], error: type[UserError]) -> None:
-    with pytest.raises(error):
-        compare_runs(recipe="miniature", root=root, **options)  # type: ignore[arg-type]
-
-
-def test_the_command(root: Path) -> None:
-    done = CliRunner().invoke(
-        app, ["compare", "--recipe", "miniature", "--runs", str(root), "--best-of", KEY, "--json"]
-    )
-    assert done.exit_code == 0
-    done = CliRunner().invoke(app, ["compare", "--paper", "table2", "--best-of", KEY])
-    assert isinstance(done.exception, UserError)
+def test_what_cannot_be_compared_so(root: Path) -> None:
+    with pytest.raises(RecipeError):
+        compare_runs(recipe="miniature", root=root, best="training.learning_rat")
+    with pytest.raises(UserError):
+        compare_runs(recipe="miniature", root=root, budget="dollars")
+    with pytest.raises(UserError):
+        call("compare", "--paper", "table2", "--best-of", KEY)
+    assert call("compare", "--recipe", "miniature", "--runs", root, "--best-of", KEY, "--json").exit_code == 0

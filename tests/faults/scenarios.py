@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from phmctl.checkpoints import whole_steps
 from tests.faults.harness import KINDS, OTHER, run
@@ -37,23 +36,14 @@ CLOCK = ("crc32", "seconds", "seconds_per_step", "target_tokens_per_second", "to
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command and its surroundings.
+    """A command and its surroundings."""
 
-    Attributes:
-        name: for people.
-        prepare: commands that make the state it starts from.
-        command: what is disturbed.
-        again: what a person runs after it, given the folder.
-        checkpoints: whether one that was whole must be left whatever happens.
-        processes: that run the command together: one, or two of which the first does all writes.
-    """
-
-    name: str
-    prepare: Sequence[Command]
-    command: Command
-    again: Callable[[Path], Sequence[Command]]
-    checkpoints: bool = False
-    processes: int = 1
+    name: str  # for people
+    prepare: Sequence[Command]  # commands that make the state it starts from
+    command: Command  # what is disturbed
+    again: Callable[[Path], Sequence[Command]]  # what a person runs after it, given the folder
+    checkpoints: bool = False  # whether one that was whole must be left whatever happens
+    processes: int = 1  # that run the command together: one, or two of which the first does all writes
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -64,11 +54,14 @@ class Scenario:
 def scenarios(work: Path) -> list[Scenario]:
     """Return all scenarios, with their files below `work`."""
     data, runs, recipe = str(work / "data"), str(work / "runs"), str(work / "recipe.yaml")
-    files = [part for split in ("train", "valid", "test") for part in (f"--{split}", *_sides(work, split))]
+    files = list[str]()
+    for split in ("train", "valid", "test"):
+        files += [f"--{split}", str(work / f"{split}.source"), str(work / f"{split}.target")]
     settings = ("--tokenizer", "word", "--vocabulary", "40", "--separate", "--max-tokens", "8", "--data", data)
     prepare = ("prepare-data", "tiny", *files, *settings)
     train = ("train", recipe, "--data", data, "--runs", runs)
     short, longer = (*train, "--steps", "2"), (*train, "--resume")
+    earlier = (*longer, "--checkpoint", "step-000004")
     two = (*train, "--set", "training.accumulate=2", "--set", "training.batch_tokens=64")
     evaluate = ("eval", f"{runs}/tiny", "--device", "cpu")
     decode = ("decode", f"{runs}/tiny", "--input", str(work / "test.source"), "--output", str(work / "out"))
@@ -82,13 +75,7 @@ def scenarios(work: Path) -> list[Scenario]:
     return [
         Scenario("train", [prepare], train, go_on),
         Scenario("train-resumed", [prepare, short], longer, lambda folder: [longer], checkpoints=True),
-        Scenario(
-            "train-from-an-earlier-step",
-            [prepare, train],
-            (*train, "--resume", "--checkpoint", "step-000004"),
-            go_on,
-            checkpoints=True,
-        ),
+        Scenario("train-from-an-earlier-step", [prepare, train], earlier, go_on, checkpoints=True),
         Scenario("prepare-data", [], prepare, lambda folder: [prepare]),
         Scenario("prepare-data --force", [prepare], (*prepare, "--force"), lambda folder: [prepare]),
         Scenario("eval", [prepare, train], evaluate, lambda folder: [evaluate]),
@@ -114,10 +101,6 @@ def _exports(work: Path, prepare: Sequence[Command]) -> list[Scenario]:
     return found
 
 
-def _sides(work: Path, split: str) -> tuple[str, str]:
-    return str(work / f"{split}.source"), str(work / f"{split}.target")
-
-
 def write_inputs(work: Path) -> None:
     """Write the recipe and a corpus of thirty pairs."""
     generator = random.Random(3)
@@ -140,14 +123,13 @@ def make_state(scenario: Scenario, work: Path, log: Path) -> None:
         raise RuntimeError(f"{scenario.name}: {ended.said}")
 
 
-# ------------------------------------------------------------------------------------------------- what must hold
-
-
 def contents(work: Path) -> dict[str, str]:
     """Return a digest of each file, without what the clock says and what tells one start from another."""
-    return {str(path.relative_to(work)): _digest(path) for path in sorted(work.rglob("*")) if not path.is_dir()} | {
-        str(path.relative_to(work)) + "/": "" for path in sorted(work.rglob("*")) if path.is_dir()
-    }
+    found = {}
+    for path in work.rglob("*"):
+        name = str(path.relative_to(work))
+        found |= {f"{name}/": ""} if path.is_dir() else {name: _digest(path)}
+    return found
 
 
 def _digest(path: Path) -> str:
@@ -172,8 +154,3 @@ def differences(wanted: dict[str, str], found: dict[str, str]) -> list[str]:
 def whole_checkpoints(work: Path) -> list[int]:
     """Return the whole steps of the only run."""
     return [step for folder in (work / "runs").glob("*/*/v*/checkpoints") for step in whole_steps(folder)]
-
-
-def as_json(value: Any) -> str:
-    """Return a line of JSON."""
-    return json.dumps(value, sort_keys=True)

@@ -18,12 +18,8 @@ _SAME = {"open": "openat", "open64": "openat", "openat64": "openat", "ftruncate6
 _SAME |= {"pwrite": "pwrite64", "sendfile64": "sendfile", "renameat2": "rename"}
 _SAME |= {"unlinkat": "unlink", "rmdir": "unlink", "mkdirat": "mkdir", "linkat": "link"}
 _BY_PATH = ("open", "creat", "rename", "unlink", "rmdir", "mkdir", "link", "symlink", "truncate")
-_CALLS = (
-    "open,openat,creat,write,pwrite64,writev,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,"
-)
-_CALLS += "mkdirat,link,linkat,symlink,truncate,ftruncate,fallocate,sendfile,copy_file_range,io_uring_enter"
-
-
+_CALLS = "open,openat,creat,write,pwrite64,writev,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir"
+_CALLS += ",mkdirat,link,linkat,symlink,truncate,ftruncate,fallocate,sendfile,copy_file_range,io_uring_enter"
 _INSIDE = "--inside"  # the process that is traced
 
 
@@ -37,19 +33,7 @@ def main() -> int:
             if scenario.processes > 1 or (sys.argv[1:] and scenario.name not in sys.argv[1:]):
                 continue
             trace = Path(folder) / "trace"
-            strace = [
-                "strace",
-                "-f",
-                "--seccomp-bpf",
-                "-y",
-                "-qq",
-                "-s",
-                "4096",
-                "-e",
-                f"trace={_CALLS}",
-                "-o",
-                str(trace),
-            ]
+            strace = f"strace -f --seccomp-bpf -y -qq -s 4096 -e trace={_CALLS} -o {trace}".split()
             command = [*strace, sys.executable, "-m", "tests.faults.strace", _INSIDE, scenario.name, folder]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             pairs = re.findall(r"(\w+)=(\d+)", done.stdout.splitlines()[-1])

@@ -66,11 +66,7 @@ class Sweeper:
         self._undisturbed: dict[str, Undisturbed] = {}
 
     def undisturbed(self, name: str) -> Undisturbed:
-        """Run a scenario undisturbed. Going on after it must change nothing.
-
-        Raises:
-            RuntimeError: it fails, or going on changes something.
-        """
+        """Run a scenario undisturbed. RuntimeError: it fails, or going on after it changes something."""
         if name not in self._undisturbed:
             scenario = self.scenarios[name]
             state = self._state(scenario)
@@ -100,7 +96,7 @@ class Sweeper:
         for at in points:
             ended, problems = self._disturb(scenario, begin, kind, at)
             found.points += 1
-            found.ended[_word(ended)] += 1
+            found.ended["killed" if ended.code == -9 else f"exit {ended.code}"] += 1
             if problems:
                 found.wrong.append(f"{name}, {kind} at {at} ({begin.calls[at - 1]}): {'; '.join(problems)}")
         return found
@@ -121,10 +117,6 @@ class Sweeper:
 def _restore(state: Path, work: Path) -> None:
     shutil.rmtree(work)
     shutil.copytree(state, work)
-
-
-def _word(ended: Ended) -> str:
-    return "killed" if ended.code == -9 else f"exit {ended.code}"
 
 
 def _judge(ended: Ended, kind: str) -> list[str]:
@@ -164,8 +156,6 @@ def spread(calls: int, points: int) -> list[int]:
     """Return so many calls, evenly spread."""
     return [1 + (2 * number + 1) * calls // (2 * points + 1) for number in range(points)]
 
-
-# ------------------------------------------------------------------------------------------- in several processes
 
 Task = tuple[str, str, Sequence[int]]  # a scenario, a kind, points
 

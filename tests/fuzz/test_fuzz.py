@@ -102,21 +102,9 @@ def at(path: Path, use: Callable[[Path], Any]) -> Use:
     return write
 
 
-def read_recipe(content: bytes) -> None:
-    recipe = parse_recipe(content.decode("utf-8", "replace"), where="r.yaml")
+def read_recipe(path: Path) -> None:
+    recipe = parse_recipe(path.read_bytes().decode("utf-8", "replace"), where="r.yaml")
     assert parse_recipe(dump_recipe(recipe), where="again") == recipe
-
-
-def test_recipes_by_bytes() -> None:
-    attack("recipe, bytes", bytes_of(*RECIPES), read_recipe)
-
-
-def test_recipes_by_values() -> None:
-    attack("recipe, values", values_of(*map(yaml.safe_load, RECIPES), dump=as_yaml), read_recipe)
-
-
-def test_recipe_files(tmp_path: Path) -> None:
-    attack("recipe, file", bytes_of(*RECIPES), at(tmp_path / "r.yaml", lambda path: load_recipe(str(path))))
 
 
 def test_overrides() -> None:
@@ -133,15 +121,6 @@ def test_overrides() -> None:
     attack("--set", make, use)
 
 
-def test_cards_by_bytes(tmp_path: Path) -> None:
-    attack("card, bytes", bytes_of(*CARDS), at(tmp_path / "c.yaml", lambda path: load_card(str(path))))
-
-
-def test_cards_by_values(tmp_path: Path) -> None:
-    make = values_of(*map(yaml.safe_load, CARDS), dump=as_yaml)
-    attack("card, values", make, at(tmp_path / "c.yaml", lambda path: load_card(str(path)).digest))
-
-
 XML = b'<doc>\n<title>T</title><seg id="1"> ein &amp; Hund &#228; </seg><seg>zwei\nZeilen</seg><seg>x</seg></doc>\n'
 TEXT = "Ein Hund läuft .\tA dog runs .\tx\nZwei@@ Katzen\ttwo cats\ty\r\n\n".encode()
 
@@ -150,19 +129,6 @@ TEXT = "Ein Hund läuft .\tA dog runs .\tx\nZwei@@ Katzen\ttwo cats\ty\r\n\n".en
 def test_sentences(tmp_path: Path, form: Format) -> None:
     make = bytes_of(XML, TEXT, XML.decode().encode("utf-16"), TEXT.decode().encode("utf-32"))
     attack(f"sentences, {form}", make, at(tmp_path / "a.txt", lambda path: list(read_sentences(path, form))))
-
-
-def test_compressed_sentences(tmp_path: Path) -> None:
-    use = at(tmp_path / "a.txt.gz", lambda path: list(read_sentences(path)))
-    attack("sentences, .gz", bytes_of(gzip.compress(TEXT * 20), gzip.compress(XML)), use)
-
-
-def test_pairs(tmp_path: Path) -> None:
-    attack(
-        "pairs, .tsv",
-        bytes_of(TEXT.rstrip()),
-        at(tmp_path / "a.tsv", lambda path: list(tables([path], Rows(header=False, texts=(0, 1))))),
-    )
 
 
 TABLE = b'text,label,extra\n"a, ""b""",x,1\nc d,y,-2\n"e\nf",-5,3\n'
@@ -191,10 +157,34 @@ def test_tables(tmp_path: Path, form: Any, quoting: bool, seed: bytes) -> None:
     attack(f"table, {form}{', quoted' if quoting else ''}", bytes_of(seed), at(tmp_path / "a", use))
 
 
-def test_vectors(tmp_path: Path) -> None:
-    seed = b"2 3\nein 0.1 -0.2 3e-1\nHund 1 2 3\nsept 11 0.1 0.2 0.3\n"
-    vocabulary = ["<pad>", "<unk>", "<s>", "</s>", " ein", " Hund"]
-    attack("vectors", bytes_of(seed, seed[4:]), at(tmp_path / "v.txt", lambda path: read_vectors(path, vocabulary)))
+VECTORS = b"2 3\nein 0.1 -0.2 3e-1\nHund 1 2 3\nsept 11 0.1 0.2 0.3\n"
+VOCABULARY = ["<pad>", "<unk>", "<s>", "</s>", " ein", " Hund"]
+CARD_VALUES = values_of(*map(yaml.safe_load, CARDS), dump=as_yaml)
+RECIPE_VALUES = values_of(*map(yaml.safe_load, RECIPES), dump=as_yaml)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "make", "use"),
+    [
+        ("recipe, bytes", "r.yaml", bytes_of(*RECIPES), read_recipe),
+        ("recipe, values", "r.yaml", RECIPE_VALUES, read_recipe),
+        ("recipe, file", "r.yaml", bytes_of(*RECIPES), lambda path: load_recipe(str(path))),
+        ("card, bytes", "c.yaml", bytes_of(*CARDS), lambda path: load_card(str(path))),
+        ("card, values", "c.yaml", CARD_VALUES, lambda path: load_card(str(path)).digest),
+        (
+            *("sentences, .gz", "a.txt.gz"),
+            bytes_of(gzip.compress(TEXT * 20), gzip.compress(XML)),
+            lambda path: list(read_sentences(path)),
+        ),
+        (
+            *("pairs, .tsv", "a.tsv", bytes_of(TEXT.rstrip())),
+            lambda path: list(tables([path], Rows(header=False, texts=(0, 1)))),
+        ),
+        ("vectors", "v.txt", bytes_of(VECTORS, VECTORS[4:]), lambda path: read_vectors(path, VOCABULARY)),
+    ],
+)
+def test_files_by_themselves(tmp_path: Path, name: str, file: str, make: Make, use: Callable[[Path], Any]) -> None:
+    attack(name, make, at(tmp_path / file, use))
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.errors import NonFiniteError, RunError, StoppedError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
-from phmctl.runs import Run, read_recipe
+from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.metrics import read_metrics, series
+from phmctl.runs.run import read_recipe
 from phmctl.runs.summary import Damaged, Summary, count_stored, list_runs, summarise
 from phmctl.tasks.registry import kind_of
 from tests.training.fake import make_recipe
@@ -95,12 +96,12 @@ def test_what_failed_says_why_until_it_goes_well(tmp_path: Path) -> None:
     assert summarise(run.folder).state == "stopped"
 
 
-@pytest.mark.parametrize("error", [SystemExit(130), KeyboardInterrupt(), StoppedError("interrupted")])
-def test_what_is_stopped_did_not_fail(tmp_path: Path, error: BaseException) -> None:
+def test_what_is_stopped_did_not_fail(tmp_path: Path) -> None:
     run = make(tmp_path)
-    with pytest.raises(type(error)), run.attempted():
-        raise error
-    assert summarise(run.folder).state == "stopped"
+    for error in (SystemExit(130), KeyboardInterrupt(), StoppedError("interrupted")):
+        with pytest.raises(type(error)), run.attempted():
+            raise error
+        assert summarise(run.folder).state == "stopped"
 
 
 def test_what_is_killed_failed(tmp_path: Path) -> None:
@@ -108,18 +109,15 @@ def test_what_is_killed_failed(tmp_path: Path) -> None:
     code = "import os; from phmctl.runs import Run\n"
     code += f"with Run.open({str(run.folder)!r}).attempted(): os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
-    assert (summarise(run.folder).state, summarise(run.folder).reason) == (
-        "failed",
-        "it ended without a word: was it killed?",
-    )
+    found = summarise(run.folder)
+    assert (found.state, found.reason) == ("failed", "it ended without a word: was it killed?")
 
 
 def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path) -> None:
-    log = "".join(
-        json.dumps({"event": "validation", "step": step, "loss": loss, "accuracy": share, "seconds": 60.0 * step})
-        + "\n"
-        for step, loss, share in ((2, 0.5, 0.7), (4, 0.6, 0.8))
-    )
+    log = ""
+    for step, loss, share in ((2, 0.5, 0.7), (4, 0.6, 0.8)):
+        entry = {"event": "validation", "step": step, "loss": loss, "accuracy": share, "seconds": 60.0 * step}
+        log += json.dumps(entry) + "\n"
     run = make(tmp_path, {"step": 4, "stale": 0, "best_step": 4, "best_score": 0.8}, log + "torn", steps=10)
     found = summarise(run.folder)
     assert found.best is not None
@@ -168,12 +166,10 @@ def test_a_damaged_run_costs_its_own_line(tmp_path: Path) -> None:
     assert "environment.json is damaged" in problems[2]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\x00" * 7, b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]", b"\x08\0\0\0\0\0\0\0" + b'{"a": 1}']
-)
-def test_a_damaged_header_has_no_count(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    assert count_stored(tmp_path) is None
+def test_a_damaged_header_has_no_count(tmp_path: Path) -> None:
+    for content in (b"", b"\x00" * 7, b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]", b"\x08\0\0\0\0\0\0\0" + b'{"a": 1}'):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        assert count_stored(tmp_path) is None
 
 
 def test_selection(tmp_path: Path) -> None:
@@ -190,8 +186,9 @@ def test_selection(tmp_path: Path) -> None:
     assert "did you mean" not in str(caught.value)  # what all paths below one folder share is no likeness
 
 
-def test_a_link_to_itself_hides_no_run(tmp_path: Path) -> None:
-    run = make(tmp_path)
+def test_a_link_to_itself_hides_no_run_and_an_export_is_none(tmp_path: Path) -> None:
+    run, exported = make(tmp_path), make(tmp_path)
+    (exported.folder / "export.json").write_text("{}")
     for folder in (tmp_path, run.folder.parent):
         (folder / "loop").symlink_to("loop")
         (folder / "self").symlink_to(".")
@@ -205,12 +202,6 @@ def test_a_run_is_opened_by_its_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert Run.open("a").folder == tagged[0].folder
     with pytest.raises(RunError, match=r"2 runs have the tag b; name one: .*v003, .*v004"):
         Run.open("b")
-
-
-def test_an_export_is_no_run(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    (run.folder / "export.json").write_text("{}")
-    assert select_runs((), tmp_path) == []
 
 
 def test_a_recipe_is_read_as_json_where_that_is_of_the_same_text(tmp_path: Path) -> None:
@@ -237,9 +228,7 @@ def test_a_recipe_of_any_nesting_is_damaged(tmp_path: Path, text: str) -> None:
 
 
 def test_nothing_heavy_is_imported(tiny_run: Run) -> None:
-    code = "import sys; from phmctl.runs.summary import list_runs; from pathlib import Path\n"
-    code += (
-        f"list_runs([{str(tiny_run.folder)!r}]); print(sorted({{'torch', 'numpy', 'datasets'}} & sys.modules.keys()))"
-    )
+    code = f"import sys; from phmctl.runs.summary import list_runs; list_runs([{str(tiny_run.folder)!r}])\n"
+    code += "print(sorted({'torch', 'numpy', 'datasets'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

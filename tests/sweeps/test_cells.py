@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from phmctl.errors import RecipeError, UserError
 from phmctl.recipe.documents import parse_value
-from phmctl.sweeps.cells import Axis, axis, cells_of, setting_axes, split_values
+from phmctl.sweeps.cells import axis, cells_of, setting_axes, split_values
 
 
 @pytest.mark.parametrize(
@@ -38,32 +38,19 @@ def test_quoted_values_come_back_as_they_were(values: list[str]) -> None:
         assert [parse_value(part) for part in split_values(",".join(quoted))] == values
 
 
-def test_the_last_axis_changes_fastest() -> None:
-    axes = [*setting_axes(["model.dropout=0.1,0.3", "training.clip=1"]), *axis("n", "2,4"), *axis("seed", "1")]
+def test_the_last_axis_changes_fastest_and_a_value_that_is_given_twice_is_one() -> None:
+    axes = [*setting_axes(["model.dropout=0.1,0.3", "training.clip=1"]), *axis("n", "2,4,2"), *axis("seed", "1")]
     cells = cells_of(axes)
-    assert [cell.label for cell in cells] == [
-        "dropout=0.1 n=2",
-        "dropout=0.1 n=4",
-        "dropout=0.3 n=2",
-        "dropout=0.3 n=4",
-    ]
-    assert cells[1].arguments == (
-        *("--set", "model.dropout=0.1", "--set", "training.clip=1"),
-        *("--n", "4", "--seed", "1"),
-    )
-
-
-def test_options_that_are_not_given_are_no_axes() -> None:
-    assert axis("n", None) == []
+    labels = ["dropout=0.1 n=2", "dropout=0.1 n=4", "dropout=0.3 n=2", "dropout=0.3 n=4"]
+    assert [cell.label for cell in cells] == labels
+    assert list(cells[1].arguments[:4]) == ["--set", "model.dropout=0.1", "--set", "training.clip=1"]
+    assert list(cells[1].arguments[4:]) == ["--n", "4", "--seed", "1"]
+    assert axis("n", None) == []  # an option that is not given is no axis
     assert [cell.arguments for cell in cells_of([])] == [()]
 
 
-def test_a_value_that_is_given_twice_is_one() -> None:
-    assert axis("n", "2,4,2") == [Axis("n", ("2", "4"), "--n")]
-
-
 def test_what_is_wrong_is_refused() -> None:
-    with pytest.raises(UserError, match="--n 1,,2: a value between two commas is empty"):
+    with pytest.raises(UserError, match="--n 1,,2: "):
         axis("n", "1,,2")
-    with pytest.raises(RecipeError, match=r"--set training\.clip: expected key\.path=value"):
+    with pytest.raises(RecipeError, match=r"--set training\.clip: "):
         setting_axes(["training.clip"])

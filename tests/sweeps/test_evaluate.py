@@ -6,22 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from phmctl.cli.main import app
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.sweeps.evaluate import EvalSweep
 from phmctl.tasks.answers import ONE_SEED
+from tests.calls import call
 from tests.tasks.translation.runs import evaluate, make_run
-
-
-def call(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, ["eval", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture
@@ -33,7 +25,7 @@ def test_each_run_is_scored_by_itself(good: Run, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(good.folder, broken)
     shutil.rmtree(broken / "checkpoints")
-    done = call(good.folder, broken, "--beam", 2, "--jobs", 2, "--json")
+    done = call("eval", good.folder, broken, "--beam", 2, "--jobs", 2, "--json")
     assert done.exit_code == 1
     first, second = json.loads(done.stdout)["cells"]
     (result,) = read_results(good)
@@ -46,21 +38,23 @@ def test_each_run_is_scored_by_itself(good: Run, tmp_path: Path) -> None:
 
 def test_what_was_scored_before_is_left_alone(good: Run, tmp_path: Path) -> None:
     rival = make_run(tmp_path / "runs", "rival", seed=2)
-    first = json.loads(call(good.folder, rival.folder, "--beam", "2", "--json").stdout)
-    done = call(good.folder, rival.folder, "--beam", "2,3", "--json")
+    first = json.loads(call("eval", good.folder, rival.folder, "--beam", "2", "--json").stdout)
+    done = call("eval", good.folder, rival.folder, "--beam", "2,3", "--json")
     assert "2 of 4 cells: nothing to do" in done.stderr
     assert done.stderr.count("started") == 2
     cells = json.loads(done.stdout)["cells"]
     assert [cells[0], cells[2]] == [each | {"cell": "beam=2"} for each in first["cells"]]
-    compared = call(good.folder, rival.folder, "--beam", "2", "--against", rival.folder, "--cased", "--json")
+    compared = call("eval", good.folder, rival.folder, "--beam", "2", "--against", rival.folder, "--cased", "--json")
     assert "nothing to do" not in compared.stderr  # the comparison is another result
-    again = call(good.folder, rival.folder, "--beam", "2", "--against", rival.folder, "--cased", "--json")
+    again = call("eval", good.folder, rival.folder, "--beam", "2", "--against", rival.folder, "--cased", "--json")
     assert "2 of 2 cells: nothing to do" in again.stderr
     assert json.loads(again.stdout) == json.loads(compared.stdout)
     both = ("--against", rival.folder, "--against", good.folder, "--cased")
-    told = json.loads(call(good.folder, rival.folder, "--beam", "2", *both, "--json").stdout)["cells"][0]["report"]
+    told = json.loads(call("eval", good.folder, rival.folder, "--beam", "2", *both, "--json").stdout)["cells"][0][
+        "report"
+    ]
     assert [report["against"] for report in told["comparisons"]] == [rival.name, good.name]
-    shown = call(good.folder, rival.folder, "--beam", "2", *both)
+    shown = call("eval", good.folder, rival.folder, "--beam", "2", *both)
     assert ONE_SEED in shown.stdout
     assert f"{told['comparisons'][0]['paired_bootstrap'][0]['p_value']:.4f}" in shown.stdout
     assert f"{good.folder} against {rival.name}: " in shown.stderr
@@ -76,17 +70,14 @@ def test_what_was_scored_is_scored_again_when_weights_or_answers_are_others(good
     evaluate(good, beam=2)
     good.point("best", 1)
     assert not asked.scored_before(good.folder, asked.cells[0])
-
-
-def test_an_export_is_looked_at_by_its_own_process(good: Run) -> None:
-    given = {"split": "test", "checkpoint": "best", "engine": "ctranslate2"}
-    asked = EvalSweep.of([good.folder], False, given)
-    assert asked.scored_before(good.folder, asked.cells[0]) == []
+    engine = {"split": "test", "checkpoint": "best", "engine": "ctranslate2"}  # its own process looks at the export
+    exported = EvalSweep.of([good.folder], False, engine)
+    assert exported.scored_before(good.folder, exported.cells[0]) == []
 
 
 def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHMCTL_RUNS", str(good.folder.parents[2]))
-    done = call(good.name, "--beam", "1,4", "--checkpoint", "best,last", "--cased", "--against", "x", "--list")
+    done = call("eval", good.name, "--beam", "1,4", "--checkpoint", "best,last", "--cased", "--against", "x", "--list")
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
     assert [[line[6], line[8]] for line in commands] == [[c, b] for c in ("best", "last") for b in ("1", "4")]
     assert commands[0] == [
@@ -103,21 +94,24 @@ def test_a_tag_and_all_runs_of_a_name(good: Run, monkeypatch: pytest.MonkeyPatch
     environment = json.loads((other / "environment.json").read_text())
     (other / "environment.json").write_text(json.dumps({**environment, "tag": "second"}))
     asked = (("second",), (good.recipe.name, "--all"))
-    listed = [call(*names, "--list").stdout.splitlines() for names in asked]
+    listed = [call("eval", *names, "--list").stdout.splitlines() for names in asked]
     assert [[Path(shlex.split(line)[2]) for line in lines] for lines in listed] == [[other], [good.folder, other]]
 
 
-def test_what_is_wrong_is_refused_before_anything_starts(good: Run) -> None:
-    with pytest.raises(RecipeError, match="--beam x: "):
-        call(good.folder, "--beam", "1,x")
-    with pytest.raises(RecipeError, match="--alpha x: "):
-        call(good.folder, "--alpha", "x")
-    with pytest.raises(RunError, match="--split train: no run has it; there are test, valid"):
-        call(good.folder, "--split", "train", "--list")
-    with pytest.raises(RunError, match="has no checkpoint 'avrage'"):
-        call(good.folder, "--checkpoint", "best,avrage", "--list")
-    with pytest.raises(RunError, match="no run at nowhere"):
-        call(good.folder, "nowhere")
-    with pytest.raises(UserError, match="--probing is for one run"):
-        call(good.folder, good.folder, "--probing")
+@pytest.mark.parametrize(
+    ("failure", "options", "said"),
+    [
+        (RecipeError, ("--beam", "1,x"), "--beam x: "),
+        (RecipeError, ("--alpha", "x"), "--alpha x: "),
+        (RunError, ("--split", "train", "--list"), "--split train: no run has it; there are test, valid"),
+        (RunError, ("--checkpoint", "best,avrage", "--list"), "has no checkpoint 'avrage'"),
+        (RunError, ("nowhere",), "no run at nowhere"),
+        (UserError, ("--all", "--probing"), "--probing is for one run"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_starts(
+    good: Run, failure: type[UserError], options: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(failure, match=said):
+        call("eval", good.folder, *options)
     assert read_results(good) == []

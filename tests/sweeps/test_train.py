@@ -10,23 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from phmctl.checkpoints import checkpoint_digest
-from phmctl.cli.main import app
 from phmctl.errors import RecipeError, UserError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.training.train import train
+from tests.calls import call
 from tests.training.copying import copying_recipe
-
-
-def call(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, ["train", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def known(root: Path) -> dict[tuple[int, int], Summary]:
@@ -40,7 +32,7 @@ def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
 ) -> None:
     where = ["--data", copying_data, "--runs", tmp_path / "runs"]
     spoilt = "training.learning_rate=0.001,1e30"  # the second: NaN at once
-    first = call(copying_file, *where, "--set", spoilt, "--jobs", 2, "--tag", "grid", "--json")
+    first = call("train", copying_file, *where, "--set", spoilt, "--jobs", 2, "--tag", "grid", "--json")
     assert first.exit_code == 1
     cells = {cell["cell"]: cell for cell in json.loads(first.stdout)["cells"]}
     assert [cells[f"learning_rate={rate}"]["state"] for rate in ("0.001", "1e30")] == ["finished", "failed"]
@@ -48,7 +40,7 @@ def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
     assert "NaN" in cells["learning_rate=1e30"]["problem"] or "finite" in cells["learning_rate=1e30"]["problem"]
     assert all(run.tag == "grid" for run in list_runs((), tmp_path / "runs") if isinstance(run, Summary))
 
-    again = call(copying_file, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2")
+    again = call("train", copying_file, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2")
     assert again.exit_code == 0, again.stderr
     assert "1 of 2 cells: nothing to do" in again.stderr
     assert "[2/2] seed=2: finished" in again.stderr
@@ -116,7 +108,18 @@ def _begun(command: list[str], *runs: Path) -> subprocess.Popen[str]:
 def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     where = ["--data", copying_data, "--runs", tmp_path / "runs"]
     listed = call(
-        copying_file, "--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"', *where, "--list"
+        "train",
+        copying_file,
+        "--n",
+        "1,2",
+        "--seed",
+        "1,2",
+        "--steps",
+        2,
+        "--set",
+        'description="a, b"',
+        *where,
+        "--list",
     )
     commands = listed.stdout.splitlines()
     assert len(commands) == 4
@@ -125,9 +128,8 @@ def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: P
     assert name == "phmctl"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for said in ("the run is in", "nothing left to train"):  # a second time there is nothing to do
-        done = subprocess.run(
-            [sys.executable, "-m", "phmctl", *arguments], capture_output=True, text=True, check=True, env=environment
-        )
+        command = [sys.executable, "-m", "phmctl", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         assert said in done.stderr
     ((n, seed),) = known(tmp_path / "runs")
     assert (n, seed) == (1, 2)
@@ -151,6 +153,6 @@ def test_what_does_not_go_together_is_refused(
     copying_file: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
     with pytest.raises((UserError, RecipeError), match=message) as caught:
-        call(copying_file, "--runs", tmp_path / "runs", *options)
+        call("train", copying_file, "--runs", tmp_path / "runs", *options)
     assert caught.value.exit_code == 2
     assert not (tmp_path / "runs").exists()
