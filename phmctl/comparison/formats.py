@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from phmctl.comparison.compare import Comparison
 from phmctl.comparison.variants import Variant, conditions, mean_and_spread
 from phmctl.console import Table
-from phmctl.tasks.answers import ONE_SEED, within
+from phmctl.tasks.answers import ONE_SEED, p_words, within
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -56,11 +56,6 @@ def comparison_tables(found: Comparison) -> Iterator[Table]:
         ["model", "parameters", "without emb.", speed, "minutes"],
         [_size_cells(variant) for variant in found.variants],
     )
-
-
-def p_words(p_value: float) -> str:
-    """A p as people read it."""
-    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
 
 
 def _size_cells(variant: Variant) -> list[str]:

@@ -16,7 +16,7 @@ from phmctl.runs.run import check_checkpoint, check_split
 from phmctl.runs.summary import difference_lines, run_differences
 from phmctl.sweeps.cells import Cell, axis, cells_of
 from phmctl.sweeps.pool import Job, carry_out, listed, what_is_left
-from phmctl.tasks.answers import ONE_SEED
+from phmctl.tasks.answers import ONE_SEED, p_words, signed
 from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
 
@@ -120,7 +120,7 @@ def _tables(places: Sequence[tuple[str, ...]], works: Sequence[Job]) -> Iterator
         rows.append((*place, checkpoint, *(f"{scores[name]:.4g}" if name in scores else "–" for name in names)))
         for report in work.found:
             found = tests_of(report)
-            tests += [(*place, report["against"], name, f"{change:+.2f}", f"{p:.4f}") for name, change, p in found]
+            tests += [(*place, report["against"], name, signed(change), p_words(p)) for name, change, p in found]
     head = ("run", "cell")[: len(places[0])]
     yield Table("scores", (*head, "checkpoint", *names), rows, (1, 2)[: len(head)], plain=True)
     if tests:

@@ -18,6 +18,14 @@ def within(value: float, low: float, high: float, form: str = ".2f") -> str:
     return f"{value:{form}} ({low:{form}} to {high:{form}})".replace("-", "−")
 
 
+def signed(difference: float) -> str:
+    return f"{difference:+.2f}".replace("-", "−")
+
+
+def p_words(p_value: float) -> str:
+    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+
+
 @dataclass(frozen=True)
 class Metric:
     """A figure by which runs are compared."""

@@ -27,7 +27,7 @@ from phmctl.metrics.classification import (
 from phmctl.metrics.degenerate import remarks
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.answers import ONE_SEED, Answers, within
+from phmctl.tasks.answers import ONE_SEED, Answers, p_words, signed, within
 from phmctl.tasks.base import Asked
 from phmctl.tasks.classification.kind import rows_of
 from phmctl.tasks.classification.predictor import WINDOW, TextClassifier, labels_of, load_classifier
@@ -262,9 +262,8 @@ def _tables(title: str, scores: SplitScores, against: str | None) -> Iterator[Ta
     rows = [(label, *row) for label, row in zip(scores.labels, scores.confusion, strict=True)]
     yield Table("confusion: label (row), prediction (column)", ["", *scores.labels], rows)
     if (one := scores.compared) is not None:
-        p_value = f"{one.p_value:.4f}" if one.p_value >= 0.0001 else "< 0.0001"
         columns = ["difference", "only baseline correct", "only this run correct", "p"]
-        tested = f"{100 * one.difference:+.2f} %", one.only_baseline, one.only_system, p_value
+        tested = f"{signed(100 * one.difference)} %", one.only_baseline, one.only_system, p_words(one.p_value)
         yield Table(f"McNemar's exact test against {against}; {ONE_SEED}", columns, [tested])
 
 

@@ -42,7 +42,7 @@ from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.answers import ONE_SEED, within
+from phmctl.tasks.answers import ONE_SEED, p_words, signed, within
 from phmctl.tasks.base import Asked
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Evaluation:
             for one in self.comparisons:
                 both = (one.baseline, one.baseline_interval), (one.system, one.system_interval)
                 scores = [within(value, max(value - half, 0.0), value + half) for value, half in both]
-                cells.append([one.name, *scores, f"{one.difference:+.2f}", f"{one.p_value:.4f}"])
+                cells.append([one.name, *scores, signed(one.difference), p_words(one.p_value)])
             columns = ["metric", "baseline", "this run", "difference", "p"]
             title = f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}"
             yield Table(title, columns, cells, below=_signatures(self.comparisons))
