@@ -1,17 +1,20 @@
-"""``bench decode`` searches each sentence to the length of its reference."""
+"""``bench decode`` searches each sentence to the length of its reference; a run's engines side by side."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.decoding import evenly, searcher
+from phmctl.benchmarks.decoding import bench_engines, evenly, searcher
 from phmctl.benchmarks.training import variants_of
 from phmctl.decoding.translator import Hypothesis
+from phmctl.errors import UserError
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
+from tests.tasks.translation.runs import make_run
 
 RECIPE = TranslationRecipe(
     name="tiny",
@@ -60,3 +63,19 @@ def test_variants(changes: dict[str, object], names: list[str]) -> None:
     if "base" in variants:
         assert variants["base"].model == RECIPE.model.dense_twin
         assert variants["base phm-n4-x2"] == RECIPE
+
+
+def test_engines_translate_the_same_lines(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for wrong in ("onyx", "onnx:int8"):
+        with pytest.raises(UserError):
+            bench_engines(run, [wrong])
+    pytest.importorskip("onnxruntime")
+    result = bench_engines(run, ["torch", "onnx"], sentences=5, rounds=1)
+    assert [row["engine"] for row in result.rows] == ["torch", "onnx"]
+    assert [row["same"] for row in result.rows] == [5, 5]
+    assert result.rows[0]["speed"].median == 1.0
+    assert all(row["sentences_per_second"] == pytest.approx(5 / row["search_seconds"].median) for row in result.rows)
+    document = result.as_json()
+    assert document["rows"][1]["bleu"] == document["rows"][0]["bleu"]
+    assert document["decoding"]["beam"] == run.recipe.decoding.beam

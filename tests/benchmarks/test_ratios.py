@@ -36,21 +36,12 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, caps
     assert "0/2" in capsys.readouterr().err
 
 
-def test_a_spread_and_its_inverse() -> None:
+def test_a_table_has_a_column_for_each_figure() -> None:
     spread = Spread.of([5.0, 1.0, 4.0, 2.0, 3.0])
     assert spread == Spread(3.0, 1.0, 5.0)
     assert spread.inverse == Spread(1 / 3, 1 / 5, 1.0)
-
-
-def test_a_table_has_a_column_for_each_figure() -> None:
-    row = {
-        "name": "a",
-        "call_seconds": Spread(0.001, 0.0005, 0.002),
-        "ratio": Spread(1, 0.5, 2),
-        "count": 1234,
-        "by": {},
-    }
-    table = Bench("title", machine(), [row]).table()
+    row = {"name": "a", "call_seconds": Spread(0.001, 0.0005, 0.002), "ratio": Spread(1, 0.5, 2), "count": 1234}
+    table = Bench("title", machine(), [{**row, "by": {}}]).table()
     assert list(table.columns) == ["name", "call ms", "ratio", "count"]
     assert table.rows == [["a", "1.00", "1.00 (0.50–2.00)", "1,234"]]
 

@@ -28,8 +28,7 @@ SHORT = {one.partition("=")[0]: one for one in ("model.algebra=phm", "model.n=4"
 
 def changed(source: Path | str, *settings: str) -> TranslationRecipe:
     """The tiny run's recipe, begun with its tensors."""
-    base = ["model.algebra=phm", "model.n=4", *TINY, *FEW]
-    recipe: TranslationRecipe = load_recipe("miniature", [*base, f"training.initialise_from={source}", *settings])
+    recipe: TranslationRecipe = load_recipe("miniature", [*SHORT, f"training.initialise_from={source}", *settings])
     return recipe
 
 
@@ -162,13 +161,10 @@ def test_what_does_not_fit_is_refused(
     assert not (tmp_path / "runs").exists()  # nothing was begun
 
 
-def test_another_task_is_refused(tiny_run: Run, tmp_path: Path) -> None:
-    recipe = rule_recipe("hamilton", f"training.initialise_from={tiny_run.folder}")
+def test_a_run_of_another_task_not_there_or_damaged(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
+    other = rule_recipe("hamilton", f"training.initialise_from={tiny_run.folder}")
     with pytest.raises(RunError, match="was trained for task 'translation', and this recipe is for 'rule'"):
-        train(recipe, runs=tmp_path, quiet=True)
-
-
-def test_a_run_that_is_not_there_or_damaged(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
+        train(other, runs=tmp_path, quiet=True)
     with pytest.raises(RunError, match="nowhere"):
         start_of(changed(tmp_path / "nowhere"), miniature_data)
     broken = tmp_path / "broken"
@@ -179,36 +175,33 @@ def test_a_run_that_is_not_there_or_damaged(tiny_run: Run, miniature_data: Path,
         start_of(changed(broken), miniature_data)
 
 
-def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
+def test_rules_have_tensors_in_common_or_are_refused(tmp_path: Path) -> None:
     source = train(rule_recipe("hamilton", "training.steps=1"), runs=tmp_path, quiet=True).run
+    start = start_of(rule_recipe("hamilton", f"training.initialise_from={source.folder}"), tmp_path)
+    assert set(start.tensors) == {"product.A", "product.S"}
     other = rule_recipe("octonion", f"training.initialise_from={source.folder}", "model.n=8")
     with pytest.raises(RunError, match="no tensor of"):
         train(other, runs=tmp_path, quiet=True)
 
 
-def test_it_works_for_rules_too(tmp_path: Path) -> None:
-    source = train(rule_recipe("hamilton", "training.steps=2"), runs=tmp_path, quiet=True).run
-    start = start_of(rule_recipe("hamilton", f"training.initialise_from={source.folder}"), tmp_path)
-    assert set(start.tensors) == {"product.A", "product.S"}
+OPTIONS = ["train", "miniature", *(part for each in SHORT for part in ("--set", each))]
 
 
 def test_the_option(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
-    settings = [part for each in SHORT for part in ("--set", each)]
-    places = ["--data", str(miniature_data), "--runs", str(tmp_path)]
-    done = CliRunner().invoke(app, ["train", "miniature", *settings, *places, "--init", str(tiny_run.folder)])
+    given = [*OPTIONS, "--data", str(miniature_data), "--runs", str(tmp_path), "--init"]
+    done = CliRunner().invoke(app, [*given, str(tiny_run.folder)])
     assert done.exit_code == 0, done.output
     (run,) = tmp_path.glob("miniature/*/v001")
     assert Run.open(run).environment()["initialised_from"]["new"] == []
     name = str(run.relative_to(tmp_path))  # a name means a run below --runs too
-    again = CliRunner().invoke(app, ["train", "miniature", *settings, *places, "--init", name])
+    again = CliRunner().invoke(app, [*given, name])
     assert again.exit_code == 0, again.output
     assert Run.open(run.parent / "v002").environment()["initialised_from"]["run"] == str(run.resolve())
 
 
 def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
-    settings = [part for each in SHORT for part in ("--set", each)]
     for data in (miniature_data, tmp_path):  # prepared, and not
-        given = ["train", "miniature", *settings, "--dry-run", "--data", str(data), "--init"]
+        given = [*OPTIONS, "--dry-run", "--data", str(data), "--init"]
         missing = CliRunner().invoke(app, [*given, str(tmp_path / "nowhere")])
         assert isinstance(missing.exception, RunError)
         assert "nowhere" in str(missing.exception)
