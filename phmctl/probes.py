@@ -64,7 +64,6 @@ TABLE_3: dict[str, tuple[tuple[str, str, float, float], ...]] = {
 }
 TASKS = tuple(task for tasks in TABLE_3.values() for _, task, _, _ in tasks)
 KINDS = ("encoder", "embeddings")  # what vectors are of: the pooled states; the source embeddings, a bag of words
-_RESULT = "probing.json"
 _ROWS = 1024  # that a probe reads at a time
 _MANY_UNKNOWN = 0.05  # of the tokens
 _MANY_PIECES = 1.5  # times as many tokens a word as in the text that the encoder was trained for
@@ -79,16 +78,11 @@ def probe(
     data: Path | None = None,
     settings: Sequence[str] = (),
 ) -> "ProbingReport":
-    """Probe a translator's encoder, and write the scores into its results.
+    """Probe a translator's encoder, and write the scores into its results. Raises DataError, RunError, OutputError.
 
     `against` is another translator, the table's base, which is only read; `checkpoint` is of both. `data` is the folder
     with the prepared tasks, by default ``$PHMCTL_DATA`` or ``data``. `settings` are keys of the recipe ``probe``,
     ``key=value``; with ``data.card`` its task alone is probed.
-
-    Raises:
-        DataError: no task's data is prepared, or it cannot be probed.
-        RunError: a run is no translator's, or is damaged.
-        OutputError: a folder cannot be written.
     """
     encoders = [Encoder.of(Path(place), checkpoint, device) for place in (run, against) if place is not None]
     own, root, scores = encoders[0], data or data_root(), {}
@@ -97,15 +91,12 @@ def probe(
     with once(), progress(words, len(there) * len(encoders) * len(KINDS)) as advance:
         for name, recipe in there.items():
             prepared = _open(recipe, root)
-            answers = [
-                Sentences(encoder, prepared, root, recipe).answers(kind, advance)
-                for encoder in encoders
-                for kind in KINDS
-            ]
+            read = [Sentences(encoder, prepared, root, recipe) for encoder in encoders]
+            answers = [each.answers(kind, advance) for each in read for kind in KINDS]
             scores[name] = _scores(prepared, answers)
     rival, pooling = [each.run.name for each in encoders[1:]], next(iter(there.values())).model.pooling
     report = ProbingReport(own.run.name, own.checkpoint, scores, rival[0] if rival else None, pooling)
-    write_json(own.run.results_folder / _RESULT, report.as_json())
+    write_json(own.run.results_folder / "probing.json", report.as_json())
     return report
 
 
@@ -148,9 +139,8 @@ def _scores(prepared: PreparedData, answers: Sequence[Sequence[int]]) -> "TaskSc
     labels, test = prepared.labels, prepared.split("test").labels
     truth = [labels[number] for number in (() if test is None else test)]
     given = [[labels[number] for number in each] for each in answers]
-    probed = [
-        Probed(accuracy(own, truth), accuracy(bag, truth)) for own, bag in zip(given[::2], given[1::2], strict=True)
-    ]
+    reached = [accuracy(each, truth) for each in given]
+    probed = list(map(Probed, reached[::2], reached[1::2]))
     train: Mapping[str, Any] = prepared.manifest["splits"]["train"]
     majority = max(train["labels"], key=lambda label: train["labels"][label])
     rival, compared = (probed[1], mcnemar(given[2], given[0], truth)) if len(probed) > 1 else (None, None)
@@ -304,9 +294,8 @@ class Sentences:
         with isolated(device, self.recipe.training.threads):
             model = train_probe(self.recipe, splits, len(self.prepared.labels), device)
         with torch.inference_mode():
-            return [
-                int(row) for part in torch.split(vectors["test"], _ROWS) for row in model(part.to(device)).argmax(1)
-            ]
+            parts = torch.split(vectors["test"], _ROWS)
+            return [int(row) for part in parts for row in model(part.to(device)).argmax(1)]
 
 
 def train_probe(
@@ -446,14 +435,11 @@ class ProbingReport:
         if name not in self.tasks:
             return ["–"] * (6 if self.against else 3)
         scores = self.tasks[name]
-        cells = [
-            f"{100 * one.value:.1f}" + (f" ({100 * one.lower:.1f}–{100 * one.upper:.1f})" if key in _TESTED else "")
-            for key, one in scores.figures().items()
-        ]
+        cells = []
+        for key, one in scores.figures().items():
+            interval = f" ({100 * one.lower:.1f}–{100 * one.upper:.1f})" if key in ("against", "run") else ""
+            cells.append(f"{100 * one.value:.1f}{interval}")
         return cells + ([_gain(scores.against.encoder.value, scores.own.encoder.value)] if scores.against else [])
-
-
-_TESTED = ("against", "run")  # whose intervals are shown
 
 
 def _published(base: float, composed: float) -> list[str]:

@@ -40,16 +40,10 @@ def answer(
 ) -> None:
     """Answer groups of lines as they come: into a file, on stdout, or both. What is wrong with all of them is said.
 
-    Args:
-        model: answers.
-        groups: of lines; those that the file has already answered are passed over.
-        predict: how lines are answered, if not by the model alone.
-        output: a file for the answers as lines of text; without it they go to stdout.
-        as_json: print a JSON object a line of input on stdout: ``line``, its number, and what the task answers.
-        advance: told how many lines are done, for a progress bar.
-
-    Raises:
-        OutputError: the file or stdout cannot be written, or the file answers other lines.
+    `predict` answers lines, if not the model alone does. What `output` has already answered is passed over; without it
+    the answers go to stdout. `as_json` prints a JSON object a line of input: ``line``, its number, and what the task
+    answers. `advance` is told how many lines are done. OutputError: the file or stdout cannot be written, or the file
+    answers other lines.
     """
     number = 1 + (output.lines if output else 0)
     counted = Degenerate()

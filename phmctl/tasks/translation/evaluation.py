@@ -269,7 +269,7 @@ def _decode(
 
     lines = text.source if text.origin else read_text(run, text.name, "source")
 
-    def find_or_load(name: str) -> "_Answered | tuple[Setting, Path, Translator]":
+    def find_or_make(name: str) -> _Answered:
         setting = _search_setting(run, text, name, decoding)
         paths = [setting.path(run, "hyp")]
         if system is not None:
@@ -282,19 +282,15 @@ def _decode(
                 except RunError as error:
                     warn(f"the translations kept in {path} are scored, but their checkpoint cannot be loaded: {error}")
                 return _Answered(path, setting, *kept)
-        return setting, paths[-1], load_translator(run, name, device, decoding, cleaned=True)
+        translator, began = load_translator(run, name, device, decoding, cleaned=True), time.perf_counter()
+        made = _translate(run, translator, lines)
+        seconds = round(time.perf_counter() - began, 3)
+        content = "".join(f"{line}\n" for line in made)
+        write_atomic(paths[-1], content)
+        write_json(paths[-1].with_suffix(_ORIGIN), {**_origin(setting, lines, content), "seconds": seconds})
+        return _Answered(paths[-1], setting, made, seconds)
 
-    found = run.use(checkpoint, find_or_load)
-    if isinstance(found, _Answered):
-        return found
-    setting, path, translator = found
-    began = time.perf_counter()
-    made = _translate(run, translator, lines)
-    seconds = round(time.perf_counter() - began, 3)
-    content = "".join(f"{line}\n" for line in made)
-    write_atomic(path, content)
-    write_json(path.with_suffix(_ORIGIN), {**_origin(setting, lines, content), "seconds": seconds})
-    return _Answered(path, setting, made, seconds)
+    return run.use(checkpoint, find_or_make)
 
 
 def _translate(run: Run, translator: "Translator", lines: Sequence[str]) -> list[str]:
