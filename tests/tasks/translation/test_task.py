@@ -159,9 +159,8 @@ def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None
 def test_a_run_is_not_continued_on_other_data(entities_run, tmp_path, tiny_recipe) -> None:
     corpus = patterned(tmp_path, "Line {} .")
     prepared = prepare(entities_run.recipe.data, corpus, Cleaning(), root=tmp_path / "anew")
-    with pytest.raises(RunError, match="settings, sources") as caught:
+    with pytest.raises(RunError, match="settings, sources"):
         TranslationTask(entities_run.recipe, prepared).check_run(entities_run)
-    assert "prepare it as it was" in str(caught.value)
 
 
 def copied(run: Run, folder: Path) -> Run:
