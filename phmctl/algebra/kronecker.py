@@ -31,17 +31,9 @@ def check_algebra(algebra: str, n: int) -> None:
 
 
 def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
-    """Return the structure tensor of a fixed algebra.
+    """Return the structure tensor A of a fixed algebra, (n, n, n) with entries in {-1, 0, 1}.
 
     For the quaternions ``Σᵢ kron(A[i], S[i])`` is the Hamilton product matrix of Zhang et al. (2021), eq. 3.4.
-
-    Args:
-        algebra: ``real``, ``complex``, ``quaternion``, ``octonion`` or ``sedenion``.
-        device: of the rule.
-        dtype: of the rule; torch's default where None.
-
-    Returns:
-        A of shape (n, n, n) with entries in {-1, 0, 1}.
 
     Raises:
         UserError: no fixed algebra has this name; names the nearest.

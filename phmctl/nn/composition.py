@@ -90,14 +90,8 @@ class ScalarComposition(nn.Module):
 class AggregationNode(nn.Module):
     """``LayerNorm(FFN([x; y; …]) + x + y + …)`` (Dou et al. 2018, eq. 9), of unit variance by its norm.
 
+    Each of `inputs` says how many parts, of width w, stand side by side in an input; `hidden` is the FFN's inner width.
     Where the output is wider than the parts, their sum goes through a map of its own.
-
-    Args:
-        builder: makes the maps.
-        inputs: how many parts stand side by side in each input.
-        width: w, of a part.
-        hidden: inner width of the FFN.
-        out: width of the output.
     """
 
     def __init__(self, builder: LinearBuilder, inputs: Sequence[int], width: int, hidden: int, out: int) -> None:

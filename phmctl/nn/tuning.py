@@ -141,12 +141,11 @@ def tune(model: nn.Module, tokens: int = 4096) -> dict[str, str]:
     fastest: dict[tuple[object, ...], str] = {}
     chosen = {}
     for name, layer in model.named_modules():
-        if not isinstance(layer, PHMLinear) or layer.factors is None:
-            continue
-        shape = layer.in_features, layer.out_features, layer.n, len(layer.V), layer.S.dtype, layer.S.device
-        if shape not in fastest:
-            fastest[shape] = _fastest(layer, tokens)
-        layer.execution = chosen[name] = fastest[shape]
+        if isinstance(layer, PHMLinear) and layer.factors is not None:
+            shape = layer.in_features, layer.out_features, layer.n, len(layer.V), layer.S.dtype, layer.S.device
+            if shape not in fastest:
+                fastest[shape] = _fastest(layer, tokens)
+            layer.execution = chosen[name] = fastest[shape]
     return chosen
 
 
