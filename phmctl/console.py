@@ -16,7 +16,6 @@ from phmctl.errors import PhmctlError, StdoutError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table as RichTable
 
 # C0 but for tab and line feed, DEL and C1; what turns the direction of writing; halves of surrogate pairs
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -79,11 +78,6 @@ def printable(text: str) -> str:
     File names, cards, tensors' names and servers' answers are others' words. Tabs and line ends stay.
     """
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-def _may_be_terminal() -> bool:
-    """Whether rich, which takes a while to import, could say that stderr is a terminal."""
-    return sys.stderr.isatty() or any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
 
 
 def note(message: str) -> None:
@@ -162,7 +156,7 @@ def _write(text: str) -> None:
 
 
 def stdout_refused(error: OSError) -> StdoutError:
-    """Return what to raise where stdout takes no more; nothing else is written to it from now on."""
+    """What to raise where stdout takes no more; nothing else is written to it from now on."""
     _discard(sys.stdout)
     return StdoutError(f"cannot write to stdout: {error.strerror or error}; the output is not complete")
 
@@ -173,11 +167,6 @@ def _discard(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def emit_json(value: Any) -> None:
-    """Print the one JSON document of a ``--json`` call on stdout; raises as :func:`emit` does."""
-    emit(json_text(value, indent=2) + "\n")
-
-
 def json_text(value: Any, indent: int | None = None) -> str:
     """Return JSON in which what no terminal should see stands as JSON's own escapes: ``\\u202e``."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
@@ -186,20 +175,70 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table to print; the fields are the arguments of :func:`print_table`, and lines `below` it."""
+    """A table to print. Columns of numbers stand on the right; the first and those in `text` on the left."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     text: Sequence[int] = ()
-    plain: bool = False
-    below: Sequence[str] = ()
+    plain: bool = False  # without lines
+    below: Sequence[str] = ()  # lines of its own
 
     def show(self) -> None:
-        """Print it on stdout, and the lines that belong below it."""
-        print_table(self.title, self.columns, self.rows, text=self.text, plain=self.plain)
-        if self.below:
-            emit("".join(f"{printable(line)}\n" for line in self.below))
+        """Print it on stdout; raises as :func:`emit` does.
+
+        Cells are broken between words only, so that names can be copied. A table whose words need more than the
+        terminal has is drawn without lines, and is wider only if that does not help.
+        """
+        from rich.box import HEAVY_HEAD
+        from rich.console import Console
+
+        terminal = Console().is_terminal
+        width = Console().width if terminal else 160
+        pen = Console(
+            file=io.StringIO(), width=_WIDEST, force_terminal=terminal, highlight=False, markup=False, emoji=False
+        )
+        airy = self._draw(pen, width, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        lined = airy if self.plain else self._draw(pen, width, box=HEAVY_HEAD)
+        better = (max(_width(airy), width), len(airy) + _LINES) < (max(_width(lined), width), len(lined))
+        pen.width = _WIDEST  # rich would break the title at the table's width
+        with pen.capture() as above:
+            pen.print(printable(self.title), style="italic", soft_wrap=True)
+        lines = (*above.get().splitlines(), *(airy if better else lined))
+        _write("".join(f"{line.rstrip()}\n" for line in lines))
+        emit("".join(f"{printable(line)}\n" for line in self.below))
+
+    def _draw(self, pen: "Console", width: int, **look: Any) -> list[str]:
+        """Return the lines, no wider than `width` unless the longest words need more."""
+        from rich.cells import cell_len
+        from rich.table import Table as RichTable
+
+        table = RichTable(header_style="bold", **look)
+        rows = [[printable(str(cell)) for cell in row] for row in self.rows]
+        for index, column in enumerate(map(printable, self.columns)):
+            words = [column, *(row[index] for row in rows)]
+            left: Literal["left", "right"] = "left" if index in (0, *self.text) else "right"
+            single = all(" " not in each for each in words)  # rich would break the widest word, not the longest text
+            longest = max((cell_len(word) for each in words for word in each.split()), default=0)
+            table.add_column(column, justify=left, overflow="fold", no_wrap=single, min_width=longest)
+        for row in rows:
+            table.add_row(*row)
+        pen.width, lines = _WIDEST, list[str]()
+        wanted = max(width, pen.measure(table).minimum)
+        for less in range(_OVER):
+            pen.width = wanted - less
+            with pen.capture() as capture:
+                pen.print(table, crop=False)
+            lines = [_BLANK_END.sub("\x1b[0m" if pen.is_terminal else "", line) for line in capture.get().splitlines()]
+            if _width(lines) <= wanted:
+                break
+        return lines
+
+
+def _width(lines: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(cell_len(_CODES.sub("", line)) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -217,7 +256,7 @@ class Shown:
     def show(self, *, as_json: bool) -> None:
         """Print it; raises as :func:`emit` does."""
         if as_json:
-            emit_json(self.json)
+            emit(json_text(self.json, indent=2) + "\n")
         else:
             for table in self.tables:
                 table.show()
@@ -229,74 +268,6 @@ class Shown:
             note(line)
 
 
-def print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    text: Sequence[int] = (),
-    plain: bool = False,
-) -> None:
-    """Print a table on stdout; raises as :func:`emit` does.
-
-    Cells are broken between words only, so that names can be copied. A table whose words need more than the terminal
-    has is drawn without lines, and is wider only if that does not help.
-    """
-    from rich.box import HEAVY_HEAD
-    from rich.console import Console
-
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    headings, terminal = [printable(column) for column in columns], Console().is_terminal
-    width = Console().width if terminal else 160
-    pen = Console(
-        file=io.StringIO(), width=_WIDEST, force_terminal=terminal, highlight=False, markup=False, emoji=False
-    )
-    airy = _draw(pen, _made(headings, cells, text, box=None, padding=(0, 2, 0, 0), pad_edge=False), width)
-    lined = airy if plain else _draw(pen, _made(headings, cells, text, box=HEAVY_HEAD), width)
-    better = (max(_width(airy), width), len(airy) + _LINES) < (max(_width(lined), width), len(lined))
-    pen.width = _WIDEST  # rich would break the title at the table's width
-    with pen.capture() as above:
-        pen.print(printable(title), style="italic", soft_wrap=True)
-    _write("".join(f"{line.rstrip()}\n" for line in (*above.get().splitlines(), *(airy if better else lined))))
-
-
-def _made(columns: Sequence[str], cells: Sequence[Sequence[str]], text: Sequence[int], **look: Any) -> "RichTable":
-    """Return a table whose columns are as wide as their longest words, at least."""
-    from rich.cells import cell_len
-    from rich.table import Table as RichTable
-
-    table = RichTable(header_style="bold", **look)
-    for index, column in enumerate(columns):
-        words = [column, *(row[index] for row in cells)]
-        left: Literal["left", "right"] = "left" if index in (0, *text) else "right"
-        single = all(" " not in each for each in words)  # rich would break the widest word, not the longest text
-        longest = max((cell_len(word) for each in words for word in each.split()), default=0)
-        table.add_column(column, justify=left, overflow="fold", no_wrap=single, min_width=longest)
-    for row in cells:
-        table.add_row(*row)
-    return table
-
-
-def _draw(pen: "Console", table: "RichTable", width: int) -> list[str]:
-    """Return a table's lines, as wide as the terminal at most, unless its words need more."""
-    pen.width, lines = _WIDEST, list[str]()
-    wanted = max(width, pen.measure(table).minimum)
-    for less in range(_OVER):
-        pen.width = wanted - less
-        with pen.capture() as capture:
-            pen.print(table, crop=False)
-        lines = [_BLANK_END.sub("\x1b[0m" if pen.is_terminal else "", line) for line in capture.get().splitlines()]
-        if _width(lines) <= wanted:
-            break
-    return lines
-
-
-def _width(lines: Sequence[str]) -> int:
-    from rich.cells import cell_len
-
-    return max(cell_len(_CODES.sub("", line)) for line in lines)
-
-
 @contextmanager
 def progress(
     description: str, total: int | None, *, plain: bool = True, shown: bool = True
@@ -305,7 +276,9 @@ def progress(
 
     The bar is drawn when it advances, not by a thread of its own: a benchmark must not share its cores with one.
     """
-    console = people() if shown and not _silent.get() and _may_be_terminal() else None
+    # rich takes a while to import, and says of nothing else that it is a terminal
+    may_be = sys.stderr.isatty() or any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
+    console = people() if shown and may_be and not _silent.get() else None
     description = printable(description)
     if console is None or not console.is_terminal:
         if plain and shown:

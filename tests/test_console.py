@@ -8,12 +8,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from phmctl.console import Table, emit, emit_json, note, once, people, print_table, printable, progress, silence, warn
+from phmctl.console import Shown, Table, emit, note, once, people, printable, progress, silence, warn
 from phmctl.errors import StdoutError, UserError
 
 MARKUP = "[x] [/red] :smile:"
@@ -27,7 +26,7 @@ def test_notes_and_warnings_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_json_is_all_that_stdout_gets(capsys: pytest.CaptureFixture[str]) -> None:
-    emit_json({"b": "ß", "a": 1})
+    Shown({"b": "ß", "a": 1}).show(as_json=True)
     captured = capsys.readouterr()
     assert list(json.loads(captured.out).items()) == [("b", "ß"), ("a", 1)]
     assert "ß" in captured.out
@@ -41,7 +40,7 @@ def test_people_read_stderr_as_it_was_said(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_table_shows_title_headings_and_cells_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(f"runs of {MARKUP}", ("[name]", "[/n]"), [("[bold]", 3), (MARKUP, 1234)])
+    Table(f"runs of {MARKUP}", ("[name]", "[/n]"), [("[bold]", 3), (MARKUP, 1234)]).show()
     captured = capsys.readouterr()
     assert captured.err == ""
     title, *lines = captured.out.splitlines()
@@ -52,7 +51,7 @@ def test_a_table_shows_title_headings_and_cells_as_they_are(capsys: pytest.Captu
 
 
 def test_a_table_aligns_text_left_and_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table("t", ("name", "number", "why"), [("a", 1, "b")], text=(2,))
+    Table("t", ("name", "number", "why"), [("a", 1, "b")], text=(2,)).show()
     assert "│ a    │      1 │ b   │" in capsys.readouterr().out
 
 
@@ -82,20 +81,18 @@ def refuse(monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(Refusing(reason), write_through=True))
 
 
-@pytest.mark.parametrize("say", [emit_json, lambda text: print_table(text, ("a",), [("b",)])])
-def test_a_full_stdout_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("shown", [Shown("x"), Shown(tables=[Table("x", ("a",), [("b",)])])])
+def test_a_full_stdout_is_an_error_and_a_closed_pipe_ends_as_a_shell_reports_it(
+    monkeypatch: pytest.MonkeyPatch, shown: Shown
+) -> None:
     refuse(monkeypatch, errno.ENOSPC)
     with pytest.raises(StdoutError, match="cannot write to stdout: No space left on device") as caught:
-        say("x")
+        shown.show(as_json=shown.json is not None)
     assert caught.value.exit_code == 1
-
-
-@pytest.mark.parametrize("say", [emit_json, lambda text: print_table(text, ("a",), [("b",)])])
-def test_a_closed_pipe_ends_as_a_shell_reports_it(monkeypatch: pytest.MonkeyPatch, say: Callable[[str], None]) -> None:
     refuse(monkeypatch, errno.EPIPE)
-    with pytest.raises(SystemExit) as caught:
-        say("x")
-    assert caught.value.code == 141
+    with pytest.raises(SystemExit) as ended:
+        shown.show(as_json=shown.json is not None)
+    assert ended.value.code == 141
 
 
 def test_a_stdout_without_bytes_gets_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +125,14 @@ def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture
         pass
     captured = capsys.readouterr()
     assert captured.err == f"{TAMED}\n\tß→你😀\nwarning: {TAMED}\n{TAMED} ...\n"
-    print_table(HOSTILE, (HOSTILE,), [(HOSTILE,)])
+    Table(HOSTILE, (HOSTILE,), [(HOSTILE,)]).show()
     captured = capsys.readouterr()
     assert captured.out.count(TAMED) == 3
     assert not set(captured.out) & set("\x1b\r\x9b\u202e\udc80\x7f")
 
 
 def test_json_has_what_utf8_has_not(capsys: pytest.CaptureFixture[str]) -> None:
-    emit_json({"file": "a\udc80"})
+    Shown({"file": "a\udc80"}).show(as_json=True)
     assert json.loads(capsys.readouterr().out) == {"file": "a\udc80"}
 
 
@@ -171,11 +168,11 @@ def test_a_name_is_never_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     names = ["runs/iwslt14-de-en/phm-n16/v001" + letter * 20 for letter in "ab"]
-    print_table("t", ("name", "other", "words"), [(names[0], names[1], "some words " * 9)], text=(1, 2))
+    Table("t", ("name", "other", "words"), [(names[0], names[1], "some words " * 9)], text=(1, 2)).show()
     shown = capsys.readouterr().out
     assert all(name in shown for name in names)
     assert max(map(len, shown.splitlines())) > 80
-    print_table("t", ("name", "words"), [(names[0], "some words " * 9)], text=(1,))
+    Table("t", ("name", "words"), [(names[0], "some words " * 9)], text=(1,)).show()
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)  # bold, italic
     assert names[0] in shown
     assert max(map(len, shown.splitlines())) == 80
@@ -187,16 +184,16 @@ def test_a_table_that_is_too_wide_with_lines_has_none(
     for name, value in (("COLUMNS", "80"), ("FORCE_COLOR", "1"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, value)
     words = ["a" * 20, "b" * 20, "c" * 20]  # 73 columns with lines
-    print_table("t", words, [words])
+    Table("t", words, [words]).show()
     assert "┃" in capsys.readouterr().out
     words = ["a" * 24, "b" * 24, "c" * 24]  # 82
-    print_table("t", words, [words])
+    Table("t", words, [words]).show()
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert "┃" not in "".join(shown)
     assert max(map(len, shown)) <= 80
     assert all(word in shown[1] for word in words)
     words = ["a" * 30, "b" * 30, "c" * 30]  # too wide in any case, and less so without lines
-    print_table("t", words, [words])
+    Table("t", words, [words]).show()
     assert "┃" not in capsys.readouterr().out
 
 
@@ -228,7 +225,7 @@ def test_a_terminal_gets_no_escapes_and_a_pipe_the_text_as_it_is(
 
 def test_json_has_nothing_in_it_that_a_terminal_should_not_see(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     value = {"a": "\x1b[2J\u202e\x7f\x9bä\ud800"}
-    emit_json(value)
+    Shown(value).show(as_json=True)
     said = capfdbinary.readouterr().out.decode()
     assert json.loads(said) == value
     assert printable(said) == said

@@ -10,7 +10,7 @@ from typing import Any
 
 from phmctl.accounting.ledger import Ledger, Row, Totals, ledger_for_recipe
 from phmctl.accounting.published import PublishedTable, published_tables, table_names
-from phmctl.console import note, print_table
+from phmctl.console import Table, note
 from phmctl.dimension import WITH_N
 from phmctl.errors import RecipeError, UserError, nearest
 from phmctl.recipe.loading import Override, common_overrides, resolve
@@ -132,7 +132,7 @@ def print_ledger(ledger: Ledger) -> None:
     width = sum(max(map(len, cells)) + 3 for cells in zip(_COLUMNS, *rows, strict=True)) + 1
     fits = not sys.stdout.isatty() or width <= shutil.get_terminal_size().columns
     shown = len(_COLUMNS) if fits else _NARROW
-    print_table(f"{ledger.name}: parameters", _COLUMNS[:shown], [row[:shown] for row in rows])
+    Table(f"{ledger.name}: parameters", _COLUMNS[:shown], [row[:shown] for row in rows]).show()
     if not fits:
         _print_notes([f"{', '.join(_COLUMNS[shown:])}: on a terminal of {width} columns, into a pipe, or with --json"])
     whole, inner = ledger.totals, ledger.without_embeddings
@@ -148,7 +148,7 @@ def print_comparison(recipe: str, ledgers: Sequence[Ledger]) -> None:
         for each in (ledger.totals, ledger.without_embeddings):
             cells += [f"{each.parameters:,}", f"{each.share:.1%}"]
         rows.append([*cells, str(ledger.rules), f"{ledger.totals.rule / ledger.totals.parameters:.2%}"])
-    print_table(f"{recipe}: parameters by variant", _COMPARED, rows)
+    Table(f"{recipe}: parameters by variant", _COMPARED, rows).show()
     _print_notes(dict.fromkeys(text for ledger in ledgers for text in ledger.notes))
 
 
@@ -160,7 +160,7 @@ def print_published(table: PublishedTable) -> None:
             holds = "yes" if row.holds(count) else f"no, {row.off(count):+.1%}".replace("-", "−")
             figure = count.figure or ("" if index else row.figure)
             rows.append(("" if index else row.label, figure, f"{count.count:,}", holds, count.arrangement))
-    print_table(table.title, _PUBLISHED, rows, text=(4,))
+    Table(table.title, _PUBLISHED, rows, text=(4,)).show()
     _print_notes(table.notes)
 
 
