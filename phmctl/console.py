@@ -27,6 +27,15 @@ _CLOSED_PIPE = 141  # as a shell reports SIGPIPE
 _WIDEST = 100_000  # columns: more than a table's words ever want
 _REDRAW = 0.1  # seconds between two drawings of a bar, at least
 
+_ARGUMENTS = {  # by the options that are not called so
+    "set": "settings",
+    "reverse": "direction='reverse'",
+    "separate": "joint=False",
+    "cased": "lowercase=False",
+    **{f"no-{name}": f"{name}=False" for name in ("header", "quoting", "references")},
+    **dict.fromkeys(("train", "valid", "test"), "files"),
+}
+
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 _noted: ContextVar[set[str] | None] = ContextVar("noted", default=None)
 
@@ -55,10 +64,10 @@ def as_arguments(message: str) -> str:
     """Return a message with ``beam=0`` for ``--beam 0``, but for the commands in it (``phmctl …``)."""
 
     def argument(option: re.Match[str]) -> str:
-        return option[1].replace("-", "_") + "=" * bool(option[2])
+        return _ARGUMENTS.get(option[1], option[1].replace("-", "_")) + "=" * bool(option[2])
 
     lines = (line.partition("phmctl ") for line in message.split("\n"))
-    option = r"(?<![\w-])--([a-z][a-z0-9-]*)( (?=[A-Z0-9\[]))?"
+    option = r"(?<![\w-])--([a-z][a-z0-9-]*)( (?=[A-Z0-9\[]|\S+:))?"
     return "\n".join(re.sub(option, argument, said) + verb + command for said, verb, command in lines)
 
 

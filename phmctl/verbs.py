@@ -7,7 +7,7 @@ is False. Importing this module does not import torch.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from phmctl.console import silence
 from phmctl.errors import RunError, UserError
@@ -22,6 +22,64 @@ Settings = Mapping[str, Any] | Sequence[str]
 Files = str | Path | Sequence[Any]  # a table, (source, target), or a list of such
 
 
+class VocabularyOptions(TypedDict, total=False):
+    """How text becomes tokens, instead of as the recipe or the card says."""
+
+    tokenizer: str | None  # bpe or word
+    vocabulary: int | None  # number of token types
+    joint: bool | None  # one vocabulary for both sides
+    max_tokens: int | None  # length of the longest text kept in train, in tokens
+    direction: str | None  # reverse: from the corpus' target language to its source language
+    copies: bool | None  # train on each target as its own source too
+
+
+class CleaningOptions(TypedDict, total=False):
+    """How text is cleaned, instead of as the card says."""
+
+    lowercase: bool | None
+    normalise: bool | None  # apply Unicode NFC; replace blanks of all kinds by one
+    entities: str | None  # decode: turn ``&apos;`` and the like into characters; or keep
+    max_ratio: float | None  # largest ratio of the lengths of a train pair in tokens; 0 keeps all
+    min_count: int | None  # least number of occurrences of a word, or of a pair that BPE joins
+
+
+class TableOptions(TypedDict, total=False):
+    """How tables are read, and what labelled text has besides."""
+
+    columns: str | Sequence[str | int] | None  # of source and target: ``"de,en"``, or numbers from 0
+    languages: str | Sequence[str] | None  # of your own parallel text: ``"de,en"``
+    table: Mapping[str, str | Path] | Sequence[str] | None  # your own labelled text: ``{"train": "train.tsv", …}``
+    text: str | Sequence[str] | None  # column of the text; two for pairs
+    label: str | None  # column of the label
+    quoting: bool | None  # whether cells may be quoted; by default only in CSV
+    header: bool | None  # whether tables have a header; without one, columns are numbers from 0
+    extra: str | Sequence[str] | None  # columns of whole numbers; scores are told for each value
+    extra_split: Mapping[str, str | Path] | Sequence[str] | None  # a split that the card borrows, and its folder
+    vectors: str | Path | None  # word vectors for labelled text, in GloVe's text format
+    skip_bad_lines: bool | None  # leave out and count lines that cannot be read
+
+
+class PrepareOptions(VocabularyOptions, CleaningOptions, TableOptions):
+    """What :func:`prepare` takes besides; what is None is as if it were not given."""
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """What :func:`evaluate` takes besides, as far as the task has it; None is as if it were not given."""
+
+    beam: int | None  # translators
+    alpha: float | None  # translators: exponent of the length penalty
+    batch_tokens: int | None  # translators: source tokens in a batch
+    execution: str | None  # how PHM maps are applied: dense, or rank if they hold factors
+    precision: str | None  # translators: float32 or bfloat16
+    lowercase: bool | None  # translators: score in lower case; by default as the corpus
+    tokenize: str | None  # translators: tokenizer of BLEU
+    source: str | Path | None  # translators: text to score in place of a split
+    reference: str | Path | Sequence[str | Path] | None  # its reference translations
+    table: str | Path | None  # classifiers: labelled text to score on in place of a split
+    text: str | Sequence[str] | None  # column of its text; two for pairs
+    label: str | None  # column of its label
+
+
 def prepare(
     name: str,
     *,
@@ -34,7 +92,7 @@ def prepare(
     force: bool = False,
     refetch: bool = False,
     quiet: bool = True,
-    **options: Any,
+    **options: Unpack[PrepareOptions],
 ) -> "PreparedData":
     """Clean and tokenize a corpus, once for all runs that use it: ``phmctl prepare-data``.
 
@@ -51,12 +109,7 @@ def prepare(
         force: prepare even if nothing has changed.
         refetch: download the card's files again.
         quiet: print nothing on stderr.
-        options: further options by the command's names. Of the vocabulary: ``tokenizer``, ``vocabulary``, ``joint``,
-            ``max_tokens``, ``direction`` (``reverse``), ``copies``. Of the cleaning, instead of the card's:
-            ``lowercase``, ``normalise``, ``entities``, ``max_ratio``, ``min_count``. Of tables: ``quoting``,
-            ``header``, ``skip_bad_lines``; of parallel ones ``columns`` and
-            ``languages`` (``"de,en"``), of labelled text ``table`` (``{"train": "train.tsv", …}``), ``text`` (a column
-            or two), ``label``, ``extra``. Of labelled text: ``extra_split``, ``vectors``.
+        options: further options by the command's names: :class:`PrepareOptions`.
 
     Returns:
         the prepared data: its ``folder`` and its ``manifest``, which counts what was read, kept and dropped.
@@ -76,19 +129,24 @@ def prepare(
     for key in given:
         if key in ("train", "valid", "test"):
             raise UserError(f'no option {key!r}: name your own files by split, files={{"{key}": "{given[key]}", …}}')
-        check_known("option", key, (*_VOCABULARY, *_CLEANING, *_TABLES))
+        check_known("option", key, PrepareOptions.__annotations__)
     groups = {split: _groups(named) for split, named in (files or {}).items()}
-    own = {key: Path(value) if key == "vectors" else value for key, value in given.items() if key in _TABLES}
+    vocabulary, cleaning, own = (
+        {key: value for key, value in given.items() if key in kind.__annotations__}
+        for kind in (VocabularyOptions, CleaningOptions, TableOptions)
+    )
+    if "vectors" in own:
+        own["vectors"] = Path(own["vectors"])
     with _quiet(quiet):
         kind = kind_for_corpus(name, None if recipe is None else str(recipe), [*groups, *own])
         asked = Preparation(
             name,
             data_root() if data is None else Path(data),
             None if recipe is None else str(recipe),
-            settings={key: value for key, value in given.items() if key in _VOCABULARY},
+            settings=vocabulary,
             source=None if source is None else Path(source),
             files=groups,
-            cleaning={key: value for key, value in given.items() if key in _CLEANING},
+            cleaning=cleaning,
             vocabulary_of=None if vocabulary_of is None else Path(vocabulary_of),
             options=own,
             workers=workers,
@@ -96,23 +154,6 @@ def prepare(
             refetch=refetch,
         )
         return kind.prepare(asked)
-
-
-_VOCABULARY = ("tokenizer", "vocabulary", "joint", "max_tokens", "direction", "copies")
-_CLEANING = ("lowercase", "normalise", "entities", "max_ratio", "min_count")
-_TABLES = (
-    "columns",
-    "languages",
-    "table",
-    "text",
-    "label",
-    "quoting",
-    "header",
-    "extra",
-    "extra_split",
-    "vectors",
-    "skip_bad_lines",
-)
 
 
 def _as_given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +276,7 @@ def evaluate(
     engine: str | None = None,
     quantize: str | None = None,
     quiet: bool = True,
-    **options: Any,
+    **options: Unpack[EvaluateOptions],
 ) -> "Report":
     """Score a split of a run's own text, and write the scores into the run: ``phmctl eval``.
 
@@ -249,10 +290,7 @@ def evaluate(
         engine: what computes: ``torch``, ``ctranslate2`` or ``onnx``; an export is made of the run and kept in it.
         quantize: CTranslate2's type.
         quiet: print nothing on stderr.
-        options: those of the task, by the command's names: of a translator ``beam``, ``alpha``, ``batch_tokens``,
-            ``execution``, ``precision``, ``lowercase``, ``tokenize``, and of text that is not the run's ``source`` (a
-            file) and ``reference`` (a file or several); of a classifier ``execution``, and of a table that is not the
-            run's ``table`` (a file), ``text`` (a column or two) and ``label``.
+        options: those of the task, by the command's names: :class:`EvaluateOptions`.
 
     Returns:
         what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an

@@ -53,6 +53,23 @@ def test_runs_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
         verbs.evaluate(run.folder, against=other.folder)
 
 
+def test_messages_name_arguments_and_commands_stay(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a\tb\tc\n")
+    files = dict.fromkeys(("train", "valid"), tmp_path / "t.tsv")
+    with pytest.raises(DataError, match=r"which are source and target\? columns=SOURCE,TARGET, by"):
+        phmctl.prepare("mine", files=files, data=tmp_path)
+    with pytest.raises(DataError, match=r"^tokenizer=x: tokenizer should be"):
+        phmctl.prepare("mine", files=files, data=tmp_path, tokenizer="x")
+    with pytest.raises(DataError, match=r"^with header=False, columns are numbers.*; so is extra$"):
+        phmctl.prepare("mine", files=files, data=tmp_path, columns="a,b", header=False)
+    with pytest.raises(DataError, match=r"^direction='reverse' is for translation"):
+        phmctl.prepare("snli", direction="reverse", data=tmp_path)
+    with pytest.raises(DataError, match=r"phmctl prepare-data --list shows all\n.* files=SRC TGT .*\n.* text=COLUMN"):
+        phmctl.prepare("miniatur", data=tmp_path)
+    with pytest.raises(RunError, match="leave resume out to start one"):
+        phmctl.train("miniature", resume=True, runs=tmp_path)
+
+
 def test_preparing_is_silent_unless_asked(
     miniature_data: Path, tiny_recipe: TranslationRecipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
