@@ -36,7 +36,7 @@ def prepare_data(
     if list_:
         return _listed_cards(name, data)
     from phmctl import verbs
-    from phmctl.data.prepared.show import show_prepared
+    from phmctl.data.listing import show_prepared
 
     if name is None:
         raise DataError(

@@ -162,7 +162,14 @@ def plan_by_tokens(
         )
     numbers = RandomNumbers(seed, epoch) if shuffle else None
     order = _by_length(cost, np.asarray(lengths[0], np.int64) - np.asarray(lengths[-1], np.int64), numbers)
-    plan = _cut_by_tokens(order, cost[order], batch_tokens)
+    cost = cost[order]
+    plan, start = list[Ints](), 0
+    while start < len(order):
+        window = cost[start : start + batch_tokens // int(cost[start])]
+        fits = np.maximum.accumulate(window) * np.arange(1, len(window) + 1) <= batch_tokens
+        size = len(window) if fits.all() else int(fits.argmin())
+        plan.append(order[start : start + size])
+        start += size
     return plan if numbers is None else numbers.shuffled(plan)
 
 
@@ -227,19 +234,6 @@ def _by_length(cost: Ints, difference: Ints, numbers: RandomNumbers | None) -> I
     minor = difference[rows]
     turns = np.where((major + flip) % 2 == 0, minor, -minor)
     return rows[np.lexsort((turns, major))]
-
-
-def _cut_by_tokens(order: Ints, cost: Ints, batch_tokens: int) -> list[Ints]:
-    plan = []
-    start = 0
-    while start < len(order):
-        window = cost[start : start + batch_tokens // int(cost[start])]
-        dearest = np.maximum.accumulate(window)
-        fits = dearest * np.arange(1, len(window) + 1) <= batch_tokens
-        size = len(window) if fits.all() else int(fits.argmin())
-        plan.append(order[start : start + size])
-        start += size
-    return plan
 
 
 def _cut_by_count(order: Ints, batch_size: int) -> list[Ints]:

@@ -159,10 +159,18 @@ class CleanRows:
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that stay, their lengths not yet judged; raises :class:`DataError` for unknown labels."""
         self._begin()
+        labels = self._labels
         for row in self._rows:
             self.tally.read += 1
-            if not self._told(row):
+            if not row.whole or (labels is not None and row.label is None):
+                self.tally.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
                 continue
+            if labels is not None and row.label not in self._numbers:
+                shown, guess = ", ".join(labels[:8]), nearest(str(row.label), labels)
+                shown += f", ... ({len(labels)} in all)" if len(labels) > 8 else ""
+                if len(labels) > 100:
+                    guess = "; so many labels look like texts: are --text and --label exchanged?"
+                raise DataError(f"{row.named()}: unknown label {row.label!r}{guess}; known: {shown}")
             cleaned = row._replace(texts=clean_texts(row.texts, self._settings))
             if self._stays(cleaned):
                 yield cleaned
@@ -198,20 +206,6 @@ class CleanRows:
             return tokens
         self.classes[str(row.label)] += 1
         return [cut(each, self._max_tokens, self._settings) for each in tokens]
-
-    def _told(self, row: Row) -> bool:
-        """Return whether a row could be read and, of labelled text, has a label, which must be a known one."""
-        if not row.whole or (self._labels is not None and row.label is None):
-            self.tally.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
-            return False
-        if self._labels is not None and row.label not in self._numbers:
-            known, shown = self._labels, ", ".join(self._labels[:8])
-            shown += f", ... ({len(known)} in all)" if len(known) > 8 else ""
-            guess = nearest(str(row.label), known)
-            if len(known) > 100:
-                guess = "; so many labels look like texts: are --text and --label exchanged?"
-            raise DataError(f"{row.named()}: unknown label {row.label!r}{guess}; known: {shown}")
-        return True
 
     def _stays(self, row: Row) -> bool:
         train, parallel = self._held_out is not None, self._labels is None

@@ -67,15 +67,9 @@ class Corpus:
 def open_corpus(
     card: Card, source: Path | None, cache: Path, extra: Mapping[str, Path] | None = None, *, refetch: bool = False
 ) -> Corpus:
-    """Open a card's corpus; nothing but headers is read before a split is iterated.
+    """Open a card's corpus from a folder (``--source``), its URLs or the hub; only headers are read at once.
 
-    Where the card says how to divide it, splits that the source lacks are held out of train.
-
-    Args:
-        source: a folder with the files (``--source``), or None: the card's URLs or the hub.
-        cache: where downloads are kept.
-        extra: folders of the splits that the card borrows from others (``--extra-split``).
-        refetch: download what is kept there, too.
+    Downloads stay in the cache. `extra` has the folders of splits that the card borrows from others.
     """
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
@@ -93,12 +87,8 @@ def open_corpus(
 
 def divided(corpus: Corpus, divide: Divide) -> Corpus:
     """Return a corpus whose missing splits are rows held out of train: always the same ones, whatever the source."""
-    return _with_splits(corpus, *divide_train(corpus.splits, divide, "pairs" if corpus.languages else "rows"))
-
-
-def _with_splits(corpus: Corpus, made: Splits, held_out: Mapping[str, str]) -> Corpus:
-    splits = _ordered({**corpus.splits, **made})
-    return replace(corpus, splits=splits, held_out=held_out) if made else corpus
+    made, held_out = divide_train(corpus.splits, divide, "pairs" if corpus.languages else "rows")
+    return replace(corpus, splits=_ordered({**corpus.splits, **made}), held_out=held_out) if made else corpus
 
 
 def _of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile], origin: str) -> Corpus:
@@ -123,45 +113,33 @@ def _ordered(splits: Mapping[str, RowSource]) -> Splits:
 
 def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
     match = find_files(card, folder)
-    layout, splits = match.layout, {split: match.read(split) for split in match.splits}
-    corpus = _of(card, splits, match.files(), f"{origin} ({layout.name})")
-    return corpus if layout.odd is None else _with_splits(corpus, *CORPORA[layout.odd](splits))
+    splits = {split: match.read(split) for split in match.splits}
+    corpus = _of(card, splits, match.files(), f"{origin} ({match.layout.name})")
+    if match.layout.odd is None:
+        return corpus
+    made, held_out = CORPORA[match.layout.odd](splits)
+    return replace(corpus, splits=_ordered({**splits, **made}), held_out=held_out)
 
 
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
-    """Ask the URLs and the hub in the card's order; the first that answers serves.
+    """Ask the URLs and the hub in the card's order. One process fetches at a time; another finds what it fetched."""
+    from phmctl.data.fetch import fetch_all, load_rows
 
-    One process fetches at a time; another waits, and then finds what was fetched.
-    """
     refused = []
-    lock = cache / ".lock"
+    lock, folder = cache / ".lock", cache / f"urls-{card.urls_digest[:12]}"
     with locked(lock), tidying(lock):
         for way in card.ways:
             try:
-                return (_from_urls if way == "urls" else _from_hub)(card, cache, refetch)
+                if way == "hub" and card.hub is not None:
+                    return _of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
+                fetch_all(card.urls, folder, refetch=refetch)
+                return _from_folder(card, folder, "the card's URLs")
             except DownloadError as error:
                 refused.append(str(error).split("\n")[0])
         reason = "; ".join(refused) or "the card names neither a hub nor URLs"
         raise DownloadError(
             f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
         )
-
-
-def _from_urls(card: Card, cache: Path, refetch: bool) -> Corpus:
-    from phmctl.data.fetch.archives import fetch_all
-
-    folder = cache / f"urls-{card.urls_digest[:12]}"
-    fetch_all(card.urls, folder, refetch=refetch)
-    return _from_folder(card, folder, "the card's URLs")
-
-
-def _from_hub(card: Card, cache: Path, refetch: bool) -> Corpus:
-    from phmctl.data.fetch.hub import load_rows
-
-    if card.hub is None:
-        raise DataError(f"card {card.id!r} names no hub")
-    loaded = load_rows(card.hub, cache / "hub", refetch=refetch)
-    return _of(card, loaded.splits, loaded.files, loaded.origin)
 
 
 def _with_borrowed(corpus: Corpus, card: Card, source: Path | None, extra: Mapping[str, Path]) -> Corpus:
@@ -216,12 +194,10 @@ def own_corpus(
     """Make a corpus of a user's own files: of labelled text if the rows have a label, otherwise of parallel text.
 
     Args:
-        given: for each split what follows one another: a table, or of parallel text a source and a target (plain text,
-            ``.gz``, IWSLT's names).
-        rows: how tables are read; the format is what each file's name says. None: source and target.
-        quoting: whether a table's cells may stand in quotes; None: in CSV, but not in tab-separated tables.
+        given: of each split the tables, or pairs of a source and a target file, that follow one another.
+        rows: how tables are read, in the format that their names say. None: source and target.
+        quoting: whether a table's cells may stand in quotes; None: in CSV alone.
         skip: whether bad lines are left out, and counted.
-        languages: of source and target, by codes; by default not known.
         chosen: whether the user has named the columns of `rows`.
     """
     labelled = rows is not None and rows.label is not None
@@ -301,12 +277,8 @@ def table_rows(
 
 
 def _looked_at(path: Path, rows: Rows, *, told: bool, chosen: bool) -> Rows:
-    """Return how a table is read after a look at its first lines.
-
-    Where no option told how, a header is known by its words, and a table of more or less than two columns is refused:
-    it would be the ids that are trained on.
-    """
-    cells = first_cells(path, rows) or []
+    """Return how a table is read, by its first lines where no option told; of odd columns ids would be trained on."""
+    cells = first_cells(path, rows)
     if not told and len(cells) == 1:
         raise DataError(
             f"{path} has one column, and one file alone is read as a table of both sides; name two files: SOURCE TARGET"
@@ -325,19 +297,15 @@ def _looked_at(path: Path, rows: Rows, *, told: bool, chosen: bool) -> Rows:
         rows = rows.model_copy(update={"header": True})
     elif heading and not rows.header:
         warn(f"{path}: its first line is read as data and looks like a header ({', '.join(words)}); if it is: --header")
-    lines = () if rows.quoting else enumerate(islice(lines_or_errors(path), _LOOKED_AT), start=1)
-    if number := next((number for number, line in lines if isinstance(line, str) and _has_doubled_quotes(line)), None):
-        note(
-            f"{path}, line {number}: doubled quotes in a table that is read without quoting; "
-            "if its cells are quoted: --quoting"
-        )
+    for number, line in () if rows.quoting else enumerate(islice(lines_or_errors(path), _LOOKED_AT), start=1):
+        cells = [f",{cell}," for cell in line.split("\t")] if isinstance(line, str) else []
+        if any('""' in cell[cell.find(',"') + 2 : max(0, cell.rfind('",'))] for cell in cells if ',"' in cell):
+            note(
+                f"{path}, line {number}: doubled quotes in a table that is read without quoting; "
+                "if its cells are quoted: --quoting"
+            )
+            break
     return rows
-
-
-def _has_doubled_quotes(line: str) -> bool:
-    """Whether a cell in quotes has a quote in it. Linear in the line."""
-    cells = [f",{cell}," for cell in line.split("\t")]
-    return any('""' in cell[cell.find(',"') + 2 : max(0, cell.rfind('",'))] for cell in cells if ',"' in cell)
 
 
 # What columns are called; so are languages: en, deu, pt-br.

@@ -1,9 +1,9 @@
 """Finding a card's files in a folder as people really have it: by their names, and by the columns in them."""
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from phmctl.data.card import Card, Layout, Rows, SplitFiles
@@ -46,24 +46,23 @@ class Match:
     def odd(self) -> tuple[Path, Rows] | None:
         """Return a file without the columns that the layout reads: it is something else; None where all have them."""
         rows = self.layout.rows
-        tables = [each.path for each in self.files() if each.side == "rows"]
-        return next(((path, rows) for path in tables if rows and missing_columns(path, rows)), None)
+        paths = (each.path for each in self.files() if each.side == "rows")
+        return next(((path, rows) for path in paths if rows and missing_columns(path, rows)), None)
 
 
 def find_files(card: Card, folder: Path) -> Match:
     """Return the first layout of a card that `folder`, or a subfolder of it, holds completely.
 
-    The files of a scattered layout may lie in different subfolders; all others lie in one. Where there is none the
-    DataError says which files the nearest layout lacks, and what lies there instead, or which columns a file lacks.
+    Where there is none the DataError says what the nearest layout lacks, and what lies there instead.
     """
     if not folder.is_dir():
         raise DataError(f"no folder {folder}: --source needs the folder with the files of {card.id!r}")
-    tree = _tree(folder)
+    folders = _folders(folder)
     best: Match | None = None
     odd: tuple[Path, Rows] | None = None
     for layout in (*card.local, *generic_layouts(card)):
-        for candidate in tree.folders[: 1 if layout.scattered else None]:
-            match = _match(layout, candidate, tree)
+        for places in [folders] if layout.scattered else ([each] for each in folders):
+            match = _match(layout, places)
             if match.missing:
                 best = match if best is None or len(match.found) > len(best.found) else best
                 continue
@@ -78,21 +77,17 @@ def find_files(card: Card, folder: Path) -> Match:
 
 def find_split(card: Card, split: str, folder: Path) -> Match | None:
     """Return a card's files of one split, of the layout that fits in the shallowest folder, or None."""
-    tree = _tree(folder)
-    for candidate in tree.folders:
+    for candidate in _folders(folder):
         for layout in card.local:
             if split in layout.splits and not layout.makes:
-                match = _match(layout.model_copy(update={"splits": {split: layout.splits[split]}}), candidate, tree)
+                match = _match(layout.model_copy(update={"splits": {split: layout.splits[split]}}), [candidate])
                 if not match.missing and match.odd() is None:
                     return match
     return None
 
 
 def generic_layouts(card: Card) -> list[Layout]:
-    """Return the layouts that every card of parallel text is looked for in: ``train.de``, ``train.en``; ``train.tsv``.
-
-    A card that says how to divide it is found without the splits that this makes, too.
-    """
+    """Return what every card of parallel text is looked for in: ``train.de``, ``train.en``; ``train.tsv``."""
     if card.labelled:
         return []
     one, other = card.source_language, card.target_language
@@ -105,39 +100,22 @@ def generic_layouts(card: Card) -> list[Layout]:
         tabbed = {split: SplitFiles(pairs=(f"{name}.tsv",)) for split, name in names.items()}
         layouts += [Layout(name="plain text", splits=plain), Layout(name="tab-separated", splits=tabbed)]
     made = card.divide.places if card.divide else {}
-    for layout in layouts[:2] if made else ():
+    for layout in layouts[:2] if made else ():  # a card that is divided is found without what this makes, too
         kept = {name: files for name, files in layout.splits.items() if name not in made}
         layouts.append(layout.model_copy(update={"splits": kept}))
     return layouts
 
 
-@dataclass(frozen=True)
-class _Tree:
-    """A folder and those below it, the folder itself first."""
-
-    folders: Sequence[Path]
-
-    @cached_property
-    def files(self) -> Mapping[str, Path]:
-        """Every file by its name; of two, the one in the shallower folder."""
-        found = [path for folder in self.folders for path in sorted(_content(folder)) if path.is_file()]
-        return {path.name: path for path in reversed(found)}
-
-    def find(self, name: str, folder: Path | None) -> Path | None:
-        """Return the place of a file, or of it compressed: in a folder, or (None) in whichever has it."""
-        names = (name, f"{name}.gz")
-        if folder is None:
-            return next((self.files[each] for each in names if each in self.files), None)
-        return next((folder / each for each in names if (folder / each).is_file()), None)
-
-
-def _tree(top: Path) -> _Tree:
+def _folders(top: Path) -> list[Path]:
+    """Return a folder and those below it, the shallower ones first."""
     folders, level = list[Path](), [top]
     for _ in range(_DEPTH + 1):
         folders += level[: _FOLDERS - len(folders)]
         inside = (path for folder in level for path in _content(folder))
-        level = sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
-    return _Tree(folders)
+        level = sorted(
+            path for path in inside if not path.name.startswith(".") and path.is_dir() and os.access(path, os.X_OK)
+        )
+    return folders
 
 
 def _content(folder: Path) -> list[Path]:
@@ -147,19 +125,23 @@ def _content(folder: Path) -> list[Path]:
         return []  # a folder that may not be read holds nothing for us
 
 
-def _match(layout: Layout, folder: Path, tree: _Tree) -> Match:
+def _match(layout: Layout, places: Sequence[Path]) -> Match:
+    """Look for a layout's files, plain or compressed, each in the first of these folders that has it."""
     found: dict[str, Path] = {}
     missing: dict[str, Sequence[str]] = {}
     splits = []
     for split, files in layout.every.items():
-        where = None if layout.scattered else folder
-        here = {name: path for name in files.names if (path := tree.find(name, where))}
+        here = {}
+        for name in files.names:
+            candidates = (place / each for each in (name, f"{name}.gz") for place in places)
+            if path := next(filter(Path.is_file, candidates), None):
+                here[name] = path
         found |= here
         if len(here) == len(set(files.names)):
             splits.append(split)
         elif split in layout.splits:
             missing[split] = [name for name in files.names if name not in here]
-    return Match(layout, folder, found, splits, missing)
+    return Match(layout, places[0], found, splits, missing)
 
 
 def _incomplete(card: Card, folder: Path, best: Match | None) -> DataError:

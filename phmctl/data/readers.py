@@ -28,7 +28,6 @@ from phmctl.data.rows import UNKNOWN, Row, repeatable
 from phmctl.errors import DataError, nearest
 
 Pick = Callable[[Column], str]  # what returns the columns of a record
-Record = Sequence[str] | Mapping[str, Any] | DataError  # a table's row, a JSON object, or why there is none
 
 LONGEST_LINE = 1 << 24  # bytes; a bomb in .gz is one line without end
 # UTF-32's before UTF-16's, which it begins with.
@@ -54,10 +53,9 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def read_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
-    """Yield a text file's lines without their ends (``\\n`` or ``\\r\\n``) and without a byte order mark.
+    """Yield lines without their ends and without a byte order mark, which tells UTF-16 and UTF-32, or else UTF-8.
 
-    The mark also tells UTF-16 and UTF-32; without one the file is UTF-8. Raises :class:`DataError` for a file that
-    cannot be read, and for a line that is too long, not UTF-8, or holds a NUL.
+    Raises :class:`DataError` for a file that cannot be read, and for a line that is too long, not UTF-8, or has a NUL.
     """
     for line in lines_or_errors(path, longest):
         if isinstance(line, DataError):
@@ -87,21 +85,19 @@ def lines_or_errors(path: Path, longest: int = LONGEST_LINE) -> Iterator[str | D
 
 
 def raw_lines(handle: BufferedReader, longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """Return a text's lines with their ends, for :func:`decode_line`; too long a one in parts."""
+    """Yield a text's lines in UTF-8 with their ends, for :func:`decode_line`; too long a one in parts."""
     encoding = marked_encoding(handle.peek(4))
-    return iter(partial(handle.readline, longest + 1), b"") if encoding is None else _recoded(handle, encoding)
+    if encoding is None:
+        yield from iter(partial(handle.readline, longest + 1), b"")
+        return
+    with TextIOWrapper(handle, encoding, newline="\n") as text:
+        while line := text.readline(LONGEST_LINE + 1):
+            yield line.encode("utf-8")
 
 
 def marked_encoding(beginning: bytes) -> str | None:
     """Return the encoding that a byte order mark tells, UTF-16 or UTF-32; None where there is no such mark."""
     return next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), None)
-
-
-def _recoded(handle: BufferedReader, encoding: str) -> Iterator[bytes]:
-    """Yield lines in UTF-8, whatever they are in; too long a one in parts."""
-    with TextIOWrapper(handle, encoding, newline="\n") as text:
-        while line := text.readline(LONGEST_LINE + 1):
-            yield line.encode("utf-8")
 
 
 @contextmanager
@@ -146,11 +142,7 @@ def as_line(text: str) -> str:
 
 
 def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
-    """Yield the sentences of one side of a corpus.
-
-    Of ``text`` that is each line; of ``bpe`` too, with subword-nmt's ``@@ `` undone; of ``iwslt-tags`` the lines of
-    ``train.tags.*`` that are no talk's data; of ``iwslt-xml`` and WMT's ``sgm`` the ``<seg>`` elements.
-    """
+    """Yield the sentences of one side of a corpus; of ``bpe`` with subword-nmt's ``@@ `` undone."""
     lines = read_lines(path)
     match form:
         case "iwslt-xml" | "sgm":
@@ -211,10 +203,10 @@ def guess_format(path: Path) -> Format:
 def parallel_files(
     source: Sequence[Path], target: Sequence[Path], form: Format | None = "text", *, skip: bool = False
 ) -> Iterator[Row]:
-    """Yield pairs from files of equal length, a side each; several files follow one another in the order given.
+    """Yield pairs from files of equal length (else DataError), a side each; several files follow one another.
 
     Without a form each file is read as its name says. With `skip` a bad line of plain text makes a row that is not
-    whole. Raises :class:`DataError` where lengths differ, with both files and counts.
+    whole.
     """
     for one, other in zip(source, target, strict=True):
         forms = [(path, form or guess_format(path)) for path in (one, other)]
@@ -239,10 +231,8 @@ def parallel_files(
 
 @repeatable
 def tables(paths: Sequence[Path], rows: Rows, part: str | None = None) -> Iterator[Row]:
-    """Yield the rows of one split, from tables or JSON lines; a `part` takes those whose column ``rows.split`` has it.
-
-    Raises :class:`DataError`, with file and line, for a bad row that is not to be dropped.
-    """
+    """Yield the rows of one split, from tables or JSON lines; of a `part` those whose column ``rows.split`` has it."""
+    records: Iterator[tuple[int, Any]]
     for path in paths:
         records = _json_records(path) if rows.format == "jsonl" else _cells(path, rows)
         header: Sequence[str] = ()
@@ -254,7 +244,15 @@ def tables(paths: Sequence[Path], rows: Rows, part: str | None = None) -> Iterat
         for number, record in records:
             place = (str(path), number)
             try:
-                pick = _pick(f"{path}, line {number}", record, header, places, rows)
+                if isinstance(record, DataError):
+                    raise record
+                if header and len(record) != len(header):
+                    quoting = f"is quoting {'on' if rows.quoting else 'off'} correct for this file?"
+                    raise DataError(
+                        f"{path}, line {number}: {len(record)} columns, but the header names {len(header)}; {quoting} "
+                        "--skip-bad-lines leaves such rows out"
+                    )
+                pick = partial(_value, f"{path}, line {number}", record, places)
                 if part is None or rows.split is None or pick(rows.split) == part:
                     yield _row(pick, rows, place)
             except DataError:
@@ -286,17 +284,16 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
     return None if not word or word in naming.unlabelled else naming.names.get(word, word)
 
 
-def first_cells(path: Path, rows: Rows) -> list[str] | None:
-    for _, cells in _cells(path, rows):
-        if isinstance(cells, DataError):
-            raise cells
-        return cells
-    return None
+def first_cells(path: Path, rows: Rows) -> list[str]:
+    _, cells = next(_cells(path, rows), (1, list[str]()))
+    if isinstance(cells, DataError):
+        raise cells
+    return cells
 
 
 def columns_of(path: Path, rows: Rows) -> list[str] | None:
     if rows.format != "jsonl":
-        return (first_cells(path, rows) or []) if rows.header else None
+        return first_cells(path, rows) if rows.header else None
     _, record = next(_json_records(path), (1, {}))
     if isinstance(record, DataError):
         raise record
@@ -337,30 +334,15 @@ def field_of(record: Any, column: str) -> Any:
     return record
 
 
-def _pick(where: str, record: Record, header: Sequence[str], places: Mapping[str, int], rows: Rows) -> Pick:
-    """Return what gives the columns of a record; raises DataError for one that is bad, or not as wide as its header."""
-    if isinstance(record, DataError):
-        raise record
-    if isinstance(record, Mapping):
-        return partial(_value, where, record)
-    if header and len(record) != len(header):
-        raise DataError(
-            f"{where}: {len(record)} columns, but the header names {len(header)}; "
-            f"is quoting {'on' if rows.quoting else 'off'} correct for this file? --skip-bad-lines leaves such rows out"
-        )
-    return partial(_cell, where, record, places)
-
-
-def _cell(where: str, row: Sequence[str], places: Mapping[str, int], column: Column) -> str:
-    place = column if isinstance(column, int) else places[column]
-    if place < len(row):
-        return row[place]
-    if not any(row):
-        raise DataError(f"{where} is empty; a table has one row in each line: remove the empty lines")
-    raise DataError(f"{where}: {len(row)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
-
-
-def _value(where: str, record: Mapping[str, Any], column: Column) -> str:
+def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, int], column: Column) -> str:
+    """Return what stands in a column of a table's row, or in a field of a JSON object."""
+    if isinstance(record, list):
+        place = column if isinstance(column, int) else places[column]
+        if place < len(record):
+            return record[place]
+        if not any(record):
+            raise DataError(f"{where} is empty; a table has one row in each line: remove the empty lines")
+        raise DataError(f"{where}: {len(record)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
     value = field_of(record, str(column))
     if value is None and column not in record:
         guess = nearest(str(column), map(str, record))

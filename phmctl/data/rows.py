@@ -9,7 +9,7 @@ from functools import cache, partial, wraps
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, ParamSpec, Protocol
+from typing import NamedTuple, ParamSpec
 
 from phmctl.data.card import Divide
 from phmctl.errors import DataError
@@ -17,7 +17,6 @@ from phmctl.errors import DataError
 UNKNOWN = -1  # an extra that is not known
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
-Splits = dict[str, "RowSource"]
 P = ParamSpec("P")
 
 
@@ -34,10 +33,8 @@ class Row(NamedTuple):
         return f"{self.place[0]}, line {self.place[1]}"
 
 
-class RowSource(Protocol):
-    """Rows that can be iterated any number of times."""
-
-    def __iter__(self) -> Iterator[Row]: ...  # pragma: no cover
+RowSource = Iterable[Row]  # that can be iterated any number of times
+Splits = dict[str, RowSource]
 
 
 @dataclass(frozen=True)
@@ -98,10 +95,7 @@ def hold_out(rows: RowSource, period: int, places: Iterable[int] = (0,), *, held
 
 
 def divide_train(splits: Mapping[str, RowSource], divide: Divide, rows: str) -> tuple[Splits, dict[str, str]]:
-    """Hold the splits that a corpus lacks out of train: always the same rows, whatever the source.
-
-    Returns train and the splits that are made, and in words which rows those are; both empty where none is to be made.
-    """
+    """Hold the splits that a corpus lacks out of train; return them with train, and in words which rows those are."""
     places = {split: place for split, place in divide.places.items() if split not in splits}
     whole, period = splits["train"], divide.period
     made = {split: hold_out(whole, period, [place], held=True) for split, place in places.items()}

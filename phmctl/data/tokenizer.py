@@ -7,7 +7,7 @@ are never made from text: ``<s>`` in a line is punctuation and a letter.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -40,11 +40,7 @@ SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
 
 
 class Tokenizer:
-    """A vocabulary, in the order of its ids, and the rule that splits text into it.
-
-    Made by :func:`train_tokenizer` or :meth:`load`. The merges are the pairs that BPE joins, first one first. Decoding
-    cannot undo lower-casing.
-    """
+    """A vocabulary, in the order of its ids, and the rule that splits text into it; merges are the pairs BPE joins."""
 
     def __init__(
         self, kind: Kind, vocabulary: Sequence[str], merges: Sequence[tuple[str, str]] = (), *, lowercase: bool = False
@@ -72,8 +68,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of a sequence of ids. Special tokens, the unknown word included, leave nothing behind."""
-        words = [int(index) for index in ids]
-        text: str = self._engine.decode([index for index in words if index >= len(SPECIAL_TOKENS)])
+        text: str = self._engine.decode([int(index) for index in ids if index >= len(SPECIAL_TOKENS)])
         return text.removeprefix(" ")
 
     def engine_json(self) -> str:
@@ -123,7 +118,7 @@ def _parts_of(content: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("its ids are not 0, 1, 2, ...")
     return {
         "kind": {"BPE": "bpe", "WordLevel": "word"}[model["type"]],
-        "vocabulary": _in_order(ids),
+        "vocabulary": sorted(ids, key=ids.__getitem__),
         "merges": _pairs(model),
         "lowercase": any(step["type"] == "Lowercase" for step in content["normalizer"]["normalizers"]),
     }
@@ -150,17 +145,21 @@ def train_tokenizer(
             f"a BPE vocabulary of {vocabulary} does not hold the {BYTES} bytes and {len(SPECIAL_TOKENS)} special "
             f"tokens; set the vocabulary to {SMALLEST_BPE} or more"
         )
+    from tokenizers import pre_tokenizers, trainers
+
     engine = _engine(kind, SPECIAL_TOKENS, (), lowercase)
-    trainer = _trainer(kind, vocabulary - len(SPECIAL_TOKENS), min_count)
-    engine.train_from_iterator(_in_reach(texts), trainer)
+    how: dict[str, Any] = {"vocab_size": vocabulary - len(SPECIAL_TOKENS), "show_progress": False}
+    if kind == "word":
+        trainer: Any = trainers.WordLevelTrainer(min_frequency=min_count or 1, **how)
+    else:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(min_frequency=min_count or _MIN_PAIRS, initial_alphabet=alphabet, **how)
+    # Words of 1,000 characters at most: learning BPE takes the square of a word's length.
+    short = (_LONG_WORD.sub(r"\1 ", text) if len(text) > _LONGEST_WORD else text for text in texts)
+    engine.train_from_iterator(short, trainer)
     learned = json.loads(engine.to_str())["model"]
-    tokens = [*SPECIAL_TOKENS, *_in_order(learned["vocab"])]
+    tokens = [*SPECIAL_TOKENS, *sorted(learned["vocab"], key=learned["vocab"].__getitem__)]
     return Tokenizer(kind, tokens, _pairs(learned), lowercase=lowercase)
-
-
-def _in_reach(texts: Iterable[str]) -> Iterator[str]:
-    """Return texts with words of 1,000 characters at most: learning BPE takes the square of a word's length."""
-    return (_LONG_WORD.sub(r"\1 ", text) if len(text) > _LONGEST_WORD else text for text in texts)
 
 
 @dataclass(frozen=True)
@@ -223,21 +222,6 @@ def _engine(
     lower = [normalizers.Lowercase()] if lowercase else []
     engine.normalizer = normalizers.Sequence([*lower, normalizers.Prepend(" ")])
     return engine
-
-
-def _trainer(kind: Kind, vocabulary: int, min_count: int | None) -> Any:
-    from tokenizers import pre_tokenizers, trainers
-
-    if kind == "word":
-        return trainers.WordLevelTrainer(vocab_size=vocabulary, min_frequency=min_count or 1, show_progress=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return trainers.BpeTrainer(
-        vocab_size=vocabulary, min_frequency=min_count or _MIN_PAIRS, initial_alphabet=alphabet, show_progress=False
-    )
-
-
-def _in_order(ids: dict[str, int]) -> list[str]:
-    return sorted(ids, key=ids.__getitem__)
 
 
 def _pairs(learned: dict[str, Any]) -> list[tuple[str, str]]:

@@ -67,8 +67,16 @@ def _wanted_rows(path: Path, wanted: set[str]) -> Iterator[tuple[str, Floats]]:
             continue
         width = width or text.count(" ")
         word, numbers = _parts(path, number, text, width)
-        if word in wanted:
-            yield word, _floats(path, number, numbers)
+        if word not in wanted:
+            continue
+        try:
+            with np.errstate(over="ignore"):  # told below
+                values = np.array(numbers.split(" "), np.float32)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: not all fields behind the word are numbers ({error})") from error
+        if not np.isfinite(values).all():
+            raise DataError(f"{path}, line {number}: a number is infinite, or none (nan); are the vectors sound?")
+        yield word, values
 
 
 def _parts(path: Path, number: int, line: str, width: int) -> tuple[str, str]:
@@ -77,32 +85,13 @@ def _parts(path: Path, number: int, line: str, width: int) -> tuple[str, str]:
         return word, numbers
     parts = line.rsplit(" ", width)  # a word with spaces, and the numbers
     word = parts[0] if len(parts) > width else ""
-    if not word or _ends_in_a_number(word, parts[1:]):
+    last = word.rpartition(" ")[2]
+    whole = sum(1 for part in parts[1:] if _INTEGER.fullmatch(part))
+    # A word may end in a whole number ("sept 11"), which is one of the vector's only where half of those are whole.
+    odd = 2 * whole >= len(parts) - 1 if _INTEGER.fullmatch(last) else _REAL.fullmatch(last)
+    if not word or odd:
         raise DataError(
             f"{path}, line {number}: {line.count(' ')} numbers behind the word, but the first row has {width}; "
             "is the file whole, and of one width?"
         )
     return word, " ".join(parts[1:])
-
-
-def _ends_in_a_number(word: str, numbers: Sequence[str]) -> bool:
-    """Return whether a word's last part is one number too many of its row.
-
-    A word may end in a whole number ("sept 11"), so that one is taken for a part of the vector only where at least half
-    of the vector is whole numbers too.
-    """
-    last = word.rpartition(" ")[2]
-    if _INTEGER.fullmatch(last):
-        return 2 * sum(1 for number in numbers if _INTEGER.fullmatch(number)) >= len(numbers)
-    return _REAL.fullmatch(last) is not None
-
-
-def _floats(path: Path, number: int, numbers: str) -> Floats:
-    try:
-        with np.errstate(over="ignore"):  # told below
-            values = np.array(numbers.split(" "), np.float32)
-    except ValueError as error:
-        raise DataError(f"{path}, line {number}: not all fields behind the word are numbers ({error})") from error
-    if not np.isfinite(values).all():
-        raise DataError(f"{path}, line {number}: a number is infinite, or none (nan); are the vectors sound?")
-    return values

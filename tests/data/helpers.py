@@ -1,5 +1,6 @@
 """What the data tests share: rows from pairs and back, and preparing a user's own files by one call."""
 
+import gzip
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,19 @@ def as_rows(pairs: Iterable[tuple[str, ...]]) -> list[Row]:
 def texts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
     """Return the texts of rows."""
     return [row.texts for row in rows]
+
+
+def put(path: Path, *lines: str, end: str = "\n") -> Path:
+    """Write lines into a file, whose folder is made; compressed where its name ends in ``.gz``."""
+    content = "".join(line + end for line in lines).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def sizes(corpus: Corpus) -> dict[str, int]:
+    """Return the number of rows of each split."""
+    return {split: sum(1 for _ in rows) for split, rows in corpus.splits.items()}
 
 
 def parallel(splits: Mapping[str, Iterable[tuple[str, str]]], **more: Any) -> Corpus:

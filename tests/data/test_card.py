@@ -35,6 +35,7 @@ def refusal(tmp_path, **changes) -> str:
 
 
 TRANSLATION = [name for name in card_names() if card_task(name) == "translation"]
+LABELLED = [name for name in card_names() if name not in TRANSLATION]
 UNKNOWN_SIZES = {"iwslt14-ro-en"}
 
 
@@ -191,12 +192,9 @@ def test_names_of_files_stay_below_their_folder(tmp_path, name):
         Layout.model_validate(json.loads(json.dumps(labelled)), strict=False)
 
 
-@pytest.mark.parametrize("name", ["a/b", ".lock", ".part"])
-def test_names_in_the_cache_are_one_part(tmp_path, name):
-    assert "is no plain name" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
-
-
-def test_files_may_lie_in_subfolders(tmp_path):
+def test_files_may_lie_in_subfolders_but_not_in_the_cache(tmp_path):
+    for name in ("a/b", ".lock", ".part"):
+        assert "is no plain name" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
     layout = {"name": "mine", "splits": {"train": {"source": ["de-en/train.de.gz"], "target": ["de-en/ü.en"]}}}
     assert load(tmp_path, local=[layout]).local[0].splits["train"].names == ("de-en/train.de.gz", "de-en/ü.en")
 
@@ -232,3 +230,68 @@ def test_a_cards_hub_is_no_folder_of_this_machine_but_one_beside_it(tmp_path):
     assert "/etc lies outside the card's folder" in refusal(tmp_path, hub=hub(id="/etc"))
     assert "should be owner/name" in refusal(tmp_path, hub=hub(id="text", folder="etc"))
     assert "is no plain name" in refusal(tmp_path, hub=hub(id="a/b", folder="/etc"))
+
+
+LABELLED_CARD = {
+    "id": "own",
+    "task": "classification",
+    "title": "Own",
+    "description": "A card of one's own.",
+    "licence": "none",
+    "texts": 1,
+    "local": [
+        {
+            "name": "tables",
+            "rows": {"texts": ["text"], "label": "label"},
+            "splits": {"train": ["train.tsv"], "valid": ["valid.tsv"]},
+        }
+    ],
+}
+
+
+def test_the_cards_of_the_paper_and_the_probing_tasks_are_there():
+    wanted = {"snli", "mnli", "quora", "dialogue-nli", "scitail", "agreement", "agreement-resplit"}
+    assert wanted <= set(LABELLED)
+    assert sum(name.startswith("probing-") for name in LABELLED) == 10
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_shipped_labelled_cards_are_whole(name):
+    card = load_card(name)
+    assert card.labelled
+    assert card.id == name
+    assert card.local
+    for layout in card.local:
+        made = {*layout.makes, *(card.divide.places if card.divide else ())}
+        assert {"train", "valid", "test"} <= set(layout.splits) | made
+        assert set(layout.parts) <= set(layout.splits)
+        assert set(layout.rows.names.values()) <= set(card.labels)
+    if card.hub:
+        assert len(card.hub.texts) == card.texts
+        assert set(card.hub.names.values()) <= set(card.labels)
+
+
+def test_published_sizes_of_labelled_text():
+    sizes = {name: load_card(name).sizes for name in LABELLED}
+    assert sizes["snli"] == {"train": 550_152, "valid": 10_000, "test": 10_000}
+    assert sizes["mnli"]["train"] + sizes["mnli"]["valid"] == 392_702
+    assert (sizes["mnli"]["test"], sizes["mnli"]["test_mismatched"]) == (9_815, 9_832)
+    assert sizes["mnli"]["valid"] == len(range(40, 392_702 + 1, 40))
+    assert sizes["quora"] == {"train": 384_348, "valid": 10_000, "test": 10_000}
+    assert sizes["scitail"] == {"train": 23_596, "valid": 1_304, "test": 2_126}
+    assert sum(sizes["agreement-resplit"].values()) == 15_772 + 52_599 + 9_380 + 2_051 + 561 + 159
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"texts": 2}, "layout 'tables' reads another number of texts than 2"),
+        ({"label": ["a"]}, "unknown key 'label'.*'labels'"),
+        ({"sizes": {"dev": 3}}, "dev"),
+    ],
+)
+def test_a_labelled_card_that_cannot_be(tmp_path, changes, message):
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(LABELLED_CARD | changes))
+    with pytest.raises(DataError, match=message):
+        load_card(str(path))

@@ -1,5 +1,8 @@
 """Opening corpora: from folders, own files, the miniature and servers."""
 
+import gzip
+import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -7,21 +10,12 @@ import pytest
 
 from phmctl.data.card import Card, load_card
 from phmctl.data.corpus import open_corpus, own_corpus
+from phmctl.data.find import find_files
 from phmctl.data.readers import parallel_files, read_sentences
 from phmctl.data.rows import SourceFile
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import locked
-from tests.data.helpers import texts
-
-
-def sizes(corpus) -> dict[str, int]:
-    return {split: sum(1 for _ in pairs) for split, pairs in corpus.splits.items()}
-
-
-def put(path: Path, *lines: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
+from tests.data.helpers import put, sizes, texts
 
 
 def test_iwslt_originals(tmp_path):
@@ -97,8 +91,6 @@ def test_valid_alone_is_held_out(tmp_path):
 
 def test_rows_of_a_hub_are_divided_like_lines(tmp_path):
     """A set's division depends on the pairs' order alone: the hub's rows and the files of a folder give the same."""
-    import json
-
     card = load_card("setimes-en-mk")
     rows = [{"translation": {"en": f"en {number}", "mk": f"mk {number}"}} for number in range(1, 261)]
     put(tmp_path / "hub" / "train.jsonl", *(json.dumps(row) for row in rows))
@@ -113,8 +105,6 @@ def test_rows_of_a_hub_are_divided_like_lines(tmp_path):
 
 
 def test_tatoeba_is_turned_round_for_setimes(tmp_path):
-    import gzip
-
     (tmp_path / "Tatoeba.src.shuffled.gz").write_bytes(gzip.compress("Куче\tA dog\n".encode() * 100))
     corpus = open_corpus(load_card("setimes-en-mk"), tmp_path, tmp_path / "cache")
     assert texts(corpus.splits["valid"]) == [("A dog", "Куче")]
@@ -186,28 +176,6 @@ def card_with(urls: list[Path], hub: dict | None = None, **more) -> Card:
     return Card.model_validate(card | {"urls": tuple(items), "hub": hub})
 
 
-def test_urls_are_fetched_into_the_cache_and_read(tmp_path):
-    names = [f"{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")]
-    paths = [put(tmp_path / "server" / name, name) for name in names]
-    corpus = open_corpus(card_with(paths), None, tmp_path / "cache")
-    assert texts(corpus.splits["test"]) == [("test.de", "test.en")]
-    folder = next((tmp_path / "cache").glob("urls-*"))
-    assert {file.path for file in corpus.files} == {folder / name for name in names}
-
-
-def test_an_archive_is_unpacked_in_the_cache(tmp_path):
-    import shutil
-
-    for split in ("train", "valid", "test"):
-        for side in ("de", "en"):
-            put(tmp_path / "content" / "deep" / f"{split}.{side}", f"{split} {side}")
-    archive = Path(shutil.make_archive(str(tmp_path / "set"), "gztar", tmp_path / "content"))
-    for _ in range(2):  # the second time from the cache
-        corpus = open_corpus(card_with([archive], extract=True), None, tmp_path / "cache")
-        assert texts(corpus.splits["valid"]) == [("valid de", "valid en")]
-        archive.unlink(missing_ok=True)
-
-
 NAMES = [f"{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")]
 
 
@@ -219,13 +187,24 @@ def first(card: Card, cache: Path, split: str, **options) -> tuple[str, str]:
     return next(iter(open_corpus(card, None, cache, **options).splits[split])).texts
 
 
-def test_a_changed_url_does_not_share_the_file_of_the_old_one(tmp_path):
-    old, new = serve(tmp_path / "old", "old"), serve(tmp_path / "new", "new")
-    assert first(card_with(old), tmp_path / "cache", "test") == ("old test.de", "old test.en")
-    assert first(card_with(new), tmp_path / "cache", "test") == ("new test.de", "new test.en")
+def test_urls_are_fetched_into_the_cache_and_read(tmp_path):
+    """A changed URL does not share the file of the old one."""
+    old, new, cache = serve(tmp_path / "old", "old"), serve(tmp_path / "new", "new"), tmp_path / "cache"
+    assert first(card_with(old), cache, "test") == ("old test.de", "old test.en")
+    folder = next(cache.glob("urls-*"))
+    assert {file.path for file in open_corpus(card_with(old), None, cache).files} == {folder / name for name in NAMES}
+    assert first(card_with(new), cache, "test") == ("new test.de", "new test.en")
     for path in (*old, *new):
         path.unlink()
-    assert first(card_with(old), tmp_path / "cache", "test") == ("old test.de", "old test.en")
+    assert first(card_with(old), cache, "test") == ("old test.de", "old test.en")
+
+
+def test_an_archive_is_unpacked_in_the_cache(tmp_path):
+    serve(tmp_path / "content" / "deep", "x")
+    archive = Path(shutil.make_archive(str(tmp_path / "set"), "gztar", tmp_path / "content"))
+    for _ in range(2):  # the second time from the cache
+        assert first(card_with([archive], extract=True), tmp_path / "cache", "valid") == ("x valid.de", "x valid.en")
+        archive.unlink(missing_ok=True)
 
 
 def test_refetch_asks_again_and_loses_nothing(tmp_path):
@@ -262,11 +241,14 @@ def test_what_does_not_decide_on_the_text_is_not_in_the_cards_digest():
     assert roomier.urls_digest == card.urls_digest
 
 
-def test_when_nothing_answers_the_way_out_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("prefer", "first"), [("hub", "the hub http"), ("urls", "cannot fetch file")])
+def test_when_nothing_answers_the_way_out_is_named(tmp_path, monkeypatch, prefer, first):
+    """The card says whom to ask first."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     hub = {"id": "a/b", "splits": {"train": "train"}, "columns": {"source": "de", "target": "en"}}
-    with pytest.raises(DownloadError) as caught:
-        open_corpus(card_with([tmp_path / "absent.de"], hub), None, tmp_path / "cache")
+    card = card_with([tmp_path / "absent.de"], hub).model_copy(update={"prefer": prefer})
+    with pytest.raises(DownloadError, match=f"cannot fetch 'multi30k-de-en': {first}") as caught:
+        open_corpus(card, None, tmp_path / "cache")
     message = str(caught.value)
     assert "absent.de" in message
     assert "the hub http://127.0.0.1:9 cannot be reached" in message
@@ -274,43 +256,24 @@ def test_when_nothing_answers_the_way_out_is_named(tmp_path, monkeypatch):
     assert len(message.splitlines()) <= 3
 
 
-@pytest.mark.parametrize(("prefer", "first"), [("hub", "the hub http"), ("urls", "cannot fetch file")])
-def test_the_card_says_whom_to_ask_first(tmp_path, monkeypatch, prefer, first):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    hub = {"id": "a/b", "splits": {"train": "train"}, "columns": {"source": "de", "target": "en"}}
-    card = card_with([tmp_path / "absent.de"], hub).model_copy(update={"prefer": prefer})
-    with pytest.raises(DownloadError, match=f"cannot fetch 'multi30k-de-en': {first}"):
-        open_corpus(card, None, tmp_path / "cache")
-
-
 # Real data
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("multi30k-de-en", (29_000, 1_014, 1_000)), ("shakespeare", (18_395, 1_218, 1_462))],
+    ("name", "folder", "expected"),
+    [
+        ("multi30k-de-en", "multi30k-de-en", (29_000, 1_014, 1_000)),
+        ("shakespeare", "shakespeare", (18_395, 1_218, 1_462)),
+        ("wmt14-en-de", "wmt14-en-de/opennmt-toy-ende", (10_000, 3_000, 2_737)),
+        ("setimes-en-mk", "tatoeba", (78_675, 802, 803)),
+    ],
 )
-def test_real_folders(real_data, tmp_path, name, expected):
-    corpus = open_corpus(load_card(name), real_data / name, tmp_path)
-    assert tuple(sizes(corpus).values()) == expected
-
-
-def test_real_sample_of_wmt14(real_data, tmp_path):
-    corpus = open_corpus(load_card("wmt14-en-de"), real_data / "wmt14-en-de" / "opennmt-toy-ende", tmp_path)
-    assert sizes(corpus) == {"train": 10_000, "valid": 3_000, "test": 2_737}
-    assert "OpenNMT's toy set" in corpus.origin
+def test_real_folders(real_data, tmp_path, name, folder, expected):
+    corpus = open_corpus(load_card(name), real_data / folder, tmp_path)
+    assert sizes(corpus) == dict(zip(("train", "valid", "test"), expected, strict=True))
     source, target = next(iter(corpus.splits["train"])).texts
-    assert " the " in source
-    assert " über " in target
-
-
-def test_real_tatoeba_in_the_place_of_setimes(real_data, tmp_path):
-    corpus = open_corpus(load_card("setimes-en-mk"), real_data / "tatoeba", tmp_path)
-    assert sizes(corpus) == {"train": 78_675, "valid": 802, "test": 803}
-    english, macedonian = next(iter(corpus.splits["train"])).texts
-    assert english.isascii()
-    assert not macedonian.isascii()
-    assert list(corpus.held_out) == ["valid", "test"]
+    assert source.isascii() == (name != "multi30k-de-en")
+    assert target.isascii() == (name not in ("wmt14-en-de", "setimes-en-mk"))
 
 
 @pytest.mark.parametrize(
@@ -352,13 +315,6 @@ def test_real_files_have_the_sha256_of_their_cards(real_data):
     assert checked == 16
 
 
-def test_real_sets_without_train_say_so(real_data, tmp_path):
-    with pytest.raises(DataError, match=r"valid and test found, train incomplete\nmissing: train.en, train.vi"):
-        open_corpus(load_card("iwslt15-en-vi"), real_data / "iwslt15-en-vi", tmp_path)
-    with pytest.raises(DataError, match=r"missing: train.tags.de-en.de, train.tags.de-en.en"):
-        open_corpus(load_card("iwslt14-de-en"), real_data / "iwslt14-de-en", tmp_path)
-
-
 def test_real_iwslt_files_in_the_order_of_the_usual_test_set(real_data):
     """The XML files give the usual test set, but for Moses' tokens and eight lines with entities left encoded."""
     import html
@@ -393,3 +349,115 @@ def test_a_card_of_parallel_text_may_read_tables(tmp_path):
         "test_news": [("d", "drei")],
     }
     assert [file.side for file in corpus.files] == ["rows"] * 3
+
+
+def place(folder, *names, content=b"x\n"):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+
+
+RAW = [f"{split}.{side}.gz" for split in ("train", "val", "test_2016_flickr") for side in ("de", "en")]
+
+
+@pytest.mark.parametrize("below", ["", "task1/raw", "a/b/c"])
+def test_a_layout_is_found_in_subfolders(tmp_path, below):
+    place(tmp_path / below, *RAW)
+    match = find_files(load_card("multi30k-de-en"), tmp_path)
+    assert (match.layout.name, match.folder) == ("raw captions", tmp_path / below)
+    assert match.found["train.de"] == tmp_path / below / "train.de.gz"
+
+
+def test_the_shallowest_folder_wins(tmp_path):
+    names = [f"{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")]
+    place(tmp_path / "set", *names)
+    place(tmp_path / "set" / "tmp", *names)
+    assert find_files(load_card("iwslt14-de-en"), tmp_path).folder == tmp_path / "set"
+
+
+@pytest.mark.parametrize("valid", ["valid", "val", "dev"])
+def test_every_card_reads_plain_text_and_tsv(tmp_path, valid):
+    place(
+        tmp_path,
+        "train.modern",
+        "train.original.gz",
+        f"{valid}.modern",
+        f"{valid}.original",
+        "test.modern",
+        "test.original",
+    )
+    assert find_files(load_card("shakespeare"), tmp_path).layout.name == "plain text"
+    place(tmp_path / "other", "train.tsv.gz", f"{valid}.tsv", "test.tsv")
+    assert find_files(load_card("shakespeare"), tmp_path / "other").layout.name == "tab-separated"
+
+
+WMT = [
+    "europarl/europarl-v8.ro-en.en.gz",
+    "europarl/europarl-v8.ro-en.ro.gz",
+    "opus/SETIMES.en-ro.en",
+    "opus/deep/SETIMES.en-ro.ro",
+    *(f"dev/newsdev2016-enro-{side}.sgm" for side in ("src.en", "ref.ro")),
+    *(f"test/newstest2016-enro-{side}.sgm" for side in ("src.en", "ref.ro")),
+]
+
+
+def test_the_files_of_several_archives_may_lie_apart(tmp_path):
+    place(tmp_path, *WMT)
+    place(tmp_path / "test", "SETIMES.en-ro.en")  # shallower than none, and later in the alphabet: not taken
+    match = find_files(load_card("wmt18-en-ro"), tmp_path)
+    assert (match.layout.name, match.folder) == ("original WMT files", tmp_path)
+    assert match.found["europarl-v8.ro-en.en"] == tmp_path / "europarl" / "europarl-v8.ro-en.en.gz"
+    assert match.found["SETIMES.en-ro.en"] == tmp_path / "opus" / "SETIMES.en-ro.en"
+    assert [file.path.name for file in match.files() if (file.split, file.side) == ("train", "target")] == [
+        "europarl-v8.ro-en.ro.gz",
+        "SETIMES.en-ro.ro",
+    ]
+
+
+def test_a_file_of_several_archives_that_is_missing(tmp_path):
+    place(tmp_path, *WMT[:2], *WMT[3:])
+    with pytest.raises(
+        DataError, match=r"\(original WMT files\) in part: valid and test found, train incomplete\n.*ES\.en"
+    ):
+        find_files(load_card("wmt18-en-ro"), tmp_path)
+
+
+def test_files_of_other_layouts_must_lie_together(tmp_path):
+    place(tmp_path, *(f"{split}/{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")))
+    with pytest.raises(DataError, match="in part"):
+        find_files(load_card("multi30k-de-en"), tmp_path)
+
+
+def test_a_set_that_is_divided_is_found_without_valid_and_test(tmp_path):
+    place(tmp_path, "train.en.gz", "train.mk")
+    match = find_files(load_card("setimes-en-mk"), tmp_path)
+    assert (match.layout.name, set(match.layout.splits)) == ("plain text", {"train"})
+    place(tmp_path, "dev.en", "dev.mk", "test.en", "test.mk")
+    assert set(find_files(load_card("setimes-en-mk"), tmp_path).layout.splits) == {"train", "valid", "test"}
+    place(tmp_path / "id", "train.tsv", "test.tsv")
+    match = find_files(load_card("iwslt17-en-id"), tmp_path / "id")
+    assert set(match.layout.splits) == {"train", "test"}
+
+
+def test_what_is_not_divided_is_missing(tmp_path):
+    place(tmp_path, "train.en", "train.id")
+    with pytest.raises(DataError, match="train found, valid and test incomplete"):
+        find_files(load_card("iwslt17-en-id"), tmp_path)
+
+
+def test_missing_files_are_named_with_what_lies_there_instead(tmp_path):
+    place(tmp_path, *RAW[1:], "train.de.zip")
+    with pytest.raises(DataError) as caught:
+        find_files(load_card("multi30k-de-en"), tmp_path)
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("'multi30k-de-en' (raw captions) in part: valid and test found, train incomplete")
+    assert lines[1] == "missing: train.de (found train.de.zip)"
+    assert len(lines) == 3
+
+
+def test_an_empty_and_an_absent_folder(tmp_path):
+    with pytest.raises(DataError, match=r"holds no files of 'shakespeare'\nlooked in .*NLTK-tokenised files"):
+        find_files(load_card("shakespeare"), tmp_path)
+    with pytest.raises(DataError, match=r"no folder .*absent"):
+        find_files(load_card("shakespeare"), tmp_path / "absent")

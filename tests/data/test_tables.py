@@ -1,6 +1,7 @@
 """Readers of labelled rows: each trap of the real files, in small files of our own."""
 
 import csv
+import gzip
 import json
 
 import pytest
@@ -10,13 +11,9 @@ from phmctl.data.card import Cleaning, Rows
 from phmctl.data.clean import CleanRows
 from phmctl.data.readers import check_columns, missing_columns, tables
 from phmctl.errors import DataError
+from tests.data.helpers import put
 
 PAIR = {"texts": ("premise", "hypothesis"), "label": "label"}
-
-
-def put(path, *lines):
-    path.write_bytes("".join(line + "\n" for line in lines).encode())
-    return path
 
 
 def read(path, **rows):
@@ -51,37 +48,23 @@ def test_a_quoted_table_unquotes_and_may_hold_separators_and_line_feeds(tmp_path
     assert [example.place[1] for example in examples] == [2, 3, 5]
 
 
-def test_csv_and_compressed(tmp_path):
-    import gzip
-
+def test_csv_and_compressed_and_lines_that_end_at_line_feeds_alone(tmp_path):
     path = tmp_path / "q.csv.gz"
     path.write_bytes(gzip.compress(b'"","id","q1","q2","same"\n"7",1,"a, b","c",0\n'))
     (example,) = read(path, format="csv", quoting=True, texts=("q1", "q2"), label="same")
     assert (example.texts, example.label) == (("a, b", "c"), "0")
-
-
-def test_lines_end_at_line_feeds_alone(tmp_path):
     path = put(tmp_path / "a.tsv", "A\tone\u2028two\x85three", "B\t\u00a0x\u200b")
-    assert [example.texts[0] for example in read(path, header=False, texts=(1,), label=0)] == [
-        "one\u2028two\x85three",
-        "\u00a0x\u200b",
-    ]
+    lines = [example.texts[0] for example in read(path, header=False, texts=(1,), label=0)]
+    assert lines == ["one\u2028two\x85three", "\u00a0x\u200b"]
 
 
-def test_labels_are_renamed_and_none_is_none(tmp_path):
+def test_labels_are_renamed_and_none_or_a_blank_is_none(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", "a\tc\t-1", "a\td\t-", "a\te\tother")
     rows = {**PAIR, "names": {"0": "entailment"}, "unlabelled": ("-", "-1")}
     assert [example.label for example in read(path, **rows)] == ["entailment", None, None, "other"]
-
-
-def test_a_blank_label_is_none_and_blanks_around_one_are_not_part_of_it(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", "a,", "b,  ", "c, yes", "d,yes ")
-    assert [example.label for example in read(path, format="csv", texts=("text",), label="label")] == [
-        None,
-        None,
-        "yes",
-        "yes",
-    ]
+    labels = [example.label for example in read(path, format="csv", texts=("text",), label="label")]
+    assert labels == [None, None, "yes", "yes"]
 
 
 def test_an_unknown_label_is_told_with_file_line_and_the_known(tmp_path):
@@ -156,12 +139,16 @@ def test_json_lines_and_a_json_array(tmp_path):
         ("[1]", "line 2: no JSON object"),
         ('{"text": "x"}', "line 2: no key 'label'; there are text"),
         ('{"text": null, "label": "a"}', "line 2: 'text' holds None"),
+        ('{"text": "\\ud800", "label": "x"}', "line 2: 'text' holds half of a surrogate pair"),
+        ('{"text": "a", "text": "b"}', "line 2: no JSON .*twice"),
     ],
 )
 def test_malformed_json_lines(tmp_path, line, message):
     path = put(tmp_path / "a.jsonl", '{"text": "x", "label": "a"}', line)
-    with pytest.raises(DataError, match=message):
-        read(path, format="jsonl", texts=("text",), label="label")
+    array = put(tmp_path / "b.jsonl", '[{"text": "a", "text": "b"}]')
+    for bad, told in ((path, message), (array, "line 1: no JSON .*twice")):
+        with pytest.raises(DataError, match=told):
+            read(bad, format="jsonl", texts=("text",), label="label")
 
 
 @pytest.mark.parametrize(
@@ -178,13 +165,6 @@ def test_rows_that_cannot_be(rows):
         Rows(**rows)
 
 
-def test_half_a_surrogate_pair_is_no_character(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "\\ud800", "label": "x"}\n')
-    with pytest.raises(DataError, match=r"a\.jsonl, line 1: 'text' holds half of a surrogate pair"):
-        list(tables([path], Rows(format="jsonl", texts=("text",), label="label")))
-
-
 @pytest.mark.parametrize("number", ["2147483648", "-2147483649", "9" * 5000])
 def test_an_extra_has_32_bits(tmp_path, number):
     path = tmp_path / "a.tsv"
@@ -197,8 +177,6 @@ def test_an_extra_has_32_bits(tmp_path, number):
 
 
 def test_a_json_line_has_the_limit_of_all_lines_and_an_array_one_of_its_own(tmp_path, monkeypatch):
-    import gzip
-
     rows = {"format": "jsonl", "texts": ("text",), "label": None}
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "' + b"x" * (17 << 20) + b'"}\n', 1))
@@ -210,9 +188,3 @@ def test_a_json_line_has_the_limit_of_all_lines_and_an_array_one_of_its_own(tmp_
         with pytest.raises(DataError):
             read(put(tmp_path / "b.jsonl", content), **rows)
     assert len(read(put(tmp_path / "c.jsonl", *[json.dumps({"text": "x" * 10})] * 20), **rows)) == 20
-
-
-@pytest.mark.parametrize("content", ['{"text": "a", "text": "b"}', '[{"text": "a", "text": "b"}]'])
-def test_a_key_twice_in_json_is_refused(tmp_path, content):
-    with pytest.raises(DataError, match=r"line 1: no JSON .*twice"):
-        read(put(tmp_path / "a.jsonl", content), format="jsonl", texts=("text",), label=None)

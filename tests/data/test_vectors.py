@@ -1,21 +1,14 @@
 """Word vectors: the text format with its oddities."""
 
-import gzip
-
 import numpy as np
 import pytest
 
 from phmctl.data.special import SPECIAL_TOKENS
 from phmctl.data.vectors import read_vectors
 from phmctl.errors import DataError
+from tests.data.helpers import put
 
 WORDS = [*SPECIAL_TOKENS, " dog", " Cat", " .", "."]
-
-
-def put(path, *lines):
-    text = "".join(line + "\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    return path
 
 
 @pytest.mark.parametrize("name", ["v.txt", "v.txt.gz"])

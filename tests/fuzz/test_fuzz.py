@@ -29,7 +29,7 @@ from phmctl.checkpoints import read_checkpoint
 from phmctl.data.card import Rows, load_card
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.corpus import own_corpus
-from phmctl.data.fetch.archives import extract
+from phmctl.data.fetch import extract
 from phmctl.data.prepared.folder import PreparedData, Split, prepared_folder
 from phmctl.data.prepared.prepare import labels_of
 from phmctl.data.prepared.provenance import Sources

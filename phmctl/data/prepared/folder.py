@@ -147,13 +147,7 @@ def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
 
 
 class Split:
-    """One split of prepared text, mapped from its Arrow file.
-
-    Attributes:
-        sides: the token ids of each text of each row: source and target, or an example's one text or two.
-        labels: (N,) int64, the numbers of the classes; None for parallel text.
-        extras: (N,) int64 each, by their names; -1 where the value is not known.
-    """
+    """One split of prepared text, mapped from its Arrow file: token ids of each text, labels (N,), extras (N,) each."""
 
     def __init__(self, path: Path, extras: list[str] | None = None) -> None:
         self.path = path
@@ -195,18 +189,14 @@ class Split:
 
 
 class PreparedData:
-    """A prepared corpus: splits, tokenizers and the manifest that says where they come from.
-
-    `command` is what prepares it, for messages. Of labelled text both tokenizers are one object. The labels are in the
-    order of their numbers, and empty for parallel text.
-    """
+    """A prepared corpus; `command` prepares it, for messages. Both tokenizers of labelled text are one object."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], command: str) -> None:
         self.folder = folder
         self.manifest = manifest
         self.command = command
         self.tokenizers = TokenizerPair.load(folder)
-        self.labels: list[str] = list(manifest.get("labels", ()))
+        self.labels: list[str] = list(manifest.get("labels", ()))  # in the order of their numbers
         self.texts: int = manifest.get("texts", 2)
         self._splits: dict[str, Split] = {}
 

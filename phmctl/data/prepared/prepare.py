@@ -8,13 +8,11 @@ only when it is complete.
 
 import re
 from collections.abc import Mapping, Sequence, Sized
+from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
 from phmctl.data.arrow import LABELLED, PARALLEL, SplitWriter
@@ -31,7 +29,6 @@ from phmctl.data.clean import (
     words_of,
 )
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
-from phmctl.data.prepared.build import build, current, memory_of
 from phmctl.data.prepared.folder import (
     TASK,
     VECTORS_FILE,
@@ -45,7 +42,7 @@ from phmctl.data.prepared.folder import (
     read_manifest,
     write_manifest,
 )
-from phmctl.data.prepared.provenance import Sources, Vocabulary
+from phmctl.data.prepared.provenance import Sources, Vocabulary, build, current
 from phmctl.data.rows import UNKNOWN, RowSource
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
@@ -73,10 +70,7 @@ def choose_section(
     section: type[SectionT],
     vocabulary: Vocabulary | None = None,
 ) -> SectionT:
-    """Return a corpus' data section: what is given, else what a recipe says, else what the card proposes.
-
-    The settings of a `vocabulary` that is there already stand instead of the card's.
-    """
+    """Return a data section: what is given, else a recipe's, else a vocabulary's that is there, else the card's."""
     kind = next(each for each in RECIPES.values() if each.model_fields["data"].annotation is section)
     loaded = None if recipe is None else load_recipe(recipe)
     base = loaded and (loaded if isinstance(loaded.data, section) else expect(loaded, kind)).data
@@ -105,20 +99,10 @@ def prepare_named(
     force: bool = False,
     refetch: bool = False,
 ) -> PreparedData:
-    """Prepare a card's corpus, or a user's own.
+    """Prepare a card's corpus, or a user's own, whose content the `settings` decide on too; see ``prepare-data``.
 
-    Args:
-        source: a folder with the card's files; otherwise they are downloaded.
-        own: the user's own corpus; excludes `source` and `extra`.
-        settings: other settings that decide on the content of that.
-        cleaning: fields of :class:`~phmctl.data.card.Cleaning` that were set by hand, instead of the card's.
-        vocabulary: one that is there already, which is not learned.
-        extra: folders of the splits that a card borrows from others.
-        vectors: word vectors in GloVe's text format, for labelled text. Without them, those of an earlier preparation
-            stay.
-        workers: threads of the tokenizer.
-        force: prepare even if nothing has changed.
-        refetch: download the card's files again.
+    The cleaning has the fields that were set by hand, instead of the card's. Without vectors those of an earlier
+    preparation stay.
     """
     do = partial(prepare, data, root=root, vectors=vectors, vocabulary=vocabulary, workers=workers, force=force)
     if own is not None:
@@ -134,7 +118,17 @@ def prepare_named(
         prepared = PreparedData.open(folder, prepare_command(data, root))
     else:
         prepared = do(open_corpus(card, source, root / "raw" / card.id, extra, refetch=refetch), chosen)
-    _tell_of_splits(prepared.manifest, card)
+    splits, held_out = prepared.manifest["splits"], prepared.manifest.get("held_out", {})
+    if held_out:  # their scores compare with nobody else's
+        parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
+        name = prepared.manifest["corpus"]
+        note(f"{name} has no {' and '.join(held_out)} of its own: {parts}; train is the rest")
+    rows = "rows" if card.labelled else "pairs"
+    for split, number in card.sizes.items():
+        if split in splits or not card.labelled:  # labelled text: not everybody has all
+            read = splits.get(split, {}).get("read", 0)
+            if read < _FEW * number:
+                warn(f"{split} of {card.id} has {read:,} {rows} where {number:,} were published; is the source whole?")
     return prepared
 
 
@@ -162,11 +156,13 @@ def prepare(
     settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
     corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
     corpus = copied_corpus(corpus) if has_copies(data) else corpus
-    sources = Sources(corpus, memory_of(folder), vectors)
+    sources = Sources(corpus, folder.with_name(f".{folder.name}.seen.json"), vectors)
 
     def write(temporary: Path, provenance: dict[str, Any]) -> None:
-        if vectors is None:
-            _warn_of_lost_vectors(folder)
+        with suppress(DataError):
+            before = (read_manifest(folder) or {}).get("vectors")
+            if before and vectors is None:
+                warn(f"prepared anew without the vectors of {before['file']}; give --vectors again to have them")
         _write(temporary, data, corpus, cleaning, vectors, vocabulary, provenance)
 
     build(folder, settings, sources, write, workers=workers, force=force)
@@ -197,31 +193,6 @@ def _settings(
     if vocabulary is not None:
         settings["vocabulary_of"] = vocabulary.sha256
     return settings
-
-
-def _warn_of_lost_vectors(folder: Path) -> None:
-    try:
-        before = (read_manifest(folder) or {}).get("vectors")
-    except DataError:
-        return
-    if before:
-        warn(f"prepared anew without the vectors of {before['file']}; give --vectors again to have them")
-
-
-def _tell_of_splits(manifest: Mapping[str, Any], card: Card) -> None:
-    """Say which splits are not the publishers' (their scores compare with nobody else's), and which are not whole."""
-    held_out = manifest.get("held_out", {})
-    if held_out:
-        parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
-        name = manifest["corpus"]
-        note(f"{name} has no {' and '.join(held_out)} of its own: {parts}; train is the rest")
-    rows = "rows" if card.labelled else "pairs"
-    for split, number in card.sizes.items():
-        if card.labelled and split not in manifest["splits"]:
-            continue  # not everybody has all
-        read = manifest["splits"].get(split, {}).get("read", 0)
-        if read < _FEW * number:
-            warn(f"{split} of {card.id} has {read:,} {rows} where {number:,} were published; is the source whole?")
 
 
 # ------------------------------------------------------------------------------------------------ writing a folder
@@ -262,10 +233,7 @@ def _write(
 
 
 def labels_of(train: RowSource) -> list[str]:
-    """Return the labels that occur in train, sorted; whole numbers by their value.
-
-    A tab or a line's end in one would break the rows of the predictions' table: DataError.
-    """
+    """Return train's labels, sorted; whole numbers by value. DataError for what would break the predictions' table."""
     found: set[str] = set()
     for row in train:
         if row.label is None or row.label in found:
@@ -298,27 +266,21 @@ def _clean_splits(
             warn(f"{len(again):,} of {len(rows[name]):,} rows of {name} stand in valid too; is it the same file?")
     if corpus.labelled and not any(True for _ in corpus.splits["train"]):
         raise _empty(corpus, "train")
-    if not corpus.labelled:
-        _warn_of_exchanged(corpus)
-    return {
-        name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
-        for name, rows in corpus.splits.items()
-    }
-
-
-def _warn_of_exchanged(corpus: Corpus) -> None:
-    """Say which splits have words of train's targets in their sources, and of its sources in their targets."""
     words = {
         name: [words_of(lines) for lines in zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)]
         for name, rows in corpus.splits.items()
+        if not corpus.labelled
     }
-    sides = words.pop("train")
     for name, own in words.items():
-        if exchanged(own, sides):
+        if exchanged(own, words["train"]):
             warn(
                 f"{name}'s sources have the words of train's targets, and its targets those of train's sources; "
                 "are source and target exchanged in one of them?"
             )
+    return {
+        name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
+        for name, rows in corpus.splits.items()
+    }
 
 
 def _empty(corpus: Corpus, split: str) -> DataError:
@@ -436,16 +398,15 @@ def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Seque
     note(f"reading {path} ...")
     found = read_vectors(path, tokenizer.vocabulary)
     write_atomic(folder / VECTORS_FILE, save({"vectors": torch.from_numpy(found.table)}))
+    shares = {}
+    for name in splits:
+        sides = [side.values for side in Split(folder / f"{name}.arrow").sides]
+        total = sum(map(len, sides))
+        shares[name] = round(sum(int(found.covered[side].sum()) for side in sides) / total, 6) if total else 0.0
     return {
         "file": path.name,
         "width": found.table.shape[1],
         "covered": int(found.covered.sum()),
         "types": tokenizer.size - len(SPECIAL_TOKENS),
-        "tokens": {name: _covered_tokens(folder / f"{name}.arrow", found.covered) for name in splits},
+        "tokens": shares,
     }
-
-
-def _covered_tokens(path: Path, covered: npt.NDArray[np.bool_]) -> float:
-    sides = [side.values for side in Split(path).sides]
-    total = sum(map(len, sides))
-    return round(sum(int(covered[side].sum()) for side in sides) / total, 6) if total else 0.0

@@ -1,23 +1,27 @@
-"""What prepared data was made from, whether that has changed since, and vocabularies that other runs and data lend."""
+"""What prepared data was made from and whether that has changed, its building, and vocabularies that others lend."""
 
+import glob
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from phmctl.console import note
 from phmctl.data.card import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.corpus import Corpus
-from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section
+from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError, OutputError
-from phmctl.files import sha256, sha256_text, write_json
+from phmctl.files import clear, locked, replacing, sha256, sha256_text, temporaries, tidying, write_json, writing
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
+from phmctl.sealed import damage
 
 Entries = list[dict[str, Any]]
 CARD = "card_sha256"  # what a manifest calls the card's digest
@@ -111,6 +115,82 @@ def _differences(before: Entries, now: Entries) -> list[str]:
     if names:
         return [f"{', '.join(sorted(names))} changed"]
     return ["order of the files changed"] if before != now else []
+
+
+def build(
+    folder: Path,
+    settings: Mapping[str, Any],
+    sources: Sources,
+    write: Callable[[Path, dict[str, Any]], None],
+    *,
+    workers: int = 1,
+    force: bool = False,
+) -> None:
+    """Build a prepared folder, unless it is there already, of the same sources and settings and whole.
+
+    `write` writes everything into the empty folder given; its second argument is for the manifest. The folder takes its
+    name when it is complete.
+    """
+    lock = folder.with_name(f".{folder.name}.lock")
+    if force or not current(folder, settings, sources):
+        with locked(lock), tidying(lock):  # a second process waits, and then finds it done
+            with writing(folder):
+                for entry in () if folder.exists() else temporaries(folder):
+                    if not _changed(entry, settings, sources):  # complete: its process was killed at the very end
+                        entry.rename(folder)
+                        break
+                clear(folder)  # what is half written goes; without a new folder the former one is put back
+            if force or not current(folder, settings, sources, say=True):
+                with replacing(folder) as temporary, _threads(workers):
+                    write(temporary, {"settings": dict(settings), **sources.describe()})
+                note(f"prepared in {folder}")
+    elif temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old")):
+        with suppress(OSError, OutputError), locked(lock, wait=False) as held:
+            if held:  # what a process left that was killed; nobody else is at work there
+                clear(folder)
+    sources.remember()
+
+
+def current(
+    folder: Path, settings: Mapping[str, Any], sources: Sources | None, *, card: str = "", say: bool = False
+) -> bool:
+    """Return whether a folder holds these sources (None: whichever the card with this digest has) so set, whole."""
+    changed = _changed(folder, settings, sources, card)
+    if not changed:
+        note(f"{folder} is up to date")
+    elif say and (folder / MANIFEST).exists():
+        note(f"{folder} is out of date ({'; '.join(changed)}): preparing anew")
+    return not changed
+
+
+def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None, card: str = "") -> list[str]:
+    try:
+        manifest = read_manifest(folder)
+        if manifest is None:
+            return [f"{MANIFEST} changed"]
+        before = manifest["settings"]
+        changed = [f"{key} changed" for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        if sources is not None:
+            changed += sources.changed(manifest)
+        elif card and card != manifest.get(CARD):
+            changed.append("the card changed")
+        return changed + [f"{each['name']} changed" for each in manifest["files"] if damage(folder, each)]
+    except (DataError, KeyError, TypeError):  # damaged
+        return [f"{MANIFEST} changed"]
+
+
+@contextmanager
+def _threads(workers: int) -> Iterator[None]:
+    """Let the tokenizer use so many threads; it reads its limits from the environment."""
+    limits = {"TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false", "RAYON_NUM_THREADS": str(workers)}
+    before = {name: os.environ[name] for name in limits if name in os.environ}
+    os.environ.update(limits)
+    try:
+        yield
+    finally:
+        for name in limits:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 _DECIDES = ("tokenizer", "vocabulary", "joint")  # settings that a vocabulary was made by

@@ -13,8 +13,8 @@ from phmctl.assembly import Classifier, build_classifier, texts_of
 from phmctl.console import note, warn
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
 from phmctl.data.copies import check_same_data, check_same_vocabulary, record_copies
+from phmctl.data.listing import coverage_of
 from phmctl.data.prepared.folder import PreparedData, Split
-from phmctl.data.prepared.show import coverage_of
 from phmctl.data.tokenizer import JOINT_FILE
 from phmctl.errors import DataError, RunError
 from phmctl.files import write_atomic

@@ -61,12 +61,15 @@ def test_a_split_comes_back_from_the_disk(tmp_path):
     assert split.texts[0] == [row[2] for row in ROWS]
     assert split.texts[1] == [row[3] for row in ROWS]
     assert split.source.values.dtype == np.int32
-
-
-def test_a_split_is_mapped_and_not_copied(tmp_path):
-    split = written(tmp_path / "valid.arrow", ROWS)
     assert not split.source.values.flags.owndata
     assert np.shares_memory(split.source[0], split.source.values)
+    train = written(tmp_path / "train.arrow", ROWS, with_text=False)
+    with pytest.raises(DataError, match=r"train\.arrow keeps no text"):
+        _ = train.texts[0]
+    empty = written(tmp_path / "test.arrow", [])
+    assert (len(empty), empty.texts[0]) == (0, [])
+    dataset = datasets.Dataset.from_file(str(split.path))
+    assert dataset[2] == {"source": [8], "target": [9, 10, 11], "source_text": "Äpfel\u2028", "target_text": "<s>"}
 
 
 def test_large_splits_are_written_in_record_batches(tmp_path, monkeypatch):
@@ -78,30 +81,12 @@ def test_large_splits_are_written_in_record_batches(tmp_path, monkeypatch):
     assert split.texts[0] == [str(i) for i in range(7)]
 
 
-def test_the_datasets_library_opens_a_split(tmp_path):
-    written(tmp_path / "valid.arrow", ROWS)
-    dataset = datasets.Dataset.from_file(str(tmp_path / "valid.arrow"))
-    assert dataset[2] == {"source": [8], "target": [9, 10, 11], "source_text": "Äpfel\u2028", "target_text": "<s>"}
-
-
-def test_train_keeps_no_text(tmp_path):
-    split = written(tmp_path / "train.arrow", ROWS, with_text=False)
-    with pytest.raises(DataError, match=r"train\.arrow keeps no text"):
-        _ = split.texts[0]
-
-
-def test_an_empty_split_is_a_split(tmp_path):
-    split = written(tmp_path / "test.arrow", [])
-    assert len(split) == 0
-    assert split.texts[0] == []
-
-
-def test_a_damaged_split_is_a_users_error(tmp_path):
+@pytest.mark.parametrize("content", [None, b"no arrow", b"", b"ARROW1", b"\xff" * 1000, b"\0" * 1000])
+def test_a_file_that_is_missing_or_no_arrow_is_a_users_error(tmp_path, content):
     path = tmp_path / "train.arrow"
-    with pytest.raises(DataError, match=r"cannot read .*train\.arrow"):
-        Split(path)
-    path.write_bytes(b"no arrow")
-    with pytest.raises(DataError, match="prepare the data again with --force"):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"(cannot read .*train\.arrow|has not the columns).*again with --force"):
         Split(path)
 
 
@@ -139,6 +124,10 @@ def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
             "phmctl prepare-data mine --tokenizer word --vocabulary 90 --separate --max-tokens 50 "
             "--train SRC TGT --valid SRC TGT --test SRC TGT",
         ),
+        (
+            ParallelSection(card="multi30k-de-en", direction="reverse"),
+            "phmctl prepare-data multi30k-de-en --tokenizer bpe --vocabulary 8000 --joint --max-tokens 256 --reverse",
+        ),
     ],
 )
 def test_what_is_not_prepared_names_the_command(tmp_path, monkeypatch, section, command):
@@ -151,14 +140,7 @@ def test_what_is_not_prepared_names_the_command(tmp_path, monkeypatch, section, 
     with pytest.raises(DataError) as caught:
         PreparedData.find(section, tmp_path)
     assert str(caught.value).endswith(f"run: {command}")
-
-
-def test_a_data_folder_with_a_blank_is_quoted(tmp_path):
-    command = prepare_command(ParallelSection(card="multi30k-de-en"), tmp_path / "my data")
-    assert command.endswith(f"--max-tokens 256 --data '{tmp_path}/my data'")
-
-
-def test_a_folder_opened_by_its_path_names_the_command_in_general(tmp_path):
+    assert prepare_command(section, tmp_path / "my data").endswith(f" --data '{tmp_path}/my data'")
     with pytest.raises(DataError, match=r"run: phmctl prepare-data NAME$"):
         PreparedData.open(tmp_path)
 
@@ -214,14 +196,6 @@ def test_an_arrow_file_of_other_columns_is_refused(tmp_path, columns):
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(DataError, match=r"train\.arrow has not the columns"):
-        Split(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"ARROW1", b"\xff" * 1000, b"\0" * 1000])
-def test_a_file_that_is_no_arrow_is_refused(tmp_path, content):
-    path = tmp_path / "train.arrow"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot read .*train\.arrow|has not the columns"):
         Split(path)
 
 

@@ -10,9 +10,9 @@ import torch
 from phmctl.data.batches import collate, lengths_of, plan_by_count
 from phmctl.data.card import Cleaning, Rows
 from phmctl.data.corpus import Corpus
+from phmctl.data.listing import show_prepared
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, trained_sizes
 from phmctl.data.prepared.prepare import choose_section, prepare, prepare_named
-from phmctl.data.prepared.show import show_prepared
 from phmctl.data.rows import Row
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import LabelledSection
@@ -45,7 +45,7 @@ def prepared(root, made=None, cleaning=None, section=SECTION, **more):
     return prepare(section, made or corpus(), cleaning or Cleaning(), root=root, **more)
 
 
-def test_counts(tmp_path):
+def test_what_is_counted_and_stored(tmp_path):
     data = prepared(tmp_path)
     splits = data.manifest["splits"]
     assert splits["train"]["read"] == 9
@@ -56,10 +56,6 @@ def test_counts(tmp_path):
     assert splits["test"]["noted"] == {"cut": 1, "empty_text": 1}
     assert (splits["test"]["kept"], splits["test"]["dropped"]) == (3, {})
     assert data.splits == ["train", "valid", "test"]
-
-
-def test_what_is_stored(tmp_path):
-    data = prepared(tmp_path)
     assert (data.labels, data.texts, data.vectors) == (["yes", "no"], 1, None)
     train, test = data.split("train"), data.split("test")
     assert train.labels.tolist() == [0, 1, 1, 1]
@@ -148,10 +144,11 @@ def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
     data = prepare_named(section, root=tmp_path / "data", source=quora(tmp_path / "raw"))
     train = data.manifest["splits"]["train"]
     assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
-    capsys.readouterr()
+    assert "train of quora has 88 rows where 384,348 were published" in capsys.readouterr().err
     show_prepared(data.manifest)
     assert "− odd row" in capsys.readouterr().out
-    prepare_named(section, root=tmp_path / "data")
+    again = prepare_named(section, root=tmp_path / "data")  # no source: what is there serves, no network is asked
+    assert again.manifest == data.manifest
     assert "is up to date" in capsys.readouterr().err
 
 
@@ -189,7 +186,7 @@ def test_an_empty_split(tmp_path, split, rows):
         prepared(tmp_path, corpus(**{split: rows}))
 
 
-def test_a_second_time_nothing_is_done(tmp_path, capsys):
+def test_a_second_time_changes_are_named(tmp_path, capsys):
     table = tmp_path / "t.tsv"
     table.write_text("label\ttext\nyes\tthe dog\nno\ta cat\n")
     other = tmp_path / "v.tsv"
@@ -202,10 +199,6 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys):
 
     first = run()
     stamp = (first.folder / "manifest.json").stat().st_mtime_ns
-    capsys.readouterr()
-    run()
-    assert "is up to date" in capsys.readouterr().err
-    assert (first.folder / "manifest.json").stat().st_mtime_ns == stamp
     run(force=True)
     assert (first.folder / "manifest.json").stat().st_mtime_ns != stamp
     assert [entry["name"] for entry in first.manifest["sources"]] == ["t.tsv", "v.tsv"]
@@ -215,14 +208,6 @@ def test_a_second_time_nothing_is_done(tmp_path, capsys):
     assert "out of date (t.tsv changed)" in capsys.readouterr().err
     run(quoting=True)
     assert "out of date (quoting changed)" in capsys.readouterr().err
-
-
-def test_chunks_do_not_change_the_bytes(tmp_path, monkeypatch):
-    one = prepared(tmp_path / "one").folder
-    monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK", 1)
-    two = prepared(tmp_path / "two").folder
-    for path in one.iterdir():
-        assert path.read_bytes() == (two / path.name).read_bytes()
 
 
 def glove(path, *rows):
@@ -284,19 +269,10 @@ def test_sections(tmp_path):
     assert choose("own", None, {}) == LabelledSection(card="own")
     with pytest.raises(DataError, match="--vocabulary 1"):
         choose("own", None, {"vocabulary": 1})
-    with pytest.raises(RecipeError, match="'translation', not 'classification'"):
+    with pytest.raises(RecipeError, match="'miniature' is one of task 'translation', not 'classification'"):
         choose("own", "miniature", {})
-
-
-def test_a_card_in_a_folder(tmp_path, capsys):
-    lines = ["tr\tI\tone two", "tr\tO\tthree", "va\tI\tfour", "te\tO\tfive", "va\tO\tsix", "te\tI\tseven"]
-    (tmp_path / "bigram_shift.txt").write_text("".join(f"{line}\n" for line in lines))
-    section = choose("probing-bigram-shift", None, {})
-    data = prepare_named(section, root=tmp_path / "data", source=tmp_path)
-    assert data.labels == ["I", "O"]
-    assert "train of probing-bigram-shift has 2 rows where 100,000 were published" in capsys.readouterr().err
-    again = prepare_named(section, root=tmp_path / "data")  # no source: what is there serves, and no network is asked
-    assert again.manifest == data.manifest
+    probe = choose("probing-subj-number", "probe", {"max_tokens": 50})  # a section of labelled text, with a key more
+    assert (probe.card, probe.vocabulary, probe.max_tokens) == ("probing-subj-number", 30_000, 50)
 
 
 def test_real_counterfactual_snli(tmp_path, real_data):
@@ -315,11 +291,3 @@ def test_real_counterfactual_snli(tmp_path, real_data):
     assert counts["test_snli"]["labels"] == {"contradiction": 3_237, "entailment": 3_368, "neutral": 3_219}
     assert data.vectors.shape == (3_600, 300)
     assert 0.5 < data.manifest["vectors"]["tokens"]["test_snli"] < 0.6
-
-
-def test_a_probes_recipe_says_how_its_sentences_are_prepared():
-    """Its section is one of labelled text, with a key more."""
-    chosen = choose("probing-subj-number", "probe", {"max_tokens": 50})
-    assert (chosen.card, chosen.vocabulary, chosen.max_tokens) == ("probing-subj-number", 30_000, 50)
-    with pytest.raises(RecipeError, match="'miniature' is one of task 'translation', not 'classification'"):
-        choose("probing-subj-number", "miniature", {})

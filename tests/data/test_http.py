@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from phmctl.data.fetch.http import download
+from phmctl.data.fetch import download
 from phmctl.errors import DownloadError, OutputError
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -114,11 +114,25 @@ def test_a_file_comes_whole_and_once(server, tmp_path):
     assert [path.name for path in (tmp_path / "raw").iterdir()] == ["train.de"]
 
 
-@pytest.mark.parametrize("tag", ['"v1"', None])
-def test_a_cut_connection_is_resumed_where_it_broke_off(server, tmp_path, tag):
-    server.cuts, server.tag = [300_000, 200_000], tag
+@pytest.mark.parametrize(
+    ("tag", "sha256", "resumed"),
+    [
+        ('"v1"', SHA256, True),
+        (None, SHA256, True),
+        ('"v1"', None, True),
+        *((tag, None, False) for tag in (None, 'W/"weak"', "\x1b[31m", '"a" "b"', "v1")),
+    ],
+)
+def test_a_cut_connection_is_resumed_where_a_tag_or_a_sha256_can_tell(server, tmp_path, tag, sha256, resumed):
+    """A tag that is none is not sent back."""
+    server.cuts, server.tag = [300_000, 200_000] if resumed else [300_000], tag
+    assert fetch(server, tmp_path, sha256=sha256).read_bytes() == CONTENT
+    assert server.seen == ([None, "bytes=300000-", "bytes=500000-"] if resumed else [None, None])
+
+
+def test_a_server_without_ranges(server, tmp_path):
+    server.cuts, server.ranges = [300_000], False
     assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
-    assert server.seen == [None, "bytes=300000-", "bytes=500000-"]
 
 
 def test_a_later_call_resumes(server, tmp_path):
@@ -138,41 +152,26 @@ def test_a_file_that_changed_meanwhile_is_not_mixed(server, tmp_path):
     assert fetch(server, tmp_path).read_bytes() == CONTENT[::-1]
 
 
-@pytest.mark.parametrize("tag", [None, 'W/"weak"'])
-def test_without_a_tag_or_sha256_the_fetch_begins_anew(server, tmp_path, tag):
-    server.cuts, server.tag = [300_000], tag
-    assert fetch(server, tmp_path).read_bytes() == CONTENT
-    assert server.seen == [None, None]
-
-
-def test_a_server_without_ranges(server, tmp_path):
-    server.cuts, server.ranges = [300_000], False
-    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
-
-
-def test_a_part_that_was_whole_already(server, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "content", "seen"),
+    [
+        ("train.de.part", CONTENT, [f"bytes={len(CONTENT)}-"]),
+        ("train.de.part", CONTENT + b"x", [f"bytes={len(CONTENT) + 1}-", None]),
+        ("train.de", b"old", [None]),
+    ],
+    ids=["whole already", "too long", "of another SHA-256"],
+)
+def test_what_is_there_already(server, tmp_path, name, content, seen):
     (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "train.de.part").write_bytes(CONTENT)
+    (tmp_path / "raw" / name).write_bytes(content)
     assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
-    assert server.seen == [f"bytes={len(CONTENT)}-"]
-
-
-def test_a_part_that_is_too_long_is_dropped(server, tmp_path):
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "train.de.part").write_bytes(CONTENT + b"x")
-    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
+    assert server.seen == seen
 
 
 def test_other_content_than_the_sha256_is_dropped(server, tmp_path):
     with pytest.raises(DownloadError, match=rf"has SHA-256 {SHA256[:12]}\.\.\., but 000000000000"):
         fetch(server, tmp_path, sha256="0" * 64)
     assert not list((tmp_path / "raw").iterdir())
-
-
-def test_a_file_with_another_sha256_is_fetched_again(server, tmp_path):
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "train.de").write_bytes(b"old")
-    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
 
 
 def test_a_busy_server_is_asked_again(server, tmp_path):
@@ -212,13 +211,6 @@ def test_what_a_killed_fetch_left_is_taken_over(server, tmp_path):
     assert fetch(server, tmp_path).read_bytes() == CONTENT
     assert server.seen == ["bytes=1000-"]
     assert [path.name for path in (tmp_path / "raw").iterdir()] == ["train.de"]
-
-
-@pytest.mark.parametrize("tag", ["\x1b[31m", '"a" "b"', "v1"])
-def test_a_tag_that_is_none_is_not_sent_back(server, tmp_path, tag):
-    server.cuts, server.tag = [300_000], tag
-    assert fetch(server, tmp_path).read_bytes() == CONTENT
-    assert server.seen == [None, None]
 
 
 def test_refetch_replaces_the_file_when_the_new_one_is_whole(server, tmp_path):

@@ -2,16 +2,20 @@
 
 import gzip
 import io
+import json
 import tarfile
+import time
 import tracemalloc
 import zipfile
 
 import pytest
+from datasets import are_progress_bars_disabled
 
-from phmctl.data.card import Url
-from phmctl.data.fetch import archives
-from phmctl.data.fetch.archives import DamagedError, extract, fetch_all
-from phmctl.errors import DataError, OutputError
+from phmctl.data import fetch as archives
+from phmctl.data.card import Hub, Sides, Url
+from phmctl.data.fetch import DamagedError, HubRows, extract, fetch_all, load_rows
+from phmctl.errors import DataError, DownloadError, OutputError
+from tests.data.helpers import texts
 
 CONTENT = {"set/train.de": b"eins\n", "set/deep/train.en": b"one\n", "./readme": b"", "a..b": b"fine"}
 
@@ -50,9 +54,14 @@ def test_content_comes_out(tmp_path, name):
     modes = {"a.tgz": "w:gz", "a.tar": "w", "a.tar.xz": "w:xz"}
     path = tmp_path / name
     packed(path, CONTENT) if name == "a.zip" else tar(path, CONTENT, modes[name])
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="cannot write"):
+        extract(path, tmp_path / "file" / "out")
     folder = extract(path, tmp_path / "out" / "set")
     assert files(folder) == {name.removeprefix("./"): content for name, content in CONTENT.items()}
     assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
+    path.unlink()
+    assert extract(path, folder) == folder  # it is left alone
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
@@ -113,9 +122,6 @@ def test_links_and_devices_are_refused(tmp_path, member):
     with pytest.raises(DataError, match="is a link or a device; nothing was extracted"):
         extract(path, tmp_path / "out")
     assert files(tmp_path).keys() == {"x.tar"}
-
-
-def test_links_in_a_zip_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         info = zipfile.ZipInfo("out")
         info.external_attr = 0o120777 << 16
@@ -142,20 +148,6 @@ def test_damaged_archives_leave_nothing(tmp_path, name, damage):
     with pytest.raises(DamagedError, match="not a whole tar or zip archive"):
         extract(path, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
-
-
-def test_an_extracted_folder_is_left_alone(tmp_path):
-    path = tar(tmp_path / "a.tar", CONTENT, "w")
-    folder = extract(path, tmp_path / "out")
-    path.unlink()
-    assert extract(path, tmp_path / "out") == folder
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    path = tar(tmp_path / "a.tar", CONTENT, "w")
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputError, match="cannot write"):
-        extract(path, tmp_path / "file" / "out")
 
 
 def bomb(path, size):
@@ -209,8 +201,7 @@ def test_members_in_each_others_place_are_refused(tmp_path, second):
 
 
 def test_a_damaged_archive_is_fetched_again_once_the_server_has_a_whole_one(tmp_path):
-    served, cache = tmp_path / "server" / "a.tgz", tmp_path / "cache"
-    served.parent.mkdir()
+    served, cache = tmp_path / "a.tgz", tmp_path / "cache"
     item = Url(url=served.as_uri(), file="a.tgz", extract=True)
     served.write_bytes(b"<html>busy</html>")
     with pytest.raises(DataError, match="not a whole tar or zip archive"):
@@ -240,3 +231,137 @@ def test_refetch_unpacks_anew(tmp_path):
     assert "new" not in files(cache / "a.tgz.extracted")
     fetch_all([item], cache, refetch=True)
     assert files(cache / "a.tgz.extracted") == {"new": b"x"}
+
+
+COMMIT = "0123456789" * 4
+PAIRS = [("ein Haus", "a house"), ("zwei\u2028Häuser", "two houses"), ("drei", "")]
+
+
+def make(tmp_path, kind, nested=False):
+    """Write the three splits as json lines, csv or parquet, and return the card's entry."""
+    import pandas
+    import pyarrow
+    import pyarrow.parquet
+
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    for split in ("train", "validation", "test"):
+        rows = [{"de": one, "en": other} for one, other in PAIRS]
+        rows = [{"translation": row} for row in rows] if nested else rows
+        path = repository / f"{split}.{kind}"
+        if kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        elif kind == "csv":
+            pandas.DataFrame(rows).to_csv(path, index=False)
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    columns = Sides(source="translation.de", target="translation.en") if nested else Sides(source="de", target="en")
+    return Hub(id=str(repository), splits={"train": "train", "valid": "validation", "test": "test"}, columns=columns)
+
+
+@pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
+def test_splits_and_columns(tmp_path, kind, nested):
+    splits, files, origin = load_rows(make(tmp_path, kind, nested), tmp_path / "cache")
+    assert not are_progress_bars_disabled()  # of the whole process
+    assert {name: texts(pairs) for name, pairs in splits.items()} == dict.fromkeys(("train", "valid", "test"), PAIRS)
+    assert texts(splits["train"]) == PAIRS  # again
+    assert origin.startswith("hub ")
+    assert [file.split for file in files] == ["train", "valid", "test"]
+    assert all(file.path.is_relative_to(tmp_path / "cache") and file.path.is_file() for file in files)
+
+
+@pytest.mark.parametrize(("addresses", "version"), [(None, "refs/x"), ({f"hf://datasets/a/b@{COMMIT}/x": {}}, COMMIT)])
+def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, addresses, version):
+    """The second time neither the library nor the network is asked."""
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"de": one, "en": other} for one, other in PAIRS])
+    rows.info.download_checksums = addresses
+    asked = []
+
+    def fetch(*names, **options):
+        asked.append((names, options["revision"], options["data_dir"]))
+        return datasets.DatasetDict({"train": rows, "other": rows})
+
+    monkeypatch.setattr(datasets, "load_dataset", fetch)
+    monkeypatch.setattr("phmctl.data.fetch._check_reachable", lambda name: None)
+    columns = Sides(source="de", target="en")
+    hub = Hub(id="a/b", config="c", revision="refs/x", folder="f", splits={"train": "train"}, columns=columns)
+    for _ in range(2):
+        splits, files, origin = load_rows(hub, tmp_path / "cache")
+        assert origin == f"hub a/b at {version}"
+        assert texts(splits["train"]) == PAIRS
+        assert [file.path.is_file() for file in files] == [True]
+    assert asked == [(("a/b", "c"), "refs/x", "f")]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a--b--c--f--refs--x"]
+
+
+def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypatch):
+    """What killed fetches left is swept; a fetch that fails leaves what was there."""
+    import datasets
+
+    answers = [None, PAIRS[:1], None, PAIRS]
+
+    def fetch(*names, **options):
+        pairs = answers.pop(0)
+        if pairs is None:
+            raise OSError("cut off")
+        return datasets.DatasetDict({"train": datasets.Dataset.from_list([{"de": de, "en": en} for de, en in pairs])})
+
+    monkeypatch.setattr(datasets, "load_dataset", fetch)
+    monkeypatch.setattr("phmctl.data.fetch._check_reachable", lambda name: None)
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Sides(source="de", target="en"))
+    cache = tmp_path / "cache"
+
+    def kept(**how):
+        return texts(load_rows(hub, cache, **how)[0]["train"])
+
+    with pytest.raises(DownloadError, match="the hub does not give 'a/b': cut off"):
+        kept()
+    assert not list(cache.iterdir())
+    assert kept() == PAIRS[:1]
+    with pytest.raises(DownloadError, match="cut off"):
+        kept(refetch=True)
+    assert kept() == PAIRS[:1]
+    (cache / ".a--b.0123abcd.tmp" / ".cache").mkdir(parents=True)
+    (cache / ".a--b.0123abcd.tmp" / ".cache" / "half").write_text("x")
+    assert kept(refetch=True) == kept() == PAIRS
+    assert [path.name for path in cache.iterdir()] == ["a--b"]
+    assert answers == []
+
+
+def test_rows_that_are_no_text(tmp_path):
+    rows = [{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}]
+    hub = Hub(id="a/b", splits={}, columns=Sides(source="de", target="en"))
+    pairs = iter(HubRows(rows, hub, "set (train)"))
+    assert next(pairs).texts == ("eins zwei ", "one")
+    with pytest.raises(DataError, match=r"set \(train\), row 2: column 'de' holds None, not text"):
+        next(pairs)
+
+
+def test_what_the_library_refuses_is_a_clear_word(tmp_path):
+    hub = make(tmp_path, "jsonl")
+    for changes, message in (
+        ({"columns": Sides(source="de", target="fr")}, "has no column 'fr'; it has de, en"),
+        ({"splits": {"train": "training"}}, "has no split 'training'; it has test, train, validation"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_rows(hub.model_copy(update=changes), tmp_path / "cache")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DownloadError, match=r"the hub does not give .*empty.*\n.*--source DIR") as caught:
+        load_rows(hub.model_copy(update={"id": str(tmp_path / "empty")}), tmp_path / "cache")
+    assert len(str(caught.value).splitlines()) == 2
+    (tmp_path / "kept" / "a--b").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"a--b is damaged .*; fetch it anew: --refetch"):
+        load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "kept")
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://nowhere.invalid", "nonsense"])
+def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path, monkeypatch, endpoint):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    hub = Hub(id="a/b", splits={"train": "train"}, columns=Sides(source="de", target="en"))
+    begun = time.monotonic()
+    with pytest.raises(DownloadError, match=r"cannot be reached .*\n.*--source DIR"):
+        load_rows(hub, tmp_path)
+    assert time.monotonic() - begun < 15
