@@ -1,15 +1,14 @@
-"""Unpacking: what is inside comes out whole, and nothing is ever written outside."""
+"""Unpacking: what is inside comes out whole, and nothing is ever written outside. The hub, through ``datasets``."""
 
 import gzip
 import io
-import json
 import tarfile
 import time
 import tracemalloc
 import zipfile
 
+import datasets
 import pytest
-from datasets import are_progress_bars_disabled
 
 from phmctl.data import fetch as archives
 from phmctl.data.card import Hub, Sides, Url
@@ -238,31 +237,22 @@ PAIRS = [("ein Haus", "a house"), ("zwei\u2028Häuser", "two houses"), ("drei", 
 
 
 def make(tmp_path, kind, nested=False):
-    """Write the three splits as json lines, csv or parquet, and return the card's entry."""
-    import pandas
-    import pyarrow
-    import pyarrow.parquet
-
-    repository = tmp_path / "repository"
-    repository.mkdir()
+    """Write the three splits as JSON lines or parquet, and return the card's entry."""
+    rows = [{"de": one, "en": other} for one, other in PAIRS]
+    written = datasets.Dataset.from_list([{"translation": row} for row in rows] if nested else rows)
+    (tmp_path / "repository").mkdir()
     for split in ("train", "validation", "test"):
-        rows = [{"de": one, "en": other} for one, other in PAIRS]
-        rows = [{"translation": row} for row in rows] if nested else rows
-        path = repository / f"{split}.{kind}"
-        if kind == "jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        elif kind == "csv":
-            pandas.DataFrame(rows).to_csv(path, index=False)
-        else:
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        path = str(tmp_path / "repository" / f"{split}.{kind}")
+        written.to_json(path) if kind == "jsonl" else written.to_parquet(path)
     columns = Sides(source="translation.de", target="translation.en") if nested else Sides(source="de", target="en")
-    return Hub(id=str(repository), splits={"train": "train", "valid": "validation", "test": "test"}, columns=columns)
+    splits = {"train": "train", "valid": "validation", "test": "test"}
+    return Hub(id=str(tmp_path / "repository"), splits=splits, columns=columns)
 
 
 @pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
 def test_splits_and_columns(tmp_path, kind, nested):
     splits, files, origin = load_rows(make(tmp_path, kind, nested), tmp_path / "cache")
-    assert not are_progress_bars_disabled()  # of the whole process
+    assert not datasets.are_progress_bars_disabled()  # of the whole process
     assert {name: texts(pairs) for name, pairs in splits.items()} == dict.fromkeys(("train", "valid", "test"), PAIRS)
     assert texts(splits["train"]) == PAIRS  # again
     assert origin.startswith("hub ")
@@ -273,8 +263,6 @@ def test_splits_and_columns(tmp_path, kind, nested):
 @pytest.mark.parametrize(("addresses", "version"), [(None, "refs/x"), ({f"hf://datasets/a/b@{COMMIT}/x": {}}, COMMIT)])
 def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, addresses, version):
     """The second time neither the library nor the network is asked."""
-    import datasets
-
     rows = datasets.Dataset.from_list([{"de": one, "en": other} for one, other in PAIRS])
     rows.info.download_checksums = addresses
     asked = []
@@ -298,8 +286,6 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, addresses, version
 
 def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypatch):
     """What killed fetches left is swept; a fetch that fails leaves what was there."""
-    import datasets
-
     answers = [None, PAIRS[:1], None, PAIRS]
 
     def fetch(*names, **options):

@@ -170,13 +170,27 @@ def test_what_is_another_more_or_less_is_named(tmp_path):
     assert told(old, old[::-1]) == ["order of the files changed"]
 
 
-def test_other_lists_and_other_settings_are_prepared_anew(tmp_path, capsys):
-    prepare(SECTION, corpus(), CLEANING, root=tmp_path)
-    prepare(SECTION, corpus(TRAIN[:200]), CLEANING, root=tmp_path)
-    assert "(train changed)" in capsys.readouterr().err
-    prepared = prepare(SECTION, corpus(TRAIN[:200]), Cleaning(lowercase=True), root=tmp_path)
-    assert "(cleaning changed)" in capsys.readouterr().err
-    assert prepared.manifest["splits"]["train"]["read"] == 200
+def division(test: int) -> Corpus:
+    return divided(corpus(valid=None, test=None), Divide(period=100, valid=100, test=test))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cleaning", "reason"),
+    [
+        (corpus(), corpus(TRAIN[:200]), CLEANING, "train changed"),
+        (corpus(), corpus(), Cleaning(lowercase=True), "cleaning changed"),
+        (division(50), division(51), CLEANING, "the division into splits changed"),
+        (replace(corpus(), card="a" * 64), replace(corpus(), card="b" * 64), CLEANING, "the card changed"),
+    ],
+)
+def test_what_is_other_is_named_and_prepared_anew(tmp_path, capsys, before, after, cleaning, reason):
+    prepare(SECTION, before, CLEANING, root=tmp_path)
+    prepare(SECTION, before, CLEANING, root=tmp_path)
+    assert "is up to date" in capsys.readouterr().err
+    prepared = prepare(SECTION, after, cleaning, root=tmp_path)
+    assert f"is out of date ({reason}): preparing anew" in capsys.readouterr().err
+    assert prepared.manifest["splits"]["train"]["read"] == sum(1 for _ in after.splits["train"])
+    assert prepared.split("test").texts[0][0] == next(iter(after.splits["test"])).texts[0].strip()
 
 
 def flip(path: Path) -> None:
@@ -218,7 +232,7 @@ def test_sides_that_are_mostly_the_same_are_warned_of(tmp_path, capsys, copies, 
     assert warned is said
 
 
-def test_a_changed_card_is_not_up_to_date(tmp_path, capsys):
+def test_a_changed_card_is_not_up_to_date(tmp_path):
     first, second = (replace(corpus(), card=digest) for digest in ("a" * 64, "b" * 64))
     prepare(SECTION, first, CLEANING, root=tmp_path)
     folder = prepared_folder(SECTION, tmp_path)
@@ -227,11 +241,6 @@ def test_a_changed_card_is_not_up_to_date(tmp_path, capsys):
     assert current(folder, settings, None, card=first.card)
     assert not current(folder, settings, None, card=second.card)
     assert current(folder, settings, None)
-    capsys.readouterr()
-    prepare(SECTION, first, CLEANING, root=tmp_path)
-    assert "is up to date" in capsys.readouterr().err
-    prepare(SECTION, second, CLEANING, root=tmp_path)
-    assert "is out of date (the card changed): preparing anew" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("line 3 is not UTF-8"), OSError(28, "No space left")])
@@ -423,16 +432,6 @@ def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
     assert "up to date" in said_again
     assert said in said_again
     assert content(prepared.folder) == before
-
-
-def test_another_division_is_prepared_anew(tmp_path, capsys):
-    first = corpus(train=TRAIN, valid=None, test=None)
-    prepare(SECTION, divided(first, Divide(period=100, valid=100, test=50)), CLEANING, root=tmp_path)
-    capsys.readouterr()
-    again = divided(first, Divide(period=100, valid=100, test=51))
-    prepared = prepare(SECTION, again, CLEANING, root=tmp_path)
-    assert "out of date (the division into splits changed)" in capsys.readouterr().err
-    assert prepared.split("test").texts[0][0] == TRAIN[50][0]
 
 
 def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatch, capsys):

@@ -144,7 +144,7 @@ def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
     data = prepare_named(section, root=tmp_path / "data", source=quora(tmp_path / "raw"))
     train = data.manifest["splits"]["train"]
     assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
-    assert "train of quora has 88 rows where 384,348 were published" in capsys.readouterr().err
+    assert "test of quora has 2 rows where 10,000 were published" in capsys.readouterr().err
     show_prepared(data.manifest)
     assert "− odd row" in capsys.readouterr().out
     again = prepare_named(section, root=tmp_path / "data")  # no source: what is there serves, no network is asked
