@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from phmctl.data.arrow import Ragged
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line, cut
+from phmctl.data.prepared.folder import Ragged
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.errors import DataError

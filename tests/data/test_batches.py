@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.arrow import Ragged
 from phmctl.data.batches import (
     EncodedTexts,
     RandomNumbers,
@@ -21,6 +20,7 @@ from phmctl.data.batches import (
     real_token_share,
 )
 from phmctl.data.card import Cleaning
+from phmctl.data.prepared.folder import Ragged
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.data.tokenizer import train_tokenizer
 from phmctl.errors import DataError

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from phmctl.console import note, progress, warn
-from phmctl.data.arrow import LABELLED, PARALLEL, SplitWriter
 from phmctl.data.card import Card, Cleaning, is_card, load_card
 from phmctl.data.clean import (
     HELD_OUT,
@@ -30,11 +29,14 @@ from phmctl.data.clean import (
 )
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.folder import (
+    LABELLED,
+    PARALLEL,
     TASK,
     VECTORS_FILE,
     PreparedData,
     Section,
     Split,
+    SplitWriter,
     has_copies,
     is_reversed,
     prepare_command,

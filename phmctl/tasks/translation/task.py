@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
-from phmctl.data.arrow import PARALLEL
 from phmctl.data.batches import Batch, collate, cost_of, lengths_of, plan_by_tokens
 from phmctl.data.copies import check_same_data, check_same_vocabulary, record_copies
-from phmctl.data.prepared.folder import PreparedData, Split
+from phmctl.data.prepared.folder import PARALLEL, PreparedData, Split
 from phmctl.decoding.beam import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError

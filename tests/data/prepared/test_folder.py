@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.arrow import Ragged, SplitWriter
 from phmctl.data.prepared.folder import (
     FORMAT,
     MANIFEST,
     PreparedData,
+    Ragged,
     Split,
+    SplitWriter,
     data_root,
     prepare_command,
     prepared_folder,
@@ -73,7 +74,7 @@ def test_a_split_comes_back_from_the_disk(tmp_path):
 
 
 def test_large_splits_are_written_in_record_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("phmctl.data.arrow.ROWS", 2)
+    monkeypatch.setattr("phmctl.data.prepared.folder.ROWS", 2)
     rows = [([4] * (i % 3), [5] * i, str(i), "") for i in range(7)]
     split = written(tmp_path / "valid.arrow", rows)
     assert [split.target[i].tolist() for i in range(7)] == [row[1] for row in rows]

@@ -306,7 +306,7 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("phmctl.data.arrow.os.fsync", full)
+    monkeypatch.setattr("phmctl.data.prepared.folder.os.fsync", full)
     with pytest.raises(OutputError, match="No space left on device"):
         prepare(SECTION, corpus(), CLEANING, root=tmp_path)
 
@@ -452,7 +452,7 @@ def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):
     """However many pairs there are, no more than a record batch waits in memory."""
     import pyarrow as pa
 
-    monkeypatch.setattr("phmctl.data.arrow.ROWS", 64)
+    monkeypatch.setattr("phmctl.data.prepared.folder.ROWS", 64)
     monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK", 16)
     prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     with pa.ipc.open_stream(str(prepared.folder / "train.arrow")) as stream:

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
-from phmctl.data.arrow import SplitWriter
 from phmctl.data.card import Cleaning
 from phmctl.data.copies import read_text
 from phmctl.data.corpus import Corpus, own_corpus
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared.folder import PreparedData, SplitWriter
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import PAD
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
