@@ -141,9 +141,9 @@ def test_a_million_rows_are_planned_quickly():
     import time
 
     source, target = captions(1_000_000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     plan_by_tokens((source, target), 4096, seed=1, epoch=0)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def numbered(first, second=None, labels=None):

@@ -274,7 +274,7 @@ def test_a_line_without_end_is_refused(tmp_path):
 def test_segments_take_time_in_proportion_to_the_file(tmp_path, piece):
     path = tmp_path / "a.xml"
     path.write_text(piece * 200_000, encoding="utf-8")
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(DataError, match="a <seg> that is never closed"):
         list(read_sentences(path, "sgm"))
-    assert time.monotonic() - begun < 10
+    assert time.process_time() - begun < 10

@@ -141,9 +141,9 @@ def test_a_missing_or_damaged_file_is_a_users_error(tmp_path):
 
 
 def test_learning_takes_time_in_proportion_to_the_text():
-    begun = time.monotonic()
+    begun = time.process_time()
     tokenizer = train_tokenizer(["ab" * 500_000, "ein Hund", "ein Haus"], "bpe", 300)
-    assert time.monotonic() - begun < 20
+    assert time.process_time() - begun < 20
     assert tokenizer.decode(tokenizer.encode(["ab" * 500_000])[0]) == "ab" * 500_000
 
 
