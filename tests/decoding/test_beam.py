@@ -245,6 +245,7 @@ def test_padding_does_not_change_a_score() -> None:
         {"algebra": "phm", "n": 4},
         {"algebra": "quaternion", "norm": "post", "projections": "packed"},
         {"algebra": "phm", "n": 2, "embeddings": "phm", "generator": "phm", "projections": "separate"},
+        {"algebra": "phm", "n": 4, "compose_layers": "bilinear", "compose_heads": "bilinear", "encoder_layers": 2},
     ],
 )
 def test_the_transformers_beam_scores_are_its_forced_scores(kit: Kit, settings: dict) -> None:

@@ -7,8 +7,6 @@ import torch
 from pydantic import ValidationError
 
 from phmctl.assembly import build_classifier
-from phmctl.data.special import BOS
-from phmctl.decoding.beam import beam_search
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition
 from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
 from tests.models.test_transformer import BOTH, PLACES, SMALL, build, sentences
@@ -21,18 +19,6 @@ def test_the_decoding_cache_does_not_change() -> None:
         state = model.start(model.encode(source), beams=3, max_length=4)
         pasts.append((state.past.shape, [keys.shape for keys, _ in state.memories]))
     assert pasts[0] == pasts[1]
-
-
-def test_beam_search_takes_them() -> None:
-    """Each hypothesis's score is that of the whole forward pass."""
-    model, source = build(**BOTH, algebra="phm", n=4), sentences(2, 5)
-    with torch.no_grad():
-        for row, found in enumerate(beam_search(model, source, beam=3, alpha=0.0, max_lengths=[6, 6], allowed=20)):
-            best = found[0]
-            tokens = torch.tensor([[BOS, *best.tokens]])
-            log = model.logits(model(source[row : row + 1], tokens)).log_softmax(-1)[0]  # type: ignore[arg-type]
-            total = sum(log[i, token].item() for i, token in enumerate([*best.tokens, 3][: len(log)]))
-            assert best.log_prob == pytest.approx(total, abs=1e-6)
 
 
 @pytest.mark.parametrize(("where", "encoder", "decoder"), [("both", 3, 5), ("encoder", 3, 0), ("decoder", 0, 5)])
