@@ -8,21 +8,6 @@ from pathlib import Path
 import pytest
 
 import phmctl
-from phmctl.nn.convert import to_dense
-from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import PHMLinear
-from phmctl.nn.lstm import PHMLSTM
-
-
-@pytest.mark.parametrize("layer", [PHMLinear, PHMEmbedding, PHMLSTM])
-def test_the_layers_stand_at_the_top(layer: type) -> None:
-    assert getattr(phmctl, layer.__name__) is layer
-    assert layer.__name__ in phmctl.__all__
-
-
-def test_the_way_back_stands_at_the_top() -> None:
-    assert phmctl.to_dense is to_dense
-    assert "to_dense" in phmctl.__all__
 
 
 def test_libraries_of_which_more_is_used_than_they_promise_have_an_upper_bound() -> None:

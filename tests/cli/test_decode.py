@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
+from phmctl.cli.pipeline import starting
 from phmctl.decoding.translator import Translator, load_translator
 from phmctl.errors import DataError, OutputError, RecipeError, UserError
 from phmctl.runs import Run
@@ -303,3 +305,21 @@ def test_precision_reaches_the_weights(run: Run, able: bool, monkeypatch: pytest
 def test_an_execution_that_there_is_not(run: Run) -> None:
     with pytest.raises(RecipeError, match="ranks"):
         call(run.folder, "--execution", "ranks", stdin=b"A\n")
+
+
+@pytest.fixture
+def unfrozen() -> object:
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("unfrozen")
+def test_garbage_is_left_alone_while_a_command_starts_and_collected_afterwards() -> None:
+    with starting():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(10)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > len(kept)
+    with pytest.raises(ZeroDivisionError), starting():
+        raise ZeroDivisionError
+    assert gc.isenabled()
