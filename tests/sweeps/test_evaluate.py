@@ -11,7 +11,7 @@ from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.sweeps.evaluate import EvalSweep
-from phmctl.tasks.answers import ONE_SEED
+from phmctl.tasks.answers import ONE_SEED, p_words
 from tests.calls import call
 from tests.tasks.translation.runs import evaluate, make_run
 
@@ -56,7 +56,7 @@ def test_what_was_scored_before_is_left_alone(good: Run, tmp_path: Path) -> None
     assert [report["against"] for report in told["comparisons"]] == [rival.name, good.name]
     shown = call("eval", good.folder, rival.folder, "--beam", "2", *both)
     assert ONE_SEED in shown.stdout
-    assert f"{told['comparisons'][0]['paired_bootstrap'][0]['p_value']:.4f}" in shown.stdout
+    assert p_words(told["comparisons"][0]["paired_bootstrap"][0]["p_value"]) in shown.stdout
     assert f"{good.folder} against {rival.name}: " in shown.stderr
 
 
