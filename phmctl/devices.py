@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phmctl.errors import RecipeError
+from phmctl.errors import RecipeError, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -135,3 +135,16 @@ def check_compiler(device: "torch.device") -> None:
         missing = None if shutil.which(compiler) else f"a C++ compiler ({compiler})"
     if missing:
         raise RecipeError(f"training.compile = true needs {missing}, which is not installed; install it or use false")
+
+
+_A_CORE = 8  # processes: more only wait for one another, and 1,000 bring a machine down
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_jobs(jobs: int, option: str = "--jobs") -> None:
+    """Refuse (UserError) so many processes that a machine comes to a stand."""
+    if jobs > _A_CORE * cores():
+        raise UserError(f"{option} {jobs}: this machine has {cores()} cores; take {_A_CORE * cores()} at most")

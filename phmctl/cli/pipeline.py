@@ -208,7 +208,8 @@ def decode(
     if output is not None and split is None:
         refuse_same_file(input_, output)
     if workers > 1:
-        from phmctl.sweeps.pool import check_jobs, threads_each
+        from phmctl.devices import check_jobs
+        from phmctl.sweeps.pool import threads_each
 
         check_jobs(workers, "--workers")
         threads = threads_each(workers, threads)

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from phmctl.console import Shown, note, people, printable
-from phmctl.errors import UserError
+from phmctl.devices import check_jobs, cores
 from phmctl.training.signals import STARTER, StopRequest
 
 _KEPT = 30  # last lines of what a process says
 _PATIENCE = 20.0  # seconds that a process told to stop at once has for it
-_A_CORE = 8  # processes for each core, at most, as `train --processes` has it
 _STOPPED = (129, 130, 138, 143)  # exit codes: 128 + the signal
 _TICK = 0.3  # seconds between two looks at signals
 _EVERY = 30.0  # seconds between two plain lines of one cell
@@ -57,20 +56,10 @@ class Job:
         return {"cell": self.label, "state": self.state, "problem": self.problem}
 
 
-def check_jobs(jobs: int, option: str = "--jobs") -> None:
-    """Refuse (UserError) so many processes that a machine comes to a stand."""
-    if jobs > _A_CORE * _cores():
-        raise UserError(f"{option} {jobs}: this machine has {_cores()} cores; take {_A_CORE * _cores()} at most")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def threads_each(jobs: int, threads: int = 0) -> int:
     """A process's share of the threads: of so many; of ``OMP_NUM_THREADS``; or of the cores that it may use."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return max((threads or (int(asked) if asked.isdecimal() else _cores())) // jobs, 1)
+    return max((threads or (int(asked) if asked.isdecimal() else cores())) // jobs, 1)
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | None], None]) -> int | None:

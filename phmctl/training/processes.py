@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from phmctl.console import note, silence
-from phmctl.devices import World, pick_device, world
+from phmctl.devices import World, check_jobs, cores, pick_device, world
 from phmctl.errors import PhmctlError, RecipeError, UserError
 from phmctl.tasks.base import Share
 from phmctl.training.signals import follow
@@ -214,9 +214,6 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-_A_CORE = 8  # processes: more only wait for one another, and 1,000 bring a machine down
-
-
 def launch(arguments: Sequence[str], processes: int) -> int:
     """Start `python -m phmctl` in several processes of this machine, wait for them, and return the exit code.
 
@@ -226,17 +223,12 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     """
     if world().size > 1:
         raise UserError("--processes: torchrun has started several processes already; leave the option out")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if processes > _A_CORE * cores:
-        raise UserError(
-            f"--processes {processes}: this machine has {cores} cores for them, and each wants the memory of a whole "
-            f"program; at most {_A_CORE * cores} are started"
-        )
+    check_jobs(processes, "--processes")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores() // processes, 1)))
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # the processes speak for themselves
     with TemporaryDirectory(prefix="phmctl-") as logs:  # torch would leave one of its own
         options = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={logs}"]

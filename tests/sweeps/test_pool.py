@@ -3,8 +3,9 @@
 import pytest
 
 from phmctl import __version__
+from phmctl.devices import check_jobs
 from phmctl.errors import UserError
-from phmctl.sweeps.pool import Job, check_jobs, run_jobs, threads_each
+from phmctl.sweeps.pool import Job, run_jobs, threads_each
 
 
 def test_one_that_fails_stops_no_other() -> None:
