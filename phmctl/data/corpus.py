@@ -190,6 +190,7 @@ def own_corpus(
     skip: bool = False,
     languages: tuple[str, str] = ("source", "target"),
     chosen: bool = True,
+    told: bool = True,
 ) -> Corpus:
     """Make a corpus of a user's own files: of labelled text if the rows have a label, otherwise of parallel text.
 
@@ -199,6 +200,7 @@ def own_corpus(
         quoting: whether a table's cells may stand in quotes; None: in CSV alone.
         skip: whether bad lines are left out, and counted.
         chosen: whether the user has named the columns of `rows`.
+        told: whether the user has said if there is a header; otherwise its words tell.
     """
     labelled = rows is not None and rows.label is not None
     option = "--table {}" if labelled else "--{}"
@@ -212,7 +214,7 @@ def own_corpus(
         for named in groups:
             paths = _checked(said, named)
             if len(paths) == 1:
-                parts.append(table_rows(said, paths[0], rows, quoting, skip, chosen))
+                parts.append(table_rows(said, paths[0], rows, quoting, skip, chosen, told))
                 files.append(SourceFile(paths[0], split, "rows" if labelled else "pairs"))
             elif rows is not None:
                 raise DataError(f"{said} {paths[0]} {paths[1]}: --columns is for a table with both sides in it")
@@ -255,7 +257,13 @@ def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
 
 
 def table_rows(
-    option: str, path: Path, rows: Rows | None, quoting: bool | None, skip: bool, chosen: bool = True
+    option: str,
+    path: Path,
+    rows: Rows | None,
+    quoting: bool | None,
+    skip: bool,
+    chosen: bool = True,
+    told: bool = True,
 ) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
     name = path.name.removesuffix(".gz")
@@ -268,7 +276,7 @@ def table_rows(
         if any(isinstance(column, int) for column in own.columns):
             raise DataError(f"{path}: the keys of JSON lines have names: --columns SOURCE,TARGET")
     else:
-        own = _looked_at(path, own, told=rows is not None, chosen=rows is not None and chosen)
+        own = _looked_at(path, own, told=rows is not None and told, chosen=rows is not None and chosen)
     check_columns(path, own)
     found = tables([path], own)
     if own.label is None and (first := next(iter(found), None)):
@@ -292,7 +300,7 @@ def _looked_at(path: Path, rows: Rows, *, told: bool, chosen: bool) -> Rows:
             f"{path} has {len(cells)} columns; which are source and target? --columns SOURCE,TARGET, by numbers or by "
             f"the names in a header\nits first line is {shown}"
         )
-    if heading and not told:
+    if heading and not told and not rows.header:
         note(f"{path}: the first line is a header by its words ({', '.join(words)}); if it is text: --no-header")
         rows = rows.model_copy(update={"header": True})
     elif heading and not rows.header:

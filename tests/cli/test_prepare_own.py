@@ -368,11 +368,15 @@ def test_extra_columns_that_cannot_be(tmp_path: Path) -> None:
         call(tmp_path, *files, "--extra", "dept")
 
 
+@pytest.mark.parametrize("columns", [(), ("--columns", "0,1")])
 @pytest.mark.parametrize("first", ["source\ttarget", "de\ten", "Sentence1\tpt-br"])
-def test_a_header_is_known_by_its_words_unless_told_otherwise(tmp_path: Path, first: str) -> None:
+def test_a_header_is_known_by_its_words_unless_told_otherwise(
+    tmp_path: Path, first: str, columns: tuple[str, ...]
+) -> None:
     table = put(tmp_path / "t.tsv", first, *("\t".join(pair) for pair in PAIRS))
     own_valid = put(tmp_path / "v.tsv", first, "ein Haus\ta house")
-    given = ["prepare-data", "mine", "--train", table, "--valid", own_valid, *SMALL, "--data", str(tmp_path / "data")]
+    given = ["prepare-data", "mine", "--train", table, "--valid", own_valid, *columns, *SMALL]
+    given += ["--data", str(tmp_path / "data")]
     told = CliRunner().invoke(main.app, given, catch_exceptions=False)
     assert told.stdout.count(" 40 │") == 2
     assert "--no-header" in told.stderr

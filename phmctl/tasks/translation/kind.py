@@ -198,10 +198,18 @@ class TranslationKind(TaskKind[TranslationRecipe]):
             if len(other) != 1 or one == other[0] or not all(map(_CODE.fullmatch, (one, *other))):
                 raise DataError(f"--languages {codes}: expected two codes, SOURCE,TARGET, as de,en")
         rows, quoting = _rows(given), given.get("quoting")
-        how: dict[str, Any] = {"quoting": quoting, "skip": skip, "chosen": "columns" in given, **languages}
+        how: dict[str, Any] = {
+            "quoting": quoting,
+            "skip": skip,
+            "chosen": "columns" in given,
+            "told": "header" in given,
+            **languages,
+        }
         own = own_corpus(section.card, asked.files, rows, **how) if asked.files else None
         settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
         settings |= ({"skip_bad_lines": True} if skip else {}) | languages
+        if rows and not rows.header and "header" not in given:
+            settings["header"] = "by its words"
         return prepare_named(section, own=own, settings=settings, vocabulary=vocabulary, **asked.common)
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
