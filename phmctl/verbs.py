@@ -130,6 +130,8 @@ def prepare(
         if key in ("train", "valid", "test"):
             raise UserError(f'no option {key!r}: name your own files by split, files={{"{key}": "{given[key]}", …}}')
         check_known("option", key, PrepareOptions.__annotations__)
+    if isinstance(given.get("table"), str | Path) or not isinstance(files or {}, Mapping):
+        raise UserError("files and table are mappings of splits to files: {'train': 'train.tsv', 'valid': 'valid.tsv'}")
     groups = {split: _groups(named) for split, named in (files or {}).items()}
     vocabulary, cleaning, own = (
         {key: value for key, value in given.items() if key in kind.__annotations__}
@@ -164,10 +166,14 @@ def _as_given(options: Mapping[str, Any]) -> dict[str, Any]:
             given[key] = ",".join(map(str, value))
         elif key in ("table", "extra_split") and isinstance(value, Mapping):
             given[key] = [f"{name}={path}" for name, path in value.items()]
-        elif key in ("text", "extra", "reference") and isinstance(value, str | Path):
+        elif key in ("text", "extra"):
+            given[key] = [str(each) for each in ([value] if isinstance(value, str | int) else value)]
+        elif key == "reference" and isinstance(value, str | Path):
             given[key] = [value]
-        elif key == "source" and not isinstance(value, str | Path):
-            raise UserError(f"source is one file, not {value!r}")
+        elif key in ("source", "label") and not isinstance(value, str | Path | int):
+            raise UserError(f"{key} is one {'file' if key == 'source' else 'column'}, not {value!r}")
+        elif key == "label":
+            given[key] = str(value)
     return given
 
 
@@ -313,6 +319,8 @@ def evaluate(
         if rival is not None and rival.recipe.task != task:
             raise RunError(f"{rival.folder} is of task {rival.recipe.task!r}, not {task!r}: scores do not compare")
         kind, given = kind_of(opened.recipe), _as_given(options)
+        if not isinstance(given.get("table", ""), str | Path):
+            raise UserError(f"table is one file to score a classifier on, not {options['table']!r}")
         kind.require("eval", given)
         return kind.evaluate(Asked(opened, checkpoint, device, given, split=split, against=rival))
 

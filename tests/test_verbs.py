@@ -155,3 +155,18 @@ def test_arguments_are_taken_as_a_program_has_them(tmp_path: Path) -> None:
     assert phmctl.evaluate(run.folder, source=source, reference=reference).as_json()["sentences"] == 1
     with pytest.raises(UserError):
         phmctl.evaluate(run.folder, source=[source], reference=reference)
+    for wrong in ({"files": "train.tsv"}, {"table": "train.csv"}, {"label": ["mood"]}):
+        with pytest.raises(UserError):
+            phmctl.prepare("moods", data=data, **{"text": "text", **wrong})
+    with pytest.raises(UserError):
+        phmctl.evaluate(run.folder, table=["new.csv"])
+
+
+def test_a_section_in_settings_sets_the_keys_that_it_names() -> None:
+    found = resolve("miniature", ["model.n=4", "model.algebra=phm"], {"model": {"dropout": 0.3}})
+    assert found == resolve("miniature", ["model.n=4", "model.algebra=phm", "model.dropout=0.3"])
+    assert found == load_recipe("miniature", ["model={n: 4, algebra: phm, dropout: 0.3}"])
+    with pytest.raises(RecipeError):
+        resolve("miniature", ["model.n=4"], {"model": {"n": 2}})
+    with pytest.raises(RecipeError):
+        resolve("miniature", [], "training.steps=3")

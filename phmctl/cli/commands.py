@@ -60,7 +60,7 @@ def distil(teacher: str, recipe: str | None, settings: Sequence[str] | None, **g
     result = run_distil(teacher, recipe, settings=settings or (), **given, quiet=False)
     folder = str(result.run.folder)
     document = {"run": folder, "steps": result.steps, "best_score": result.best_score}
-    return Shown(document, text=folder, code=result.exit_code)
+    return Shown(document, text=f"{folder}\n", code=result.exit_code)
 
 
 def export(run: Path, to: str, output: Path, threads: int, **given: Any) -> Shown:

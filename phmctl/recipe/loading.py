@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,6 +102,8 @@ def resolve(
     recipe: RecipeLike, overrides: Sequence[str | Override] = (), settings: Mapping[str, Any] | Sequence[str] = ()
 ) -> Recipe:
     """Return the recipe that a program names or gives."""
+    if isinstance(settings, str):
+        raise RecipeError(f"settings is a mapping of keys, or a list of 'key=value', not {settings!r}")
     if isinstance(settings, Mapping):
         further = [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
         changes = _each_once([*overrides, *further])
@@ -123,7 +125,7 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] =
 
 def _resolve(document: Document, overrides: Sequence[str | Override], path: Path | None = None) -> Recipe:
     _extend(document, [] if path is None else [path.resolve()])
-    changes = sorted(map(_parsed, overrides), key=lambda change: not change.implied)  # what is said wins
+    changes = sorted(_parsed(overrides), key=lambda change: not change.implied)  # what is said wins
     if {each.key for each in changes} & {"name", "data.card"}:
         document.content["description"] = ""  # it is that of another corpus
     for each in changes:
@@ -154,13 +156,17 @@ def _extend(document: Document, files: list[Path]) -> None:
     document.extend(base)
 
 
-def _parsed(each: str | Override) -> Override:
-    return _parse_override(each) if isinstance(each, str) else each
+def _parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
+    """Yield overrides; what sets a section sets each key that it names, and leaves the others as they are."""
+    for each in overrides:
+        override = _parse_override(each) if isinstance(each, str) else each
+        for key, value in flatten({override.key: override.value}):
+            yield replace(override, key=key, value=value)
 
 
 def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
     """Return overrides; raises RecipeError where two set one key: the last would win without a word."""
-    changes = [_parsed(each) for each in overrides]
+    changes = [*_parsed(overrides)]
     first: dict[str, Override] = {}
     for change in changes:
         other = change if change.implied else first.setdefault(change.key, change)

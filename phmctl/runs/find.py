@@ -77,7 +77,9 @@ def find_run(path: Path | str) -> Path:
     Of several versions it is the newest that has a checkpoint, with a note if there are others.
     """
     if not isinstance(path, str | Path) or not str(path):
-        raise UserError(f"a run is named by its folder, not by {path!r}")
+        raise UserError(
+            f"a run is named by its folder (of a training: result.run.folder), not by a {type(path).__name__}"
+        )
     path, root = Path(path), runs_root()
     folder = next((candidate for candidate in (path, root / path) if candidate.is_dir()), None)
     if folder is None and (tagged := _tagged(str(path), root)):
