@@ -86,15 +86,7 @@ def distil(
     root = data_root() if data is None else Path(data)
     common = common_overrides(n=n, algebra=algebra, seed=seed, steps=steps)
     student = resolve(run.recipe if recipe is None else recipe, common, settings)
-    if student.task != task:
-        raise RunError(f"{run.folder} was trained for task {task!r}, and the student's is {student.task!r}")
-    theirs, ours = run.recipe.data.model_dump(), student.data.model_dump()
-    for key in ("card", "tokenizer", "vocabulary", "joint", "direction"):
-        if theirs.get(key) != ours.get(key):
-            raise RunError(
-                f"{run.folder} was trained with data.{key} = {theirs.get(key)}, and the student's is {ours.get(key)}: "
-                "a teacher and its student read the same tokens"
-            )
+    _check_student(run, student)
     kind_of(run.recipe).open(run.recipe, root).check_run(run)
     own: dict[str, Any] = {}
     if task == "translation":
@@ -113,6 +105,19 @@ def distil(
         run.recipe if recipe is None else recipe,
         n=n, algebra=algebra, seed=seed, steps=steps, settings=settings, data=root, runs=runs, tag=tag, quiet=quiet,
     )  # fmt: skip
+
+
+def _check_student(run: "Run", student: "Recipe") -> None:
+    """Refuse (RunError) a student of another task, corpus or vocabulary."""
+    if student.task != run.recipe.task:
+        raise RunError(f"{run.folder} was trained for task {run.recipe.task!r}, and the student's is {student.task!r}")
+    theirs, ours = run.recipe.data.model_dump(), student.data.model_dump()
+    for key in ("card", "tokenizer", "vocabulary", "joint", "direction"):
+        if theirs.get(key) != ours.get(key):
+            raise RunError(
+                f"{run.folder} was trained with data.{key} = {theirs.get(key)}, and the student's is {ours.get(key)}: "
+                "a teacher and its student read the same tokens"
+            )
 
 
 def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, references: bool) -> str:

@@ -136,7 +136,7 @@ def compare_splits(
     best: str | None = None,
     budget: str | None = None,
 ) -> list[Comparison]:
-    """Compare runs on each split that is asked for (:func:`~phmctl.runs.splits_asked`), seeds taken together.
+    """Compare runs on each split that is asked for (:func:`~phmctl.runs.run.splits_asked`), seeds taken together.
 
     `names` are runs, folders of runs, or tags; `recipe` means all of its runs. `checkpoint`: take results of this one
     only. `baseline`: a run or a variant's label, by default the dense one, or the first. `score` the runs that have no
