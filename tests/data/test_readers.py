@@ -278,3 +278,8 @@ def test_segments_take_time_in_proportion_to_the_file(tmp_path, piece):
     with pytest.raises(DataError, match="a <seg> that is never closed"):
         list(read_sentences(path, "sgm"))
     assert time.process_time() - begun < 10
+
+
+def test_a_folder_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a folder"):
+        list(read_lines(tmp_path))
