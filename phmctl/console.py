@@ -1,35 +1,37 @@
 """What is printed: data and tables on stdout, progress and notes for people on stderr."""
 
+import csv
 import io
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from phmctl.errors import PhmctlError, StdoutError
+from phmctl.errors import PhmctlError, StdoutError, check_known
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 # C0 but for tab and line feed, DEL and C1; what turns the direction of writing; halves of surrogate pairs
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_BLANK_END = re.compile("(?: |\x1b\\[[0-9;]*m)+$")  # a terminal would begin a line with it
-_CODES = re.compile("\x1b\\[[0-9;]*m")
-_LINES = 4  # of a table with lines that hold no cell
-_OVER = 5  # columns, less one, by which rich's tables are at most wider than they should be
 _CLOSED_PIPE = 141  # as a shell reports SIGPIPE
 _WIDEST = 100_000  # columns: more than a table's words ever want
+_UNSEEN = 160  # columns where there is no terminal
 _REDRAW = 0.1  # seconds between two drawings of a bar, at least
 
+_LATEX = str.maketrans(
+    {each: f"\\{each}" for each in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+    | {"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "Δ": r"$\Delta$", "<": "$<$", ">": "$>$"}
+)
 _ARGUMENTS = {  # by the options that are not called so
     "set": "settings",
-    "reverse": "direction='reverse'",
     "separate": "joint=False",
     "cased": "lowercase=False",
     **{f"no-{name}": f"{name}=False" for name in ("header", "quoting", "references")},
@@ -146,10 +148,8 @@ def warn(message: str) -> None:
 
 def emit(text: str) -> None:
     """Print a result on stdout, as UTF-8 whatever the locale. A terminal gets it :func:`printable`, a pipe as it is."""
-    _write(printable(text) if sys.stdout.isatty() else text)
-
-
-def _write(text: str) -> None:
+    if sys.stdout.isatty():
+        text = printable(text)
     try:
         sys.stdout.flush()
         if hasattr(sys.stdout, "buffer"):
@@ -190,39 +190,19 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     text: Sequence[int] = ()
-    plain: bool = False  # without lines
     below: Sequence[str] = ()  # lines of its own
 
     def show(self) -> None:
-        """Print it on stdout; raises as :func:`emit` does.
+        """Print it on stdout; raises as :func:`emit` does."""
+        emit(self.drawn())
 
-        Cells are broken between words only, so that names can be copied. A table whose words need more than the
-        terminal has is drawn without lines, and is wider only if that does not help.
-        """
-        from rich.box import HEAVY_HEAD
-        from rich.console import Console
-
-        terminal = Console().is_terminal
-        width = Console().width if terminal else 160
-        pen = Console(
-            file=io.StringIO(), width=_WIDEST, force_terminal=terminal, highlight=False, markup=False, emoji=False
-        )
-        airy = self._draw(pen, width, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        lined = airy if self.plain else self._draw(pen, width, box=HEAVY_HEAD)
-        better = (max(_width(airy), width), len(airy) + _LINES) < (max(_width(lined), width), len(lined))
-        pen.width = _WIDEST  # rich would break the title at the table's width
-        with pen.capture() as above:
-            pen.print(printable(self.title), style="italic", soft_wrap=True)
-        lines = (*above.get().splitlines(), *(airy if better else lined))
-        _write("".join(f"{line.rstrip()}\n" for line in lines))
-        emit("".join(f"{printable(line)}\n" for line in self.below))
-
-    def _draw(self, pen: "Console", width: int, **look: Any) -> list[str]:
-        """Return the lines, no wider than `width` unless the longest words need more."""
+    def drawn(self) -> str:
+        """Return it as text. Cells are broken between words only, so that names can be copied: it may be wider so."""
         from rich.cells import cell_len
+        from rich.console import Console
         from rich.table import Table as RichTable
 
-        table = RichTable(header_style="bold", **look)
+        table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         rows = [[printable(str(cell)) for cell in row] for row in self.rows]
         for index, column in enumerate(map(printable, self.columns)):
             words = [column, *(row[index] for row in rows)]
@@ -232,22 +212,34 @@ class Table:
             table.add_column(column, justify=left, overflow="fold", no_wrap=single, min_width=longest)
         for row in rows:
             table.add_row(*row)
-        pen.width, lines = _WIDEST, list[str]()
-        wanted = max(width, pen.measure(table).minimum)
-        for less in range(_OVER):
-            pen.width = wanted - less
-            with pen.capture() as capture:
-                pen.print(table, crop=False)
-            lines = [_BLANK_END.sub("\x1b[0m" if pen.is_terminal else "", line) for line in capture.get().splitlines()]
-            if _width(lines) <= wanted:
-                break
-        return lines
+        text, terminal = io.StringIO(), Console()
+        pen = Console(file=text, width=_WIDEST, force_terminal=False, highlight=False, markup=False, emoji=False)
+        pen.width = max(terminal.width if terminal.is_terminal else _UNSEEN, pen.measure(table).minimum)
+        pen.print(table)
+        lines = [*text.getvalue().splitlines(), *map(printable, self.below)]
+        return "\n".join([*[printable(self.title)] * bool(self.title), *(line.rstrip() for line in lines), ""])
+
+    def latex(self) -> str:
+        """Return it as a ``tabular`` of the package ``booktabs``, with what stands above and below as comments."""
+        head, *body = ([_latex(str(cell)) for cell in row] for row in (self.columns, *self.rows))
+        first, *others = (f"  {' & '.join(cells)} \\\\" for cells in (head, *body))
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
+        lines = [begin, r"  \toprule", first, r"  \midrule", *others, r"  \bottomrule", r"\end{tabular}"]
+        return "\n".join([f"% {_latex(self.title)}", *lines, *(f"% {_latex(line)}" for line in self.below), ""])
 
 
-def _width(lines: Sequence[str]) -> int:
-    from rich.cells import cell_len
+def _latex(text: str) -> str:
+    return " ".join(text.split()).translate(_LATEX)
 
-    return max(cell_len(_CODES.sub("", line)) for line in lines)
+
+def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV with a column for each name; what one does not have is empty."""
+    text = io.StringIO()
+    names = dict.fromkeys(name for record in records for name in record)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
 
 
 @dataclass(frozen=True)
@@ -256,24 +248,28 @@ class Shown:
 
     json: Any = None  # the one document of ``--json``
     tables: Iterable[Table] = ()  # what people are shown instead
+    records: Sequence[Mapping[str, Any]] = ()  # the same for ``--format csv``
     text: str = ""  # what follows the tables on stdout
     notes: Iterable[str] = ()  # what is told beside the tables, on stderr
     remarks: Iterable[str] = ()  # what is told there beside JSON too
     draw: Callable[[], object] | None = None  # what prints what is no table
     code: int = 0  # the exit code
 
-    def show(self, *, as_json: bool) -> None:
-        """Print it; raises as :func:`emit` does."""
-        if as_json:
+    def show(self, form: str = "table") -> None:
+        """Print it as ``table``, ``json``, ``csv`` or ``latex``; raises as :func:`emit` does, and UserError."""
+        check_known("format", form, ("table", "csv", "latex", "json"))
+        if form == "json":
             emit(json_text(self.json, indent=2) + "\n")
+        elif form == "csv":
+            emit(as_csv(self.records))
         else:
             for table in self.tables:
-                table.show()
+                emit(table.latex() if form == "latex" else table.drawn())
             if self.draw is not None:
                 self.draw()
             if self.text:
                 emit(self.text)
-        for line in (*(() if as_json else self.notes), *self.remarks):
+        for line in (*(() if form == "json" else self.notes), *self.remarks):
             note(line)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phmctl.errors import RecipeError
+from phmctl.errors import RecipeError, UserError
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Option:
     most: float | None = None  # the greatest number
     many: bool = False  # it may be repeated
     complete: str = ""  # what a shell completes it by: ``recipes`` or ``cards``
+    axis: bool = False  # several values make a sweep, where the command has ``--jobs``
 
     @property
     def written(self) -> list[str]:
@@ -34,100 +35,121 @@ class Option:
         yes, _, no = self.written[0].partition("/")
         if value in (None, self.default) or (value is False and not no):
             return []
+        if self.argument:
+            return [str(each) for each in (value if self.many else [value])]
         if self.many:
             return [part for each in value for part in (yes, str(each))]
         return [yes if value else no] if self.type is bool else [yes, str(value)]
 
+    def taken(self, value: Any) -> Any:
+        """Return what a program gave as the command line has it; raises UserError for several values of one."""
+        if self.many:
+            if isinstance(value, Mapping):
+                value = [f"{name}={each}" for name, each in value.items()]
+            return [str(each) for each in ([value] if isinstance(value, str | Path | int) else value)]
+        if self.metavar == "SRC,TGT" and not isinstance(value, str):
+            return ",".join(map(str, value))
+        if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+            raise UserError(f"{self.written[0]} is one {(self.metavar or 'value').lower()}, not {value!r}")
+        return self.type(value) if self.type in (str, Path) else value
+
     def read(self, text: str) -> Any:
         """Return a value from text; raises RecipeError where it is no number and should be one."""
         try:
-            if self.type is not int:
+            if self.type is not int or text.strip().isdecimal():
                 return self.type(text)
-            if text.strip().isdecimal():
-                return int(text)
         except ValueError:
-            raise RecipeError(f"{self.written[0]} {text}: expected a number") from None
-        raise RecipeError(
-            f"{self.written[0]} {text}: expected a whole number without a sign, or several parted by commas for a sweep"
-        )
+            pass
+        what = "a whole number without a sign" if self.type is int else "a number"
+        raise RecipeError(f"{self.written[0]} {text}: expected {what}, or several parted by commas for a sweep")
 
 
-def read_axes(options: Sequence[Option], axes: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given, the text of the options in `axes` as what it means. Raises RecipeError."""
-    texts = {each.name: each for each in options if each.name in axes and given.get(each.name) is not None}
-    return {**given, **{name: option.read(given[name]) for name, option in texts.items()}}
+def command_line(options: Sequence[Option], given: Mapping[str, Any]) -> list[str]:
+    """Return the words that give a command what was given."""
+    return [word for each in options for word in each.arguments(given.get(each.name))]
+
+
+def _either(name: str, text: str, no: str = "", **more: Any) -> Option:
+    """Return an option of two flags; ``--NAME`` and, unless it is given, ``--no-NAME``."""
+    return Option(name, text, bool, flags=f"--{name}/--{no or f'no-{name}'}", **more)
 
 
 RECIPE = Option("recipe", "Recipe: a path or a shipped name.", argument="RECIPE", complete="recipes")
 GIVEN_RECIPE = replace(RECIPE, default=...)
 MODEL = Option("run", "Run, folder of versions (its newest run is used) or export.", Path, ..., argument="RUN")
-N = Option("n", "Kronecker products: about 1/n of the parameters; 1 is dense.", int)
+N = Option("n", "Kronecker products: about 1/n of the parameters; 1 is dense.", int, axis=True)
 ALGEBRA = Option(
-    "algebra", "real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch."
+    "algebra",
+    "real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch.",
+    axis=True,
 )
 DEVICE = Option("device", "auto, cpu, cuda or cuda:N.")
-EXECUTION = Option("execution", "How PHM maps are applied: dense (also auto), or rank if they hold factors.")
-PRECISION = Option("precision", "Translation: compute in float32 or bfloat16.")
+EXECUTION = Option("execution", "How PHM maps are applied: dense (also auto), or rank if they hold factors.", axis=True)
+PRECISION = Option("precision", "Translation: compute in float32 or bfloat16.", axis=True)
 ENGINE = Option("engine", "torch, ctranslate2 or onnx; the run is exported once and keeps the export.")
 QUANTIZE = Option("quantize", "Type of --engine ctranslate2: float32, int8, bfloat16, …")
-SETTINGS = Option("settings", "Set any recipe key: training.clip=1.0.", flags="--set", metavar="KEY=VALUE", many=True)
+SETTINGS = Option(
+    "settings", "Set any recipe key: training.clip=1.0.", flags="--set", metavar="KEY=VALUE", many=True, axis=True
+)
 DATA = Option("data", "Data folder (default: $PHMCTL_DATA or ./data).", Path)
 RUNS = Option("runs", "Folder of runs (default: $PHMCTL_RUNS or ./runs).", Path)
 CHECKPOINT = Option(
     "checkpoint",
     "best, last, average or step-N; auto: the average if the recipe asks for one, else best.",
     default="auto",
+    axis=True,
 )
+SPLIT = Option("split", "test, valid, test_NAME (a named test set) or all (test sets).", default="test", axis=True)
 JSON = Option("json", "Print one JSON document on stdout and nothing else there.", bool)
+JOBS = Option("jobs", "Number of scorings that run at once; they share the threads.", int, least=1)
 THREADS = Option("threads", "Number of CPU threads; 0 leaves torch's own choice.", int, 0, least=0)
-BEAM = Option("beam", "Beam size; 1 is greedy. Default: the recipe's.", int)
-ALPHA = Option("alpha", "Exponent of the length penalty. Default: the recipe's.", float)
+BEAM = Option("beam", "Beam size; 1 is greedy. Default: the recipe's.", int, axis=True)
+ALPHA = Option("alpha", "Exponent of the length penalty. Default: the recipe's.", float, axis=True)
 BATCH_TOKENS = Option("batch_tokens", "Number of source tokens in a batch, padding included.", int)
 ANSWERING = (BEAM, ALPHA, BATCH_TOKENS, EXECUTION, PRECISION, ENGINE, QUANTIZE)
 
-PREPARE = (
-    Option("name", "Name of a dataset card, or a name for your own corpus.", argument="NAME", complete="cards"),
-    Option("source", "Folder with the card's files; without it they are downloaded.", Path),
-    Option("recipe", "Read tokenizer, vocabulary and lengths from this recipe.", complete="recipes"),
+VOCABULARY = (  # of prepare-data: how text becomes tokens, instead of as the recipe or the card says
     Option("tokenizer", "bpe or word."),
     Option("vocabulary", "Number of token types; of each side with --separate.", int),
-    Option("vocabulary_of", "Use the vocabulary of a run or of a prepared folder.", Path, metavar="RUN"),
-    Option("joint", "Translation: one vocabulary for both sides, or one for each.", bool, flags="--joint/--separate"),
+    _either("joint", "Translation: one vocabulary for both sides, or one for each.", "separate"),
     Option("reverse", "Translation: from the corpus' target language to its source language.", bool),
     Option("copies", "Translation: train on each target as its own source too (style transfer).", bool),
     Option("max_tokens", "Length of the longest text kept in train, in tokens.", int),
+)
+CLEANING = (  # how it is cleaned, instead of as the card says
+    _either("lowercase", "Lower-case the text to tokenize (default: the card's)."),
+    _either("normalise", "Apply Unicode NFC; replace blanks of all kinds by one."),
+    Option("entities", "decode: turn Moses' &apos; and the like into characters; or keep."),
+    Option("max_ratio", "Largest ratio of the lengths of a train pair in tokens; 0 keeps all.", float),
+    Option("min_count", "Least number of occurrences of a word, or of a pair that BPE joins.", int, least=1),
+)
+FILES = (  # the user's own parallel text, by split
     Option("train", "Your own training files, or one table of both sides.", metavar="SRC TGT", many=True),
     Option("valid", "Your own validation files.", metavar="SRC TGT", many=True),
     Option("test", "Your own test files; NAME makes a test set of its own.", metavar="[NAME=]SRC TGT", many=True),
+)
+OWN = (  # how tables are read, and what labelled text has besides
     Option("columns", "Columns of source and target in a table: names, or numbers from 0.", metavar="SRC,TGT"),
     Option("languages", "Languages of your own files, by codes: de,en.", metavar="SRC,TGT"),
     Option("table", "Your own labelled text: TSV, CSV or JSON lines.", metavar="SPLIT=FILE", many=True),
     Option("text", "Column of the text in --table; twice for pairs.", metavar="COLUMN", many=True),
     Option("label", "Column of the label in --table files.", metavar="COLUMN"),
-    Option(
-        "quoting", "Whether table cells may be quoted (default: only in CSV).", bool, flags="--quoting/--no-quoting"
-    ),
-    Option(
-        "header",
-        "Whether tables have a header; without one, columns are numbers from 0.",
-        bool,
-        flags="--header/--no-header",
-    ),
+    _either("quoting", "Whether table cells may be quoted (default: only in CSV)."),
+    _either("header", "Whether tables have a header; without one, columns are numbers from 0."),
     Option("extra", "Column of whole numbers; eval prints scores for each value.", metavar="COLUMN", many=True),
-    Option(
-        "lowercase", "Lower-case the text to tokenize (default: the card's).", bool, flags="--lowercase/--no-lowercase"
-    ),
-    Option(
-        "normalise", "Apply Unicode NFC; replace blanks of all kinds by one.", bool, flags="--normalise/--no-normalise"
-    ),
-    Option("entities", "decode: turn Moses' &apos; and the like into characters; or keep."),
-    Option("max_ratio", "Largest ratio of the lengths of a train pair in tokens; 0 keeps all.", float),
-    Option("min_count", "Least number of occurrences of a word, or of a pair that BPE joins.", int, least=1),
-    Option(
-        "extra_split", "Folder with a split that the card borrows from another card.", metavar="SPLIT=DIR", many=True
-    ),
+    Option("extra_split", "Folder with a split that the card borrows.", metavar="SPLIT=DIR", many=True),
     Option("vectors", "Word vectors for labelled text, in GloVe's text format.", Path, metavar="FILE"),
     Option("skip_bad_lines", "Leave out and count lines of your own files that cannot be read.", bool),
+)
+PREPARE = (
+    Option("name", "Name of a dataset card, or a name for your own corpus.", argument="NAME", complete="cards"),
+    Option("source", "Folder with the card's files; without it they are downloaded.", Path),
+    Option("recipe", "Read tokenizer, vocabulary and lengths from this recipe.", complete="recipes"),
+    *FILES,
+    *OWN,
+    Option("vocabulary_of", "Use the vocabulary of a run or of a prepared folder.", Path, metavar="RUN"),
+    *VOCABULARY,
+    *CLEANING,
     DATA,
     Option("workers", "Number of tokenizer threads.", int, 1, least=1),
     Option("force", "Prepare anew even if nothing has changed.", bool),
@@ -140,32 +162,23 @@ TRAIN = (
     RECIPE,
     N,
     ALGEBRA,
-    Option("seed", "Seed of initialisation, dropout and batch order.", int),
+    Option("seed", "Seed of initialisation, dropout and batch order.", int, axis=True),
     DEVICE,
-    Option("steps", "Number of optimiser steps.", int),
-    Option(
-        "execution", "How maps that hold factors are applied: dense, rank, or auto, which times both before step 1."
-    ),
-    Option("init", "Copy tensors of the same name and shape from this run.", metavar="RUN"),
+    Option("steps", "Number of optimiser steps.", int, axis=True),
+    replace(EXECUTION, help="How maps that hold factors are applied: dense, rank, or auto, which times both."),
+    Option("init", "Copy tensors of the same name and shape from this run.", metavar="RUN", axis=True),
     SETTINGS,
     DATA,
     RUNS,
-    Option(
-        "resume",
-        "Continue RUN (RECIPE may be left out); without a value, the newest run of RECIPE; "
-        "auto: start one if there is none.",
-        metavar="[RUN|auto]",
-    ),
+    Option("resume", "Continue RUN, or RECIPE's newest run; auto: start one if there is none.", metavar="[RUN|auto]"),
     Option("checkpoint", "With --resume: checkpoint to continue from: last (default), best or step-N."),
     Option("tag", "Name of the new run; commands accept it in place of a folder."),
     Option("processes", "Number of processes on this machine; torchrun starts them on several.", int, 1, least=1),
-    Option("jobs", "Number of trainings of a sweep that run at once; they share the threads.", int, least=1),
+    replace(JOBS, help="Number of trainings of a sweep that run at once; they share the threads."),
     Option("list_", "Print one command for each training, for a job array; train nothing.", bool),
     Option("dry_run", "Print recipe and parameters; train nothing.", bool),
     JSON,
 )
-
-TRAIN_AXES = ("execution", "init", "steps", "algebra", "n", "seed")  # of a sweep; the last changes fastest
 
 DECODE = (
     MODEL,
@@ -186,26 +199,15 @@ DECODE = (
 )
 
 EVAL = (
-    Option(
-        "names",
-        "Runs, folders of versions (the newest run is used), tags or exports.",
-        Path,
-        ...,
-        argument="RUN",
-        many=True,
-    ),
-    Option("split", "test, valid, test_NAME (a named test set) or all (test sets).", default="test"),
-    Option("against", "Compare with this run by a paired test; it is only read.", Path, metavar="RUN2", many=True),
+    replace(MODEL, name="names", help="Runs, folders of versions (newest run), tags or exports.", many=True, axis=True),
+    SPLIT,
+    Option("against", "Compare with this run by a paired test; it is only read.", Path, metavar="RUN2", axis=True),
     CHECKPOINT,
     *ANSWERING,
     Option("probing", "Probe a translator's encoder (Table 3 of Li et al. 2020).", bool),
-    Option(
-        "settings", "With --probing: set a key of the recipe 'probe'.", flags="--set", metavar="KEY=VALUE", many=True
-    ),
+    replace(SETTINGS, help="With --probing: set a key of the recipe 'probe'.", axis=False),
     DATA,
-    Option(
-        "lowercase", "Score BLEU and chrF in lower case (default: as the corpus).", bool, flags="--lowercase/--cased"
-    ),
+    _either("lowercase", "Score BLEU and chrF in lower case (default: as the corpus).", "cased"),
     Option("tokenize", "Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's)."),
     Option("source", "Source text to score in place of a split.", Path, metavar="FILE"),
     Option("reference", "Reference translations of --source.", Path, metavar="FILE", many=True),
@@ -215,19 +217,14 @@ EVAL = (
     DEVICE,
     THREADS,
     Option("every", "Score every run that RUN names, not only the newest.", bool, flags="--all"),
-    Option("jobs", "Number of scorings that run at once; they share the threads.", int, least=1),
+    JOBS,
     Option("list_", "Print one command for each scoring, for a job array; score nothing.", bool),
     JSON,
 )
 
-EVAL_AXES = ("split", "checkpoint", "beam", "alpha", "execution", "precision")
-
 COMPARED = Option("names", "Runs, folders of runs, or tags.", argument="RUN", many=True)
 OF_RECIPE = Option("recipe", "Compare all runs of this recipe.", metavar="NAME")
-BASELINE = Option(
-    "baseline", "Run or variant to compare the others with (default: the dense model).", metavar="RUN|VARIANT"
-)
-SPLIT = Option("split", "test, valid, test_NAME (a named test set) or all (test sets).", default="test")
+BASELINE = Option("baseline", "Run or variant to compare with (default: the dense model).", metavar="RUN|VARIANT")
 OF_CHECKPOINT = Option("checkpoint", "Use only results of this checkpoint: best, last, average or step-N.")
 SCORE = Option("score", "Score the runs that have no result.", bool, flags="--eval")
 COMPARING = (COMPARED, OF_RECIPE, BASELINE, SPLIT, OF_CHECKPOINT, SCORE)
@@ -235,18 +232,11 @@ COMPARING = (COMPARED, OF_RECIPE, BASELINE, SPLIT, OF_CHECKPOINT, SCORE)
 COMPARE = (
     *COMPARING,
     Option(
-        "best",
-        "Compare each model at the value of this recipe key that is best on valid; print the trials.",
-        flags="--best-of",
-        metavar="KEY",
+        "best", "Compare each model at its value of this key that is best on valid.", flags="--best-of", metavar="KEY"
     ),
-    Option(
-        "budget", "parameters (without embeddings) or minutes: compare only models that use as much as the baseline."
-    ),
-    Option("form", "table (default), csv, latex or json.", flags="--format"),
-    Option(
-        "paper", "Print a published table beside our runs: table1 to table5 (or 1 to 5), ceng501, ni.", metavar="TABLE"
-    ),
+    Option("budget", "parameters (without embeddings) or minutes: only models that use what the baseline does."),
+    Option("format", "table, csv, latex or json.", default="table"),
+    Option("paper", "A published table beside our runs: table1 to table5 (or 1 to 5), ceng501, ni.", metavar="TABLE"),
     RUNS,
     JSON,
 )
@@ -266,13 +256,9 @@ DISTIL = (
     Option("seed", "Seed of the student.", int),
     Option("steps", "Number of optimiser steps of the student.", int, least=1),
     SETTINGS,
-    Option(
-        "start",
-        "nearest: begin with the Kronecker sums nearest to the teacher's weights; or random.",
-        default="nearest",
-    ),
+    Option("start", "nearest: with the Kronecker sums nearest to the teacher's maps; or random.", default="nearest"),
     Option("beam", "Beam size of the teacher (default: its recipe's).", int, least=1),
-    Option("references", "Train on the references too.", bool, True, flags="--references/--no-references"),
+    _either("references", "Train on the references too.", default=True),
     DATA,
     RUNS,
     Option("tag", "Name of the student's run."),
@@ -293,9 +279,7 @@ SERVE = (
     Option("workers", "Number of batches answered at once.", int, 1, least=1, most=64),
     Option("max_batch", "Largest number of texts in a batch.", int, 64, least=1),
     Option("max_batch_tokens", "Largest number of tokens in a batch.", int, 2048, least=1),
-    Option(
-        "max_wait", "Milliseconds that a batch waits to be as large as the one before.", float, 5.0, least=0, most=1000
-    ),
+    Option("max_wait", "Milliseconds that a batch waits for more texts.", float, 5.0, least=0, most=1000),
     Option("max_queue", "Largest number of waiting texts; more get 503.", int, 1024, least=1),
     Option("max_texts", "Largest number of texts in a request.", int, 128, least=1),
     Option("max_characters", "Largest number of characters in a text.", int, 10_000, least=1),
@@ -337,11 +321,7 @@ COUNT = (
     JSON,
 )
 
-AGAINST = Option(
-    "against",
-    "Model that speeds are ratios to: dense (the dense twin) or base (without compositions).",
-    default="dense",
-)
+AGAINST = Option("against", "Speeds are ratios to dense (the dense twin) or base (no compositions).", default="dense")
 ROUNDS = Option("rounds", "Number of samples of each candidate.", int, 10, least=1)
 ANY_DEVICE = Option("device", "auto, cpu, cuda or cuda:N.", default="auto")
 ANY_ALGEBRA = Option("algebra", "phm or a fixed algebra.", default="phm")
@@ -356,11 +336,7 @@ BENCH_LAYER = (
     Option("tokens", "Numbers of tokens, separated by commas.", default="16,512,4096"),
     ANY_ALGEBRA,
     Option("execution", "dense, rank or dense,rank (default: dense, with factors also rank)."),
-    Option(
-        "parametrization",
-        "How a learned rule is stored: as A (rule) or as its factors; --rank implies factors.",
-        default="rule",
-    ),
+    Option("parametrization", "rule (A) or factors of a learned rule; --rank implies factors.", default="rule"),
     Option("rank", "Number of factors R (default: that of a random rule).", int, least=1),
     Option("dtype", "float32, float64, bfloat16 or float16.", default="float32"),
     *MEASURED,
@@ -393,8 +369,6 @@ BENCH_DECODE = (
     Option("sentences", "Number of sentences.", int, 1000, least=1),
     replace(ROUNDS, default=5),
     AGAINST,
-    Option(
-        "engine", "Engine of a run: torch, onnx, ctranslate2, ctranslate2:int8. Repeatable; the first is 1.", many=True
-    ),
+    Option("engine", "Engine of a run: torch, onnx, ctranslate2, ctranslate2:int8; the first is 1.", many=True),
     JSON,
 )

@@ -4,80 +4,24 @@ Each is what the command of that name calls, with the names that its options hav
 is False. Importing this module does not import torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from phmctl.console import silence
-from phmctl.errors import RunError, UserError
+from phmctl.errors import RunError, UserError, check_known
+from phmctl.options import CLEANING, EVAL, OWN, VOCABULARY, Option
 
 if TYPE_CHECKING:
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.recipe.loading import RecipeLike
+    from phmctl.runs import Run
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 
 Settings = Mapping[str, Any] | Sequence[str]
 Files = str | Path | Sequence[Any]  # a table, (source, target), or a list of such
-
-
-class VocabularyOptions(TypedDict, total=False):
-    """How text becomes tokens, instead of as the recipe or the card says."""
-
-    tokenizer: str | None  # bpe or word
-    vocabulary: int | None  # number of token types
-    joint: bool | None  # one vocabulary for both sides
-    max_tokens: int | None  # length of the longest text kept in train, in tokens
-    direction: str | None  # reverse: from the corpus' target language to its source language
-    copies: bool | None  # train on each target as its own source too
-
-
-class CleaningOptions(TypedDict, total=False):
-    """How text is cleaned, instead of as the card says."""
-
-    lowercase: bool | None
-    normalise: bool | None  # apply Unicode NFC; replace blanks of all kinds by one
-    entities: str | None  # decode: turn ``&apos;`` and the like into characters; or keep
-    max_ratio: float | None  # largest ratio of the lengths of a train pair in tokens; 0 keeps all
-    min_count: int | None  # least number of occurrences of a word, or of a pair that BPE joins
-
-
-class TableOptions(TypedDict, total=False):
-    """How tables are read, and what labelled text has besides."""
-
-    columns: str | Sequence[str | int] | None  # of source and target: ``"de,en"``, or numbers from 0
-    languages: str | Sequence[str] | None  # of your own parallel text: ``"de,en"``
-    table: Mapping[str, str | Path] | Sequence[str] | None  # your own labelled text: ``{"train": "train.tsv", …}``
-    text: str | Sequence[str] | None  # column of the text; two for pairs
-    label: str | None  # column of the label
-    quoting: bool | None  # whether cells may be quoted; by default only in CSV
-    header: bool | None  # whether tables have a header; without one, columns are numbers from 0
-    extra: str | Sequence[str] | None  # columns of whole numbers; scores are told for each value
-    extra_split: Mapping[str, str | Path] | Sequence[str] | None  # a split that the card borrows, and its folder
-    vectors: str | Path | None  # word vectors for labelled text, in GloVe's text format
-    skip_bad_lines: bool | None  # leave out and count lines that cannot be read
-
-
-class PrepareOptions(VocabularyOptions, CleaningOptions, TableOptions):
-    """What :func:`prepare` takes besides; what is None is as if it were not given."""
-
-
-class EvaluateOptions(TypedDict, total=False):
-    """What :func:`evaluate` takes besides, as far as the task has it; None is as if it were not given."""
-
-    beam: int | None  # translators
-    alpha: float | None  # translators: exponent of the length penalty
-    batch_tokens: int | None  # translators: source tokens in a batch
-    execution: str | None  # how PHM maps are applied: dense, or rank if they hold factors
-    precision: str | None  # translators: float32 or bfloat16
-    lowercase: bool | None  # translators: score in lower case; by default as the corpus
-    tokenize: str | None  # translators: tokenizer of BLEU
-    source: str | Path | None  # translators: text to score in place of a split
-    reference: str | Path | Sequence[str | Path] | None  # its reference translations
-    table: str | Path | None  # classifiers: labelled text to score on in place of a split
-    text: str | Sequence[str] | None  # column of its text; two for pairs
-    label: str | None  # column of its label
 
 
 def prepare(
@@ -92,7 +36,7 @@ def prepare(
     force: bool = False,
     refetch: bool = False,
     quiet: bool = True,
-    **options: Unpack[PrepareOptions],
+    **options: Any,
 ) -> "PreparedData":
     """Clean and tokenize a corpus, once for all runs that use it: ``phmctl prepare-data``.
 
@@ -109,7 +53,9 @@ def prepare(
         force: prepare even if nothing has changed.
         refetch: download the card's files again.
         quiet: print nothing on stderr.
-        options: further options by the command's names: :class:`PrepareOptions`.
+        options: the command's options for text, tables and labels by their names: ``vocabulary=8000``,
+            ``joint=False`` (``--separate``), ``columns=("de", "en")``, ``table={"train": "train.tsv", …}``. None is as
+            if it were not given.
 
     Returns:
         the prepared data: its ``folder`` and its ``manifest``, which counts what was read, kept and dropped.
@@ -121,24 +67,18 @@ def prepare(
         OutputError: the folder cannot be written.
     """
     from phmctl.data.prepared.folder import data_root
-    from phmctl.errors import check_known
     from phmctl.tasks.base import Preparation
     from phmctl.tasks.registry import kind_for_corpus
 
-    given = _as_given(options)
-    for key in given:
-        if key in ("train", "valid", "test"):
-            raise UserError(f'no option {key!r}: name your own files by split, files={{"{key}": "{given[key]}", …}}')
-        check_known("option", key, PrepareOptions.__annotations__)
-    if isinstance(given.get("table"), str | Path) or not isinstance(files or {}, Mapping):
-        raise UserError("files and table are mappings of splits to files: {'train': 'train.tsv', 'valid': 'valid.tsv'}")
+    if not isinstance(files or {}, Mapping):
+        raise UserError("files is a mapping of splits to files: {'train': 'train.tsv', 'valid': 'valid.tsv'}")
     groups = {split: _groups(named) for split, named in (files or {}).items()}
+    _taken((*VOCABULARY, *CLEANING, *OWN), options)
     vocabulary, cleaning, own = (
-        {key: value for key, value in given.items() if key in kind.__annotations__}
-        for kind in (VocabularyOptions, CleaningOptions, TableOptions)
+        _taken(part, {each.name: options.get(each.name) for each in part}) for part in (VOCABULARY, CLEANING, OWN)
     )
-    if "vectors" in own:
-        own["vectors"] = Path(own["vectors"])
+    if vocabulary.pop("reverse", False):
+        vocabulary["direction"] = "reverse"
     with _quiet(quiet):
         kind = kind_for_corpus(name, None if recipe is None else str(recipe), [*groups, *own])
         asked = Preparation(
@@ -158,23 +98,15 @@ def prepare(
         return kind.prepare(asked)
 
 
-def _as_given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as the command has them: one value for a list of one, names with values, names in a list."""
-    given = {key: value for key, value in options.items() if value not in (None, [])}
-    for key, value in given.items():
-        if key in ("columns", "languages") and not isinstance(value, str):
-            given[key] = ",".join(map(str, value))
-        elif key in ("table", "extra_split") and isinstance(value, Mapping):
-            given[key] = [f"{name}={path}" for name, path in value.items()]
-        elif key in ("text", "extra"):
-            given[key] = [str(each) for each in ([value] if isinstance(value, str | int) else value)]
-        elif key == "reference" and isinstance(value, str | Path):
-            given[key] = [value]
-        elif key in ("source", "label") and not isinstance(value, str | Path | int):
-            raise UserError(f"{key} is one {'file' if key == 'source' else 'column'}, not {value!r}")
-        elif key == "label":
-            given[key] = str(value)
-    return given
+def _taken(known: Iterable[Option], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as the command has them, without those that say nothing; raises UserError."""
+    named = {each.name: each for each in known}
+    for key in options:
+        check_known("option", key, named)
+    said = {key: value for key, value in options.items() if value is not None and value != []}
+    return {
+        key: named[key].taken(value) for key, value in said.items() if value is not False or "/" in named[key].flags
+    }
 
 
 def _groups(named: "Files") -> list[tuple[Path, ...]]:
@@ -241,15 +173,10 @@ def train(
         OutputError: the folder of runs cannot be written.
     """
     from phmctl.recipe.loading import common_overrides, resolve, unmodified
-    from phmctl.runs import Run
     from phmctl.runs.find import check_tag
     from phmctl.training.train import train as run_training
 
-    run = None if isinstance(resume, bool) or resume == "auto" else Run.open(resume)
-    if recipe is None:
-        if run is None:
-            raise UserError("train needs a recipe, or a run to continue: --resume RUN")
-        recipe = run.recipe
+    recipe, run = recipe_to_train(recipe, resume)
     if tag is not None:
         check_tag(tag)
         if run is not None or resume is True:
@@ -272,6 +199,16 @@ def train(
         )
 
 
+def recipe_to_train(recipe: "RecipeLike | None", resume: bool | str | Path) -> "tuple[RecipeLike, Run | None]":
+    """Return the recipe that is trained, and the run that :func:`train` continues if one is named."""
+    from phmctl.runs import Run
+
+    run = None if isinstance(resume, bool) or resume == "auto" else Run.open(resume)
+    if recipe is None and run is None:
+        raise UserError("train needs a RECIPE, or a run to continue: --resume RUN")
+    return (run.recipe if recipe is None and run is not None else recipe or ""), run
+
+
 def evaluate(
     run: str | Path,
     split: str = "test",
@@ -282,7 +219,7 @@ def evaluate(
     engine: str | None = None,
     quantize: str | None = None,
     quiet: bool = True,
-    **options: Unpack[EvaluateOptions],
+    **options: Any,
 ) -> "Report":
     """Score a split of a run's own text, and write the scores into the run: ``phmctl eval``.
 
@@ -296,7 +233,8 @@ def evaluate(
         engine: what computes: ``torch``, ``ctranslate2`` or ``onnx``; an export is made of the run and kept in it.
         quantize: CTranslate2's type.
         quiet: print nothing on stderr.
-        options: those of the task, by the command's names: :class:`EvaluateOptions`.
+        options: those of the task, by the command's names: ``beam=1``, ``reference=["a.en", "b.en"]``,
+            ``table="new.csv"``. None is as if it were not given.
 
     Returns:
         what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an
@@ -318,10 +256,9 @@ def evaluate(
         task = opened.recipe.task
         if rival is not None and rival.recipe.task != task:
             raise RunError(f"{rival.folder} is of task {rival.recipe.task!r}, not {task!r}: scores do not compare")
-        kind, given = kind_of(opened.recipe), _as_given(options)
-        if not isinstance(given.get("table", ""), str | Path):
-            raise UserError(f"table is one file to score a classifier on, not {options['table']!r}")
-        kind.require("eval", given)
+        kind = kind_of(opened.recipe)
+        kind.require("eval", [name for name, value in options.items() if value is not None])
+        given = _taken(EVAL, options)
         return kind.evaluate(Asked(opened, checkpoint, device, given, split=split, against=rival))
 
 

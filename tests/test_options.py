@@ -6,7 +6,6 @@ import pytest
 
 from phmctl import options, verbs
 from phmctl.distillation import distil
-from phmctl.errors import RecipeError
 
 ONLY_HERE = {"jobs", "list_", "dry_run", "processes", "json"}  # of the command line
 
@@ -33,18 +32,10 @@ def test_no_command_has_an_option_twice(own: tuple[object, ...]) -> None:
         ("threads", 2, ["--threads", "2"]),
         ("alpha", 0.0, ["--alpha", "0.0"]),
         ("reference", ["a", "b"], ["--reference", "a", "--reference", "b"]),
+        ("names", ["a", "b"], ["a", "b"]),
         ("every", False, []),
         ("every", True, ["--all"]),
     ],
 )
 def test_what_a_command_line_says_for_a_value(name: str, value: object, arguments: list[str]) -> None:
     assert next(each for each in options.EVAL if each.name == name).arguments(value) == arguments
-
-
-def test_values_of_axes_are_read() -> None:
-    given = {"beam": "4", "alpha": "0.5", "split": "test", "engine": "onnx", "precision": None}
-    found = options.read_axes(options.EVAL, options.EVAL_AXES, given)
-    assert found == given | {"beam": 4, "alpha": 0.5}
-    for wrong in ({"beam": "4.5"}, {"alpha": "x"}):
-        with pytest.raises(RecipeError):
-            options.read_axes(options.EVAL, options.EVAL_AXES, wrong)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from phmctl.console import Shown, Table, note
-from phmctl.errors import UserError, check_known, require
+from phmctl.errors import UserError, require
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.ratios import Bench
@@ -24,7 +24,7 @@ def recipes(name: str | None) -> Shown:
         return Shown({"name": recipe["name"], "path": str(path), "text": text, "recipe": recipe}, text=text)
     found = list_recipes()
     rows = [(recipe["name"], recipe["task"], recipe["description"]) for recipe in found]
-    return Shown(found, [Table("recipes", ("name", "task", "what it is"), rows, text=(1, 2), plain=True)])
+    return Shown(found, [Table("recipes", ("name", "task", "what it is"), rows, text=(1, 2))])
 
 
 def runs(names: Sequence[str] | None, runs: Path | None) -> Shown:
@@ -94,68 +94,32 @@ def compare(
     checkpoint: str | None,
     runs: Path | None,
     *,
-    form: str | None,
     paper: str | None,
-    json: bool,
     **given: Any,
-) -> None:
+) -> Shown:
     """Compare runs over seeds, or with a published table.
 
     Prints means, tested differences, sizes, speeds and other differences between the runs.
     """
-    if json and form not in (None, "json"):
-        raise UserError(f"--json and --format {form} are two forms: leave one out")
-    form = "json" if json else form or "table"
-    check_known("format", form, ("table", "csv", "latex", "json"))
+    from phmctl.comparison.compare import compare_splits
+    from phmctl.comparison.papers import compare_papers
+
     asked: dict[str, Any] = {"recipe": recipe, "root": runs, "checkpoint": checkpoint}
+    found: Sequence[Any]
     if paper is None:
-        shown = _compared(names or (), form, **asked, **given)
+        found, words = compare_splits(names or (), **asked, **given), "without a result yet (or add --eval):"
+        told = [each.as_json() for each in found]
+        document = told[0] if len(told) == 1 else {"comparisons": told}
     elif any(value for name, value in given.items() if name != "split") or given["split"] != "test":
         raise UserError("--baseline, --best-of, --budget, --eval and --split have no part in --paper: leave them out")
     else:
-        shown = _compared_papers(paper, names or (), form, **asked)
-    for each in shown:
-        each.show(as_json=form == "json")
-
-
-def _compared(names: Sequence[str], form: str, **asked: Any) -> list[Shown]:
-    from phmctl.comparison.compare import compare_splits
-    from phmctl.comparison.formats import comparison_csv, comparison_latex, comparison_tables
-
-    several = compare_splits(names, **asked)
-    if form == "json":
-        told = [found.as_json() for found in several]
-        return [Shown(told[0] if len(told) == 1 else {"comparisons": told})]
-    shown = []
-    for found in several:
-        if form == "table":
-            said = [*found.differences(), *found.notes()]
-            shown.append(Shown(tables=comparison_tables(found), notes=[f"· {line}" for line in said]))
-        else:
-            shown.append(Shown(text=comparison_csv(found) if form == "csv" else comparison_latex(found)))
-    missing = [line for found in several for line in found.missing()]
-    return [*shown, Shown(notes=_missing("without a result yet (or add --eval):", missing))]
-
-
-def _compared_papers(paper: str, names: Sequence[str], form: str, **asked: Any) -> list[Shown]:
-    from phmctl.comparison.papers import compare_papers
-
-    tables = compare_papers(paper, names, **asked)
-    if form == "json":
-        return [Shown({"tables": [table.as_json() for table in tables]})]
-    shown = []
-    for found in tables:
-        missing = _missing("commands that fill empty cells (then score each run by phmctl eval):", found.missing())
-        if form == "table":
-            shown.append(Shown(tables=found.tables(), notes=[*(f"· {line}" for line in found.notes()), *missing]))
-        else:
-            shown.append(Shown(text=found.as_csv() if form == "csv" else found.as_latex(), notes=missing))
-    return shown
-
-
-def _missing(words: str, commands: Sequence[str]) -> list[str]:
-    """Return commands, each a line of its own, to be copied, below words."""
-    return [words, *commands] if commands else []
+        found, words = compare_papers(paper, names or (), **asked), "commands that fill empty cells, then phmctl eval:"
+        document = {"tables": [each.as_json() for each in found]}
+    commands = [line for each in found for line in each.missing()]
+    notes = [f"· {line}" for each in found for line in each.said()]
+    tables = [table for each in found for table in each.tables()]
+    records = [record for each in found for record in each.records()]
+    return Shown(document, tables, records, notes=[*notes, *[words] * bool(commands), *commands])
 
 
 def serve(
@@ -189,7 +153,9 @@ def serve(
 
         def ready() -> None:
             note(f"serving {model.name}; Ctrl-C stops")
-            Shown({"url": url, "model": model.name, "task": model.task}, text=f"{url}\n").show(as_json=json)
+            Shown({"url": url, "model": model.name, "task": model.task}, text=f"{url}\n").show(
+                "json" if json else "table"
+            )
 
         raise typer.Exit(run_server(service, sock, names=names, grace=grace, ready=ready))
 

@@ -9,14 +9,16 @@ import signal
 import sys
 import threading
 import traceback
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from phmctl import __version__, options
 from phmctl.cli import commands, pipeline
-from phmctl.cli.build import PrepareCommand, Summaries, TrainCommand, add_command
+from phmctl.cli.build import add_command
 from phmctl.console import note, stdout_refused
 from phmctl.devices import world
 from phmctl.errors import PhmctlError, StoppedError, UserError
@@ -26,7 +28,7 @@ _DEBUG = "PHMCTL_DEBUG"
 _LONGEST = 4000  # characters of a line of an error: it may quote a file
 
 
-class _Commands(Summaries):
+class _Commands(TyperGroup):
     """Keeps Ctrl-C from Typer, which would end the process without a word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -71,13 +73,12 @@ def main(
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
-bench = typer.Typer(
-    cls=Summaries, help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True
-)
-add_command(app, "prepare-data", options.PREPARE, pipeline.prepare_data, cls=PrepareCommand)
-add_command(app, "train", options.TRAIN, pipeline.train, axes=options.TRAIN_AXES, cls=TrainCommand)
+_BENCH = "Measure speed as a ratio to the dense twin, in turns, with the spread."
+bench = typer.Typer(help=_BENCH, no_args_is_help=True)
+add_command(app, "prepare-data", options.PREPARE, pipeline.prepare_data)
+add_command(app, "train", options.TRAIN, pipeline.train, sweep="phmctl.sweeps.train")
 add_command(app, "decode", options.DECODE, pipeline.decode)
-add_command(app, "eval", options.EVAL, pipeline.evaluate, axes=options.EVAL_AXES)
+add_command(app, "eval", options.EVAL, pipeline.evaluate, sweep="phmctl.sweeps.evaluate")
 add_command(app, "compare", options.COMPARE, commands.compare)
 add_command(app, "distil", options.DISTIL, commands.distil)
 add_command(app, "report", options.REPORT, commands.report)
@@ -86,7 +87,7 @@ add_command(app, "export", options.EXPORT, commands.export)
 add_command(app, "recipes", options.RECIPES, commands.recipes)
 add_command(app, "runs", options.LISTED, commands.runs)
 add_command(app, "count-params", options.COUNT, commands.count_params)
-app.add_typer(bench, name="bench")
+app.add_typer(bench, name="bench", short_help=_BENCH)
 add_command(bench, "layer", options.BENCH_LAYER, commands.bench_layer)
 add_command(bench, "lstm", options.BENCH_LSTM, commands.bench_lstm)
 add_command(bench, "train", options.BENCH_TRAIN, commands.bench_train)
@@ -112,17 +113,10 @@ def run() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Give a process that was started with stdout or stderr closed (``>&-``) what refuses, or swallows, all text.
-
-    Python has no stream for them then, and their descriptors would be those of the next files that are opened.
-    """
-    for number, name, mode in ((1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+    """Give a process that was started with stdout or stderr closed (``>&-``) one: the next file would be it."""
+    for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, mode)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _hear_signals() -> None:

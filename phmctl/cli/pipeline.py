@@ -4,8 +4,8 @@ import gc
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from phmctl.cli.build import NEWEST, TOGETHER
-from phmctl.console import Shown, Table, emit, note, once, progress
+from phmctl.console import Shown, Table, emit, note, progress
 from phmctl.devices import set_threads, world
-from phmctl.errors import DataError, RecipeError, RunError, UserError
-from phmctl.options import EVAL, EVAL_AXES, TRAIN, TRAIN_AXES, read_axes
+from phmctl.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from phmctl.data.listing import Listed
-    from phmctl.recipe.loading import RecipeLike
     from phmctl.runs import Weights
     from phmctl.tasks.base import Asked
     from phmctl.tasks.model import Model
@@ -29,9 +27,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "valid", "test")
 
 
-def prepare_data(
-    name: str | None, data: Path | None, *, reverse: bool, copies: bool, skip_bad_lines: bool, list_: bool, **given: Any
-) -> Shown:
+def prepare_data(name: str | None, data: Path | None, *, list_: bool, **given: Any) -> Shown:
     """Clean and tokenize a corpus, once for all runs that use it."""
     if list_:
         return _listed_cards(name, data)
@@ -49,8 +45,6 @@ def prepare_data(
             own, equals, path = first.partition("=")
             named = equals and "/" not in own and not Path(first).exists()  # `--test news=FILE` is of `test_news`
             files.setdefault(f"{split}_{own}" if named else split, []).append((path if named else first, *rest))
-    given |= {"direction": "reverse" if reverse else None, "copies": copies or None}
-    given |= {"skip_bad_lines": skip_bad_lines or None}
     prepared = verbs.prepare(name, data=data, files=files, quiet=False, **given)
     document = {"folder": str(prepared.folder), **prepared.manifest}
     return Shown(document, draw=lambda: show_prepared(prepared.manifest))
@@ -80,45 +74,28 @@ def _listed_cards(name: str | None, data: Path | None) -> Shown:
 
 
 def train(
-    recipe: str | None,
-    *,
-    resume: str | None,
-    checkpoint: str | None,
-    processes: int,
-    jobs: int | None,
-    list_: bool,
-    dry_run: bool,
-    **given: Any,
+    recipe: str | None, *, resume: str | None, checkpoint: str | None, processes: int, dry_run: bool, **given: Any
 ) -> Shown:
     """Train a recipe's model on its prepared data; print the run directory at the end.
 
     Several values train every combination: --n 1,4 --seed 1,2,3 --set model.dropout=0.1,0.3. Finished trainings are
     skipped, stopped ones continue. Quotes keep a comma in a value: --set 'description="one, two"'.
     """
+    from phmctl import verbs
+
     if checkpoint is not None and resume is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
-    from phmctl import verbs
-    from phmctl.sweeps.train import Sweep, refuse_with_sweep
-
-    sweep = None if recipe is None else Sweep.of(recipe, given)
-    if sweep is None and (jobs or list_):
-        raise UserError("--jobs and --list are for a sweep, which needs a RECIPE")
-    if sweep is not None and (jobs or list_ or sweep.many):
-        single = {"--resume": resume not in (None, "auto"), "--checkpoint": checkpoint, "--dry-run": dry_run}
-        refuse_with_sweep(single | {"--processes": processes > 1 or world().size > 1})
-        return sweep.listed() if list_ else sweep.train(jobs or 1)
-    given = read_axes(TRAIN, TRAIN_AXES, given) | {"settings": given["settings"] or ()}
-    what, resume = (recipe, resume) if recipe is not None else _recipe_of(resume)
+    how = True if resume == NEWEST else resume or False
+    given["settings"] = given["settings"] or ()
     if dry_run:
         if world().size > 1:
             raise UserError("--dry-run works in one process; start it without torchrun")
-        return _planned(what, given)
+        return _planned(verbs.recipe_to_train(recipe, how)[0], **given)
     if processes > 1:
         from phmctl.training.processes import launch, without_option
 
         raise typer.Exit(launch(without_option(sys.argv[1:], "--processes"), processes))
-    how = True if resume == NEWEST else resume or False
-    result = verbs.train(what, **given, resume=how, checkpoint=checkpoint or "last", quiet=False)
+    result = verbs.train(recipe, **given, resume=how, checkpoint=checkpoint or "last", quiet=False)
     if world().rank > 0:
         raise typer.Exit(result.exit_code)
     if result.exit_code:
@@ -128,23 +105,9 @@ def train(
     return Shown(result.as_json(), draw=lambda: note(line), text=f"{result.run.folder}\n")
 
 
-def _recipe_of(resume: str | None) -> "tuple[RecipeLike, str]":
-    """Return the recipe and the resumption that are meant where no recipe is named: those of a run."""
-    from phmctl.recipe.loading import find_recipe
-    from phmctl.runs import Run
-
-    if resume is None or resume in ("auto", NEWEST):
-        raise UserError("train needs a RECIPE, or a run to continue: --resume RUN")
-    try:
-        return Run.open(resume).recipe, resume
-    except RunError:
-        with suppress(RecipeError):
-            find_recipe(resume)  # `train --resume RECIPE`
-            return resume, NEWEST
-        raise
-
-
-def _planned(recipe: "RecipeLike", given: Mapping[str, Any]) -> Shown:
+def _planned(
+    recipe: Any, *, settings: Sequence[str], data: Path | None, runs: Path | None, tag: str | None, **common: Any
+) -> Shown:
     """Show what a training would be: its recipe and its parameters.
 
     The sizes are those of the prepared data, if there is any, otherwise what the recipe asks for.
@@ -156,10 +119,8 @@ def _planned(recipe: "RecipeLike", given: Mapping[str, Any]) -> Shown:
     from phmctl.tasks.registry import kind_of
     from phmctl.training.initial import planned_start
 
-    common = {name: value for name, value in given.items() if name not in ("settings", "data", "runs", "tag")}
-    resolved, data = resolve(recipe, common_overrides(**common), given["settings"]), given["data"] or data_root()
-    start = planned_start(resolved, data)
-    sizes = kind_of(resolved).sizes(resolved, data)
+    resolved, root = resolve(recipe, common_overrides(**common), settings), data or data_root()
+    start, sizes = planned_start(resolved, root), kind_of(resolved).sizes(resolved, root)
     ledger = ledger_for_recipe(resolved, sizes)
     source = "prepared data" if sizes.trained else "recipe"
     document = {"recipe": resolved.model_dump(), "parameters": ledger.as_json(), "vocabularies_from": source}
@@ -168,9 +129,8 @@ def _planned(recipe: "RecipeLike", given: Mapping[str, Any]) -> Shown:
         emit(f"{dump_recipe(resolved)}\n")
         print_ledger(ledger)
 
-    return Shown(
-        document, draw=draw, notes=[*[sizes.note] * sizes.trained, *([] if start is None else [start.words()])]
-    )
+    notes = [*[sizes.note] * sizes.trained, *([] if start is None else [start.words()])]
+    return Shown(document, draw=draw, notes=notes)
 
 
 def decode(
@@ -224,8 +184,10 @@ def decode(
         asked = Asked(opened, name, device or "auto", options, own_text=own is not None)
         return asked, kind.load(asked), opened.weights(name)
 
-    with starting():
-        asked, model, weights = opened.use(checkpoint, load)
+    gc.disable()  # to look through what is loaded again and again would be a sixth of the start
+    asked, model, weights = opened.use(checkpoint, load)
+    gc.freeze()
+    gc.enable()
     window *= workers
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
@@ -240,20 +202,6 @@ def decode(
         answer(model, groups, predict=predict, output=answers, as_json=json, advance=advance)
 
 
-@contextmanager
-def starting() -> Iterator[None]:
-    """Do without garbage collection while torch and a model are loaded, and leave what was loaded out of it for good.
-
-    Nearly all of that stays to the end of the process, and looking through it again and again is a sixth of the start.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def _stdout_is_a_file() -> bool:
     """Whether stdout is redirected to a file, not to a terminal or to a program that prints as it reads."""
     try:
@@ -263,7 +211,18 @@ def _stdout_is_a_file() -> bool:
 
 
 def evaluate(
-    names: list[Path], *, probing: bool, every: bool, jobs: int | None, list_: bool, threads: int, **given: Any
+    names: list[str],
+    split: str,
+    against: Path | None,
+    *,
+    probing: bool,
+    settings: list[str] | None,
+    data: Path | None,
+    device: str | None,
+    checkpoint: str,
+    threads: int,
+    every: bool,
+    **given: Any,
 ) -> Shown:
     """Score a run on a split of its text: translators by BLEU, chrF and TER, classifiers by accuracy.
 
@@ -274,54 +233,20 @@ def evaluate(
 
     --probing trains a probe for each probing task prepared in --data, each once: its answers are kept there.
     """
-    probed = {name: given.pop(name) for name in ("settings", "data")}
-    if not probing:
-        _refuse({"set": probed["settings"], "data": probed["data"]}, "belongs to --probing")
-        if given["source"] is None and given["table"] is None and given["split"] in ("test", "all"):
-            from phmctl.exports import open_model
-            from phmctl.runs.find import select_runs
-            from phmctl.runs.run import splits_asked
-
-            opened = [open_model(run) for run in (select_runs(names) if every else names)]
-            given["split"] = ",".join(splits_asked(opened, given["split"]))  # named test sets, where there is no test
-    if len(names) > 1 or every or jobs or list_ or any("," in given[name] for name in EVAL_AXES if given[name]):
-        from phmctl.sweeps.evaluate import EvalSweep
-
-        if probing:
-            raise UserError("--probing is for one run: its probes are many already; leave it out, or name one run")
-        sweep = EvalSweep.of(names, every, given | {"threads": threads})
-        return sweep.listed() if list_ else sweep.evaluate(jobs or 1)
-    set_threads(threads)
-    given = read_axes(EVAL, EVAL_AXES, given)
-    return _scored(names[0], given, probed | {"settings": probed["settings"] or ()} if probing else None)
-
-
-def _scored(run: Path, given: dict[str, Any], probed: dict[str, Any] | None) -> Shown:
-    """Score a run, against each baseline in turn."""
     from phmctl import verbs
 
-    common: dict[str, Any] = {"checkpoint": given.pop("checkpoint"), "device": given.pop("device") or "auto"}
-    split, against = given.pop("split"), given.pop("against")
-    if probed is not None:
-        _refuse({**given, "split": None if split == "test" else split}, "has no part in --probing")
-    rivals: Sequence[Path | None] = against or [None]
-    with once():
-        if probed is None:
-            reports = [verbs.evaluate(run, split, against=each, **common, quiet=False, **given) for each in rivals]
-        else:
-            from phmctl.probes import probe
+    other = given | {"split": None if split == "test" else split} if probing else {"set": settings, "data": data}
+    if wrong := [f"--{name.replace('_', '-')}" for name, value in other.items() if value is not None]:
+        raise UserError(f"{', '.join(wrong)}: {'has no part in' if probing else 'belongs to'} --probing: leave it out")
+    set_threads(threads)
+    common: dict[str, Any] = {"against": against, "checkpoint": checkpoint, "device": device or "auto"}
+    if probing:
+        from phmctl.probes import probe
 
-            reports = [probe(run, against=each, **common, **probed) for each in rivals]
-    told, tables, notes = [], list[Table](), list[str]()
-    for report, rival in zip(reports, rivals, strict=True):
-        found = [] if rival is None else verbs.differences(run, rival)
-        told.append(report.as_json() | ({"differences": found} if against else {}))
-        tables += [table for table in report.tables() if table not in tables]  # the run's own scores once
-        notes += [*getattr(report, "notes", tuple)(), *(f"· {text}" for text in found)]
-    return Shown(told[0] if len(told) == 1 else {"comparisons": told}, tables, notes=notes)
-
-
-def _refuse(options: dict[str, Any], why: str) -> None:
-    wrong = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
-    if wrong:
-        raise UserError(f"{', '.join(wrong)} {why}: leave it out")
+        found: Any = probe(names[0], settings=settings or (), data=data, **common)
+    else:
+        found = verbs.evaluate(names[0], split, **common, quiet=False, **given)
+    apart = [] if against is None else verbs.differences(names[0], against)
+    document = found.as_json() | ({} if against is None else {"differences": apart})
+    notes = [*getattr(found, "notes", tuple)(), *(f"· {text}" for text in apart)]
+    return Shown(document, found.tables(), notes=notes)

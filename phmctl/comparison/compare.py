@@ -7,14 +7,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phmctl.comparison.variants import Trained, Trials, Variant, best_of, conditions, group, mean, settle, within_budget
-from phmctl.console import progress, warn
+from phmctl.comparison.variants import (
+    Trained,
+    Trials,
+    Variant,
+    best_of,
+    conditions,
+    group,
+    mean,
+    mean_and_spread,
+    settle,
+    within_budget,
+)
+from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, nearest
 from phmctl.metrics.significance import holm
 from phmctl.metrics.text import Copy
+from phmctl.recipe.loading import flatten
 from phmctl.runs.run import check_checkpoint, check_split, splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
-from phmctl.tasks.answers import Metric, Test, spread, test_answers
+from phmctl.tasks.answers import ONE_SEED, Metric, Test, p_words, spread, test_answers, within
 from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
 
@@ -81,6 +93,44 @@ class Comparison:
                 if one.result is None and self.split in (one.run.splits() or [self.split]):
                     yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
 
+    def said(self) -> Iterator[str]:
+        """All lines that people are told beside the tables."""
+        yield from self.differences()
+        yield from self.notes()
+
+    def tables(self) -> Iterator[Table]:
+        """Yield the scores, the tested differences, and sizes and speeds; each fits 80 columns if names are short."""
+        names = [metric.name + ("" if metric.scale == 1 else " %") for metric in self.metrics]
+        rows = [
+            (each.label, len(each.scored), *(mean_and_spread(each.values(metric)) for metric in self.metrics))
+            for each in self.variants
+        ]
+        title, below = f"{self.split}: mean ± standard deviation over seeds", conditions(self.variants)
+        yield Table(title, ["model", "seeds", *names], rows, below=below)
+        if self.tests:
+            single = [label for label, (test, *_) in self.tests.items() if test.method.endswith(ONE_SEED)]
+            about = "" if len(single) == len(self.tests) else f"{', '.join(single)}: "
+            title = f"difference from {self.baseline.label} (95 % interval)" + f";\n{about}{ONE_SEED}" * bool(single)
+            tested = []
+            for label, test in ((label, test) for label, tests in self.tests.items() for test in tests):
+                change, p_values = test.found.difference, (test.found.p_value, self.corrected[label, test.metric])
+                interval = within(change.value, change.low, change.high, "+.2f")
+                tested.append((label, test.metric, interval, *map(p_words, p_values)))
+            columns = ["model", "metric", "difference", "p", "p (Holm)"]
+            yield Table(title, columns, tested, text=(1,), below=self.methods)
+        columns = ["model", "parameters", "without emb.", "tokens/s" if self.same_machine else "tokens/s *", "minutes"]
+        sizes = []
+        for each in self.variants:
+            counts = (each.parameters and each.parameters.total, each.parameters and each.parameters.without_embeddings)
+            shown = ["–" if count is None else f"{count:,.0f}" for count in (*counts, each.speed)]
+            sizes.append([each.label, *shown, "–" if each.minutes is None else f"{each.minutes:,.1f}"])
+        yield Table("size and speed of training", columns, sizes)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """A record a variant, with every figure in a column of its own."""
+        for each in self.as_json()["variants"]:
+            yield {"split": self.split} | {key: value for key, value in flatten(each) if not isinstance(value, list)}
+
     def as_json(self) -> dict[str, Any]:
         variants = []
         for variant in self.variants:
@@ -104,11 +154,11 @@ class Comparison:
                 "without_embeddings": sizes and sizes.without_embeddings,
                 "tokens_per_second": variant.speed,
                 "minutes": variant.minutes,
-                "tests": [
-                    {"metric": test.metric, "method": test.method, **asdict(test.found)}
+                "tests": {
+                    test.metric: {"method": test.method, **asdict(test.found)}
                     | {"p_holm": self.corrected[variant.label, test.metric]}
                     for test in self.tests.get(variant.label, ())
-                ],
+                },
             }
             variants.append(told)
         return {

@@ -10,7 +10,6 @@ from typing import Any
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
 from phmctl.comparison.compare import check_asked, copy_notes, readable_runs
-from phmctl.comparison.formats import as_csv, as_latex
 from phmctl.comparison.variants import Variant, conditions, group, mean_and_spread, settle
 from phmctl.console import Table
 from phmctl.errors import check_known
@@ -125,7 +124,7 @@ class PaperComparison:
     def _of(self, row: Row | None = None, column: Column | None = None) -> list[Cell]:
         return [cell for cell in self.cells if row in (None, cell.row) and column in (None, cell.column)]
 
-    def notes(self) -> list[str]:
+    def said(self) -> list[str]:
         """What must be read with the table: how it is scored and counted, and what differs in the setup."""
         lines = [self.printed.score, f"not published: {self.printed.unsaid}"]
         if self.counts:
@@ -166,7 +165,7 @@ class PaperComparison:
             "key": self.printed.key,
             "title": self.printed.title,
             "cells": [self._cell_json(cell) for cell in self.cells],
-            "notes": self.notes(),
+            "notes": self.said(),
             "missing": self.missing(),
         }
 
@@ -187,16 +186,10 @@ class PaperComparison:
             "command": cell.command,
         }
 
-    def as_csv(self) -> str:
-        lines = [self._cell_json(cell) for cell in self.cells]
-        plain = [name for name in lines[0] if name not in ("runs", "differences")]
-        return as_csv([plain, *([line[name] for name in plain] for line in lines)])
-
-    def as_latex(self) -> str:
-        return "\n".join(
-            as_latex([list(table.columns), *([str(cell) for cell in row] for row in table.rows)], table.below)
-            for table in self.tables()
-        )
+    def records(self) -> list[dict[str, Any]]:
+        """A record a cell."""
+        told = [{"table": self.printed.key, **self._cell_json(cell)} for cell in self.cells]
+        return [{name: value for name, value in each.items() if not isinstance(value, list)} for each in told]
 
 
 def compare_papers(

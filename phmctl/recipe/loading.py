@@ -10,7 +10,6 @@ import yaml
 
 from phmctl.dimension import LOW_RANK, WITH_N
 from phmctl.errors import RecipeError, nearest
-from phmctl.options import TRAIN
 from phmctl.recipe.documents import Document, parse_document, parse_value, read_document, wrong_choice
 from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.shipped import shipped, shipped_names
@@ -23,7 +22,7 @@ FORMAT = 1  # of the recipe that a run keeps; what has no number is of format 1,
 _MOST_BASES = 5  # of a recipe that extends one that extends one
 _OWN = ("name", "description")  # what no recipe takes from the one that it extends
 
-_COMMON = {
+COMMON = {  # options of train that set a key
     "n": "model.n",
     "algebra": "model.algebra",
     "execution": "model.execution",
@@ -55,25 +54,18 @@ def common_overrides(**options: object) -> list[Override]:
     ``real``), unless ``algebra`` is given too. What has no learned rule has no factors of one either.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    overrides = [Override(_COMMON[name], value, f"--{name} {value}") for name, value in given.items()]
+    overrides = [Override(COMMON[name], value, f"--{name} {value}") for name, value in given.items()]
     n, algebra = given.get("n"), given.get("algebra")
     if n is not None and algebra is None:
-        overrides.append(Override(_COMMON["algebra"], "real" if n == 1 else "phm", f"--n {n}", implied=True))
+        overrides.append(Override(COMMON["algebra"], "real" if n == 1 else "phm", f"--n {n}", implied=True))
     if n is None and algebra is not None and algebra not in WITH_N:
-        overrides.append(Override(_COMMON["n"], 1, f"--algebra {algebra}", implied=True))
+        overrides.append(Override(COMMON["n"], 1, f"--algebra {algebra}", implied=True))
     if algebra not in (None, "phm") or (algebra is None and n == 1):
         source = f"--n {n}" if algebra is None else f"--algebra {algebra}"
         overrides.append(Override("model.parametrization", "rule", source, implied=True))
         if algebra != LOW_RANK:
             overrides.append(Override("model.rank", None, source, implied=True))
     return overrides
-
-
-def override(options: Iterable[tuple[str, str]]) -> list[Override]:
-    """Return what options of ``train`` set, given as text: ``("--n", "4")``, ``("--set", "training.clip=1.0")``."""
-    pairs, texts = list(options), {each.written[0]: each for each in TRAIN}
-    common = {texts[flag].name: texts[flag].read(value) for flag, value in pairs if flag != "--set"}
-    return _each_once([*common_overrides(**common), *(value for flag, value in pairs if flag == "--set")])
 
 
 def find_recipe(name: str, folder: Path = Path()) -> Path:

@@ -11,7 +11,6 @@ from phmctl.accounting.ledger import Totals, ledger_for_recipe
 from phmctl.algebra.alignment import NearestAlgebra, Spectra, chance_distance, nearest_known, spectra
 from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.compare import Comparison, compare_splits
-from phmctl.comparison.formats import comparison_tables
 from phmctl.comparison.variants import Trained, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
@@ -89,7 +88,7 @@ def _plural(count: int, word: str) -> str:
 
 
 def _scores(found: Comparison) -> Blocks:
-    scores, *others = comparison_tables(found)
+    scores, *others = found.tables()
     lines = [*found.notes(), *(f"no result yet: {command}" for command in found.missing())]
     # the 95 % intervals of what was tested, which are wider than the deviation over seeds
     tested = {label: [(test.metric, test.found.system) for test in tests] for label, tests in found.tests.items()}

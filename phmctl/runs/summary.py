@@ -260,7 +260,7 @@ def run_tables(found: Sequence[Summary | Damaged]) -> Iterator[Table]:
         }
         shown = {name: cells for name, cells in columns.items() if any(cells)}
         text = [index for index, name in enumerate(shown) if name in ("changed", "tag", "state")]
-        yield Table(f"\n{recipe}", list(shown), list(zip(*shown.values(), strict=True)), text, plain=True)
+        yield Table(f"\n{recipe}", list(shown), list(zip(*shown.values(), strict=True)), text)
 
 
 def remarks(found: Sequence[Summary | Damaged]) -> Iterator[str]:

@@ -4,94 +4,55 @@ Commas part values: ``--n 1,2,4``, ``--set model.dropout=0.1,0.3``. Within quote
 do not: ``--set 'description="one, two"'`` is one value.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from phmctl.errors import RecipeError, UserError
+import yaml
 
-_CLOSING = {"[": "]", "{": "}"}
-_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An option and its values."""
-
-    name: str  # what the axis is called in tables: ``n``, ``seed``, ``model.dropout``
-    values: tuple[str, ...]  # as the user wrote them
-    option: str  # ``--n``; ``--set`` for a recipe's key
-
-    def arguments(self, value: str) -> tuple[str, str]:
-        """Return the option with one value, as a command line has it."""
-        return self.option, f"{self.name}={value}" if self.option == "--set" else value
+from phmctl.options import Option
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the grid: a value of each axis, by option and by name; `label` has those that differ."""
+    """One place of the grid."""
 
-    arguments: tuple[str, ...]
-    values: Mapping[str, str]
-    label: str
+    label: str  # the values of it that differ from cell to cell
+    given: dict[str, Any]  # the command's options, each with its value
 
 
 def split_values(text: str) -> list[str]:
-    """Return the values in a text, parted by commas that stand in no quotes and no brackets.
+    """Return the values in a text, as they stand in a YAML list. What is no such list is one value."""
+    try:
+        listed = yaml.compose(f"[{text}]")
+    except yaml.YAMLError:
+        return [text]
+    if not isinstance(listed, yaml.SequenceNode) or listed.end_mark.index != len(text) + 2:
+        return [text]
+    return [text[each.start_mark.index - 1 : each.end_mark.index - 1] for each in listed.value] or [text]
 
-    What is never closed is one value: the reader of YAML says what is wrong with it.
-    """
-    values, closing, place = [""], list[str](), 0
-    while place < len(text):
-        part = text[place]
-        if part in "\"'" and (closing or not values[-1].strip()):  # a quote within a word is none
-            quoted = _QUOTED.match(text, place)
-            if quoted is None:
-                return [text]
-            part = quoted[0]
-        elif part in _CLOSING:
-            closing.append(_CLOSING[part])
-        elif closing and part == closing[-1]:
-            closing.pop()
-        place += len(part)
-        if part == "," and not closing:
-            values.append("")
+
+def cells_of(options: Sequence[Option], given: Mapping[str, Any]) -> list[Cell]:
+    """Return a cell for each combination of values; those of the last option change fastest. Raises RecipeError."""
+    axes: list[dict[str, tuple[Option, Any]]] = []  # by label
+    for option in options:
+        value = given.get(option.name)
+        if not option.axis or value in (None, []):
+            continue
+        if option.argument:
+            axes.append({str(each): (option, each) for each in value})
+        elif option.many:
+            for key, equals, text in (setting.partition("=") for setting in value):
+                name = key.strip().rpartition(".")[2]
+                axes.append({f"{name}={each}": (option, f"{key}{equals}{each}") for each in split_values(text)})
         else:
-            values[-1] += part
-    return [text] if closing else [value.strip() for value in values]
-
-
-def axis(name: str, text: str | None, option: str | None = None) -> list[Axis]:
-    """Return the axis of an option, if it was given."""
-    if text is None:
-        return []
-    values = split_values(text)
-    if len(values) > 1 and "" in values:
-        raise UserError(f"{option or '--' + name} {text}: a value between two commas is empty")
-    return [Axis(name, tuple(dict.fromkeys(values)), option or f"--{name}")]
-
-
-def setting_axes(settings: Sequence[str]) -> list[Axis]:
-    """Return an axis for each ``--set KEY=VALUE``."""
-    found: list[Axis] = []
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.strip():
-            raise RecipeError(f"--set {setting}: expected key.path=value, for example --set training.steps=200")
-        found += axis(key.strip(), value, "--set")
-    return found
-
-
-def cells_of(axes: Sequence[Axis]) -> list[Cell]:
-    """Return the cells of a grid; the last axis changes fastest."""
+            axes.append({f"{option.name}={each}": (option, option.read(each)) for each in split_values(value)})
     cells = []
-    for values in product(*(each.values for each in axes)):
-        arguments, labels = list[str](), list[str]()
-        for each, value in zip(axes, values, strict=True):
-            arguments += each.arguments(value)
-            if len(each.values) > 1:
-                labels.append(f"{each.name.rpartition('.')[2] if each.option == '--set' else each.name}={value}")
-        named = {each.name: value for each, value in zip(axes, values, strict=True)}
-        cells.append(Cell(tuple(arguments), named, " ".join(labels) or "the only cell"))
+    for place in product(*(axis.items() for axis in axes)):
+        own = {**given, **{option.name: [] for _, (option, _) in place if option.many}}
+        for _, (option, value) in place:
+            own[option.name] = [*own[option.name], value] if option.many else value
+        labels = [label for axis, (label, _) in zip(axes, place, strict=True) if len(axis) > 1]
+        cells.append(Cell(" ".join(labels) or "the only cell", own))
     return cells

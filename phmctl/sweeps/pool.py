@@ -1,7 +1,4 @@
-"""Several commands at once, each a process, with the machine's threads divided among them; and what people see of it.
-
-On a terminal that is one table of what runs, elsewhere plain lines; all of it on stderr.
-"""
+"""The cells of a sweep, several at once, each a process, with the machine's threads divided among them."""
 
 import os
 import queue
@@ -12,13 +9,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import IO, Any
 
-from phmctl.console import Shown, note, people, printable
+from phmctl.console import Shown, Table, note
 from phmctl.devices import check_jobs, cores
+from phmctl.sweeps.cells import cells_of
 from phmctl.training.signals import STARTER, StopRequest
 
 _KEPT = 30  # last lines of what a process says
@@ -26,22 +24,24 @@ _PATIENCE = 20.0  # seconds that a process told to stop at once has for it
 _STOPPED = (129, 130, 138, 143)  # exit codes: 128 + the signal
 _TICK = 0.3  # seconds between two looks at signals
 _EVERY = 30.0  # seconds between two plain lines of one cell
-_REDRAW = 0.2  # seconds between two drawings, at least
 
 
 @dataclass(eq=False)
 class Job:
-    """A command, what is known of it and what became of it."""
+    """A command, and what became of it."""
 
     label: str  # what it is called
     arguments: Sequence[str]  # of ``phmctl``
-    found: Any = None  # what came of it, now or before
+    about: Any = None  # what its command's module knows of it
     state: str = "waiting"  # ``waiting``, ``finished``, ``stopped``, ``failed``, or ``running`` (by another process)
     code: int | None = None  # its exit code; None before it ended, negative for the signal that killed it
     said: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))  # the last lines on its stderr
     answer: str = ""  # its stdout
-    began: float | None = None  # when it was started, by the monotonic clock
+    began: float = 0.0  # when it was started, by the monotonic clock
     seconds: float = 0.0  # how long it took
+    figures: dict[str, str] = field(default_factory=dict)  # what came of it, for its line in the table
+    found: dict[str, Any] = field(default_factory=dict)  # and in JSON
+    remarks: list[str] = field(default_factory=list)  # what must be said with it
 
     @property
     def problem(self) -> str | None:
@@ -51,9 +51,6 @@ class Job:
         lines = list(self.said)
         first = max((index for index, line in enumerate(lines) if line.startswith("error")), default=len(lines) - 1)
         return "\n".join(lines[first:]) or "it said nothing"
-
-    def as_json(self) -> dict[str, Any]:
-        return {"cell": self.label, "state": self.state, "problem": self.problem}
 
 
 def threads_each(jobs: int, threads: int = 0) -> int:
@@ -88,7 +85,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | No
                 except queue.Empty:
                     continue
                 if line is None:
-                    job.code, job.seconds = running.pop(job).wait(), time.monotonic() - (job.began or 0.0)
+                    job.code, job.seconds = running.pop(job).wait(), time.monotonic() - job.began
                     job.state = "finished" if job.code == 0 else "stopped" if job.code in _STOPPED else "failed"
                 changed(job, line)
         finally:  # where something went wrong some still run: they stop at once
@@ -141,73 +138,51 @@ def _terminate(running: Mapping[Job, "subprocess.Popen[str]"]) -> None:
             process.terminate()
 
 
-def carry_out(jobs: Sequence[Job], at_once: int, look: Callable[[Job], str]) -> int:
-    """Do what is waiting, so many at once, and show it; one that fails stops no other. Return the exit code.
+def sweep(command: ModuleType, given: dict[str, Any], run: Callable[..., Shown | None]) -> Shown | None:
+    """Call `run` with what was given; where that has several values, do or list each cell. Raises UserError."""
+    at_once, listing = given.pop("jobs"), given.pop("list_")
+    cells = cells_of(command.OPTIONS, command.expanded(given))
+    if len(cells) == 1 and at_once is None and not listing:
+        return run(**cells[0].given)
+    if listing:
+        lines = [shlex.join(["phmctl", *words]) for words in command.listed(cells)]
+        return Shown(lines, text="".join(f"{line}\n" for line in lines))
+    check_jobs(at_once or 1)
+    return carry_out(command.jobs_of(cells), at_once or 1, command.look)
 
-    `look` finds out what came of a job that has ended, and says it shortly.
+
+def carry_out(jobs: Sequence[Job], at_once: int, look: Callable[[Job], None]) -> Shown:
+    """Do what is waiting, so many at once, and show what came of all.
+
+    `look` finds out what came of a job: it sets its `figures` and what was `found`.
     """
-    check_jobs(at_once)
+    for job in jobs:
+        look(job)
     todo, total = [job for job in jobs if job.state == "waiting"], len(jobs)
-    done = total - len(todo)
+    done, due = total - len(todo), dict[Job, float]()
     if done:
         note(f"{done} of {total} cells: nothing to do")
-    console, drawn = people(), 0.0
-    now, due = dict[Job, str](), dict[Job, float]()
-    live = None
-    if console.is_terminal:
-        from rich.live import Live
-        from rich.table import Table
-
-        live = Live(console=console, auto_refresh=False, transient=True)
-
-    def say(message: str) -> None:
-        if live is None:
-            note(message)
-        else:
-            live.console.print(printable(message), soft_wrap=True)
 
     def changed(job: Job, line: str | None) -> None:
-        nonlocal done, drawn
+        nonlocal done
         if job.code is not None:
-            del now[job]
             done += 1
-            best = look(job)
-            say(f"[{done}/{total}] {job.label}: {job.state} after {job.seconds / 60:.1f} min, {best}")
-        else:
-            now[job] = line or ""
-            if line is None:
-                say(f"{job.label}: started")
-            elif live is None and line.startswith("step ") and time.monotonic() >= due.get(job, 0.0):
-                due[job] = time.monotonic() + _EVERY
-                note(f"{job.label}: {line}")
-        if live is not None and (job.code is not None or time.monotonic() - drawn >= _REDRAW):
-            drawn = time.monotonic()
-            title = f"{done} of {total} cells done"
-            table = Table("cell", "min", "now", title=title, title_justify="left", box=None)
-            for each, said in now.items():
-                minutes = (drawn - (each.began or drawn)) / 60
-                table.add_row(printable(each.label), f"{minutes:.1f}", printable(said))
-            live.update(table, refresh=True)
+            look(job)
+            figures = "  ".join(f"{name} {value}" for name, value in job.figures.items())
+            note(f"[{done}/{total}] {job.label}: {job.state} after {job.seconds / 60:.1f} min, {figures}")
+        elif line is None:
+            note(f"{job.label}: started")
+        elif line.startswith("step ") and time.monotonic() >= due.get(job, 0.0):
+            due[job] = time.monotonic() + _EVERY
+            note(f"{job.label}: {line}")
 
-    with live or nullcontext():
-        stopped = run_jobs(todo, at_once, changed)
-    return stopped or int(any(job.state == "failed" for job in jobs))
-
-
-def what_is_left(jobs: Sequence[Job]) -> Iterator[str]:
-    """Yield what failed and why, and what was not done."""
-    for job in jobs:
-        if job.problem is not None:
-            yield f"failed: {job.label}\n  " + job.problem.replace("\n", "\n  ")
-    elsewhere = [job.label for job in jobs if job.state == "running"]
-    if elsewhere:
-        yield f"done by another process now: {', '.join(elsewhere)}"
-    left = sum(job.state in ("stopped", "waiting") for job in jobs)
-    if left:
-        yield f"{left} of {len(jobs)} cells are not finished; the same command continues them"
-
-
-def listed(commands: Sequence[Sequence[str]]) -> Shown:
-    """Show the commands of the cells, for a scheduler's job array."""
-    lines = [shlex.join(["phmctl", *command]) for command in commands]
-    return Shown(lines, text="".join(f"{line}\n" for line in lines))
+    code = run_jobs(todo, at_once, changed) or int(any(job.state == "failed" for job in jobs))
+    names = list(dict.fromkeys(name for job in jobs for name in job.figures))
+    rows = [(job.label, job.state, *(job.figures.get(name, "–") for name in names)) for job in jobs]
+    told = [{"cell": job.label, "state": job.state, "problem": job.problem, **job.found} for job in jobs]
+    remarks = [line for job in jobs for line in job.remarks]
+    remarks += [f"failed: {job.label}\n  " + job.problem.replace("\n", "\n  ") for job in jobs if job.problem]
+    if left := sum(job.state not in ("finished", "failed") for job in jobs):
+        remarks.append(f"{left} of {total} cells are not finished; the same command continues them")
+    table = Table("", ("cell", "state", *names), rows, text=(1, len(names) + 1))
+    return Shown({"cells": told, "exit_code": code}, [table], remarks=remarks, code=code)

@@ -98,13 +98,13 @@ def printed(capsys, *args, **kwargs):
     """The rows of the tables on stdout, stdout and stderr."""
     print_count(count_parameters(*args, **kwargs))
     out, err = capsys.readouterr()
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line.startswith("│")]
+    rows = [re.split(" {2,}", line.strip()) for line in out.splitlines()]
     return rows, out, err
 
 
 def test_one_variant_prints_its_ledger(capsys):
     rows, _, err = printed(capsys, "miniature", ns=[4], overrides=["data.vocabulary=2000"])
-    total = ["total", "", "", "1,182,208", "495,488", "229,376", "1,408", "5,632", "3,072", "256,000"]
+    total = ["total", "1,182,208", "495,488", "229,376", "1,408", "5,632", "3,072", "256,000"]
     assert total in rows
     assert "saved against the dense twin: 58.1%; without embeddings 74.1%" in err
     assert "as the recipe asks" in err
@@ -112,7 +112,7 @@ def test_one_variant_prints_its_ledger(capsys):
 
 def test_several_variants_print_a_comparison(capsys):
     rows, _, _ = printed(capsys, "miniature", ns=[1, 4], overrides=["data.vocabulary=2000"])
-    assert rows == [
+    assert rows[2:] == [
         ["real", "1,182,208", "100.0%", "926,208", "100.0%", "0", "0.00%"],
         ["phm-n4", "495,488", "41.9%", "239,488", "25.9%", "22", "0.28%"],
     ]
@@ -122,7 +122,7 @@ def test_published_figures_stand_beside_ours(capsys):
     rows, _, err = printed(capsys, "ceng501-de-en", ns=[16], paper=True)
     assert rows[-1] == ["PHM+ n=16", "1,844,224", "1,844,224", "yes", "n everywhere"]
     assert ["PHM+ n=2", "13,579,416", "13,579,416", "yes", "one d×d map a layer left at n = 16"] in rows
-    assert ["", "", "13,677,752", "no, +0.7%", "n everywhere"] in rows
+    assert ["13,677,752", "no, +0.7%", "n everywhere"] in rows
     assert "one d×d map of each layer was left at n = 16" in err
 
 
@@ -134,7 +134,7 @@ def test_a_recipe_of_another_shape_says_what_it_has_itself(capsys):
 
 def test_a_table_alone_says_what_it_counts(capsys):
     rows, _, err = printed(capsys, "table1", paper=True)
-    assert [row[:4] for row in rows if row[1] == "146K"] == [["PHM-LSTM n=5", "146K", "146,200", "yes"]]
+    assert [row[:4] for row in rows if "146K" in row] == [["PHM-LSTM n=5", "146K", "146,200", "yes"]]
     assert "counted: weights, rules and biases of one LSTM, 300 → 300; no embeddings, no MLP" in err
     assert "itself, counted so" not in err
 

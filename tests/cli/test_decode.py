@@ -1,4 +1,3 @@
-import gc
 import json
 import os
 import pty
@@ -8,13 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 
-from phmctl.cli.main import app
-from phmctl.cli.pipeline import starting
 from phmctl.decoding.translator import Translator, load_translator
-from phmctl.errors import DataError, OutputError, RecipeError, UserError
+from phmctl.errors import DataError, OutputError
 from phmctl.runs import Run
+from tests.calls import call
 from tests.decoding.conftest import TEXT
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -29,12 +27,8 @@ def expected(run: Run) -> list[str]:
     return [found[0].text for found in load_translator(run, "best", "cpu").translate(SOURCES)]
 
 
-def call(*arguments: object, stdin: bytes = b""):
-    result = CliRunner().invoke(app, ["decode", *map(str, arguments)], input=stdin)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result
+def decode(*arguments: object, stdin: bytes = b"") -> Result:
+    return call("decode", *arguments, stdin=stdin)
 
 
 def lines(text: str) -> list[str]:
@@ -42,40 +36,24 @@ def lines(text: str) -> list[str]:
 
 
 def test_stdin_to_stdout_one_line_for_one(run: Run, expected: list[str]) -> None:
-    found = call(run.folder, stdin="".join(f"{line}\n" for line in SOURCES).encode())
-    assert lines(found.stdout) == expected
-
-
-def test_a_last_line_without_its_end_and_crlf(run: Run, expected: list[str]) -> None:
-    found = call(run.folder, stdin="\r\n".join(SOURCES).encode())
+    found = decode(run.folder, stdin="".join(f"{line}\n" for line in SOURCES).encode())
     assert lines(found.stdout) == expected
 
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_the_window_changes_no_text(run: Run, expected: list[str], window: int) -> None:
-    found = call(run.folder, "--window", window, stdin="".join(f"{line}\n" for line in SOURCES).encode())
+    found = decode(run.folder, "--window", window, stdin="".join(f"{line}\n" for line in SOURCES).encode())
     assert lines(found.stdout) == expected
 
 
-def test_files_in_and_out(run: Run, expected: list[str], tmp_path: Path) -> None:
-    (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
-    found = call(run.folder, "--input", tmp_path / "in", "--output", tmp_path / "out")
-    assert found.stdout == ""
-    assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
-
-
-def test_a_variants_folder_gives_its_newest_run(run: Run, expected: list[str]) -> None:
-    assert lines(call(run.folder.parent, "--split", "test").stdout) == expected
-
-
 def test_checkpoint_and_beam_reach_the_search(run: Run) -> None:
-    found = lines(call(run.folder, "--split", "test", "--checkpoint", "last", "--beam", 1).stdout)
+    found = lines(decode(run.folder, "--split", "test", "--checkpoint", "last", "--beam", 1).stdout)
     greedy = load_translator(run, "last", "cpu", run.recipe.decoding.model_copy(update={"beam": 1}))
     assert found == [one[0].text for one in greedy.translate(SOURCES)]
 
 
 def test_n_best_is_a_table(run: Run, expected: list[str]) -> None:
-    rows = [line.split("\t") for line in lines(call(run.folder, "--split", "test", "--n-best", 2).stdout)]
+    rows = [line.split("\t") for line in lines(decode(run.folder, "--split", "test", "--n-best", 2).stdout)]
     assert [row[:2] for row in rows[:4]] == [["1", "1"], ["1", "2"], ["2", "1"], ["2", "2"]]
     assert [row[3] for row in rows if row[1] == "1"] == expected
     assert all(float(worse[2]) <= float(best[2]) for best, worse in pairwise(rows) if worse[1] == "2")
@@ -86,7 +64,7 @@ def objects(text: str) -> list[dict[str, object]]:
 
 
 def test_json_is_an_object_a_line(run: Run, expected: list[str]) -> None:
-    found = objects(call(run.folder, "--split", "test", "--json").stdout)
+    found = objects(decode(run.folder, "--split", "test", "--json").stdout)
     assert [each["line"] for each in found] == list(range(1, len(SOURCES) + 1))
     assert [each["translations"][0]["text"] for each in found] == expected
     assert set(found[0]["translations"][0]) == {"text", "score", "log_prob"}
@@ -95,8 +73,8 @@ def test_json_is_an_object_a_line(run: Run, expected: list[str]) -> None:
 @pytest.mark.parametrize("options", [(), ("--n-best", 2)])
 def test_json_and_a_file_give_both(run: Run, tmp_path: Path, options: tuple[object, ...]) -> None:
     path = tmp_path / "out"
-    plain = call(run.folder, "--split", "test", *options).stdout
-    found = objects(call(run.folder, "--split", "test", *options, "--json", "--output", path).stdout)
+    plain = decode(run.folder, "--split", "test", *options).stdout
+    found = objects(decode(run.folder, "--split", "test", *options, "--json", "--output", path).stdout)
     assert path.read_text(encoding="utf-8") == plain
     assert [best["text"] for each in found for best in each["translations"]] == [
         line.split("\t")[-1] for line in lines(plain)
@@ -104,43 +82,17 @@ def test_json_and_a_file_give_both(run: Run, tmp_path: Path, options: tuple[obje
 
 
 def test_long_lines_warn_with_their_number(run: Run) -> None:
-    found = call(run.folder, stdin=f"{TEXT[0]}\n{TEXT[2] * 3}\n".encode())
+    found = decode(run.folder, stdin=f"{TEXT[0]}\n{TEXT[2] * 3}\n".encode())
     assert "warning: line 2 has" in found.stderr
     assert len(lines(found.stdout)) == 2
-
-
-def test_strict_refuses_long_lines(run: Run) -> None:
-    with pytest.raises(DataError, match="line 2 has"):
-        call(run.folder, "--strict", stdin=f"{TEXT[0]}\n{TEXT[2] * 3}\n".encode())
-
-
-def test_invalid_utf8_is_named_by_line(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="stdin, line 2: invalid UTF-8"):
-        call(run.folder, stdin=b"a\n\xff\n")
-    (tmp_path / "in").write_bytes(b"a\nb\n\xe4\n")
-    with pytest.raises(DataError, match="in, line 3: invalid UTF-8"):
-        call(run.folder, "--input", tmp_path / "in")
-
-
-def test_what_comes_before_invalid_utf8_is_answered(run: Run, expected: list[str]) -> None:
-    text = b"".join(f"{line}\n".encode() for line in SOURCES[:3])
-    result = CliRunner().invoke(app, ["decode", str(run.folder)], input=text + b"\xff\n" + text)
-    assert "line 4: invalid UTF-8" in str(result.exception)
-    assert lines(result.stdout) == expected[:3]
-
-
-def test_a_failure_at_the_first_line_leaves_no_output_file(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(DataError):
-        call(run.folder, "--output", tmp_path / "out", stdin=b"\xff\n")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_keeps_what_there_is_and_another_goes_on(run: Run, expected: list[str], tmp_path: Path) -> None:
     path, text = tmp_path / "out", [f"{line}\n".encode() for line in SOURCES]
     with pytest.raises(DataError):
-        call(run.folder, "--output", path, stdin=b"".join([*text[:2], b"\xff\n", *text[3:]]))
+        decode(run.folder, "--output", path, stdin=b"".join([*text[:2], b"\xff\n", *text[3:]]))
     assert lines(path.read_text(encoding="utf-8")) == expected[:2]
-    call(run.folder, "--output", path, "--resume", stdin=b"".join(text))
+    decode(run.folder, "--output", path, "--resume", stdin=b"".join(text))
     assert lines(path.read_text(encoding="utf-8")) == expected
     assert list(tmp_path.iterdir()) == [path]
 
@@ -151,7 +103,7 @@ def test_the_text_that_is_read_is_not_written_over(run: Run, tmp_path: Path) -> 
     link = tmp_path / "link"
     link.symlink_to(path)
     with pytest.raises(OutputError, match="is the text that is read"):
-        call(run.folder, "--input", path, "--output", link)
+        decode(run.folder, "--input", path, "--output", link)
     with path.open("rb") as handle:
         command = [sys.executable, "-c", "from phmctl.cli.main import run; run()", "decode", run.folder]
         done = subprocess.run([*command, "--output", path], stdin=handle, capture_output=True, text=True, check=False)
@@ -159,32 +111,15 @@ def test_the_text_that_is_read_is_not_written_over(run: Run, tmp_path: Path) -> 
     assert path.read_text() == "A\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (("--input", "x", "--split", "test"), UserError, "exclude each other"),
-        (("--resume",), UserError, "add --output FILE"),
-        (("--output", "/dev/null", "--resume"), UserError, "is no plain file"),
-        (("--n-best", "4"), UserError, "--beam 4"),
-        (("--beam", "0"), RecipeError, "--beam 0"),
-        (("--input", "no-such-file"), DataError, "no-such-file"),
-        (("--device", "tpu"), RecipeError, "tpu"),
-    ],
-)
-def test_wrong_options_are_user_errors(run: Run, arguments: tuple[str, ...], error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        call(run.folder, *arguments)
-
-
 def test_a_wait_for_a_file_shows_a_bar_on_a_terminal_only(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = (run.folder, "--split", "test", "--output", tmp_path / "out")
-    assert all(line.startswith("warning: ") for line in call(*arguments).stderr.splitlines())
+    assert all(line.startswith("warning: ") for line in decode(*arguments).stderr.splitlines())
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as rich sees it
     monkeypatch.setattr("phmctl.console._REDRAW", 0)
-    assert f"{len(SOURCES)}/{len(SOURCES)}" in call(*arguments).stderr
-    assert "━" not in call(run.folder, "--split", "test").stderr
+    assert f"{len(SOURCES)}/{len(SOURCES)}" in decode(*arguments).stderr
+    assert "━" not in decode(run.folder, "--split", "test").stderr
 
 
 def phmctl(*arguments: object) -> subprocess.Popen[bytes]:
@@ -193,16 +128,6 @@ def phmctl(*arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
-
-
-def test_a_line_is_answered_before_the_next_is_asked(run: Run, expected: list[str]) -> None:
-    with phmctl("decode", run.folder) as process:
-        for line, answer in list(zip(SOURCES, expected, strict=True))[:4]:
-            process.stdin.write(f"{line}\n".encode())
-            process.stdin.flush()
-            assert process.stdout.readline().decode() == f"{answer}\n"
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
 
 
 def test_json_is_answered_before_the_next_is_asked(run: Run, expected: list[str], tmp_path: Path) -> None:
@@ -228,12 +153,12 @@ def test_a_killed_run_keeps_what_it_has(run: Run, expected: list[str], tmp_path:
     with path.open("ab") as handle:
         handle.write(expected[3].encode() + b"half a li")  # as if it had died while it wrote
     with pytest.raises(OutputError, match="has the answers to 3 lines of a decode that was stopped; add --resume"):
-        call(run.folder, "--output", path, stdin=whole)
+        decode(run.folder, "--output", path, stdin=whole)
     with pytest.raises(OutputError, match=r"was not made like this: beam \(3 there, 2 now\)"):
-        call(run.folder, "--output", path, "--resume", "--beam", 2, stdin=whole)
+        decode(run.folder, "--output", path, "--resume", "--beam", 2, stdin=whole)
     with pytest.raises(OutputError, match="not those that the input begins with"):
-        call(run.folder, "--output", path, "--resume", stdin=b"A\n" + whole)
-    call(run.folder, "--output", path, "--resume", "--batch-tokens", 64, stdin=whole)
+        decode(run.folder, "--output", path, "--resume", stdin=b"A\n" + whole)
+    decode(run.folder, "--output", path, "--resume", "--batch-tokens", 64, stdin=whole)
     assert lines(path.read_text(encoding="utf-8")) == expected
 
 
@@ -276,15 +201,10 @@ def test_lines_that_are_there_are_answered_together(
     monkeypatch.setattr(Translator, "translate", note_lines)
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
     files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
-    call(run.folder, *files)
-    call(run.folder, *files, "--window", 4)
+    decode(run.folder, *files)
+    decode(run.folder, *files, "--window", 4)
     assert together == [(7, 1), (4, 1), (3, 5)]
     assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
-
-
-def test_execution_reaches_the_maps(tiny_run: Run) -> None:
-    found = [lines(call(tiny_run.folder, "--split", "test", "--execution", name).stdout) for name in ("rank", "dense")]
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("able", [True, False])
@@ -292,7 +212,7 @@ def test_precision_reaches_the_weights(run: Run, able: bool, monkeypatch: pytest
     """Nearly the same scores, by weights in bfloat16; and a warning, and the same ones, where there is none."""
 
     def scores(*options: str) -> list[float]:
-        found = call(run.folder, "--n-best", "1", *options, stdin="".join(f"{line}\n" for line in SOURCES).encode())
+        found = decode(run.folder, "--n-best", "1", *options, stdin="".join(f"{line}\n" for line in SOURCES).encode())
         assert ("no bfloat16 arithmetic" in found.stderr) == (bool(options) and not able)
         return [float(line.split("\t")[2]) for line in lines(found.stdout)]
 
@@ -300,26 +220,3 @@ def test_precision_reaches_the_weights(run: Run, able: bool, monkeypatch: pytest
     exact, lower = scores(), scores("--precision", "bfloat16")
     assert lower == pytest.approx(exact, rel=0.05)
     assert (lower == exact) == (not able)
-
-
-def test_an_execution_that_there_is_not(run: Run) -> None:
-    with pytest.raises(RecipeError, match="ranks"):
-        call(run.folder, "--execution", "ranks", stdin=b"A\n")
-
-
-@pytest.fixture
-def unfrozen() -> object:
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("unfrozen")
-def test_garbage_is_left_alone_while_a_command_starts_and_collected_afterwards() -> None:
-    with starting():
-        assert not gc.isenabled()
-        kept = [[] for _ in range(10)]
-    assert gc.isenabled()
-    assert gc.get_freeze_count() > len(kept)
-    with pytest.raises(ZeroDivisionError), starting():
-        raise ZeroDivisionError
-    assert gc.isenabled()

@@ -4,19 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from phmctl.cli.main import app
-from phmctl.errors import UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-
-
-def call(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+from tests.calls import call
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +36,9 @@ def test_eval_reports_map_and_rule(run: Path) -> None:
     assert "GL(4)" in shown
 
 
-def test_decode_is_refused(run: Path) -> None:
-    with pytest.raises(UserError, match="decode: task 'rule' does not have it"):
-        call("decode", run, "--split", "test")
-
-
 def test_a_trained_run_is_drawn_again_on_resume(run: Path) -> None:
     picture = run / "results" / "loss.png"
     before = picture.read_bytes()
     picture.unlink()
     assert call("train", "hamilton", "--device", "cpu", "--resume", run).exit_code == 0
     assert picture.read_bytes() == before
-
-
-def test_an_interrupted_training_is_continued_to_the_same_end(run: Path, tmp_path: Path) -> None:
-    common = ("train", "hamilton", "--device", "cpu", "--runs", tmp_path, "--set", "training.schedule=constant")
-    whole = Path(call(*common, "--steps", 40).stdout.strip())
-    half = Path(call(*common, "--steps", 20).stdout.strip())
-    assert call(*common, "--steps", 40, "--resume", half).exit_code == 0
-    ends = [folder / "checkpoints" / "step-000040" / "model.safetensors" for folder in (whole, half)]
-    assert ends[0].read_bytes() == ends[1].read_bytes()
-
-
-def test_count_params_and_dry_run_know_the_layer() -> None:
-    (variant,) = json.loads(call("count-params", "octonion", "--json").stdout)["variants"]
-    assert variant["totals"]["parameters"] == 640
-    assert json.loads(call("train", "rotation-3d", "--dry-run", "--json").stdout)["parameters"]["totals"]["rule"] == 27

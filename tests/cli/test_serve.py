@@ -13,7 +13,7 @@ pytest.importorskip("uvicorn")
 
 from phmctl.cli.main import app
 from phmctl.decoding.translator import load_translator
-from phmctl.errors import MissingExtraError, PhmctlError, RunError, UserError
+from phmctl.errors import MissingExtraError, PhmctlError
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_model
 from phmctl.inference.loading import load
@@ -73,14 +73,6 @@ def test_scores_are_those_of_the_library(server: Server, run: Run) -> None:
     assert [each["log_prob"] for each in found] == pytest.approx(model.score(*pairs.values()), abs=1e-4)
 
 
-def test_what_the_model_does_not_know_is_413(server: Server, run: Run) -> None:
-    long = " ".join(SOURCES) * 20
-    found = server.ask(long)
-    assert found.status_code == 413
-    assert f"more than the {run.recipe.data.max_tokens} that the model knows" in found.json()["error"]
-    assert server.ask(long, cut=True).json()["answers"][0]["cut"] is True
-
-
 def test_the_address_is_json_if_wanted(run: Run) -> None:
     command = ["-c", MAIN, "serve", str(run.folder), "--port", "0", "--json", "--checkpoint", "last"]
     server = Server(command, json_lines=5)
@@ -98,36 +90,11 @@ def test_a_port_in_use(run: Run) -> None:
     assert "is in use; take another with --port" in str(error)
 
 
-def test_a_run_that_is_not_there_or_has_no_checkpoint(run: Run, tmp_path: Path) -> None:
-    assert isinstance(failure(tmp_path / "none", "--port", 0), RunError)
-    bare = tmp_path / "bare"
-    shutil.copytree(run.folder, bare)
-    shutil.rmtree(bare / "checkpoints")
-    (bare / "checkpoints").mkdir()
-    assert "no checkpoint yet" in str(failure(bare, "--port", 0))
-
-
-def test_a_flipped_byte_in_the_weights(run: Run, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(run.folder, copy)
-    for weights in (copy / "checkpoints").glob("*/model*"):
-        content = bytearray(weights.read_bytes())
-        content[-1] ^= 1
-        weights.write_bytes(content)
-    assert "damaged" in str(failure(copy, "--port", 0))
-
-
 def test_a_missing_extra_is_one_line_with_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     error = failure(run.folder, "--port", 0)
     assert isinstance(error, MissingExtraError)
     assert str(error) == "uvicorn is not installed; install it with: pip install 'phmctl[serve]'"
-
-
-def test_an_address_that_is_none(run: Run) -> None:
-    error = failure(run.folder, "--port", 0, "--host", "no such host")
-    assert isinstance(error, UserError)
-    assert "no such host" in str(error)
 
 
 # ---------------------------------------------------------------------------------------------------- the page

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.comparison.formats import as_csv, comparison_csv, comparison_latex, comparison_tables, latex_escape
 from phmctl.comparison.variants import conditions
-from phmctl.errors import RunError, UserError
+from phmctl.console import Table
+from phmctl.errors import RunError
 from phmctl.metrics.text import all_scores, bleu
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
@@ -64,8 +64,7 @@ def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None
     found = compare_runs(recipe="miniature", root=tmp_path)
     test = found.tests["phm-n4"][0]
     assert test.method == f"paired bootstrap; {ONE_SEED}"
-    assert next(each for each in comparison_tables(found) if each.title.startswith("diff")).title.endswith(ONE_SEED)
-    assert ONE_SEED in comparison_latex(found)
+    assert next(each for each in found.tables() if each.title.startswith("diff")).title.endswith(ONE_SEED)
     assert test.found.p_value == paired_bootstrap(one, other, REFERENCES)[0].p_value
     assert any("one seed" in line for line in found.notes())
 
@@ -76,7 +75,7 @@ def test_a_single_seed_beside_several_is_said_where_it_is_so(tmp_path: Path) -> 
     make_run(tmp_path, settings=PHM, hypotheses=worse(REFERENCES, 2))
     found = compare_runs(recipe="miniature", root=tmp_path)
     assert {test.method for test in found.tests["phm-n4"]} == {POOLED}
-    assert ONE_SEED not in "".join(table.title for table in comparison_tables(found))
+    assert ONE_SEED not in "".join(table.title for table in found.tables())
 
 
 def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -> None:
@@ -97,10 +96,8 @@ def test_tables_say_under_what_their_figures_were_found(root: Path) -> None:
     signatures = [f"{each['name']}: {each['signature']}" for each in result.report["scores"]]
     told = f"beam 5; alpha 0.6; checkpoint best; seed 1, 2, 3; scored on {result.date}"
     assert conditions(found.variants) == [*signatures, told]
-    below = next(iter(comparison_tables(found))).below
-    for line in conditions(found.variants):
-        assert line in below
-        assert latex_escape(line) in comparison_latex(found)
+    below = next(found.tables()).below
+    assert set(conditions(found.variants)) <= set(below)
 
 
 def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
@@ -218,26 +215,6 @@ def test_the_baseline_is_a_variant_or_a_run(root: Path) -> None:
         assert (found.baseline.label, list(found.tests)) == ("phm-n4", ["real"])
 
 
-@pytest.mark.parametrize(
-    ("failure", "options", "said"),
-    [
-        (RunError, ("--baseline", "phm-n8"), "did you mean 'phm-n4'"),
-        (RunError, ("--split", "tset"), "did you mean 'test'"),
-        (RunError, ("--checkpoint", "avrage"), "there are last, best, step-001800"),
-        (UserError, ("--format", "latx"), "did you mean 'latex'"),
-        (UserError, ("--json", "--format", "csv"), "--format csv"),
-        (UserError, ("--baseline", "real", "--baseline", "phm-n4"), "--baseline"),
-        (UserError, ("--paper", "tabel2"), "did you mean 'table2'"),
-        (UserError, ("--paper", "table2", "--eval"), "--eval"),
-    ],
-)
-def test_what_is_asked_wrongly(root: Path, failure: type[UserError], options: tuple[str, ...], said: str) -> None:
-    with pytest.raises(failure, match=said):
-        call("compare", "--recipe", "miniature", "--runs", root, *options)
-    with pytest.raises(RunError, match="--recipe"):
-        compare_runs()
-
-
 def test_settings_that_change_something_make_a_row_of_their_own(tmp_path: Path) -> None:
     changes = ((), ("training.steps=900",), ("training.threads=2", "training.keep=3", "decoding.batch_tokens=64"))
     for seed, each in enumerate(changes, start=1):
@@ -251,29 +228,29 @@ def test_settings_that_change_something_make_a_row_of_their_own(tmp_path: Path) 
 
 def test_csv_reads_back_with_all_figures(root: Path) -> None:
     found = compare_runs([str(root)])
-    rows = list(csv.DictReader(io.StringIO(comparison_csv(found))))
-    assert [(row["model"], row["n"], row["seeds"]) for row in rows] == [("phm-n4", "4", "2"), ("real", "1", "3")]
+    rows = list(csv.DictReader(io.StringIO(call("compare", root, "--format", "csv").stdout)))
+    assert [(row["label"], row["n"], row["scores.BLEU.mean"]) for row in rows] == [
+        (each.label, n, str(statistics.fmean(each.values(found.metrics[0]))))
+        for each, n in zip(found.variants, "41", strict=True)
+    ]
     test = found.tests["phm-n4"][0].found
-    assert float(rows[0]["BLEU_difference"]) == pytest.approx(test.difference.value)
-    assert float(rows[0]["BLEU_p"]) == test.p_value
-    assert rows[1]["BLEU_p"] == ""
-    assert call("compare", root, "--format", "csv").stdout == comparison_csv(found)
+    assert float(rows[0]["tests.BLEU.difference.value"]) == pytest.approx(test.difference.value)
+    assert float(rows[0]["tests.BLEU.p_value"]) == test.p_value
+    assert rows[1]["tests.BLEU.p_value"] == ""
 
 
-def test_latex_has_a_row_a_model_and_as_many_cells_as_headings(root: Path) -> None:
-    lines = comparison_latex(compare_runs([str(root)])).split("\n")
-    assert lines[0] == r"\begin{tabular}{lrrrrrrrr}"
+def test_latex_has_a_table_for_each_and_what_means_something_to_it_is_escaped(root: Path) -> None:
+    shown = call("compare", root, "--format", "latex").stdout
+    tables = [each.latex() for each in compare_runs([str(root)]).tables()]
+    assert shown == "".join(tables)
+    lines = tables[0].split("\n")
+    assert lines[1] == r"\begin{tabular}{lrrrr}"
     cells = [line.removesuffix(r"\\").split("&") for line in lines if line.endswith(r"\\")]
-    assert {len(row) for row in cells} == {9}
+    assert {len(row) for row in cells} == {5}
     assert [row[0].strip() for row in cells] == ["model", "phm-n4", "real"]
-    assert r"$\pm$" in cells[1][4]
-
-
-def test_what_means_something_to_latex_or_a_spreadsheet_is_made_inert() -> None:
-    assert latex_escape("50 % of a_b & {c}\n#1 ^ ~ \\x $") == (
-        r"50 \% of a\_b \& \{c\} \#1 \textasciicircum{} \textasciitilde{} \textbackslash{}x \$"
-    )
-    assert as_csv([["=1+1", -2.5, "a"]]) == "'=1+1,-2.5,a\n"
+    assert r"$\pm$" in cells[1][2]
+    (line,) = (line for line in Table("", ("50 % of a_b & {c}\n#1 ^ ~ \\x $",), []).latex().split("\n") if "50" in line)
+    assert line.strip() == r"50 \% of a\_b \& \{c\} \#1 \textasciicircum{} \textasciitilde{} \textbackslash{}x \$ \\"
 
 
 def average(run: Run, lines: Sequence[str]) -> None:

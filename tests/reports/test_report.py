@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.comparison.formats import comparison_tables
 from phmctl.errors import MissingExtraError, OutputError
 from phmctl.reports import plots
 from phmctl.reports.plots import style
@@ -100,7 +99,7 @@ def test_what_others_wrote_is_text(page: str) -> None:
 
 def test_the_figures_are_those_of_the_comparison_and_the_same_runs_give_the_same_page(page: str, root: Path) -> None:
     found, cells = compare_runs([str(root)]), Reader(page).cells
-    for table in comparison_tables(found):
+    for table in found.tables():
         for row in table.rows:
             assert {str(cell) for cell in row} <= set(cells)
     with style():

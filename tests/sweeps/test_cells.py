@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.errors import RecipeError, UserError
+from phmctl.errors import RecipeError
+from phmctl.options import TRAIN, command_line
 from phmctl.recipe.documents import parse_value
-from phmctl.sweeps.cells import axis, cells_of, setting_axes, split_values
+from phmctl.sweeps.cells import cells_of, split_values
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,9 @@ from phmctl.sweeps.cells import axis, cells_of, setting_axes, split_values
         ("don't,x", ["don't", "x"]),  # a quote within a word is none
         ("[1,2", ["[1,2"]),  # never closed: the recipe's reader says so
         ('"a,b', ['"a,b']),
+        ("1]", ["1]"]),
+        ("1,,2", ["1,,2"]),
+        ("a #b", ["a #b"]),
     ],
 )
 def test_commas_part_values_outside_of_quotes_and_brackets(text: str, values: list[str]) -> None:
@@ -39,18 +43,15 @@ def test_quoted_values_come_back_as_they_were(values: list[str]) -> None:
 
 
 def test_the_last_axis_changes_fastest_and_a_value_that_is_given_twice_is_one() -> None:
-    axes = [*setting_axes(["model.dropout=0.1,0.3", "training.clip=1"]), *axis("n", "2,4,2"), *axis("seed", "1")]
-    cells = cells_of(axes)
-    labels = ["dropout=0.1 n=2", "dropout=0.1 n=4", "dropout=0.3 n=2", "dropout=0.3 n=4"]
+    asked = {"n": "2,4,2", "seed": "1", "settings": ["model.dropout=0.1,0.3", "training.clip=1"], "tag": "a,b"}
+    cells = cells_of(TRAIN, asked)
+    labels = ["n=2 dropout=0.1", "n=2 dropout=0.3", "n=4 dropout=0.1", "n=4 dropout=0.3"]
     assert [cell.label for cell in cells] == labels
-    assert list(cells[1].arguments[:4]) == ["--set", "model.dropout=0.1", "--set", "training.clip=1"]
-    assert list(cells[1].arguments[4:]) == ["--n", "4", "--seed", "1"]
-    assert axis("n", None) == []  # an option that is not given is no axis
-    assert [cell.arguments for cell in cells_of([])] == [()]
-
-
-def test_what_is_wrong_is_refused() -> None:
-    with pytest.raises(UserError, match="--n 1,,2: "):
-        axis("n", "1,,2")
-    with pytest.raises(RecipeError, match=r"--set training\.clip: "):
-        setting_axes(["training.clip"])
+    assert cells[1].given == {"n": 2, "seed": 1, "settings": ["model.dropout=0.3", "training.clip=1"], "tag": "a,b"}
+    assert command_line(TRAIN, cells[1].given) == [
+        *("--n", "2", "--seed", "1", "--set", "model.dropout=0.3", "--set", "training.clip=1", "--tag", "a,b")
+    ]
+    assert [cell.given for cell in cells_of(TRAIN, {"tag": None})] == [{"tag": None}]
+    for wrong in ({"n": "1,,2"}, {"seed": "1,x"}):
+        with pytest.raises(RecipeError, match=r"--(n|seed) (1,,2|x): "):
+            cells_of(TRAIN, wrong)

@@ -9,10 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from phmctl.checkpoints import checkpoint_digest
-from phmctl.errors import RecipeError, UserError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.runs.summary import Summary, list_runs
@@ -134,25 +131,3 @@ def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: P
     ((n, seed),) = known(tmp_path / "runs")
     assert (n, seed) == (1, 2)
     assert known(tmp_path / "runs")[1, 2].recipe.description == "a, b"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--seed", "1,2", "--resume"], "--resume is for one training"),
-        (["--seed", "1,2", "--processes", 2], "--processes is for one training.*--jobs"),
-        (["--seed", "1,2", "--dry-run"], "--dry-run is for one training.*--list"),
-        (["--seed", "1,2", "--jobs", 999], "--jobs 999: this machine has"),
-        (["--n", "2,3"], r"n = 3 does not divide(.|\n)*in the cell n=3"),
-        (["--seed", "1,x"], "--seed x: "),
-        (["--seed", "1,,2"], "a value between two commas is empty"),
-        (["--steps", "2,4", "--list"], "the cells steps=2 and steps=4 could be continued as one another"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    copying_file: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
-    with pytest.raises((UserError, RecipeError), match=message) as caught:
-        call("train", copying_file, "--runs", tmp_path / "runs", *options)
-    assert caught.value.exit_code == 2
-    assert not (tmp_path / "runs").exists()

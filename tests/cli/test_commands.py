@@ -1,0 +1,90 @@
+"""``recipes``, ``count-params``, ``export`` and ``eval`` through the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phmctl.recipe.loading import load_recipe
+from phmctl.runs import Run
+from phmctl.shipped import shipped_names
+from tests.calls import call, rows_of
+from tests.tasks.translation.runs import SOURCES, evaluate, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of a random model. Shared: do not change it."""
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+def test_each_recipe_has_a_line_and_one_is_shown_with_its_comments() -> None:
+    rows = rows_of(call("recipes").stdout)
+    for name in shipped_names("recipes"):
+        assert rows[name] == [load_recipe(name).task, load_recipe(name).description]
+    assert [recipe["name"] for recipe in json.loads(call("recipes", "--json").stdout)] == shipped_names("recipes")
+    one = json.loads(call("recipes", "hamilton", "--json").stdout)
+    assert one["recipe"] == json.loads(json.dumps(load_recipe("hamilton").model_dump()))
+    assert Path(one["path"]).read_text(encoding="utf-8") == one["text"] == call("recipes", "hamilton").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "variants", "parameters"),
+    [
+        ("ceng501-de-en --n 1,16", ["ceng501-de-en real", "ceng501-de-en phm-n16"], [27_309_056, 1_844_224]),
+        ("octonion", ["phm-n8"], [640]),
+        ("miniature --algebra low-rank --set model.rank=8", ["miniature low-rank-r8"], None),
+        ("miniature --n 2,4 --set model.parametrization=factors", ["phm-n2-factors", "phm-n4-factors"], None),
+        ("miniature --algebra monarch --n 2,4", ["miniature monarch-n2", "miniature monarch-n4"], None),
+        ("miniature --n 4 --set model.algebra=quaternion", ["miniature quaternion"], None),
+    ],
+)
+def test_variants_are_counted(args: str, variants: list[str], parameters: list[int] | None) -> None:
+    found = json.loads(call("count-params", *args.split(), "--json").stdout)["variants"]
+    assert [variant["name"].split()[-1] for variant in found] == [name.split()[-1] for name in variants]
+    assert parameters in (None, [variant["totals"]["parameters"] for variant in found])
+
+
+def test_a_published_table_is_named_in_place_of_a_recipe() -> None:
+    content = json.loads(call("count-params", "--paper", "table5", "--json").stdout)
+    assert [row["figure"] for row in content["published"][0]["rows"]] == ["400K", "100K", "200K", "101K", "56K"]
+
+
+def test_decode_answers_by_an_export_as_by_the_run(run: Run, tmp_path: Path) -> None:
+    done = call("export", run.folder, "--to", "safetensors", "-o", tmp_path / "out", "--form", "dense", "--json")
+    document = json.loads(done.stdout)
+    assert (document["to"], document["verification"]["scores"]["signature"][:7]) == ("safetensors", "nrefs:1")
+    assert "phm.safetensors" not in {entry["name"] for entry in document["files"]}
+    text = "".join(f"{line}\n" for line in SOURCES)
+    for options in ([], ["--n-best", "2"], ["--beam", "1"]):
+        ours, theirs = (call("decode", folder, *options, stdin=text) for folder in (run.folder, tmp_path / "out"))
+        assert len(theirs.stdout.splitlines()) >= len(SOURCES)
+        assert theirs.stdout == ours.stdout
+    assert json.loads(call("eval", tmp_path / "out", "--json").stdout)["run"].endswith("@safetensors")
+
+
+def test_eval_shows_scores_with_signatures(run: Run) -> None:
+    found = call("eval", run.folder).stdout
+    for score in evaluate(run).scores:
+        assert rows_of(found)[score.name] == [f"{score.value:.2f}"]
+        assert f"\n{score.name}: {score.signature}\n" in found  # a line of its own, to be copied
+    assert "checkpoint step-000002, beam 3, alpha 0.6" in found
+    assert "1–10" in found
+
+
+def test_eval_says_what_else_differs_from_the_baseline(run: Run, tmp_path: Path) -> None:
+    other = make_run(tmp_path, name="other", seed=2)
+    found = call("eval", run.folder, "--against", other.folder)
+    assert "paired bootstrap against other/real/v001" in found.stdout
+    assert "· name: tiny; other in other/real/v001" in found.stderr
+    found = json.loads(call("eval", run.folder, "--against", other.folder, "--json").stdout)
+    assert found["differences"] == ["name: tiny; other in other/real/v001"]
+
+
+def test_options_reach_the_search(run: Run) -> None:
+    options = ("--checkpoint", "last", "--beam", 1, "--alpha", 0.2, "--lowercase", "--json")
+    found = json.loads(call("eval", run.folder, *options).stdout)
+    assert found["checkpoint"] == "step-000001"
+    assert (found["decoding"]["beam"], found["decoding"]["alpha"]) == (1, 0.2)
+    assert "case:lc" in found["scores"][0]["signature"]
+    assert len(list(run.results_folder.glob("test.step-000001.beam-1.alpha-0.2.*.hyp"))) == 1
