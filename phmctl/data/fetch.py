@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, Self
+from typing import IO, Any, NamedTuple
 from urllib.parse import quote
 
 from phmctl.console import note, progress
@@ -25,13 +25,11 @@ from phmctl.data.card import Hub, Url
 from phmctl.data.readers import as_line, field_of, named_label
 from phmctl.data.rows import Row, SourceFile, Splits
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import clear, replacing, sync_file, sync_folder, write_atomic, writing
+from phmctl.files import clear, replacing, sync_file, sync_folder, writing
 from phmctl.files import sha256 as sha256_of
 
 _CHUNK = 1 << 18  # bytes
 _LARGEST = 64 << 30  # bytes of a file, and of what an archive unpacks to
-_STRONG_TAG = re.compile('"[\x21\x23-\x7e\x80-\xff]*"')  # as RFC 9110 has it
-_SLOWEST = 1 << 12  # bytes a second of a connection
 _FINAL = {400, 401, 403, 404, 410, 451}  # answers that asking again does not change
 
 
@@ -48,25 +46,25 @@ def download(
 ) -> Path:
     """Fetch `url` into `target`, unless it is there with this SHA-256. One process at a time may do so.
 
-    What arrives stays in ``<target>.part``. A later call asks for the rest if the file is still the same; where neither
-    its ETag nor a SHA-256 could tell, it begins anew. A connection counts as broken after `timeout` seconds without an
-    answer, or with less than 4 KiB a second.
+    What arrives stays in ``<target>.part``; where a SHA-256 will tell whether the parts fit, a later call asks for the
+    rest of it. Raises DownloadError.
     """
     if target.is_file() and not refetch and (sha256 is None or sha256_of(target) == sha256):
         return target
-    part, tag = (target.with_name(target.name + end) for end in (".part", ".part.etag"))
+    part = target.with_name(f"{target.name}.part")
     with writing(target), progress(f"fetching {target.name}", None) as advance:
         target.parent.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, attempts + 1):
             try:
-                _receive(url, part, tag, trusted=sha256 is not None, timeout=timeout, limit=limit, advance=advance)
+                _receive(url, part, sha256 is not None, timeout, limit, advance)
                 break
             except (OSError, http.client.HTTPException, ValueError) as error:  # a disk's is an OutputError by now
-                reason = str(getattr(error, "reason", error)) or type(error).__name__
-                final = isinstance(error, ValueError)
+                reason, final = str(getattr(error, "reason", error)) or type(error).__name__, type(error) is ValueError
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()
                     reason, final = f"the server answers {error.code} {error.reason}", error.code in _FINAL
+                    if error.code == 416:  # nothing lies behind the part that is here
+                        part.unlink(missing_ok=True)
                 if final or attempt == attempts:
                     raise DownloadError(
                         f"cannot fetch {url}: {reason}\n"
@@ -74,86 +72,39 @@ def download(
                     ) from error
             time.sleep(pause * 2 ** (attempt - 1))
         if sha256 is not None and (actual := sha256_of(part)) != sha256:
-            _drop(part, tag)
+            part.unlink()
             raise DownloadError(
                 f"{url} has SHA-256 {actual[:12]}..., but {sha256[:12]}... was expected; what arrived was dropped\n"
                 "the publisher has changed the file, or something on the way did; try again, or use --source DIR"
             )
         sync_file(part)
         part.replace(target)
-        tag.unlink(missing_ok=True)
         sync_folder(target.parent)
     return target
 
 
-def _receive(
-    url: str, part: Path, tag: Path, *, trusted: bool, timeout: float, limit: int, advance: Callable[[int], None]
-) -> None:
-    """Receive what is missing over one connection; `trusted`: a SHA-256 will tell whether the pieces fit."""
-    size = part.stat().st_size if part.is_file() else 0
-    known = tag.read_text(encoding="latin-1") if tag.is_file() else ""
-    headers = {"User-Agent": "phmctl"}
-    if resuming := bool(size and (known or trusted)):
-        headers |= {"Range": f"bytes={size}-"} | ({"If-Range": known} if known else {})
-    try:
-        opener = urllib.request.build_opener(_Redirects)
-        response = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or not resuming:
-            raise
-        error.close()  # nothing behind what we have: it is whole already, or of another file
-        if error.headers.get("Content-Range", "") == f"bytes */{size}":
-            return
-        _drop(part, tag)
-        raise ConnectionError("the file on the server has changed") from error
-    with response:
-        resumed = getattr(response, "status", None) == 206
-        if resumed and not str(response.headers.get("Content-Range", "")).startswith(f"bytes {size}-"):
-            _drop(part, tag)
-            raise ConnectionError("the server sends another part than was asked for")
-        if not resumed:
-            _drop(part, tag)
-            found = str(response.headers.get("ETag", ""))
-            if _STRONG_TAG.fullmatch(found):  # a weak one, W/"...", promises no equal bytes
-                write_atomic(tag, found.encode("latin-1"))
-        received = _append(response, part, size if resumed else 0, timeout, limit, advance)
+def _receive(url: str, part: Path, resume: bool, timeout: float, limit: int, advance: Callable[[int], None]) -> None:
+    """Receive what is missing over one connection."""
+    size = part.stat().st_size if resume and part.is_file() else 0
+    headers = {"User-Agent": "phmctl", **({"Range": f"bytes={size}-"} if size else {})}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+        if getattr(response, "status", None) != 206:
+            size = 0  # the server sends the whole file
+        with writing(part):
+            handle = part.open("ab" if size else "wb")
+        received = 0
+        with handle:
+            while chunk := response.read1(_CHUNK):
+                received += len(chunk)
+                if size + received > limit:
+                    part.unlink()
+                    raise ValueError(f"the file has more than {limit:,} bytes")
+                with writing(part):
+                    handle.write(chunk)
+                advance(len(chunk))
         expected = response.headers.get("Content-Length")
         if expected is not None and received < int(expected):
             raise ConnectionError(f"the connection ended after {received:,} of {int(expected):,} bytes")
-
-
-def _append(response: Any, part: Path, size: int, timeout: float, limit: int, advance: Callable[[int], None]) -> int:
-    """Write the answer's body behind the `size` bytes that are there; return its bytes."""
-    received, began = 0, time.monotonic()
-    with writing(part):
-        handle = part.open("ab")
-    with handle:
-        while chunk := response.read1(_CHUNK):
-            received += len(chunk)
-            if size + received > limit:
-                part.unlink()
-                raise ValueError(f"the file has more than {limit:,} bytes")
-            with writing(part):
-                handle.write(chunk)
-            advance(len(chunk))
-            seconds = time.monotonic() - began
-            if seconds > timeout and received < _SLOWEST * seconds:
-                raise ConnectionError(f"only {received:,} bytes came in {seconds:.0f} seconds")
-    return received
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        if not newurl.startswith(("http://", "https://")):
-            raise urllib.error.HTTPError(newurl, code, f"{msg}: {newurl} is no http address", headers, fp)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _drop(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------ archives
@@ -167,10 +118,6 @@ _UNREADABLE = (
 # Text packs 3 to 20 times, so an archive that unpacks to more than this was made to fill a disk.
 _RATIO = 200
 _ALWAYS = 256 << 20  # bytes that any archive may unpack to
-_NAMES = 32 << 20  # bytes that a tar archive's names and attributes may have
-_EXTENSIONS = {
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-}
 
 
 class DamagedError(DataError):
@@ -208,88 +155,67 @@ def extract(
     """
     if folder.is_dir() and not anew:
         return folder
+    limit = limit or min(_LARGEST, max(_ALWAYS, _RATIO * archive.stat().st_size))
     with replacing(folder) as content:
         try:
-            limits = _Limits(archive, limit, members)
-            for name, plain, opened in (_in_zip if zipfile.is_zipfile(archive) else _in_tar)(archive, limits):
-                member, parts = f"{archive}: member {name!r}", PurePosixPath(name.replace("\\", "/")).parts
-                if ".." in parts or PureWindowsPath(name).anchor:  # an anchor: /, \\ or a drive
-                    raise DataError(f"{member} leads out of the archive's folder; nothing was extracted")
-                if not plain:
-                    raise DataError(f"{member} is a link or a device; nothing was extracted")
-                if opened is not None:
-                    _write(member, opened(), content / name)
+            left, number = limit, 0
+            for member in (_in_zip if zipfile.is_zipfile(archive) else _in_tar)(archive):
+                left, number = left - max(member.size, 0), number + bool(member.name)
+                if left < 0 or number > members:
+                    raise DataError(
+                        f"{archive} holds more than {f'{limit:,} bytes' if left < 0 else f'{members:,} members'}: no "
+                        "corpus, it seems; nothing was extracted\n"
+                        "if it is right, its entry in the card may say how much it is: unpacked: BYTES, members: NUMBER"
+                    )
+                _write(f"{archive}: member {member.name!r}", member, content)
         except _UNREADABLE as error:
             reason = str(error) or type(error).__name__
             raise DamagedError(f"{archive} is not a whole tar or zip archive ({reason}); fetch it again") from error
     return folder
 
 
-# A name; whether it is a file or a folder, no link or device; and what opens a file.
-_Member = tuple[str, bool, Callable[[], IO[bytes] | None] | None]
+class _Member(NamedTuple):
+    name: str
+    size: int  # bytes
+    plain: bool  # a file or a folder, no link or device
+    open: Callable[[], IO[bytes] | None] | None  # of a file
 
 
-class _Limits:
-    def __init__(self, archive: Path, limit: int | None, members: int) -> None:
-        packed = archive.stat().st_size
-        self._archive, self._members, self._left = archive, members, members
-        self._limit = limit or min(_LARGEST, max(_ALWAYS, _RATIO * packed))
-        self._bytes, self._names = self._limit, _NAMES
-
-    def take(self, size: int, members: int = 1, *, names: bool = False) -> None:
-        """Count bytes, of names if they are such, and members; raises :class:`DataError` where they are too many."""
-        self._bytes -= max(size, 0)
-        self._names -= size if names else 0
-        self._left -= members
-        if min(self._bytes, self._names, self._left) < 0:
-            much = f"{self._limit:,} bytes" if self._bytes < 0 else f"{self._members:,} members"
-            much = f"{_NAMES:,} bytes of names" if self._names < 0 else much
-            raise DataError(
-                f"{self._archive} holds more than {much}: no corpus, it seems; nothing was extracted\n"
-                "if it is right, its entry in the card may say how much it is: unpacked: BYTES, members: NUMBER"
-            )
-
-
-def _in_tar(archive: Path, limits: _Limits) -> Iterator[_Member]:
-    class Header(tarfile.TarInfo):
-        """Counts what headers of long names and attributes hold, before it is read into memory at once."""
-
-        @classmethod
-        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-            header = super().frombuf(buf, encoding, errors)
-            if header.type in _EXTENSIONS:
-                limits.take(header.size, members=0, names=True)
-            return header
-
-    with tarfile.open(archive, tarinfo=Header) as tar:
+def _in_tar(archive: Path) -> Iterator[_Member]:
+    with tarfile.open(archive) as tar:
         for member in tar:
-            limits.take(member.size)
             read = partial(tar.extractfile, member) if member.isfile() else None
-            yield member.name, member.isfile() or member.isdir(), read
+            yield _Member(member.name, member.size, member.isfile() or member.isdir(), read)
         while tar.fileobj is not None and (rest := tar.fileobj.read(_CHUNK)):
-            limits.take(len(rest), members=0)  # to the compressed stream's end, where its checksum stands
+            yield _Member("", len(rest), True, None)  # to the compressed stream's end, where its checksum stands
 
 
-def _in_zip(archive: Path, limits: _Limits) -> Iterator[_Member]:
+def _in_zip(archive: Path) -> Iterator[_Member]:
     with zipfile.ZipFile(archive) as packed:
         for member in packed.infolist():
-            limits.take(member.file_size)
             kind = member.external_attr >> 28  # the file type of Unix, 0 where the archive was made elsewhere
             read = None if member.is_dir() else partial(packed.open, member)
-            yield member.filename, kind in (0, 4, 8), read
+            yield _Member(member.filename, member.file_size, kind in (0, 4, 8), read)
 
 
-def _write(member: str, content: IO[bytes] | None, path: Path) -> None:
-    if content is None:
+def _write(named: str, member: _Member, content: Path) -> None:
+    """Write a member below the folder. DataError: it leads out, is no file, or another has its place."""
+    if ".." in PurePosixPath(member.name.replace("\\", "/")).parts or PureWindowsPath(member.name).anchor:  # /, \ or C:
+        raise DataError(f"{named} leads out of the archive's folder; nothing was extracted")
+    if not member.plain:
+        raise DataError(f"{named} is a link or a device; nothing was extracted")
+    source = member.open() if member.open is not None else None
+    if source is None:
         return
+    path = content / member.name
     with writing(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = path.open("xb")
         except (FileExistsError, NotADirectoryError) as error:
-            raise DataError(f"{member} stands where another does; nothing was extracted") from error
-    with content, handle:
-        while chunk := content.read(_CHUNK):
+            raise DataError(f"{named} stands where another does; nothing was extracted") from error
+    with source, handle:
+        while chunk := source.read(_CHUNK):
             with writing(path):
                 handle.write(chunk)
         with writing(path):
@@ -397,10 +323,8 @@ def _check_reachable(dataset: str) -> None:
         with urllib.request.urlopen(f"{endpoint}/api/datasets/{quote(dataset)}", timeout=_TIMEOUT):
             return
     except urllib.error.HTTPError as error:
-        error.close()
-        if error.code < 500:
-            return  # it is there; what it refuses, the library says better
-        reason = f"the hub {endpoint} answers {error.code}"
+        error.close()  # it is there; what it refuses, the library says better
+        return
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = f"the hub {endpoint} cannot be reached ({getattr(error, 'reason', error)})"
     raise DownloadError(

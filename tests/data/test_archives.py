@@ -1,10 +1,8 @@
 """Unpacking: what is inside comes out whole, and nothing is ever written outside. The hub, through ``datasets``."""
 
-import gzip
 import io
 import tarfile
 import time
-import tracemalloc
 import zipfile
 
 import datasets
@@ -61,24 +59,6 @@ def test_content_comes_out(tmp_path, name):
     assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
     path.unlink()
     assert extract(path, folder) == folder  # it is left alone
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_headers_of_names_are_not_read_into_memory_without_limit(tmp_path, kind):
-    path = tmp_path / "a.tar.gz"
-    head = link("x", "", kind)
-    head.size = 1 << 28
-    with gzip.open(path, "wb", 1) as file:
-        file.write(head.tobuf())
-        for _ in range(1 << 8):
-            file.write(bytes(1 << 20))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match="bytes of names"):
-            extract(path, tmp_path / "out")
-        assert tracemalloc.get_traced_memory()[1] < 1 << 26
-    finally:
-        tracemalloc.stop()
 
 
 OUTSIDE = [
@@ -167,16 +147,6 @@ def test_an_archive_that_unpacks_to_too_much_leaves_nothing(tmp_path, name, monk
     assert not isinstance(caught.value, DamagedError)
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
     assert (extract(path, tmp_path / "out", limit=1 << 25) / "zeros").stat().st_size == 1 << 24
-
-
-def test_the_limit_is_two_hundred_times_the_archive(tmp_path):
-    """3 MB that became 1 GB: the archive is refused, and what is small in any case is not."""
-    path = bomb(tmp_path / "a.tgz", 1 << 24)
-    assert extract(path, tmp_path / "out").is_dir()
-    limits = archives._Limits(path, None, 10)
-    limits.take(256 << 20)
-    with pytest.raises(DataError, match="holds more than 268,435,456 bytes"):
-        limits.take(1)
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
