@@ -26,7 +26,7 @@ class Limits:
     texts: int = 128
     characters: int = 10_000  # of a text
     beam: int = 16  # the widest search
-    seconds: float = 10.0  # until its head, and again its body, has come
+    seconds: float = 10.0  # until its body has come; a connection may be idle for as long
     connections: int = 256  # open at a time
 
 

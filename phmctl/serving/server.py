@@ -13,11 +13,9 @@ import base64
 import contextlib
 import errno
 import hashlib
-import json
 import logging
 import os
 import re
-import select
 import signal
 import socket
 import sys
@@ -25,17 +23,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from ipaddress import ip_address
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from phmctl.console import note, warn
 from phmctl.errors import BusyError, RequestError, UserError
@@ -82,14 +79,11 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        # A body with two lengths ends elsewhere for a proxy that believes the other one: nothing follows it.
-        two_lengths = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}
-        more = [(b"x-content-type-options", b"nosniff"), *([(b"connection", b"close")] if two_lengths else [])]
 
         async def counting(message: Any) -> None:
             if message["type"] == "http.response.start":
                 service.replies[str(message["status"])] += 1
-                message["headers"] = [*message["headers"], *more]
+                message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
             await send(message)
 
         host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
@@ -189,7 +183,6 @@ def _error(message: str, status: int, headers: dict[str, str] | None = None) -> 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 1024
 _LAST_WORDS = 1.0  # seconds to send what was answered, when all is answered
-_LAST_REQUESTS = 0.5  # seconds of them in which requests still come, by connections that are open
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -245,7 +238,9 @@ def serve(
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what matters of it, the application says
     config = uvicorn.Config(
         build_app(service, names),
-        http=_limited(service.limits),
+        http="h11",
+        limit_concurrency=service.limits.connections + 1,  # from which on uvicorn answers 503
+        timeout_keep_alive=ceil(service.limits.seconds),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -307,66 +302,6 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicor
             sock.listen(_BACKLOG)  # uvicorn has made it as short as what is accepted at a time
         self._ready()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        while select.select(sockets or (), (), (), 0)[0]:  # who is connected is answered: 503
-            await asyncio.sleep(0)
-        await super().shutdown(sockets)
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _limited(limits: Limits) -> type[H11Protocol]:
-    """Return a protocol with what uvicorn's lacks: a limit of connections, one of time for a head, errors as JSON."""
-
-    class Limited(H11Protocol):  # type: ignore[misc]
-        _late: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > limits.connections:
-                self._refuse("503 Service Unavailable", "too many connections are open")
-                return
-            self._watch()
-
-        def send_400_response(self, msg: str) -> None:
-            self._refuse("400 Bad Request", msg)
-
-        def _refuse(self, status: str, message: str) -> None:
-            """Answer what never came to be a request, and hang up."""
-            body = json.dumps({"error": message}).encode()
-            head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            head += f"content-length: {len(body)}\r\n" + ("retry-after: 1\r\n" if status.startswith("503") else "")
-            self.transport.write(head.encode() + b"\r\n" + body)
-            self.transport.close()
-
-        def data_received(self, data: bytes) -> None:
-            if self.transport.is_closing():
-                return
-            super().data_received(data)
-            if self.conn.their_state is h11.IDLE:
-                self._watch()
-            elif self._late is not None:
-                self._late.cancel()
-                self._late = None
-
-        def _watch(self) -> None:
-            if self._late is None:
-                self._late = self.loop.call_later(limits.seconds, self._close_if_idle)
-
-        def shutdown(self) -> None:
-            """Close, a little later: a request may be on its way, and is answered."""
-            end = super().shutdown
-            self.loop.call_later(_LAST_REQUESTS, lambda: self.transport.is_closing() or end())
-
-        def _close_if_idle(self) -> None:
-            if self.conn.their_state is h11.IDLE:
-                self.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._late is not None:
-                self._late.cancel()
-            super().connection_lost(exc)
-
-    return Limited
