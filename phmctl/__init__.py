@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from phmctl.decoding.model import Classified, Model
     from phmctl.decoding.translator import Translation
     from phmctl.distillation import distil
     from phmctl.inference.loading import load
@@ -42,13 +43,12 @@ if TYPE_CHECKING:
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
     from phmctl.nn.tuning import parameter_groups, tune
-    from phmctl.tasks.model import Classified, Model
     from phmctl.verbs import evaluate, prepare, train
 
 
 _HOMES = {
-    "Classified": "phmctl.tasks.model",
-    "Model": "phmctl.tasks.model",
+    "Classified": "phmctl.decoding.model",
+    "Model": "phmctl.decoding.model",
     "PHMEmbedding": "phmctl.nn.embedding",
     "PHMLSTM": "phmctl.nn.lstm",
     "PHMLinear": "phmctl.nn.linear",

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,39 +84,36 @@ def distil(
         raise RunError(f"{run.folder} is a run of task {task!r}; teachers are translators and classifiers")
     if task != "translation" and (beam is not None or not references):
         raise UserError("beam and references are of translators; this teacher is a classifier")
-    root = data_root() if data is None else Path(data)
-    common = common_overrides(n=n, algebra=algebra, seed=seed, steps=steps)
-    student = resolve(run.recipe if recipe is None else recipe, common, settings)
+    root, recipe = data_root() if data is None else Path(data), run.recipe if recipe is None else recipe
+    student = resolve(recipe, common_overrides(n=n, algebra=algebra, seed=seed, steps=steps), settings)
     _check_student(run, student)
     kind_of(run.recipe).open(run.recipe, root).check_run(run)
-    own: dict[str, Any] = {}
+    folder = str(run.folder.resolve())
     if task == "translation":
         with silence() if quiet else nullcontext():
             name = _taught_corpus(run, student, root, beam, references)
-        own |= {"data.card": name, "data.direction": "forward", "data.copies": False}
+        own: dict[str, Any] = {"data.card": name, "data.direction": "forward", "data.copies": False}
     else:
-        own["training.teacher"] = str(run.folder.resolve())
+        own = {"training.teacher": folder}
     if start == "nearest" and other_shape(student, run.recipe) is None:
-        own["training.initialise_from"] = str(run.folder.resolve())
-    if not isinstance(settings, Mapping):
-        settings = [*settings, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
-    else:
+        own["training.initialise_from"] = folder
+    if isinstance(settings, Mapping):
         settings = {**settings, **own}
+    else:
+        settings = [*settings, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
     return train(
-        run.recipe if recipe is None else recipe,
+        recipe,
         n=n, algebra=algebra, seed=seed, steps=steps, settings=settings, data=root, runs=runs, tag=tag, quiet=quiet,
     )  # fmt: skip
 
 
 def _check_student(run: "Run", student: "Recipe") -> None:
     """Refuse (RunError) a student of another task, corpus or vocabulary."""
-    if student.task != run.recipe.task:
-        raise RunError(f"{run.folder} was trained for task {run.recipe.task!r}, and the student's is {student.task!r}")
-    theirs, ours = run.recipe.data.model_dump(), student.data.model_dump()
-    for key in ("card", "tokenizer", "vocabulary", "joint", "direction"):
+    theirs, ours = ({"task": each.task, **each.data.model_dump()} for each in (run.recipe, student))
+    for key in ("task", "card", "tokenizer", "vocabulary", "joint", "direction"):
         if theirs.get(key) != ours.get(key):
             raise RunError(
-                f"{run.folder} was trained with data.{key} = {theirs.get(key)}, and the student's is {ours.get(key)}: "
+                f"{run.folder} was trained with {key} = {theirs.get(key)}, and the student's is {ours.get(key)}: "
                 "a teacher and its student read the same tokens"
             )
 
@@ -125,30 +123,25 @@ def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, 
     from phmctl import load
     from phmctl.data.copies import read_text
     from phmctl.data.prepared.folder import PreparedData
-    from phmctl.data.tokenizer import TokenizerPair
     from phmctl.recipe.schema import TranslationRecipe
     from phmctl.verbs import prepare
 
-    recipe = run.recipe_of(TranslationRecipe)
-    prepared = PreparedData.find(recipe.data, root)
+    recipe, checkpoint = run.recipe_of(TranslationRecipe), run.weights("auto")
     beam = recipe.decoding.beam if beam is None else beam
-    checkpoint = run.weights("auto")
     mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {beam} {references}".encode()).hexdigest()[:8]
     name = f"{recipe.data.card}-taught-{mark}"
     folder = root / "taught" / name
     files = {side: folder / f"train.{side}" for side in ("source", "reference", "teacher")}
     if not files["teacher"].exists():
-        pair, train = TokenizerPair.load(prepared.folder), prepared.split("train")
+        prepared = PreparedData.find(recipe.data, root)
+        pair, train, found = prepared.tokenizers, prepared.split("train"), list[str]()
         sources = [pair.source.decode(train.source[row]) for row in range(len(train))]
         note(f"{run.name} translates its {len(sources):,} training lines, beam {beam} ...")
-        folder.mkdir(parents=True, exist_ok=True)
-        targets = (pair.target.decode(train.target[row]) for row in range(len(train)))
         _write(files["source"], sources)
-        _write(files["reference"], list(targets))
-        for split in ("valid", "test"):
-            for side in ("source", "target"):
-                _write(folder / f"{split}.{side}", read_text(run, split, side))
-        model, found = load(run.folder), list[str]()
+        _write(files["reference"], [pair.target.decode(train.target[row]) for row in range(len(train))])
+        for split, side in product(("valid", "test"), ("source", "target")):
+            _write(folder / f"{split}.{side}", read_text(run, split, side))
+        model = load(run.folder)
         with progress("translating", len(sources)) as advance:
             for begin in range(0, len(sources), _SLICE):
                 part = sources[begin : begin + _SLICE]
@@ -156,9 +149,7 @@ def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, 
                 advance(len(part))
         _write(files["teacher"], found)
     pairs = [(files["source"], files["reference"])] * references + [(files["source"], files["teacher"])]
-    splits: dict[str, Any] = {
-        split: (folder / f"{split}.source", folder / f"{split}.target") for split in ("valid", "test")
-    }
+    splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in ("valid", "test")}
     settings = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
     prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **settings)
     return name

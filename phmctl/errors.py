@@ -89,10 +89,6 @@ class BusyError(PhmctlError):
         self.retry_after = retry_after
 
 
-class WorkerError(PhmctlError):
-    """A process that was to do a part of the work ended before it had."""
-
-
 class StoppedError(PhmctlError):
     """The user pressed Ctrl-C."""
 

@@ -89,10 +89,6 @@ class Export(Run):
         made = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
         return Weights(f"{self.manifest['checkpoint']} ({self.to})", sha256_text([json.dumps(made)]))
 
-    def verify_weights(self, name: str = "best") -> None:
-        self.checkpoint(name)
-        self.verify()
-
 
 def decoding_of_export(section: DecodingSection) -> DecodingSection:
     """A run's decoding without what its export has no choice of: how H is applied, and in which precision."""

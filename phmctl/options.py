@@ -189,11 +189,10 @@ DECODE = (
     CHECKPOINT,
     Option("n_best", "Number of hypotheses to print for each line: its number, rank, score, text.", int, least=1),
     *ANSWERING,
-    Option("window", "Largest number of lines that a worker answers together.", int, 1024, least=1),
-    Option("pause", "Seconds without a new line after which waiting lines are answered.", float, 0.05, least=0),
+    Option("window", "Largest number of lines that are answered together.", int, 1024, least=1),
+    Option("pause", "Seconds that a line waits for others before it is answered.", float, 0.05, least=0),
     DEVICE,
     THREADS,
-    Option("workers", "Number of processes that answer at once; they share the threads.", int, 1, least=1),
     Option("strict", "Refuse over-long lines instead of cutting them.", bool),
     Option("json", "Print one JSON object for each line of input.", bool),
 )

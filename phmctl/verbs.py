@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import silence
-from phmctl.errors import RunError, UserError, check_known
+from phmctl.errors import DataError, RunError, UserError, check_known
 from phmctl.options import CLEANING, EVAL, OWN, VOCABULARY, Option
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ def prepare(
         OutputError: the folder cannot be written.
     """
     from phmctl.data.prepared.folder import data_root
-    from phmctl.tasks.base import Preparation
     from phmctl.tasks.registry import kind_for_corpus
 
     if not isinstance(files or {}, Mapping):
@@ -79,23 +78,24 @@ def prepare(
     )
     if vocabulary.pop("reverse", False):
         vocabulary["direction"] = "reverse"
+    if refetch and (source or files or own.get("table")):
+        raise DataError("--refetch is for what a card downloads; leave it out where the files are given")
     with _quiet(quiet):
         kind = kind_for_corpus(name, None if recipe is None else str(recipe), [*groups, *own])
-        asked = Preparation(
+        return kind.prepare(
             name,
-            data_root() if data is None else Path(data),
-            None if recipe is None else str(recipe),
+            recipe=None if recipe is None else str(recipe),
             settings=vocabulary,
-            source=None if source is None else Path(source),
             files=groups,
-            cleaning=cleaning,
             vocabulary_of=None if vocabulary_of is None else Path(vocabulary_of),
             options=own,
+            root=data_root() if data is None else Path(data),
+            source=None if source is None else Path(source),
+            cleaning=cleaning,
             workers=workers,
             force=force,
             refetch=refetch,
         )
-        return kind.prepare(asked)
 
 
 def _taken(known: Iterable[Option], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def evaluate(
 
     Returns:
         what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an
-        :class:`~phmctl.tasks.translation.evaluation.Evaluation`.
+        :class:`~phmctl.tasks.translation.kind.Evaluation`.
 
     Raises:
         RunError: something is missing or damaged, or the runs do not compare.

@@ -42,13 +42,6 @@ def test_a_translator_teaches(teacher: Run, copying_data: Path, tmp_path: Path) 
     assert (folder / "train.teacher").stat().st_mtime_ns == before
 
 
-def test_a_student_of_another_width_begins_at_random(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
-    settings = ["model.width=16", "model.heads=2"]
-    run = phmctl.distil(teacher.folder, n=2, steps=1, settings=settings, data=copying_data, runs=tmp_path).run
-    assert run.recipe.model.width == 16
-    assert run.recipe.training.initialise_from is None
-
-
 def test_the_student_begins_with_the_nearest_sums(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
     settings = ["training.learning_rate=1e-30", "training.save_every=1"]
     tensors = {}

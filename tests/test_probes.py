@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ from phmctl.cli.main import app
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare_named
 from phmctl.data.special import EOS
-from phmctl.errors import DataError, NonFiniteError, RecipeError, RunError, UserError
+from phmctl.errors import DataError, NonFiniteError, RunError, UserError
 from phmctl.metrics.classification import accuracy
-from phmctl.probes import TABLE_3, TASKS, Encoder, Probed, ProbingReport, Sentences, TaskScores, probe, train_probe
+from phmctl.probes import TASKS, Encoder, ProbingReport, TaskScores, answers_of, probe, train_probe
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
@@ -33,7 +31,6 @@ PRINTED = {  # Table 3, the rows of averages, and their relative improvements
     "syntactic": ("65.00", "66.24", "+1.9%"),
     "semantic": ("74.61", "76.13", "+2.0%"),
 }
-Make = Callable[..., Sentences]
 
 
 def recipe(*settings: str) -> ProbingRecipe:
@@ -59,8 +56,7 @@ def probing_data(
 
 @pytest.fixture
 def copied_data(probing_data: Path, tmp_path: Path) -> Path:
-    """A copy of the prepared sentences, without vectors."""
-    return shutil.copytree(probing_data, tmp_path / "data", ignore=shutil.ignore_patterns("vectors"))
+    return shutil.copytree(probing_data, tmp_path / "data")
 
 
 @pytest.fixture
@@ -69,33 +65,21 @@ def copied_run(tiny_run: Run, tmp_path: Path) -> Run:
     return Run.open(shutil.copytree(tiny_run.folder, tmp_path / "copy" / "v001"))
 
 
-@pytest.fixture
-def sentences(tiny_run: Run, probing_data: Path, tmp_path: Path) -> Make:
-    """Make the sentences as the tiny translator has them; settings as ``key=value``."""
-
-    def make(*settings: str, checkpoint: str = "auto", run: Run = tiny_run) -> Sentences:
-        chosen = recipe(*settings)
-        prepared = PreparedData.find(chosen.data, probing_data)
-        return Sentences(Encoder.of(run.folder, checkpoint, "cpu"), prepared, tmp_path, chosen)
-
-    return make
-
-
 # -------------------------------------------------------------------------------------------------------- vectors
 
 
 def by_hand(run: Run, text: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The encoder's states (S, d) of one text alone, with no padding near it, and its words' embeddings (S - 1, d)."""
-    translator = Encoder.of(run.folder, device="cpu").translator
+    translator = Encoder(run.folder, device="cpu").translator
     ids = torch.tensor([[*translator.tokenizers.source.encode([text])[0], EOS]])
-    model = translator.engine.model  # type: ignore[attr-defined]
+    model = translator.engine.model
     with torch.no_grad():
         return model.encode(ids).states[0], model.source_embedding(ids[:, :-1])[0]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "last"])
 def test_a_vector_is_the_states_pooled(tiny_run: Run, pooling: str) -> None:
-    found = Encoder.of(tiny_run.folder, device="cpu").read(TEXTS, pooling)
+    found = Encoder(tiny_run.folder, device="cpu").read(TEXTS, pooling)
     for row in (0, 2):
         states, words = by_hand(tiny_run, TEXTS[row])
         expected = {"mean": states.mean(0), "max": states.amax(0), "last": states[-1]}[pooling]
@@ -120,102 +104,45 @@ def test_any_translator_is_read(
     brief = ["model.encoder_layers=1", "model.decoder_layers=1", "training.steps=1", "training.device=cpu"]
     given = {setting.partition("=")[0]: setting for setting in [*shape, *brief, *settings]}
     run = train(load_recipe("miniature", [*given.values()]), data=miniature_data, runs=tmp_path, quiet=True).run
-    found = Encoder.of(run.folder, device="cpu").read(TEXTS, "mean")
+    found = Encoder(run.folder, device="cpu").read(TEXTS, "mean")
     torch.testing.assert_close(found["encoder"][2], by_hand(run, TEXTS[2])[0].mean(0), rtol=1e-3, atol=1e-4)
 
 
-def test_what_is_kept_is_read_and_what_is_damaged_is_computed_again(
-    sentences: Make, monkeypatch: pytest.MonkeyPatch
+def test_answers_are_kept_for_the_weights_the_data_and_the_settings(
+    tiny_run: Run, copied_run: Run, copied_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = sentences(*BRIEF)
-    answers, vectors = first.answers("encoder"), first.vectors("encoder")
-    expected = first.encoder.read(first.prepared.split("test").texts[0], "mean")["encoder"]
-    assert torch.equal(vectors["test"], expected)
-    path = first.folder / "encoder.safetensors"
-    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
-    assert all(torch.equal(rows, vectors[name]) for name, rows in sentences(*BRIEF).vectors("encoder").items())
-    [kept] = first.folder.glob("answers.encoder.*.json")
-    kept.write_text('{"answers": [0, 7]}')
-    assert sentences(*BRIEF).answers("encoder") == answers
-    monkeypatch.setattr(Encoder, "read", None)  # nobody reads a second time
-    monkeypatch.setattr(probes, "train_probe", None)
-    assert sentences(*BRIEF).answers("encoder") == answers
+    prepared = PreparedData.find(recipe().data, copied_data)
 
+    def answers(*settings: str, run: Run = tiny_run, checkpoint: str = "auto") -> dict[str, list[int]]:
+        return answers_of(Encoder(run.folder, checkpoint, "cpu"), prepared, copied_data, recipe(*BRIEF, *settings))
 
-def test_other_weights_data_pooling_and_settings_have_a_place_of_their_own(sentences: Make, tiny_run: Run) -> None:
-    one, others = sentences(), [sentences("model.pooling=max"), sentences(checkpoint="step-000003")]
-    entries = [{**entry, "sha256": "0" * 64} for entry in one.prepared.manifest["files"]]
-    data = PreparedData(one.prepared.folder, {**one.prepared.manifest, "files": entries}, one.prepared.command)
-    others.append(Sentences(one.encoder, data, one.folder.parents[2], one.recipe))
-    assert len({each.folder for each in (one, *others)}) == 4
-    sentences(*BRIEF).answers("encoder")
-    sentences(*BRIEF, "model.hidden=0").answers("encoder")
-    assert len([*one.folder.glob("answers.encoder.*.json")]) == 2
-
-
-def test_of_two_writers_one_computes(sentences: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    both, train_one = threading.Barrier(2), probes.train_probe
+    first = answers()
+    (path,) = copied_data.glob("probes/*/*.json")
+    path.write_text('{"answers": [0, 7]}')
+    assert answers() == first  # computed again
+    made, train_one = list[int](), probes.train_probe
     monkeypatch.setattr(probes, "train_probe", lambda *given: (made.append(1), train_one(*given))[1])
-    found: list[list[int]] = []
+    assert answers() == answers(run=copied_run) == first
+    assert made == []
+    for settings, checkpoint in (
+        ("model.pooling=max", "auto"),
+        ("model.hidden=0", "auto"),
+        ("model.hidden=50", "step-000003"),
+    ):
+        made.clear()
+        answers(settings, checkpoint=checkpoint)
+        assert made == [1, 1]
+    prepared.manifest["files"][0] |= {"sha256": "0" * 64}
+    answers()
+    assert made == [1, 1] * 2
 
-    def compute() -> None:
-        own = sentences(*BRIEF)
-        both.wait()
-        found.append(own.answers("encoder"))
 
-    threads = [threading.Thread(target=compute) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [1]
-    assert found[0] == found[1]
-
-
-def test_an_encoder_is_a_whole_translator_s(tiny_run: Run, copied_run: Run, tmp_path: Path) -> None:
-    assert Encoder.of(copied_run.folder).sha256 == Encoder.of(tiny_run.folder).sha256
-    with pytest.raises(RunError, match="no run at"):
-        Encoder.of(tmp_path / "nothing")
+def test_a_probe_learns_what_the_vectors_say(tiny_run: Run, copied_data: Path) -> None:
+    encoder, prepared = Encoder(tiny_run.folder, "auto", "cpu"), PreparedData.find(recipe().data, copied_data)
+    found = answers_of(encoder, prepared, copied_data, recipe(*LEARNED))
+    assert (found["encoder"] == prepared.split("test").labels).mean() > 0.75
     with pytest.raises(RunError, match="has no checkpoint 'step-9'"):
-        Encoder.of(tiny_run.folder, "step-9")
-    weights = copied_run.checkpoint(Encoder.of(copied_run.folder).checkpoint) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    with pytest.raises(RunError, match=r"model\.safetensors"):  # though its vectors may be kept
-        Encoder.of(copied_run.folder)
-    rule = train(
-        load_recipe("hamilton", ["training.steps=1", "training.device=cpu"]), runs=tmp_path / "r", quiet=True
-    ).run
-    with pytest.raises(RunError, match="only a translator"):
-        Encoder.of(rule.folder)
-
-
-def test_an_encoder_of_other_text_is_warned_of(
-    tiny_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoder = Encoder.of(tiny_run.folder)
-    encoder.warn_of_other_text(TEXTS, "corpus", "de")
-    assert "warning" not in capsys.readouterr().err
-    encoder.warn_of_other_text(TEXTS, "corpus", "en")
-    assert "translates from 'de'" in capsys.readouterr().err
-    encoder.warn_of_other_text(["Pneumonoultramicroscopic xanthophyllous"] * 3, "corpus", None)
-    assert "reads other text" in capsys.readouterr().err
-    monkeypatch.setattr(Encoder, "_fertility", lambda *given: (1.0, 0.06))  # a tokenizer of words
-    encoder.warn_of_other_text(TEXTS, "corpus", None)
-    assert "6.0% of the tokens" in capsys.readouterr().err
-
-
-# --------------------------------------------------------------------------------------------------------- probes
-
-
-def test_a_probe_learns_what_the_vectors_say_and_its_encoder_does_not(sentences: Make) -> None:
-    own = sentences(*LEARNED)
-    weights = [each.clone() for each in own.encoder.translator.engine.model.parameters()]  # type: ignore[attr-defined]
-    truth = own.prepared.split("test").labels
-    assert truth is not None
-    assert (own.answers("encoder") == truth).mean() > 0.75
-    after = own.encoder.translator.engine.model.parameters()  # type: ignore[attr-defined]
-    assert all(torch.equal(one, other) and one.grad is None for one, other in zip(after, weights, strict=True))
+        Encoder(tiny_run.folder, "step-9")
 
 
 def separable(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -268,31 +195,13 @@ def share(right: int, of: int = 100) -> Any:
 
 
 def test_the_published_averages_are_those_of_the_published_rows() -> None:
-    scores = TaskScores(Probed(share(60), share(50)), share(40), 9)
+    scores = TaskScores({"majority": share(40), "run": share(60), "run_bag": share(50)}, 9)
     [table] = ProbingReport("r", "best", {"probe-subj-number": scores, "mine": scores}).tables()
     rows = {row[0].partition(",")[0]: row for row in table.rows if "average" in str(row[0])}
     assert {group: (*row[-3:],) for group, row in rows.items()} == PRINTED
     assert [*table.rows[-1]] == ["mine", "40.0", "60.0 (50.2–69.1)", "50.0", "–", "–", "–"]
     cards = {name.replace("probing", "probe") for name in shipped_names("cards") if name.startswith("probing-")}
     assert {*TASKS} == cards
-    assert [len(tasks) for tasks in TABLE_3.values()] == [2, 3, 5]
-
-
-def test_averages_are_of_the_tasks_that_are_there_and_say_so() -> None:
-    own, other = Probed(share(60), share(50)), Probed(share(50), share(45))
-    scores = {
-        "probe-subj-number": TaskScores(own, share(40), 900, other),
-        "probe-coord-inversion": TaskScores(Probed(share(80), share(50)), share(50), 300, Probed(share(50), share(45))),
-    }
-    report = ProbingReport("r", "step-000009", scores, against="b")
-    expected = {"majority": 45, "run": 70, "run_bag": 50, "against": 50, "against_bag": 45}
-    assert report.as_json()["averages"] == {"semantic": pytest.approx(expected)}
-    [table] = report.tables()
-    assert table.columns == ["", "majority", "base", "its bag", "run", "its bag", "Δ", "Base", "NI", "Δ"]
-    semantic = next(row for row in table.rows if row[0] == "semantic, average of 2")
-    assert semantic[1:7] == ["45.00", "50.00", "45.00", "70.00", "50.00", "+40.0%"]
-    assert next(row for row in table.rows if row[0] == "WC")[1:7] == ["–"] * 6
-    assert "300 to 900 sentences" in "\n".join(report.notes())
 
 
 def test_one_command_probes_what_is_prepared_and_trains_nothing_twice(
@@ -302,22 +211,22 @@ def test_one_command_probes_what_is_prepared_and_trains_nothing_twice(
     given += tuple(part for each in BRIEF for part in ("--set", each))
     first = json.loads(CliRunner().invoke(app, given, catch_exceptions=False).stdout)
     assert [*first["tasks"]] == ["probe-subj-number"]
-    kept = {path: path.stat().st_mtime_ns for path in copied_data.rglob("vectors/*/*/*")}
-    assert {path.name.partition(".")[0] for path in kept} == {"", "answers", "encoder", "embeddings", "sha256"}
+    kept = {path: path.stat().st_mtime_ns for path in copied_data.rglob("probes/*/*")}
+    assert len(kept) == 1
     assert json.loads((copied_run.results_folder / "probing.json").read_text()) == first
     again = (*given, "--set", "data.card=probing-subj-number")
     assert json.loads(CliRunner().invoke(app, again, catch_exceptions=False).stdout) == first
-    assert {path: path.stat().st_mtime_ns for path in kept if path.name != ".lock"}.items() <= kept.items()
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
     report = probe(copied_run.folder, against=tiny_run.folder, data=copied_data, settings=BRIEF)
     scores = report.tasks["probe-subj-number"]
     train_size = PreparedData.find(recipe().data, copied_data).manifest["splits"]["train"]
     assert scores.train == train_size["kept"]
-    assert scores.against == scores.own  # equal weights, equal vectors
+    assert scores.figures["against"] == scores.figures["run"]  # equal weights, equal vectors
     assert scores.compared is not None
     assert scores.compared.p_value == 1
     test = PreparedData.find(recipe().data, copied_data).split("test").labels
     most = sorted(train_size["labels"]).index(max(train_size["labels"], key=train_size["labels"].__getitem__))
-    assert scores.majority.right == (test == most).sum()
+    assert scores.figures["majority"].right == (test == most).sum()
 
 
 def test_data_that_cannot_be_probed_is_refused(tiny_run: Run, copied_data: Path, tmp_path: Path) -> None:
@@ -332,24 +241,6 @@ def test_data_that_cannot_be_probed_is_refused(tiny_run: Run, copied_data: Path,
         manifest.write_text(json.dumps(changed))
         with pytest.raises(DataError, match=words):
             probe(tiny_run.folder, data=copied_data)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (("--probing", "--beam", "4"), UserError),
-        (("--data", "d", "--set", "a=1"), UserError),
-        (("--probing", "--set", "training.average=3"), RecipeError),
-        (("--probing", "--set", "model.encoder=RUN"), RecipeError),
-    ],
-)
-def test_options_that_probing_does_not_have(
-    tiny_run: Run, probing_data: Path, options: tuple[str, ...], error: type[UserError]
-) -> None:
-    data = () if "--data" in options else ("--data", str(probing_data))
-    result = CliRunner().invoke(app, ["eval", str(tiny_run.folder), *options, *data])
-    assert isinstance(result.exception, error)
-    assert result.exception.exit_code == 2
 
 
 def test_a_probe_is_no_run() -> None:

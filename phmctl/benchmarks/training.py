@@ -4,18 +4,25 @@ A step is what the trainer does for one: the batch's loss, the backward pass, th
 see the same batches. Ratios are of tokens per second: above 1 is faster than the baseline.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor, nn
+
 from phmctl.accounting.ledger import multiplications
+from phmctl.assembly import bare_transformer
 from phmctl.benchmarks.ratios import Bench, Spread, check_positive, compare, machine, parameters_of
+from phmctl.data.batches import lengths_of, real_token_share
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import check_known
+from phmctl.models.transformer import bare_loss
 from phmctl.nn.tuning import tune
-from phmctl.recipe.schema import Recipe
-from phmctl.tasks.base import Candidate
+from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.tasks.registry import kind_of
 from phmctl.training.measured import mean_loss, stepper
 
@@ -59,7 +66,8 @@ def bench_training(
         candidates[name] = Candidate(model, partial(mean_loss, task))
         if each.model.execution == "auto":
             executions[name] = tune(model, task.cost(plan[0]).tokens)
-    candidates |= kind.candidates(task, device)
+    if isinstance(recipe, TranslationRecipe):
+        candidates["nn.Transformer"] = _torchs_own(task, recipe, device)
     check_known("candidate", baseline, list(candidates))
     steps = {
         name: stepper(each.model, each.loss, training, sample, device, each.optimiser)
@@ -75,11 +83,38 @@ def bench_training(
         row |= {"step_seconds": step, "target_tokens_per_second": round(items / seconds.median, 1)}
         row |= {"speed": timing.ratio.inverse, "products_allow": products[baseline] / products[name]}
         rows.append({**row, "executions": executions.get(name, {})})
-    share = kind.real_share(task)
+    share = _real_share(task)
     about: dict[str, Any] = {"recipe": recipe.name, "precision": training.precision, "baseline": baseline}
     about |= {"batches": len(sample), training.batch_key: getattr(training, training.batch_key), "real_share": share}
     title = f"{recipe.name}, {training.precision}, speed over {baseline}, {share:.1%} of the positions are real tokens"
     return Bench(title, {**about, **machine(device)}, rows)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that is measured on the task's batches."""
+
+    model: nn.Module  # on the device
+    loss: Callable[[nn.Module, Any], Tensor]  # of the model and a batch, a mean
+    optimiser: torch.optim.Optimizer | None = None  # its own; None is the recipe's
+
+
+def _torchs_own(task: Any, recipe: TranslationRecipe, device: torch.device) -> Candidate:
+    """Return ``nn.Transformer`` of the recipe's sizes, with its own optimiser."""
+    sizes = task.prepared.tokenizers
+    model = bare_transformer(recipe.model, max(sizes.source.size, sizes.target.size)).to(device)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return bare_loss(model, batch.source, batch.target, recipe.training.label_smoothing)
+
+    return Candidate(model, loss, torch.optim.Adam(model.parameters()))
+
+
+def _real_share(task: Any) -> float:
+    """Return the share of an epoch's positions that hold a token, not padding; of text, all sides."""
+    if not hasattr(task, "prepared"):
+        return 1.0
+    return real_token_share(task.plan(0), lengths_of(task.prepared.split("train")))
 
 
 def variants_of(recipe: R) -> dict[str, R]:

@@ -6,7 +6,6 @@ import stat
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,8 @@ from phmctl.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from phmctl.data.listing import Listed
+    from phmctl.decoding.model import Model
     from phmctl.runs import Weights
-    from phmctl.tasks.base import Asked
-    from phmctl.tasks.model import Model
 
 SPLITS = ("train", "valid", "test")
 
@@ -145,7 +143,6 @@ def decode(
     window: int,
     pause: float,
     threads: int,
-    workers: int,
     json: bool,
     **given: Any,
 ) -> None:
@@ -155,7 +152,7 @@ def decode(
     """
     from phmctl.export import with_engine
     from phmctl.exports import open_model
-    from phmctl.inference.answering import answer, load_anew, refuse_same_file, with_workers
+    from phmctl.inference.answering import answer, refuse_same_file
     from phmctl.inference.answers_file import AnswersFile
     from phmctl.inference.arriving import arriving_lines, in_groups
     from phmctl.tasks.base import Asked
@@ -167,12 +164,6 @@ def decode(
         raise UserError("--resume continues a file; add --output FILE")
     if output is not None and split is None:
         refuse_same_file(input_, output)
-    if workers > 1:
-        from phmctl.devices import check_jobs
-        from phmctl.sweeps.pool import threads_each
-
-        check_jobs(workers, "--workers")
-        threads = threads_each(workers, threads)
     set_threads(threads)
     opened = with_engine(open_model(run), given.pop("engine"), checkpoint, given.pop("quantize"), given["precision"])
     kind = kind_of(opened.recipe)
@@ -180,15 +171,14 @@ def decode(
     kind.require("decode", options)
     own = None if split is None else kind.split_lines(opened, split)
 
-    def load(name: str) -> "tuple[Asked, Model, Weights]":
+    def load(name: str) -> "tuple[Model, Weights]":
         asked = Asked(opened, name, device or "auto", options, own_text=own is not None)
-        return asked, kind.load(asked), opened.weights(name)
+        return kind.load(asked), opened.weights(name)
 
     gc.disable()  # to look through what is loaded again and again would be a sixth of the start
-    asked, model, weights = opened.use(checkpoint, load)
+    model, weights = opened.use(checkpoint, load)
     gc.freeze()
     gc.enable()
-    window *= workers
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
     # A person sees the answers themselves, unless they go into a file; a pipeline's log is left alone.
@@ -198,8 +188,8 @@ def decode(
         note("reading lines from the terminal; Ctrl-D ends them")
     origin = {"run": opened.name, "checkpoint": weights.name, "weights": weights.sha256, **model.origin()}
     file = nullcontext() if output is None else AnswersFile(output, origin, resume=resume)
-    with file as answers, bar as advance, with_workers(model, partial(load_anew, asked, threads), workers) as predict:
-        answer(model, groups, predict=predict, output=answers, as_json=json, advance=advance)
+    with file as answers, bar as advance:
+        answer(model, groups, output=answers, as_json=json, advance=advance)
 
 
 def _stdout_is_a_file() -> bool:

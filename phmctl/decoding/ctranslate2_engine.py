@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.translator import CTRANSLATE2, Hypothesis, length_penalty, longest_outputs
-from phmctl.errors import RunError, UserError, missing, too_old
+from phmctl.errors import RunError, missing
 from phmctl.recipe.schema import DecodingSection
 
 _EXTENSION = "ctranslate2._ext"
@@ -35,15 +35,9 @@ class CTranslate2Engine:
     name = CTRANSLATE2
 
     def __init__(self, folder: Path, tokenizers: TokenizerPair, quantize: str, threads: int = 0) -> None:
-        library = load_library()
-        able = library.get_supported_compute_types("cpu")
-        if quantize not in able:
-            raise UserError(
-                f"{folder.parent} computes in {quantize}, which this machine's processor cannot; "
-                f"export the run again with --quantize {' or '.join(sorted(able))}"
-            )
+        library, how = load_library(), {"device": "cpu", "compute_type": quantize, "intra_threads": threads}
         try:
-            self._model = library.Translator(str(folder), device="cpu", compute_type=quantize, intra_threads=threads)
+            self._model = library.Translator(str(folder), **how)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{folder} cannot be loaded by CTranslate2: {error}; make the export anew") from error
         self._source, self._target = tokenizers.source.vocabulary, tokenizers.target.vocabulary
@@ -80,18 +74,14 @@ class CTranslate2Engine:
             "return_end_token": True,
             "return_scores": True,
         }
-        try:
-            results = self._model.translate_batch([self._words(source) for source in sources], **options)
-        except TypeError as error:
-            raise too_old("CTranslate2", "ctranslate2", error) from error
-        found: list[list[_Output]] = []
-        for one in results:
-            found.append([])
+        results = self._model.translate_batch([self._words(source) for source in sources], **options)
+        found: list[list[_Output]] = [[] for _ in results]
+        for one, outputs in zip(results, found, strict=True):
             for words, score in zip(one.hypotheses, one.scores, strict=True):
                 ids = [self._ids[word] for word in words]
                 ended = ids[-1:] == [EOS]
                 tokens = tuple(ids[:-1] if ended else ids[:limit])
-                found[-1].append(_Output(tokens, score * max(len(ids), 1) ** power, ended))
+                outputs.append(_Output(tokens, score * max(len(ids), 1) ** power, ended))
         return found
 
     def _scored(
@@ -140,9 +130,5 @@ def load_library() -> Any:
         raise missing("ctranslate2", "ctranslate2")
     module = importlib.util.module_from_spec(found)
     sys.modules[_EXTENSION] = module
-    try:
-        found.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[_EXTENSION]
-        raise
+    found.loader.exec_module(module)
     return module

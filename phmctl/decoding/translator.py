@@ -5,20 +5,21 @@ beam, a length penalty, a longest output and a score: that module says what. Wha
 torch is not for an export to CTranslate2.
 """
 
-from collections.abc import Callable, Sequence
-from copy import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from phmctl import exports
-from phmctl.console import warn
+from phmctl.console import silence, warn
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
+from phmctl.decoding.model import Line, Model, Texts, about_run, check_export, check_texts
 from phmctl.devices import takes_bfloat16
 from phmctl.errors import DataError, RecipeError, RunError, UserError
 from phmctl.exports import Export
@@ -28,6 +29,8 @@ from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from phmctl.models.transformer import Transformer
 
 
@@ -45,6 +48,7 @@ def length_penalty(length: Any, alpha: float) -> Any:
     return ((5.0 + length) / 6.0) ** alpha
 
 
+_IRRELEVANT = {"batch_tokens", "execution"}  # settings of the search that change its speed only
 TORCH, CTRANSLATE2, ONNX = "torch", "ctranslate2", "onnx"
 ENGINES = (TORCH, CTRANSLATE2, ONNX)
 
@@ -98,63 +102,105 @@ class Translation:
 EMPTY = Translation("", 0.0, 0.0)
 
 
-class Translator:
+class Translator(Model):
+    """Translations of texts and lines.
+
+    `max_tokens` is of a source. `n_best` and `strict` are for :meth:`answer`; None is the best translation alone.
+    """
+
+    verb = "translating"
+
     def __init__(
         self,
         engine: Engine,
         tokenizers: TokenizerPair,
         settings: DecodingSection,
         *,
-        max_source_tokens: int | None = None,
+        max_tokens: int | None = None,
         cleaning: Cleaning | None = None,
+        n_best: int | None = None,
+        strict: bool = False,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
-        self.engine, self.tokenizers, self.settings = engine, tokenizers, settings
-        self.max_source_tokens = max_source_tokens
-        self.cleaning = cleaning or Cleaning()
+        self.engine: Any = engine  # torch's has a model and a device
+        self.tokenizers, self.settings, self.max_tokens = tokenizers, settings, max_tokens
+        self.cleaning, self.n_best, self.strict = cleaning or Cleaning(), n_best, strict
+        own = {
+            "engine": engine.name,
+            "decoding": settings.model_dump(),
+            "device": str(getattr(engine, "device", "cpu")),
+        }
+        self.answers = ("translate",)
+        if engine.name == TORCH:
+            self.answers = ("translate", "score", "encode")
+            own |= {"vectors": "the mean of the encoder's states over all positions"}
+        super().__init__({**(about or {"name": "translator", "task": "translation"}), **own})
 
+    @silence()
     def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None = None,
+        alpha: float | None = None,
+        n_best: int = 1,
+        strict: bool = False,
+    ) -> list[list[Translation]]:
+        settings = change_decoding(self.settings, beam=beam, alpha=alpha)
+        if not 1 <= n_best <= settings.beam:
+            raise UserError(f"n_best = {n_best} must be between 1 and beam = {settings.beam}")
+        return self._translate(check_texts(texts), settings, n_best, strict)
+
+    def answer(
         self,
         lines: Sequence[str],
         *,
-        n_best: int = 1,
-        strict: bool = False,
+        numbers: Sequence[int] | None = None,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> list[Line]:
+        """Return the best translation of each line, or its n best with number, rank and score, a line each."""
+        numbers = numbers or range(1, len(lines) + 1)
+        found = self._translate(lines, self.settings, self.n_best or 1, self.strict, numbers, advance)
+        answers = []
+        for number, best in zip(numbers, found, strict=False):
+            ranked = [f"{number}\t{rank}\t{each.score:.6f}\t{each.text}" for rank, each in enumerate(best, start=1)]
+            text = best[0].text if self.n_best is None else "\n".join(ranked)
+            answers.append((text, as_json(best)))
+        return answers
+
+    def origin(self) -> dict[str, Any]:
+        return {**self.settings.model_dump(exclude=_IRRELEVANT), "n_best": self.n_best}
+
+    def _translate(
+        self,
+        lines: Sequence[str],
+        settings: DecodingSection,
+        n_best: int,
+        strict: bool,
         numbers: Sequence[int] | None = None,
         advance: Callable[[int], None] = lambda count: None,
     ) -> list[list[Translation]]:
-        """Translate lines; the i-th result belongs to the i-th line, best first.
-
-        A line without tokens gives one empty translation; one of more than `max_source_tokens` is cut with a warning,
-        or refused (DataError) where `strict` is set. `numbers` are those of the lines, for messages; None: 1, 2, …
-        """
-        sources, cut = self.encode(lines, strict=strict, numbers=numbers)
+        sources, cut = self.token_ids(lines, strict=strict, numbers=numbers)
         results: list[list[Translation]] = [[EMPTY] for _ in lines]
         advance(sources.count([]))
-        for rows in plan([len(source) for source in sources], self.settings.batch_tokens):
-            found = self.search([sources[row] for row in rows], n_best=n_best)
+        allowed = self.tokenizers.target.size
+        for rows in plan([len(source) for source in sources], settings.batch_tokens):
+            found = self.engine.search([sources[row] for row in rows], settings, allowed=allowed, n_best=n_best)
             for row, hypotheses in zip(rows, found, strict=True):
-                results[row] = [self._detokenise(hypothesis, row in cut) for hypothesis in hypotheses]
+                results[row] = [self._detokenise(each, row in cut) for each in hypotheses]
             advance(len(rows))
         return results
 
-    def search(self, sources: Sequence[Sequence[int]], *, n_best: int = 1) -> list[list[Hypothesis]]:
-        allowed = self.tokenizers.target.size
-        return self.engine.search(sources, self.settings, allowed=allowed, n_best=n_best)
-
-    def with_settings(self, settings: DecodingSection) -> Self:
-        """Return a translator by the same engine that searches by other settings."""
-        other = copy(self)
-        other.settings = settings
-        return other
-
-    def encode(
-        self, lines: Sequence[str], *, strict: bool, numbers: Sequence[int] | None = None
+    def token_ids(
+        self, lines: Sequence[str], *, strict: bool = False, numbers: Sequence[int] | None = None
     ) -> tuple[list[list[int]], set[int]]:
-        """Return the ids of each line, closed by EOS, and the places of those that were cut; see :meth:`translate`.
+        """Return the ids of each line, closed by EOS, and the places of those that were cut.
 
-        A line without tokens gives an empty list.
+        A line without tokens gives an empty list; one of more than `max_tokens` is cut with a warning, or refused
+        (DataError) where `strict` is set. `numbers` are those of the lines, for messages; None: 1, 2, …
         """
         encoded = self.tokenizers.source.encode(self._clean(lines))
-        limit, cut = self.max_source_tokens, set()
+        limit, cut = self.max_tokens, set()
         for place, (ids, number) in enumerate(zip(encoded, numbers or count(1), strict=False)):
             if limit is not None and len(ids) > limit:
                 message = f"line {number} has {len(ids)} tokens, more than the {limit} of the training data"
@@ -165,12 +211,51 @@ class Translator:
                 cut.add(place)
         return [[*ids, EOS] if ids else [] for ids in encoded], cut
 
-    def lengths(self, lines: Sequence[str]) -> list[int]:
-        """Return the tokens of each line, as `max_source_tokens` limits them."""
-        return [len(ids) for ids in self.tokenizers.source.encode(self._clean(lines))]
+    @silence()
+    def lengths(self, texts: Texts) -> list[int]:
+        if not texts or isinstance(texts, str) or not all(isinstance(text, tuple) for text in texts):
+            return [len(ids) for ids in self.tokenizers.source.encode(self._clean(check_texts(texts)))]
+        sources, targets = (self._clean(check_texts(side)) for side in zip(*texts, strict=True))
+        read, written = self.tokenizers.source.encode(sources), self.tokenizers.target.encode(targets)
+        return [max(map(len, both)) for both in zip(read, written, strict=True)]
 
-    def encode_targets(self, lines: Sequence[str]) -> list[list[int]]:
-        return self.tokenizers.target.encode(self._clean(lines))
+    @silence()
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+        if "score" not in self.answers:
+            raise self._lacks("score")
+        from phmctl.decoding.beam import forced_scores, pad
+
+        checked, outputs = check_texts(sources, "sources"), check_texts(targets, "targets")
+        if len(checked) != len(outputs):
+            raise UserError(f"{len(checked)} sources and {len(outputs)} targets: give one target for each source")
+        rows, _ = self.token_ids(checked, strict=True)
+        wanted = self.tokenizers.target.encode(self._clean(outputs))
+        scores = [-math.inf if ids else 0.0 for ids in wanted]  # of sources without a token
+        lengths = [max(len(row), len(ids) + 1) if row else 0 for row, ids in zip(rows, wanted, strict=True)]
+        for places in plan(lengths, self.settings.batch_tokens):
+            source = pad([rows[place] for place in places]).to(self.engine.device)  # (B, S)
+            found = forced_scores(self.engine.model, source, [wanted[place] for place in places], alpha=0.0)
+            for place, hypothesis in zip(places, found, strict=True):
+                scores[place] = hypothesis.log_prob
+        return scores
+
+    @silence()
+    def encode(self, texts: Sequence[str]) -> "Tensor":
+        if "encode" not in self.answers:
+            raise self._lacks("encode")
+        import torch
+
+        from phmctl.decoding.beam import pad
+        from phmctl.nn.layers import mean_pool
+
+        model = self.engine.model
+        rows, _ = self.token_ids(check_texts(texts))
+        vectors = torch.zeros(len(rows), model.target_embedding.embedding_dim)  # (N, d)
+        with torch.no_grad():
+            for places in plan([len(row) for row in rows], self.settings.batch_tokens):
+                memory = model.encode(pad([rows[place] for place in places]).to(self.engine.device))
+                vectors[places] = mean_pool(memory.states, memory.mask[:, 0, 0]).float().cpu()  # (B, d)
+        return vectors
 
     def _clean(self, lines: Sequence[str]) -> list[str]:
         return [clean_line(line, self.cleaning) if line.strip() else "" for line in lines]
@@ -180,6 +265,12 @@ class Translator:
         # A byte-level vocabulary can spell a line break; one line in is one line out.
         text = text.replace("\r", " ").replace("\n", " ")
         return Translation(text, hypothesis.score, hypothesis.log_prob, cut)
+
+
+def as_json(candidates: Sequence[Translation]) -> dict[str, Any]:
+    """Return the translations of a line as ``decode --json`` and ``serve`` have them."""
+    names = ("text", "score", "log_prob")
+    return {"translations": [{name: getattr(each, name) for name in names} for each in candidates]}
 
 
 def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
@@ -201,12 +292,14 @@ def load_translator(
     *,
     cleaned: bool = False,
     threads: int = 0,
+    n_best: int | None = None,
+    strict: bool = False,
 ) -> Translator:
     """Load a run's model and tokenizers, ready to translate; or an export's.
 
-    `decoding` replaces the recipe's settings of the search. `cleaned`: the lines will be the run's own text, which has
-    been cleaned already, and twice is once too often: ``&amp;lt;`` stands for ``&lt;``, and that for ``<``. `threads`
-    are of an engine that has its own; 0 leaves its choice. torch's are the process's.
+    `decoding` replaces the recipe's settings of the search; `n_best` and `strict` are for ``answer``. `cleaned`: the
+    lines will be the run's own text, which has been cleaned already, and twice is once too often: ``&amp;lt;`` stands
+    for ``&lt;``, and that for ``<``. `threads` are of an engine that has its own; 0 leaves its choice.
 
     RunError: something is missing or damaged; MissingExtraError: an export's engine is not installed; UserError: the
     engine cannot do what is asked.
@@ -214,13 +307,9 @@ def load_translator(
     recipe = run.recipe_of(TranslationRecipe)
     tokenizers, settings = load_tokenizers(run), decoding or recipe.decoding
     if isinstance(run, Export):
-        folder = run.checkpoint(checkpoint)
-        for option, value in (("execution", settings.execution), ("precision", settings.precision)):
-            if value is not None:
-                raise UserError(f"--{option} {value}: {folder} has its own; leave it out, or decode with the run")
-        run.verify()
+        check_export(run, checkpoint, device, execution=settings.execution, precision=settings.precision)
         own = {"quantize": str(run.manifest.get("quantize")), "device": device}
-        engine = open_engine(run.to, folder, recipe.model, tokenizers, **own, threads=threads)
+        engine = open_engine(run.to, run.folder, recipe.model, tokenizers, **own, threads=threads)
     else:
         from phmctl.assembly import answering
         from phmctl.decoding.beam import TorchEngine
@@ -231,7 +320,8 @@ def load_translator(
             model = model.bfloat16()
         engine = TorchEngine(model, target)
     cleaning = Cleaning() if cleaned else load_cleaning(run)
-    return Translator(engine, tokenizers, settings, max_source_tokens=recipe.data.max_tokens, cleaning=cleaning)
+    how: dict[str, Any] = {"max_tokens": recipe.data.max_tokens, "cleaning": cleaning, "n_best": n_best}
+    return Translator(engine, tokenizers, settings, **how, strict=strict, about=about_run(run, checkpoint))
 
 
 def load_transformer(run: Run, checkpoint: str, device: str, tokenizers: TokenizerPair) -> "Transformer":
@@ -255,8 +345,6 @@ def open_engine(
     threads: int = 0,
 ) -> Engine:
     """Return the engine of an export's files. Raises MissingExtraError, RunError, UserError."""
-    if to != exports.SAFETENSORS and device not in ("auto", "cpu"):
-        raise UserError(f"--device {device}: an export to {to} runs on the CPU here; leave it out")
     if to == exports.CTRANSLATE2:
         from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
 

@@ -187,7 +187,7 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
     if not texts:
         return Verification(None)
     with silence():
-        sources, _ = ours.encode(texts, strict=False)
+        sources, _ = ours.token_ids(texts)
     targets = [[BOS, *ids][: subject.longest - 1] for ids in pair.target.encode(references)]
     model, torchs = _load(library, folder), cast("Any", subject.model)
     equal, largest = sum(not source for source in sources), 0.0

@@ -24,7 +24,7 @@ from phmctl.files import clear, replacing, write_atomic, writing
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
 from phmctl.sealed import seal
-from phmctl.tasks.classification.predictor import exported_model
+from phmctl.tasks.classification.task import exported_model
 from phmctl.tasks.registry import kind_of
 
 _USE = {

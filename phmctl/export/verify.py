@@ -28,8 +28,8 @@ from phmctl.export.dense import DenseForm, dense_form
 from phmctl.metrics.text import How, bleu, usual_tokenizer
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.runs import Run, Weights
-from phmctl.tasks.classification.evaluation import read_examples
-from phmctl.tasks.classification.predictor import TextClassifier, load_classifier, trained_classifier
+from phmctl.tasks.classification.kind import read_examples
+from phmctl.tasks.classification.task import TextClassifier, load_classifier, trained_classifier
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def verify_translator(subject: Subject, ours: Translator, engine: Engine, count:
     if not lines:
         return Verification(None)
     with silence():  # that a line is cut is no news of the export
-        ids, _ = ours.encode(lines, strict=False)
+        ids, _ = ours.token_ids(lines)
     greedy = ours.settings.model_copy(update={"beam": 1, "alpha": 0.0, "execution": None})
     found = []
     with progress(f"comparing {len(lines):,} lines with torch", 2 * len(lines)) as advance:

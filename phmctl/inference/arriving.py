@@ -23,15 +23,14 @@ T = TypeVar("T")
 
 PAUSE = 0.05  # seconds
 LIMIT = 1024  # lines that are sorted and batched together
-_PATIENCE = 10  # pauses that the first line of a group waits at most, where lines trickle
 _CHUNK = 1 << 16  # a pipe holds so many bytes
 
 
 def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMIT) -> Iterator[list[str]]:
     """Yield the lines of a file, or of stdin, in groups as they arrive; none is empty.
 
-    The groups of a regular file have `limit` lines; those of a pipe or a terminal end where nothing has come for
-    `pause` seconds. The lines before one that is no UTF-8 are yielded before the error is raised.
+    The groups of a regular file have `limit` lines; those of a pipe or a terminal end `pause` seconds after their first
+    line. The lines before one that is no UTF-8 are yielded before the error is raised.
 
     Raises:
         DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
@@ -87,36 +86,23 @@ def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     lines: list[bytes] = []
-    parts: list[bytes] = []  # of the line that has not ended
-    size = 0  # bytes of `parts`
-    patience = 0.0
-    chunks = _chunks(descriptor)
-    while True:
-        wait = min(pause, patience - time.monotonic()) if lines else None
-        if lines and (wait <= 0 or not poll.poll(1000 * wait)):  # type: ignore[operator]
-            yield lines
-            lines = []
-            continue
-        if not lines:
-            poll.poll(None)
-            patience = time.monotonic() + _PATIENCE * pause
-        chunk = next(chunks, None)
-        if chunk is None:
-            break
-        *ended, rest = chunk.split(b"\n")
-        for part in ended:
-            lines.append(b"".join([*parts, part, b"\n"]))
-            parts, size = [], 0
-        parts.append(rest)
-        size += len(rest)
+    rest = b""  # of the line that has not ended
+    deadline = 0.0
+    for chunk in _chunks(descriptor):
+        *ended, rest = (rest + chunk).split(b"\n")
+        if ended and not lines:
+            deadline = time.monotonic() + pause
+        lines += [line + b"\n" for line in ended]
         while len(lines) >= limit:
             yield lines[:limit]
             lines = lines[limit:]
-        if size > LONGEST_LINE:
+        if len(rest) > LONGEST_LINE:
             break
-    last = b"".join(parts)
-    if lines or last:
-        yield [*lines, *([last] if last else [])]
+        if lines and not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+            yield lines
+            lines = []
+    if lines or rest:
+        yield [*lines, *([rest] if rest else [])]
 
 
 def _chunks(descriptor: int) -> Iterator[bytes]:

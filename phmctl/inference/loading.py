@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from phmctl.console import silence
+from phmctl.decoding.model import Model
 from phmctl.decoding.translator import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
 from phmctl.exports import Export, no_engine, open_model
 from phmctl.runs import AUTO
 from phmctl.tasks.base import Asked
-from phmctl.tasks.model import Model
 from phmctl.tasks.registry import kind_of
 
 
@@ -53,12 +53,9 @@ def load(
         if engine not in (None, own):
             advice = "leave engine out" if isinstance(run, Export) else f"make one with phmctl export --to {engine}"
             raise UserError(f"engine {engine!r}: {run.folder} has {own}; {advice}")
-        if threads is not None and threads < 0:
-            raise UserError(f"threads: {threads} is no number of threads; 0 leaves the choice to the engine")
         if threads and own == TORCH:
             raise UserError(
-                "threads: torch's threads are the whole process's, which load() leaves alone; "
-                "call torch.set_num_threads, or set OMP_NUM_THREADS"
+                "threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS"
             )
         kind, options = kind_of(run.recipe), {} if precision is None else {"precision": precision}
         kind.require("decode", options)

@@ -247,9 +247,6 @@ class Run:
             verify_checkpoint(folder, ())  # says what is missing and which checkpoint to use instead
         return Weights(folder.name, sha256(folder / MANIFEST))
 
-    def verify_weights(self, name: str = "best") -> None:
-        verify_checkpoint(self.checkpoint(name), ("model",))
-
     def point(self, name: str, step: int | None) -> None:
         """Let ``last`` or ``best`` name the checkpoint of a step; None removes it."""
         path = self.checkpoints_folder / name

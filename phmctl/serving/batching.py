@@ -20,9 +20,10 @@ from math import ceil
 from typing import Any, Generic, TypeVar
 
 from phmctl import __version__
+from phmctl.decoding.model import Model
+from phmctl.decoding.translator import as_json
 from phmctl.errors import BusyError, RequestError
 from phmctl.serving.requests import Limits, Text, body_types, read_body
-from phmctl.tasks.model import Model
 
 K = TypeVar("K", bound=Hashable)
 X = TypeVar("X")
@@ -328,7 +329,7 @@ class Service:
         verb, options = key
         if verb == "translate":
             found = self.model.translate(texts, **dict(options))
-            return [{**each, "cut": best[0].cut} for each, best in zip(self.model.as_json(found), found, strict=True)]
+            return [{**as_json(best), "cut": best[0].cut} for best in found]
         if verb == "score":
             scores = self.model.score(*zip(*texts, strict=True))
             return [{"log_prob": value if math.isfinite(value) else None} for value in scores]  # JSON has no −∞

@@ -11,6 +11,7 @@ from phmctl.metrics.classification import part_name, parts
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Scorer
+    from phmctl.metrics.text import How, LengthBin, ValueBin
 
 
 def within(value: float, low: float, high: float, form: str = ".2f") -> str:
@@ -133,7 +134,7 @@ class TextComparer:
 
     def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
         """Return BLEU by words of the source, where there are such sentences, and by each number that they have."""
-        from phmctl.metrics.text import How, LengthBin, ValueBin, bleu_by_length, bleu_by_value
+        from phmctl.metrics.text import bleu_by_length, bleu_by_value
 
         first = runs[0]
         how: How = {"lowercase": first.lowercase, "tokenize": first.tokenize}
@@ -142,14 +143,15 @@ class TextComparer:
         }
         for name, values in first.groups.items():
             divided[name] = [bleu_by_value(values, run.given, run.right, **how) for run in runs]
-        found = []
-        for name, bins_of_runs in divided.items():
-            bins = [
-                (own[0], [one.bleu for one in own if one.bleu is not None]) for own in zip(*bins_of_runs, strict=True)
-            ]
-            parts_of = [(one.name, one.sentences, scores) for one, scores in bins if scores]
-            found.append(Breakdown(f"BLEU by {name}", parts_of))
-        return found
+        return [
+            Breakdown(f"BLEU by {name}", [part for bins in zip(*each, strict=True) if (part := _part(bins))[2]])
+            for name, each in divided.items()
+        ]
+
+
+def _part(bins: Sequence[LengthBin | ValueBin]) -> tuple[str, int, list[float]]:
+    """Return a part of the items, of which each run has a score; none where it is empty."""
+    return bins[0].name, bins[0].sentences, [one.bleu for one in bins if one.bleu is not None]
 
 
 class LabelComparer:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from phmctl.console import Table
-from phmctl.errors import DataError, UserError
+from phmctl.decoding.model import Model
+from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting
 from phmctl.tasks.answers import Answers, Comparer, Metric
-from phmctl.tasks.model import Model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,49 +123,12 @@ class Sizes:
     trained: bool = False  # whether they are those of prepared data; otherwise they are what the recipe asks for
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """Another model for the same batches, which ``bench train`` measures too."""
-
-    model: nn.Module  # on the device
-    loss: Callable[[nn.Module, Any], Tensor]  # of the model and a batch, a mean
-    optimiser: torch.optim.Optimizer | None = None  # its own; None is the recipe's
-
-
 class Report(Protocol):
     """What ``eval`` found."""
 
     def as_json(self) -> dict[str, Any]: ...
 
     def tables(self) -> Iterable[Table]: ...
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What ``prepare-data`` was asked for. Raises DataError where a card is to be fetched again, and none is."""
-
-    name: str  # the card, or the name of the user's own corpus
-    root: Path  # the folder for raw and prepared data
-    recipe: str | None = None  # whose data section is taken instead of the card's proposal
-    settings: Mapping[str, Any] = field(default_factory=dict)  # fields of the data section that were set by hand
-    source: Path | None = None  # a folder with the card's files
-    # the user's own files that follow one another, by split: source and target, or a table of both
-    files: Mapping[str, Sequence[Sequence[Path]]] = field(default_factory=dict)
-    cleaning: Mapping[str, Any] = field(default_factory=dict)  # fields of the cleaning that were set by hand
-    vocabulary_of: Path | None = None  # a run, or a prepared folder, whose vocabulary is taken
-    options: Mapping[str, Any] = field(default_factory=dict)  # the task's own, as the command line has them
-    workers: int = 1  # threads of the tokenizer
-    force: bool = False  # prepare even if nothing has changed
-    refetch: bool = False  # download the card's files again
-
-    @property
-    def common(self) -> dict[str, Any]:
-        """What every task's preparation takes as it is."""
-        return {name: getattr(self, name) for name in ("root", "source", "cleaning", "workers", "force", "refetch")}
-
-    def __post_init__(self) -> None:
-        if self.refetch and (self.source or self.files or self.options.get("table")):
-            raise DataError("--refetch is for what a card downloads; leave it out where the files are given")
 
 
 @dataclass(frozen=True)
@@ -201,8 +164,12 @@ class TaskKind(ABC, Generic[R]):
     def name(self) -> str:
         return str(self.recipe.model_fields["task"].default)
 
-    def prepare(self, asked: Preparation) -> PreparedData:
-        """Prepare a corpus. Raises DataError, RecipeError, OutputError."""
+    def prepare(self, name: str, **asked: Any) -> PreparedData:
+        """Prepare a corpus. Raises DataError, RecipeError, OutputError.
+
+        Asked are ``recipe``, ``settings`` of the data section, the user's own ``files`` by split, ``vocabulary_of``,
+        the task's own ``options``, and what :func:`~phmctl.data.prepared.prepare.prepare_named` takes as it is.
+        """
         raise self.lacks("prepare-data")
 
     def open(self, recipe: R, data: Path) -> Task:
@@ -237,9 +204,6 @@ class TaskKind(ABC, Generic[R]):
         """Return a split of the run's own text as lines that its model takes. Raises RunError."""
         raise self.lacks("decode")
 
-    def conclude(self, run: Run, metrics: Iterable[Mapping[str, Any]]) -> None:
-        """Write into a run that was trained to its end what shows how it went; `metrics` are the entries of its log."""
-
     def tables(self, settings: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Return, by module name, the rows asked of each table whose size is a vocabulary's."""
         return {}
@@ -247,18 +211,6 @@ class TaskKind(ABC, Generic[R]):
     def notes(self, settings: Any, sizes: Mapping[str, int]) -> Iterable[str]:
         """Return what a reader of the model's parameter counts must know."""
         return ()
-
-    def candidates(self, task: Any, device: torch.device) -> Mapping[str, Candidate]:
-        """Return other models that ``bench train`` measures on the task's batches."""
-        return {}
-
-    def real_share(self, task: Any) -> float:
-        """Return the share of an epoch's positions that hold a token, not padding; of text, all sides."""
-        if not hasattr(task, "prepared"):
-            return 1.0
-        from phmctl.data.batches import lengths_of, real_token_share
-
-        return real_token_share(task.plan(0), lengths_of(task.prepared.split("train")))
 
     def require(self, command: str, options: Iterable[str] = ()) -> None:
         """Refuse (UserError) a command, or options of it, that the task does not have; the message names its own."""

@@ -14,7 +14,7 @@ from phmctl.tasks.base import TaskKind
 TASKS: dict[str, str] = {
     "translation": "phmctl.tasks.translation.kind:KIND",
     "classification": "phmctl.tasks.classification.kind:KIND",
-    "probing": "phmctl.tasks.probing:KIND",
+    "probing": "phmctl.probes:KIND",
     "rule": "phmctl.tasks.rule:KIND",
 }
 
@@ -38,7 +38,7 @@ def kind_for_corpus(name: str, recipe: str | None = None, given: Collection[str]
 
     It is the one whose own options are given; else the card's; else, where there is no such card, the recipe's.
     """
-    for kind in map(task_kind, TASKS):
+    for kind in map(task_kind, TASKS) if given else ():
         if set(given) & set(kind.corpus_options):
             return kind
     if recipe is not None and name not in card_names() and not name.endswith((".yaml", ".yml")):

@@ -12,10 +12,9 @@ A true map is drawn from a seed, and examples of it. Every true map is a sum of 
 What was learned is judged: the map against the true one, and the rule against the true one up to its basis.
 """
 
-import io
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from torch.nn import functional as F
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
 from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.assembly import build_rule_model, trained
-from phmctl.console import Table, warn
+from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
 from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
 from phmctl.devices import pick_device
@@ -68,6 +67,16 @@ class Samples(NamedTuple):
 
     inputs: Tensor  # x, (N, d), standard normal
     targets: Tensor  # y = H*x, (N, d), without noise
+
+    @property
+    def target_tokens(self) -> int:
+        return self.targets.numel()
+
+    def to(self, device: torch.device) -> "Samples":
+        return Samples(self.inputs.to(device), self.targets.to(device))
+
+    def part(self, rows: slice | Tensor) -> "Samples":
+        return Samples(self.inputs[rows], self.targets[rows])
 
 
 def draw_truth(data: RuleDataSection) -> Truth:
@@ -126,19 +135,6 @@ def read_truth(run: Run) -> Truth:
 # ------------------------------------------------------------------------------------------------------- training
 
 
-@dataclass(frozen=True)
-class SampleBatch:
-    inputs: Tensor  # (B, d)
-    targets: Tensor  # (B, d)
-
-    @property
-    def target_tokens(self) -> int:
-        return self.targets.numel()
-
-    def to(self, device: torch.device) -> "SampleBatch":
-        return SampleBatch(self.inputs.to(device), self.targets.to(device))
-
-
 class RuleTask:
     """A recipe's layer, and examples of the true map that it is to find."""
 
@@ -164,11 +160,10 @@ class RuleTask:
         numbers = len(rows) * self._train.targets.shape[1]
         return Cost(numbers, numbers)
 
-    def collate(self, rows: Rows) -> SampleBatch:
-        chosen = torch.from_numpy(rows)  # (B,)
-        return SampleBatch(self._train.inputs[chosen], self._train.targets[chosen])
+    def collate(self, rows: Rows) -> Samples:
+        return self._train.part(torch.from_numpy(rows))
 
-    def loss(self, model: nn.Module, batch: SampleBatch) -> tuple[Tensor, int]:
+    def loss(self, model: nn.Module, batch: Samples) -> tuple[Tensor, int]:
         return model(batch.inputs, batch.targets), batch.target_tokens
 
     @torch.no_grad()
@@ -180,10 +175,10 @@ class RuleTask:
         size, count = self.recipe.training.batch_size, len(self._valid.inputs)
         total = torch.zeros((), dtype=torch.float64)
         for begin in share.mine(range(0, count, size)):
-            part = Samples(*(tensor[begin : begin + size] for tensor in self._valid))
+            part = self._valid.part(slice(begin, begin + size))
             with autocast():
-                total += _mean_squared_error(model, part) * part.targets.numel()
-        loss = share.total(total.to(next(model.parameters()).device)).item() / self._valid.targets.numel()
+                total += _mean_squared_error(model, part) * part.target_tokens
+        loss = share.total(total.to(next(model.parameters()).device)).item() / self._valid.target_tokens
         return {"loss": loss, "map_error": _map_error(model, self.truth)}
 
     def score(self, metrics: Mapping[str, float]) -> float:
@@ -231,7 +226,7 @@ def _relative_error(found: Tensor, truth: Tensor) -> float:
 
 @dataclass(frozen=True)
 class RuleComparison:
-    """The learned rule beside the true one."""
+    """The learned rule beside the true one, A*."""
 
     free: str  # the group that H leaves free, GL(n) on the rule's first axis: A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S
     relative_error: float  # ‖P·A − A*‖ / ‖A*‖ with the P that makes it least
@@ -240,16 +235,6 @@ class RuleComparison:
     components_error: float | None
     condition: float | None  # of P, in the 2-norm; None where P has no inverse
     basis: list[list[float]]  # P, (n, n)
-
-    def cells(self) -> list[tuple[str, str, str]]:
-        """Return a row of a table for each number."""
-        condition = "–" if self.condition is None else f"{self.condition:.3g}"
-        return [
-            ("rule", _number(self.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {self.free}"),
-            ("span of the A[i]", _number(self.span_sine), "sine of the largest angle to that of the A*[i]"),
-            ("components", _number(self.components_error), "‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P"),
-            ("condition of P", condition, "in the 2-norm; far above 100 the rule is hardly determined"),
-        ]
 
 
 @dataclass(frozen=True)
@@ -279,7 +264,16 @@ class RuleEvaluation:
         ]
         if self.attainable_error is not None:
             rows.append(("H, at best", _number(self.attainable_error), "of any rule of this n"))
-        rows += [("rule", "–", f"not compared: {self.rule_note}")] if self.rule is None else self.rule.cells()
+        if (one := self.rule) is None:
+            rows.append(("rule", "–", f"not compared: {self.rule_note}"))
+        else:
+            condition = "–" if one.condition is None else f"{one.condition:.3g}"
+            rows += [
+                ("rule", _number(one.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {one.free}"),
+                ("span of the A[i]", _number(one.span_sine), "sine of the largest angle to that of the A*[i]"),
+                ("components", _number(one.components_error), "‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P"),
+                ("condition of P", condition, "in the 2-norm; far above 100 the rule is hardly determined"),
+            ]
         rows.append(("learned", "yes" if self.learned else "no", f"relative errors below {THRESHOLD:g}"))
         title = f"{self.run}, {self.split}: {self.product}, checkpoint {self.checkpoint}"
         yield Table(title, ["", "value", "meaning"], rows, text=(2,))
@@ -287,39 +281,6 @@ class RuleEvaluation:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.1e}"
-
-
-def evaluate(asked: Asked) -> RuleEvaluation:
-    """Judge a run and write the result into it. Raises UserError, RunError, OutputError."""
-    run, split, recipe = asked.run, asked.split, asked.run.recipe_of(RuleRecipe)
-    if asked.against is not None:
-        raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
-    if split not in SPLITS:
-        raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
-    truth, settings = read_truth(run), recipe.model
-    untrained, target = KIND.build(settings, KIND.sizes(recipe).values, "meta"), pick_device(asked.device)
-    weights, model = run.use(asked.checkpoint, lambda name: (run.weights(name), trained(untrained, run, name, target)))
-    samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
-    rule_note = _why_not(settings.dimension, truth)
-    rule = None if rule_note else _compare_rules(model, truth)
-    free = settings.algebra in ("phm", "real") and settings.parametrization == "rule"
-    map_error = _map_error(model, truth)
-    evaluation = RuleEvaluation(
-        run=run.name,
-        split=split,
-        checkpoint=weights.name,
-        product=recipe.data.product,
-        samples=EVALUATION_SAMPLES,
-        loss=_mean_squared_error(model, samples),
-        map_error=map_error,
-        attainable_error=nearest_sum(truth.H, settings.dimension).relative_error if free else None,
-        rule=rule,
-        rule_note=rule_note,
-        learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,
-    )
-    scores = {"map_error": map_error, "loss": evaluation.loss}
-    write_result(run, Setting(split, weights), evaluation.as_json(), scores)
-    return evaluation
 
 
 def _why_not(n: int, truth: Truth) -> str | None:
@@ -330,10 +291,7 @@ def _why_not(n: int, truth: Truth) -> str | None:
     if n != order:
         return f"the model's rule is of order {n}, the true one of order {order}"
     if terms < n:
-        return (
-            f"H determines {terms} of the {n} dimensions that the rule's matrices span, so many other rules "
-            "explain it as well"
-        )
+        return f"H determines {terms} of the {n} dimensions of the rule's span, so many other rules explain it as well"
     return None
 
 
@@ -350,32 +308,6 @@ def _compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
         condition=alignment.condition if invertible else None,
         basis=alignment.P.tolist(),
     )
-
-
-def draw_curve(path: Path, title: str, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Draw the training and the validation loss over the steps, on a logarithmic axis; without matplotlib, warn."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        warn(
-            f"no {path.name}: matplotlib is not installed; pip install 'phmctl[report]', then train with --resume to "
-            "draw it"
-        )
-        return
-    figure = Figure(figsize=(6.0, 4.0), dpi=120, layout="constrained")  # no pyplot: nothing global, no window
-    axes = figure.add_subplot(xlabel="step", ylabel="mean squared error", yscale="log", title=title)
-    entries = list(entries)
-    for event, style in (("train", "-"), ("validation", "o")):
-        losses = [(each["step"], each.get("loss")) for each in entries if each.get("event") == event]
-        points = [(step, loss) for step, loss in losses if isinstance(loss, float) and loss > 0]  # on such an axis
-        axes.plot([step for step, _ in points], [loss for _, loss in points], style, label=event, markersize=4)
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
-    picture = io.BytesIO()
-    FigureCanvasAgg(figure)  # the figure's from here on
-    figure.savefig(picture, format="png", metadata={"Software": None})  # the same bytes for the same run
-    write_atomic(path, picture.getvalue())
 
 
 class RuleKind(TaskKind[RuleRecipe]):
@@ -399,11 +331,35 @@ class RuleKind(TaskKind[RuleRecipe]):
         return build_rule_model(settings, sizes["features"], device)
 
     def evaluate(self, asked: Asked) -> RuleEvaluation:
-        return evaluate(asked)
-
-    def conclude(self, run: Run, metrics: Iterable[Mapping[str, Any]]) -> None:
-        """Draw the loss curve, Figure 2 of the paper, into the run's results."""
-        draw_curve(run.results_folder / "loss.png", run.name, metrics)
+        run, split, recipe = asked.run, asked.split, asked.run.recipe_of(RuleRecipe)
+        if asked.against is not None:
+            raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
+        if split not in SPLITS:
+            raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
+        truth, settings, device = read_truth(run), recipe.model, pick_device(asked.device)
+        bare = self.build(settings, self.sizes(recipe).values, "meta")
+        weights, model = run.use(asked.checkpoint, lambda name: (run.weights(name), trained(bare, run, name, device)))
+        rule_note = _why_not(settings.dimension, truth)
+        rule = None if rule_note else _compare_rules(model, truth)
+        free = settings.algebra in ("phm", "real") and settings.parametrization == "rule"
+        map_error = _map_error(model, truth)
+        samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
+        evaluation = RuleEvaluation(
+            run.name,
+            split,
+            weights.name,
+            recipe.data.product,
+            EVALUATION_SAMPLES,
+            _mean_squared_error(model, samples),
+            map_error,
+            nearest_sum(truth.H, settings.dimension).relative_error if free else None,
+            rule,
+            rule_note,
+            learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,
+        )
+        scores = {"map_error": map_error, "loss": evaluation.loss}
+        write_result(run, Setting(split, weights), evaluation.as_json(), scores)
+        return evaluation
 
 
 KIND = RuleKind()

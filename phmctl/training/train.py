@@ -16,7 +16,6 @@ from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
-from phmctl.runs.metrics import read_metrics
 from phmctl.training.initial import Start, find_start
 from phmctl.training.measured import steps_within
 from phmctl.training.processes import Processes, job, joined, restarts
@@ -85,7 +84,6 @@ def train(
     from phmctl.tasks.registry import kind_of
 
     root = runs or runs_root()
-    kind = kind_of(recipe)
     with joined(recipe.training.timeout) as processes:
         for caution in recipe.model.cautions if not quiet else ():
             warn(caution)
@@ -94,15 +92,12 @@ def train(
             where = data or (data_of(old) if old else None) or data_root()
         where = processes.broadcast(where)
         with processes.agreed():
-            task = kind.open(recipe, where)
+            task = kind_of(recipe).open(recipe, where)
             if recipe.training.minutes:
                 noted = {**(noted or {}), "minutes": recipe.training.minutes}
                 recipe = _with_steps(recipe, task, old, processes)
         more: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "processes": processes, "noted": noted}
-        result = train_task(task, recipe, root, old=old, data=where, **more)
-        if result.exit_code == 0 and processes.leads:
-            kind.conclude(result.run, read_metrics(result.run.metrics_path))
-    return result
+        return train_task(task, recipe, root, old=old, data=where, **more)
 
 
 def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Processes) -> Recipe:

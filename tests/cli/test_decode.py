@@ -192,13 +192,13 @@ def test_lines_that_are_there_are_answered_together(
     run: Run, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = []
-    whole = Translator.translate
+    whole = Translator.answer
 
     def note_lines(self, lines, **settings):
         together.append((len(lines), settings["numbers"][0]))
         return whole(self, lines, **settings)
 
-    monkeypatch.setattr(Translator, "translate", note_lines)
+    monkeypatch.setattr(Translator, "answer", note_lines)
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
     files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
     decode(run.folder, *files)

@@ -40,10 +40,10 @@ class Kit:
     model: Transformer
     tokenizers: TokenizerPair
 
-    def translator(self, max_source_tokens: int | None = None, **settings: object) -> Translator:
+    def translator(self, max_tokens: int | None = None, strict: bool = False, **settings: object) -> Translator:
         section = DecodingSection(**({"beam": 3, "max_extra": 4, "max_ratio": 1.0} | settings))
         engine = TorchEngine(self.model, torch.device("cpu"))
-        return Translator(engine, self.tokenizers, section, max_source_tokens=max_source_tokens)
+        return Translator(engine, self.tokenizers, section, max_tokens=max_tokens, strict=strict)
 
 
 @pytest.fixture(scope="session")

@@ -43,31 +43,6 @@ def test_a_beam_wider_than_the_tree_finds_what_enumeration_finds(seed: int, alph
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-5)
 
 
-def greedy_by_hand(model: FakeModel, row: torch.Tensor, longest: int, allowed: int) -> list[int]:
-    tokens: list[int] = []
-    while len(tokens) < longest:
-        logits = model(row[None], torch.tensor([[BOS, *tokens]]))[0, -1]
-        logits[[PAD, UNK, BOS]] = -torch.inf
-        best = int(logits[:allowed].argmax())
-        if best == EOS:
-            break
-        tokens.append(best)
-    return tokens
-
-
-@given(
-    seed=st.integers(0, 10_000),
-    alpha=st.sampled_from([0.0, 0.6, 2.0]),
-    limits=st.lists(st.integers(0, 9), min_size=3, max_size=3),
-)
-@settings(max_examples=40, deadline=None)
-def test_greedy_is_beam_one(seed: int, alpha: float, limits: list[int]) -> None:
-    model = FakeModel(seed, vocabulary=12)
-    expected = [greedy_by_hand(model, row, limit, 11) for row, limit in zip(SOURCE, limits, strict=True)]
-    beam_one = beam_search(model, SOURCE, beam=1, alpha=alpha, max_lengths=limits, allowed=11)
-    assert [h[0].tokens for h in beam_one] == expected
-
-
 @given(seed=st.integers(0, 10_000), beam=st.integers(1, 6), alpha=st.sampled_from([0.0, 0.6, 1.2]))
 @settings(max_examples=40, deadline=None)
 def test_scores_are_the_models_own(seed: int, beam: int, alpha: float) -> None:
@@ -106,7 +81,7 @@ def beam_search_by_hand(
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
-@pytest.mark.parametrize("beam", [2, 3, 5])
+@pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("end_bias", [-2.0, 1.0, 4.0])
 def test_the_search_is_the_one_described(beam: int, alpha: float, end_bias: float) -> None:
     for seed in range(6):
@@ -132,18 +107,6 @@ def test_a_sentence_translates_alone_as_in_a_batch(seed: int, rows: list[list[in
     for row, limit, hypotheses in zip(rows, limits, together, strict=True):
         alone = beam_search(model, sources([row]), beam=beam, alpha=0.6, max_lengths=[limit], allowed=20, n_best=beam)
         assert alone == [hypotheses]
-
-
-@given(seed=st.integers(0, 10_000), beam=st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
-def test_the_best_does_not_depend_on_how_many_are_asked_for(seed: int, beam: int) -> None:
-    model = FakeModel(seed, vocabulary=20, end_bias=1.0)
-    several = [
-        beam_search(model, SOURCE, beam=beam, alpha=0.6, max_lengths=[12] * 3, allowed=20, n_best=count)
-        for count in range(1, beam + 1)
-    ]
-    for count, found in enumerate(several, start=1):
-        assert found == [hypotheses[:count] for hypotheses in several[-1]]
 
 
 def test_forbidden_ids_are_never_produced_however_probable() -> None:
@@ -204,16 +167,6 @@ def test_a_model_of_nan_is_an_error() -> None:
         beam_search(model, SOURCE, beam=2, alpha=0.6, max_lengths=[4] * 3, allowed=9)
 
 
-def test_no_sentences_give_no_results() -> None:
-    assert beam_search(FakeModel(1, 9), SOURCE[:0], beam=2, alpha=0.6, max_lengths=[], allowed=9) == []
-
-
-@pytest.mark.parametrize("n_best", [0, 3])
-def test_n_best_must_fit_the_beam(n_best: int) -> None:
-    with pytest.raises(ValueError, match="n_best"):
-        beam_search(FakeModel(1, 9), SOURCE, beam=2, alpha=0.6, max_lengths=[4] * 3, allowed=9, n_best=n_best)
-
-
 # ------------------------------------------------------------------------------------------------ scores and top k
 
 
@@ -227,15 +180,6 @@ def test_a_forced_score_is_the_sum_of_the_tables_log_probabilities() -> None:
     )
     assert found.log_prob == pytest.approx(by_hand, abs=1e-6)
     assert found.score == pytest.approx(by_hand / (8 / 6), abs=1e-6)
-
-
-def test_padding_does_not_change_a_score() -> None:
-    model = FakeModel(2, vocabulary=8)
-    source = sources([[5, 6], [4]])
-    together = forced_scores(model, source, [[4, 7, 7, 5], [6]], alpha=0.6)
-    assert together[1].log_prob == pytest.approx(
-        forced_scores(model, source[1:], [[6]], alpha=0.6)[0].log_prob, abs=1e-6
-    )
 
 
 @pytest.mark.parametrize(
@@ -267,12 +211,6 @@ def test_grouped_topk_is_topk(rows: int, columns: int, count: int, seed: int) ->
     expected = scores.topk(count)
     assert torch.equal(values, expected.values)
     assert torch.equal(ids, expected.indices)
-
-
-def test_equal_values_give_equal_values_at_different_columns() -> None:
-    values, ids = grouped_topk(torch.zeros(2, 100), 7)
-    assert torch.equal(values, torch.zeros(2, 7))
-    assert all(len(set(row)) == 7 for row in ids.tolist())
 
 
 def test_forbidden_columns_keep_their_share_of_the_softmax() -> None:

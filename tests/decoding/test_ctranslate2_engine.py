@@ -13,7 +13,7 @@ from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import TorchEngine, forced_scores, pad
 from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
-from phmctl.errors import MissingExtraError, RunError
+from phmctl.errors import RunError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form
 from phmctl.exports import MODEL
@@ -87,17 +87,6 @@ def test_a_model_that_is_damaged_is_an_error(pair, tmp_path: Path) -> None:
         (model / path.name).write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunError, match="cannot be loaded by CTranslate2"):
         CTranslate2Engine(model, tokenizers, "float32")
-
-
-def test_a_version_that_lacks_an_option_is_named(pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Old:
-        def translate_batch(self, source, *, beam_size):
-            raise AssertionError("never called: it has no such options")
-
-    _, theirs, tokenizers, _ = pair
-    monkeypatch.setattr(theirs, "_model", Old())
-    with pytest.raises(MissingExtraError, match=r"lacks something .*num_hypotheses.*pip install --upgrade 'phmctl"):
-        theirs.search(sources(tokenizers), DecodingSection(), allowed=9)
 
 
 def test_the_library_is_loaded_without_torch() -> None:

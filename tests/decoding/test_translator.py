@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.assembly import answering
-from phmctl.decoding.beam import pad
 from phmctl.decoding.translator import EMPTY, Hypothesis, change_decoding, plan
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import DecodingSection
@@ -56,24 +55,15 @@ def test_lines_without_words_stay_empty(kit: Kit) -> None:
 def test_a_long_line_is_cut_with_a_warning(kit: Kit, capsys: pytest.CaptureFixture[str]) -> None:
     (ids,) = kit.tokenizers.source.encode([TEXT[2]])
     beginning = kit.tokenizers.source.decode(ids[:8])
-    translator = kit.translator(max_source_tokens=8)
-    found = translator.translate([beginning, TEXT[2]], numbers=[4, 5])
-    assert texts(found)[0] == texts(found)[1]
+    (first, _), (second, _) = kit.translator(max_tokens=8).answer([beginning, TEXT[2]], numbers=[4, 5])
+    assert first == second
     assert f"line 5 has {len(ids)} tokens, more than the 8" in capsys.readouterr().err
-
-
-def test_a_line_of_just_the_longest_length_is_whole(kit: Kit, capsys: pytest.CaptureFixture[str]) -> None:
-    (ids,) = kit.tokenizers.source.encode([TEXT[2]])
-    kit.translator(max_source_tokens=len(ids)).translate([TEXT[2]], strict=True)
-    assert capsys.readouterr().err == ""
-    with pytest.raises(DataError, match=f"line 1 has {len(ids)} tokens, more than the {len(ids) - 1} "):
-        kit.translator(max_source_tokens=len(ids) - 1).translate([TEXT[2]], strict=True)
 
 
 @pytest.mark.parametrize(("numbers", "named"), [(None, 2), ([7, 8], 8)])
 def test_strict_refuses_a_long_line_by_its_number(kit: Kit, numbers: list[int] | None, named: int) -> None:
     with pytest.raises(DataError, match=rf"line {named} has \d+ tokens"):
-        kit.translator(max_source_tokens=8).translate(["Ein", TEXT[2]], strict=True, numbers=numbers)
+        kit.translator(max_tokens=8, strict=True).answer(["Ein", TEXT[2]], numbers=numbers)
 
 
 def test_a_spelt_line_break_stays_on_its_line(kit: Kit) -> None:
@@ -83,7 +73,7 @@ def test_a_spelt_line_break_stays_on_its_line(kit: Kit) -> None:
 
 def test_progress_counts_every_line_with_words(kit: Kit) -> None:
     done = []
-    kit.translator(batch_tokens=20).translate([*TEXT[:6], ""], advance=done.append)
+    kit.translator(batch_tokens=20).answer([*TEXT[:6], ""], advance=done.append)
     assert sum(done) == 7
 
 
@@ -94,18 +84,6 @@ def test_a_plan_holds_every_row_once_within_the_budget(lengths: list[int], batch
     assert sorted(row for batch in batches for row in batch) == [row for row, n in enumerate(lengths) if n]
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= batch_tokens
-
-
-def test_like_lengths_share_a_batch() -> None:
-    assert plan([3, 9, 3, 8, 3], batch_tokens=18) == [[1, 3], [0, 2, 4]]
-
-
-def test_padding_stands_behind() -> None:
-    assert torch.equal(pad([[4, 3], [5, 6, 3]]), torch.tensor([[4, 3, 0], [5, 6, 3]]))
-
-
-def test_none_leaves_a_setting() -> None:
-    assert change_decoding(DecodingSection(beam=7), beam=None, alpha=0.0) == DecodingSection(beam=7, alpha=0.0)
 
 
 @pytest.mark.parametrize(

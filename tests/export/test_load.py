@@ -83,7 +83,6 @@ def test_one_for_transformers_is_refused_by_all_that_answers(tiny_run: Run, tmp_
         ({"engine": "onyx"}, UserError, "did you mean 'onnx'"),
         ({"checkpoint": "last"}, RunError, "no checkpoint 'last'"),
         ({"device": "cuda"}, UserError, "runs on the CPU"),
-        ({"threads": -1}, UserError, "-1 is no number of threads"),
     ],
 )
 def test_what_cannot_be_loaded(

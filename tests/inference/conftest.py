@@ -2,8 +2,8 @@
 
 import pytest
 
+from phmctl.decoding.model import Model
 from phmctl.runs import Run
-from phmctl.tasks.model import Model
 from tests.tasks.classification.conftest import labelled_data, runs, small
 from tests.tasks.translation.runs import make_run
 

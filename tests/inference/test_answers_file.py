@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.errors import OutputError, UserError
+from phmctl.errors import OutputError
 from phmctl.inference.answers_file import AnswersFile
 
 ORIGIN = {"run": "a/b/v001", "beam": 5}
@@ -66,15 +66,13 @@ def test_wherever_it_stops_n_lines_out_are_n_lines_in(tmp_path_factory, cut, fir
     assert not record.exists()
 
 
-def test_who_loses_a_race_for_the_file_leaves_it_to_the_winner(tmp_path: Path, monkeypatch) -> None:
+def test_one_process_writes_a_file(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    with AnswersFile(path, ORIGIN) as winner:
-        winner.add(LINES, answer(LINES))
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, "exists", lambda self: False)  # the loser looked before the winner made it
-            with pytest.raises(OutputError, match="another process writes"):
-                AnswersFile(path, ORIGIN)
-        winner.finish()
+    with AnswersFile(path, ORIGIN) as first:
+        with pytest.raises(OutputError, match="another process writes"):
+            AnswersFile(path, ORIGIN)
+        first.add(LINES, answer(LINES))
+        first.finish()
     assert path.read_text() == answer(LINES)
 
 
@@ -91,10 +89,9 @@ def test_a_power_cut_takes_answers_that_the_record_has(tmp_path: Path) -> None:
 
 def test_what_is_not_ours_is_refused_and_left(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    path.write_text("somebody's\n")
-    with pytest.raises(OutputError, match=r"out\.resume\.jsonl is not beside it"):
-        write(path, [LINES], resume=True)
-    assert path.read_text() == "somebody's\n"
+    for other in (tmp_path, Path("/dev/null")):
+        with pytest.raises(OutputError, match="no plain file"):
+            AnswersFile(other, ORIGIN)
     write(path, [LINES[:4], LINES[4:]], stop_after=1)
     before = path.read_bytes()
     with pytest.raises(OutputError, match=r"has the answers to 4 lines .* add --resume"):
@@ -106,11 +103,7 @@ def test_what_is_not_ours_is_refused_and_left(tmp_path: Path) -> None:
             write(path, [other], resume=True)
     assert path.read_bytes() == before
     path.unlink()
-    with pytest.raises(OutputError, match="is gone; remove"):
-        AnswersFile(path, ORIGIN, resume=True)
-    assert not path.exists()
-    path.write_bytes(before.replace(b"LINE 0", b"LINE O"))
-    with pytest.raises(OutputError, match="was changed since it was written"):
+    with pytest.raises(OutputError, match="is shorter than it was"):
         AnswersFile(path, ORIGIN, resume=True)
 
 
@@ -119,7 +112,7 @@ def test_a_damaged_record_is_told(tmp_path: Path, record: bytes) -> None:
     path = tmp_path / "out"
     path.write_text("a\n")
     path.with_name("out.resume.jsonl").write_bytes(record)
-    with pytest.raises(OutputError, match="remove it to begin anew"):
+    with pytest.raises(OutputError, match="to begin anew"):
         AnswersFile(path, ORIGIN, resume=True)
 
 
@@ -133,24 +126,3 @@ def test_an_older_file_stays_until_the_first_answer_and_a_failure_before_it_leav
     assert list(tmp_path.iterdir()) == [path]
     write(path, [])
     assert path.read_text() == ""
-
-
-def test_a_failure_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    groups = (LINES if number == 0 else 1 / 0 for number in range(2))
-    with pytest.raises(ZeroDivisionError):
-        write(tmp_path / "out", groups)
-    assert "has the answers to 9 lines; go on with --resume" in capsys.readouterr().err
-
-
-def test_a_device_is_written_to_and_keeps_no_record(tmp_path: Path) -> None:
-    write(Path("/dev/null"), [LINES])
-    with pytest.raises(UserError, match="is no plain file"):
-        AnswersFile(Path("/dev/null"), ORIGIN, resume=True)
-    with pytest.raises(OutputError):
-        AnswersFile(tmp_path, ORIGIN)
-
-
-def test_a_folder_is_no_file_for_answers(tmp_path: Path) -> None:
-    with pytest.raises(OutputError):
-        AnswersFile(tmp_path, {})
-    assert not list(tmp_path.iterdir())

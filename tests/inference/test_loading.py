@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import phmctl
+from phmctl.decoding.model import Model
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.runs import Run
-from phmctl.tasks.model import Model
 from tests.decoding.conftest import TEXT
 
 
@@ -86,14 +86,6 @@ def test_nothing_global_is_changed_and_nothing_printed_or_written(run, runs, kin
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_newer_version_without_a_checkpoint_is_passed_over_without_a_word(run, tmp_path, capfd) -> None:
-    shutil.copytree(run.folder, tmp_path / "real" / "v001")
-    shutil.copytree(run.folder, tmp_path / "real" / "v002")
-    shutil.rmtree(tmp_path / "real" / "v002" / "checkpoints")
-    assert phmctl.load(tmp_path / "real", device="cpu").name.endswith("v001")
-    assert capfd.readouterr() == ("", "")
-
-
 def test_what_answers_is_a_dense_model(tiny_run: Run, runs: dict[str, Run]) -> None:
     for model in (phmctl.load(tiny_run.folder).engine.model, phmctl.load(runs["encoder"].folder).model):
         assert not [module for module in model.modules() if isinstance(module, PHMLinear | PHMEmbedding)]
@@ -108,24 +100,6 @@ def test_rank_is_found_without_a_word_and_not_written(tiny_run, tmp_path, capfd)
     assert model.translate(["Sophie wandert."]) == phmctl.load(folder, device="cpu").translate(["Sophie wandert."])
     assert {each.name for each in folder.rglob("*")} == {each.name for each in tiny_run.folder.rglob("*")}
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_damaged_run(run: Run, tmp_path: Path) -> None:
-    copy = shutil.copytree(run.folder, tmp_path / "copy")
-    path = copy / "checkpoints" / "step-000002" / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(RunError, match=r"model\.safetensors is damaged: its SHA-256"):
-        phmctl.load(copy)
-    (copy / "tokenizer" / "tokenizer.json").unlink()
-    with pytest.raises(RunError, match=r"tokenizer\.json"):
-        phmctl.load(copy)
-    shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(RunError, match="has no checkpoint yet; train it further with"):
-        phmctl.load(copy)
-    with pytest.raises(RunError, match="no run at"):
-        phmctl.load(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(

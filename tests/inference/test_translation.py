@@ -1,15 +1,16 @@
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from phmctl.decoding.translator import EMPTY, Translation, load_translator
+from phmctl.decoding.model import Model
+from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.runs import Run
-from phmctl.tasks.model import Model
-from phmctl.tasks.translation.kind import TranslationModel
 from tests.decoding.conftest import TEXT
 
 TEXTS = [*TEXT[:2], "Zwei Kinder spielen .", "", TEXT[3]]
@@ -35,18 +36,18 @@ def test_beam_and_alpha_are_of_one_call(translator: Model, run: Run) -> None:
 
 
 def test_scores_are_what_the_search_finds(translator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = translator.translator
-    sources = kept.encode(TEXTS, strict=True)[0]
-    found = [best for [best] in kept.search([ids for ids in sources if ids])]
+    sources = [ids for ids in translator.token_ids(TEXTS)[0] if ids]
+    found = [best for [best] in translator.engine.search(sources, translator.settings, allowed=10**6, n_best=1)]
     # A random model's tokens are not those that its text is split into again: its own are put in for them.
-    monkeypatch.setattr(type(kept), "encode_targets", lambda self, lines: [best.tokens for best in found])
+    both, ours = translator.tokenizers, Mock(encode=lambda lines: [best.tokens for best in found])
+    monkeypatch.setattr(translator, "tokenizers", Mock(source=both.source, target=ours))
     scores = translator.score([text for text in TEXTS if text], ["x"] * len(found))
     assert scores == pytest.approx([best.log_prob for best in found], abs=1e-4)
 
 
 def test_a_score_is_the_sum_of_the_steps(translator: Model) -> None:
-    kept = translator.translator
-    [source], [target] = kept.encode(TEXTS[:1], strict=True)[0], kept.encode_targets(TEXTS[4:])
+    kept = translator
+    [source], [target] = kept.token_ids(TEXTS[:1])[0], kept.tokenizers.target.encode(TEXTS[4:])
     with torch.no_grad():
         total, prefix = 0.0, [2]
         for token in [*target, 3]:
@@ -56,18 +57,14 @@ def test_a_score_is_the_sum_of_the_steps(translator: Model) -> None:
     # Alone, in a batch, and beside others of other lengths.
     assert translator.score(TEXTS[:1], TEXTS[4:]) == pytest.approx([total], rel=1e-5)
     assert translator.score(TEXTS, [TEXTS[4]] * 5)[0] == pytest.approx(total, rel=1e-5)
-
-
-def test_an_empty_source_has_one_translation(translator: Model) -> None:
-    assert translator.score(["", "  ", "A"], ["", "x", ""])[:2] == [0.0, -math.inf]
+    assert translator.score(["", "  ", "A"], ["", "x", ""])[:2] == [0.0, -math.inf]  # of nothing there is nothing
 
 
 def test_vectors_are_the_mean_of_the_states(translator: Model) -> None:
     found = translator.encode(TEXTS)
-    kept = translator.translator
-    for row, ids in enumerate(kept.encode(TEXTS, strict=True)[0]):
+    for row, ids in enumerate(translator.token_ids(TEXTS)[0]):
         with torch.no_grad():
-            wanted = kept.engine.model.encode(torch.tensor([ids])).states[0].mean(0) if ids else torch.zeros(32)
+            wanted = translator.engine.model.encode(torch.tensor([ids])).states[0].mean(0) if ids else torch.zeros(32)
         torch.testing.assert_close(found[row], wanted, rtol=1e-4, atol=1e-5)
     assert found.dtype == torch.float32
     assert translator.encode([]).shape == (0, 32)
@@ -120,27 +117,22 @@ def test_threads_at_once_get_equal_answers(translator: Model) -> None:
 def test_lengths_are_those_that_the_limit_counts(translator: Model) -> None:
     assert translator.max_tokens == 20
     found = translator.lengths([*TEXTS, TEXT[2]])
-    assert found[:-1] == [max(len(ids) - 1, 0) for ids in translator.translator.encode(TEXTS, strict=True)[0]]
+    assert found[:-1] == [max(len(ids) - 1, 0) for ids in translator.token_ids(TEXTS)[0]]
     assert found[3] == 0
     assert found[-1] > 20
     assert translator.lengths([(TEXT[2], ""), ("", "")]) == [found[-1], 0]
     assert translator.lengths([("", TEXT[2])])[0] > 20
 
 
-FOUND = [[Translation("a", -1.0, -2.0), Translation("b c", -1.5, -3.0)], [EMPTY]]
-
-
-@pytest.mark.parametrize(
-    ("n_best", "first", "lines"),
-    [
-        (None, 1, ["a", ""]),
-        (2, 1, ["1\t1\t-1.000000\ta", "1\t2\t-1.500000\tb c", "2\t1\t0.000000\t"]),
-        (1, 8, ["8\t1\t-1.000000\ta", "8\t2\t-1.500000\tb c", "9\t1\t0.000000\t"]),
-    ],
-)
-def test_decode_prints_lines_and_json(run: Run, n_best: int | None, first: int, lines: list[str]) -> None:
-    model = TranslationModel(load_translator(run, "best", "cpu"), run, "best", n_best)
-    assert list(model.lines(FOUND, first_line=first)) == lines
-    first_line, second = json.loads(json.dumps(list(model.as_json(FOUND))))
-    assert first_line["translations"][1] == {"text": "b c", "score": -1.5, "log_prob": -3.0}
-    assert second == {"translations": [{"text": "", "score": 0.0, "log_prob": 0.0}]}
+@pytest.mark.parametrize("n_best", [None, 1, 2])
+def test_decode_prints_lines_and_json(run: Run, translator: Model, n_best: int | None) -> None:
+    model = load_translator(run, "best", "cpu", n_best=n_best)
+    found = model.answer(["", TEXTS[0]], numbers=[8, 9])
+    expected = translator.translate(["", TEXTS[0]], n_best=n_best or 1)
+    for number, (text, told), best in zip((8, 9), found, expected, strict=True):
+        names = ("text", "score", "log_prob")
+        assert json.loads(json.dumps(told)) == {
+            "translations": [dict(zip(names, astuple(one)[:3], strict=True)) for one in best]
+        }
+        ranked = [f"{number}\t{rank}\t{each.score:.6f}\t{each.text}" for rank, each in enumerate(best, start=1)]
+        assert text == (best[0].text if n_best is None else "\n".join(ranked))

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from phmctl.decoding.model import Classified
 from phmctl.decoding.translator import Translation
 from phmctl.errors import DataError
 from phmctl.serving.batching import Service
 from phmctl.serving.requests import Limits
-from phmctl.tasks.model import Classified
-from phmctl.tasks.translation.kind import TranslationModel
 
 
 class FakeModel:
@@ -48,8 +47,6 @@ class FakeModel:
     def translate(self, texts: Sequence[str], *, beam: int, alpha: float, n_best: int) -> list[list[Translation]]:
         self._note("translate", texts, {"beam": beam, "alpha": alpha, "n_best": n_best})
         return [[translation(text, beam, alpha, rank) for rank in range(n_best)] for text in texts]
-
-    as_json = TranslationModel.as_json
 
     def classify(self, texts: Sequence[Any]) -> list[Classified]:
         self._note("classify", texts, {})

@@ -2,25 +2,21 @@
 
 import json
 import math
-import struct
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import phmctl
-from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.algebra.alignment import change_basis
 from phmctl.algebra.kronecker import fixed_rule
 from phmctl.checkpoints import step_name, write_checkpoint
-from phmctl.errors import RunError, UserError
+from phmctl.errors import RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe, TranslationRecipe
 from phmctl.runs import DATA, Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.base import Asked, Preparation
+from phmctl.tasks.base import Asked
 from phmctl.tasks.rule import (
     EVALUATION_SAMPLES,
     KIND,
@@ -28,11 +24,9 @@ from phmctl.tasks.rule import (
     TRUTH,
     RuleEvaluation,
     RuleTask,
-    draw_curve,
     draw_rotation,
     draw_samples,
     draw_truth,
-    evaluate,
     read_truth,
 )
 from phmctl.training.train import train_task
@@ -62,7 +56,7 @@ def trained(root: Path, *settings: str, name: str = "hamilton") -> Run:
 
 
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best") -> RuleEvaluation:
-    return evaluate(Asked(run, checkpoint, split=split))
+    return KIND.evaluate(Asked(run, checkpoint, split=split))
 
 
 # ------------------------------------------------------------------------------------------------------ true maps
@@ -73,22 +67,6 @@ def test_a_rotation_keeps_lengths_and_hands(seed: int) -> None:
     W = draw_rotation(torch.Generator().manual_seed(seed))
     torch.testing.assert_close(W @ W.t(), torch.eye(3, dtype=torch.float64))
     assert torch.linalg.det(W).item() == pytest.approx(1)
-
-
-def test_rotations_favour_no_direction() -> None:
-    random = torch.Generator().manual_seed(1)
-    drawn = torch.stack([draw_rotation(random) for _ in range(2000)])
-    assert drawn.mean(dim=0).abs().max() < 0.05  # each entry is in [−1, 1] with a deviation of 1/√3
-    assert drawn.diagonal(dim1=1, dim2=2).sum(dim=1).square().mean().item() == pytest.approx(1, abs=0.1)  # of SO(3)
-
-
-@pytest.mark.parametrize("points", [1, 5])
-def test_one_rotation_turns_every_point(points: int) -> None:
-    truth = draw_truth(data("rotation-3d", dims=points))
-    places = torch.randn(3, points, dtype=torch.float64)  # a coordinate a row, as the layer has its features
-    torch.testing.assert_close((truth.H @ places.flatten()).view(3, points), truth.A[0] @ places)
-    if points == 1:  # the paper's case
-        torch.testing.assert_close(truth.H, truth.A[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("product", "algebra"), [("hamilton", "quaternion"), ("octonion", "octonion")])
@@ -139,13 +117,6 @@ def test_an_epoch_has_every_example_once() -> None:
     order = torch.cdist(together, drawn.inputs).argmin(dim=1)
     assert sorted(order.tolist()) == list(range(50))
     assert torch.equal(torch.cat([batch.targets for batch in batches]), drawn.targets[order])
-
-
-def test_epochs_and_seeds_have_their_own_order() -> None:
-    task, other = (RuleTask(rule_recipe("hamilton", *SMALL, f"training.seed={seed}")) for seed in (1, 2))
-    rows = [[each.tolist() for each in one.plan(epoch)] for one, epoch in ((task, 3), (task, 3), (task, 4), (other, 3))]
-    assert rows[0] == rows[1]
-    assert rows[0] not in rows[2:]
 
 
 def test_the_loss_is_the_squared_error_over_all_numbers() -> None:
@@ -202,19 +173,6 @@ def test_a_rule_is_learned_at_the_shipped_settings(tmp_path: Path, name: str, se
     assert max(found.rule.relative_error, found.rule.span_sine, found.rule.components_error) < 1e-5
     assert 1.2 < found.rule.condition < 100  # it was not learned in the true basis
     assert found.attainable_error < 1e-12
-
-
-def test_the_same_seed_learns_the_same(tmp_path: Path) -> None:
-    one, other = (evaluate_rule(trained(tmp_path, "training.steps=60")) for _ in range(2))
-    assert (one.loss, one.map_error, one.rule) == (other.loss, other.map_error, other.rule)
-
-
-def test_the_figure_to_the_letter_learns_the_map_and_determines_no_rule(tmp_path: Path) -> None:
-    found = evaluate_rule(trained(tmp_path, "data.dims=1"))
-    assert found.map_error < 1e-5
-    assert found.learned
-    assert found.rule is None
-    assert "H determines 1 of the 4 dimensions" in found.rule_note
 
 
 def test_the_true_rule_in_another_basis_is_recognised(tmp_path: Path) -> None:
@@ -329,58 +287,3 @@ def test_a_damaged_true_map_is_named(tmp_path: Path, damage: str) -> None:
         path.write_bytes(b"nothing")
     with pytest.raises(RunError, match=r"data\.json" if damage.startswith("copies") else r"truth\.safetensors"):
         read_truth(run)
-
-
-def test_the_loss_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    entries = [
-        {"event": "train", "step": 10, "loss": 1.0},
-        {"event": "train", "step": 20, "loss": 1e-3},
-        {"event": "validation", "step": 20, "loss": 2e-3},
-        {"event": "train", "step": 30, "loss": 0.0},  # has no place on a logarithmic axis
-        {"event": "early_stop", "step": 30},
-    ]
-    pictures = []
-    for own in (entries, entries, entries[:1], []):
-        draw_curve(tmp_path / "loss.png", "hamilton", own)
-        pictures.append((tmp_path / "loss.png").read_bytes())
-    assert pictures[0].startswith(b"\x89PNG\r\n")
-    assert struct.unpack(">II", pictures[0][16:24]) == (720, 480)
-    assert pictures[0] == pictures[1] != pictures[2]
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    draw_curve(tmp_path / "other.png", "hamilton", entries)
-    assert "no other.png: matplotlib is not installed; pip install 'phmctl[report]'" in capsys.readouterr().err
-    assert not (tmp_path / "other.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "components", "rule"),
-    [((), 64, 64), (("model.n=2",), 128, 8), (("model.algebra=quaternion",), 64, 0), (("model.bias=true",), 64, 64)],
-    ids=str,
-)
-def test_the_ledger_counts_the_layer(settings: tuple[str, ...], components: int, rule: int) -> None:
-    recipe = rule_recipe("hamilton", *settings)
-    totals = ledger_for_recipe(recipe).totals
-    assert (totals.components, totals.rule, totals.bias) == (components, rule, 16 * recipe.model.bias)
-    model = KIND.build(recipe.model, KIND.sizes(recipe).values)
-    assert totals.parameters == sum(p.numel() for p in model.parameters())
-
-
-def test_text_is_refused(tmp_path: Path) -> None:
-    run = furnished(tmp_path, RuleTask(rule_recipe()))
-    asked = (lambda: phmctl.load(run.folder), lambda: KIND.load(Asked(run)), lambda: KIND.split_lines(run, "test"))
-    for refused in asked:
-        with pytest.raises(UserError, match="decode: task 'rule' does not have it; it has train, eval, count-params"):
-            refused()
-    with pytest.raises(UserError, match="prepare-data: task 'rule' does not have it"):
-        KIND.prepare(Preparation("hamilton", tmp_path, "hamilton"))
-    with pytest.raises(UserError, match=r"beam: task 'rule' has no such option"):
-        phmctl.evaluate(run.folder, beam=3)
-    with pytest.raises(UserError, match="compared with the true one"):
-        phmctl.evaluate(run.folder, against=run.folder)
-
-
-def test_the_dense_twin_has_the_same_examples(tmp_path: Path) -> None:
-    recipe = rule_recipe()
-    one, twin = KIND.open(recipe, tmp_path), KIND.open(recipe.dense_twin, tmp_path)
-    rows = one.plan(0)[0]
-    assert torch.equal(one.collate(rows).targets, twin.collate(twin.plan(0)[0]).targets)

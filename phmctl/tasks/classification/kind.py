@@ -1,39 +1,55 @@
-"""Classification, as the commands know it, and how they prepare labelled text."""
+"""Classification, as the commands know it: labelled text, and a classifier's scores.
 
-from __future__ import annotations  # what a method works with is imported in it: decoding wants nothing else
+The scores are accuracy with its interval, F1 by class, confusions, and McNemar's test of two runs.
+"""
 
+from __future__ import annotations  # what a method works with is imported in it: comparing and preparing want no torch
+
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phmctl.errors import DataError
+from phmctl.console import Table, progress, warn
+from phmctl.data.copies import read_text
+from phmctl.errors import DataError, RunError, UserError
+from phmctl.files import write_atomic
+from phmctl.metrics.classification import (
+    Accuracy,
+    ClassScore,
+    McNemar,
+    Value,
+    accuracy,
+    class_scores,
+    confusion,
+    mcnemar,
+    part_name,
+    parts,
+)
+from phmctl.metrics.degenerate import remarks
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
-from phmctl.runs import Run
-from phmctl.runs.results import Result, Setting
-from phmctl.tasks.answers import Answers, LabelComparer, Metric
-from phmctl.tasks.base import Asked, Preparation, Report, Sizes, Task, TaskKind, option_name
-from phmctl.tasks.model import Model
+from phmctl.runs import Run, Weights
+from phmctl.runs.results import Result, Setting, write_result
+from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
+from phmctl.tasks.base import Asked, Sizes, TaskKind, option_name
+from phmctl.tasks.own import TABLES, assigned, own_text, rows_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from phmctl.assembly import ClassifierSection
-    from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
+    from phmctl.decoding.model import Classified
+    from phmctl.tasks.classification.task import ClassificationTask, TextClassifier
 
 _CLASSES = 2  # counted where the data is not there to tell
-_COLUMNS = ("text", "label", "quoting", "header", "extra", "skip_bad_lines")  # how a user's tables are read
-_PARALLEL = {  # settings of parallel text, and what labelled text has instead
-    "joint": "--joint and --separate are for translation; {} is labelled text, with one vocabulary",
-    "direction": "--reverse is for translation; {} is labelled text, which has no direction",
-    "copies": "--copies is for translation; {} is labelled text, which has no targets",
-    "languages": "--languages is for parallel text; {} is labelled text",
-    "columns": "--columns is for parallel text; {} is labelled text: --text COLUMN --label COLUMN",
-}
+# Options of parallel text; labelled text has one vocabulary, no direction and no targets.
+_PARALLEL = {"joint": "--joint and --separate", "direction": "--reverse", "copies": "--copies"}
+_PARALLEL |= {"languages": "--languages", "columns": "--columns"}
 
 
 class ClassificationKind(TaskKind[ClassificationRecipe]):
@@ -46,37 +62,35 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
     metrics = (Metric("accuracy", scale=100, tested=True),)
     comparer = LabelComparer()
 
-    def prepare(self, asked: Preparation) -> PreparedData:
-        from phmctl.data.corpus import own_corpus
+    def prepare(self, name: str, **asked: Any) -> PreparedData:
         from phmctl.data.prepared.prepare import choose_section, prepare_named
         from phmctl.data.prepared.provenance import Vocabulary
 
-        name, given = asked.name, asked.options
-        if asked.files:
-            named = ", ".join(map(option_name, asked.files))
+        given, files, settings = dict(asked.pop("options")), asked.pop("files"), asked.pop("settings")
+        recipe, vocabulary_of = asked.pop("recipe"), asked.pop("vocabulary_of")
+        if files:
+            named = ", ".join(map(option_name, files))
             raise DataError(f"{named} is for parallel text; {name} is labelled text: give --table SPLIT=FILE")
-        for key, why in _PARALLEL.items():
-            if key in asked.settings or key in given:
-                raise DataError(why.format(name))
-        vocabulary = Vocabulary.of(asked.vocabulary_of) if asked.vocabulary_of else None
-        section = choose_section(name, asked.recipe, asked.settings, LabelledSection, vocabulary)
-        tables, own, settings = _assigned("table", given.get("table"), "SPLIT=FILE"), None, dict[str, Any]()
-        columns = [option_name(key) for key in _COLUMNS if given.get(key) not in (None, [], ())]
+        for key, option in _PARALLEL.items():
+            if key in settings or key in given:
+                raise DataError(
+                    f"{option}: for translation alone; {name} is labelled text: --text COLUMN --label COLUMN"
+                )
+        vocabulary = Vocabulary.of(vocabulary_of) if vocabulary_of else None
+        section = choose_section(name, recipe, settings, LabelledSection, vocabulary)
+        tables = assigned("table", given.get("table"), "SPLIT=FILE")
+        columns = [option_name(key) for key in ("text", "label", *TABLES) if given.get(key) not in (None, [], ())]
         if columns and not tables:
             raise DataError(f"{', '.join(columns)} is for your own tables: give those with --table SPLIT=FILE")
-        if tables:
-            rows, quoting, skip = rows_of(given), given.get("quoting"), bool(given.get("skip_bad_lines"))
-            settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting}
-            settings |= {"skip_bad_lines": True} if skip else {}
-            files = {split: [[path]] for split, path in tables.items()}
-            own = own_corpus(name, files, rows, quoting=quoting, skip=skip)
-            if asked.recipe and load_recipe(asked.recipe).task == "probing":
-                own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
-        more = {"own": own, "vocabulary": vocabulary, "vectors": given.get("vectors"), **asked.common}
-        extra = _assigned("extra-split", given.get("extra_split"), "SPLIT=DIR")
-        return prepare_named(section, settings=settings, extra=extra, **more)
+        rows = labelled_rows(given) if tables else None
+        own, more = own_text(name, {split: [[path]] for split, path in tables.items()}, rows, given)
+        if own is not None and recipe and load_recipe(recipe).task == "probing":
+            own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
+        extra = assigned("extra-split", given.get("extra_split"), "SPLIT=DIR")
+        asked |= {"own": own, "vocabulary": vocabulary, "vectors": given.get("vectors"), "extra": extra}
+        return prepare_named(section, settings=more, **asked)
 
-    def open(self, recipe: ClassificationRecipe, data: Path) -> Task:
+    def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
         from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.classification.task import ClassificationTask
 
@@ -100,31 +114,25 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
         return build_classifier(settings, sizes["vocabulary"], sizes["classes"], device=device)
 
-    def evaluate(self, asked: Asked) -> Report:
-        from phmctl.tasks.classification.evaluation import evaluate
-
-        return evaluate(asked)
-
-    def setting(self, asked: Asked) -> Setting:
-        from phmctl.tasks.classification.evaluation import setting_of
-
-        return setting_of(asked.split, asked.run.weights(asked.checkpoint), **asked.options)
-
-    def answers(self, run: Run, result: Result) -> Answers | None:
-        from phmctl.tasks.classification.evaluation import read_predictions
-
-        return None if result.answers is None else read_predictions(result.answers)
-
-    def load(self, asked: Asked) -> Model:
-        from phmctl.tasks.classification.predictor import load_classifier
+    def load(self, asked: Asked) -> TextClassifier:
+        from phmctl.tasks.classification.task import load_classifier
 
         how = {"cleaned": asked.own_text, "threads": asked.threads, **asked.options}
         return load_classifier(asked.run, asked.checkpoint, asked.device, **how)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
-        from phmctl.tasks.classification.evaluation import read_examples
-
         return ["\t".join(" ".join(text.split()) for text in texts) for texts in read_examples(run, split).texts]
+
+    def evaluate(self, asked: Asked) -> ClassifierReport:
+        return evaluate(asked)
+
+    def setting(self, asked: Asked) -> Setting:
+        execution = asked.options.get("execution")
+        values = {} if execution is None else {"execution": execution}
+        return Setting(asked.split, asked.run.weights(asked.checkpoint), values, execution or "")
+
+    def answers(self, run: Run, result: Result) -> Answers | None:
+        return None if result.answers is None else read_predictions(result.answers)
 
     def notes(self, settings: ClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
         yield f"the map to the classes is counted for {sizes['classes']} of them"
@@ -135,52 +143,240 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         return {"embedding": sizes["vocabulary"]}
 
 
-def rows_of(given: Mapping[str, Any]) -> Rows:
-    """Return how the user's tables are read.
+KIND = ClassificationKind()
 
-    Raises DataError where a column is missing or named twice, or is no number where there is no header.
-    """
-    from pydantic import ValidationError
 
-    from phmctl.data.card import RESERVED, Rows
-
-    text, label, extra = given.get("text") or (), given.get("label"), given.get("extra") or ()
+def labelled_rows(given: Mapping[str, Any]) -> Any:
+    """Return how labelled tables are read. Raises DataError: a column is missing, or named twice."""
+    text, label = given.get("text") or (), given.get("label")
     if not 1 <= len(text) <= 2 or label is None:
         raise DataError("tables want --text COLUMN (once, or twice for pairs) and --label COLUMN")
-    named = [*text, label]
-    twice = next((column for column in named if named.count(column) > 1), None)
-    if twice is not None:
-        raise DataError(f"column {twice!r} is named twice; --text and --label want a column each")
-    taken = next((name for name in extra if name in (*named, *RESERVED)), None)
-    if taken is not None:
-        raise DataError(f"--extra {taken}: a column of whole numbers beside the texts, which is not called so")
-    header = given.get("header") is not False
-
-    def column(name: str) -> str | int:
-        return name if header else int(name)
-
-    try:
-        extras, quoting = {name: column(name) for name in extra}, bool(given.get("quoting"))
-        texts = tuple(map(column, text))
-        return Rows(texts=texts, label=column(label), extras=extras, header=header, quoting=quoting)
-    except (ValidationError, ValueError) as error:
-        raise DataError(
-            "with --no-header, --text and --label are numbers of columns, counted from 0; so is --extra"
-        ) from error
+    return rows_of("--text and --label", text, label, given)
 
 
-def _assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str, Path]:
-    """Return what ``--option NAME=PATH`` says, by name."""
-    assigned: dict[str, Path] = {}
-    for value in values or ():
-        name, equals, path = value.partition("=")
-        if not (name and equals and path):
-            example = f"--{option} train={value}" if Path(value).is_file() else ""
-            raise DataError(f"--{option} {value}: wants {form}" + (f", as in {example}" if example else ""))
-        if name in assigned:
-            raise DataError(f"--{option} {name} is given twice")
-        assigned[name] = Path(path)
-    return assigned
+# ------------------------------------------------------------------------------------------------------ evaluation
 
 
-KIND = ClassificationKind()
+@dataclass(frozen=True)
+class Examples:
+    """The examples of a split, as a run keeps them."""
+
+    texts: list[tuple[str, ...]]  # the one or two texts of each, cleaned
+    labels: list[str]  # what is right
+    extras: Mapping[str, list[int]]  # other numbers of each, by name; -1 where they are not known
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def read_examples(run: Run, split: str) -> Examples:
+    """Return the examples that a run keeps of a split. Raises RunError."""
+    rows = [json.loads(line) for line in read_text(run, split, "jsonl")]
+    names = [key for key in rows[0] if key not in ("texts", "label")] if rows else []
+    return Examples(
+        [tuple(row["texts"]) for row in rows],
+        [row["label"] for row in rows],
+        {name: [row[name] for row in rows] for name in names},
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Accuracy on the examples of which an extra, such as the number of attractors, has one value, or one range."""
+
+    value: Value
+    accuracy: Accuracy
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """What a classifier reaches on one split."""
+
+    split: str  # its name
+    labels: list[str]  # the classes
+    accuracy: Accuracy  # the share of right answers, with its 95 % interval
+    classes: list[ClassScore]  # precision, recall and F1 of each class
+    confusion: list[list[int]]  # how often each class (row) was taken for each (column)
+    groups: Mapping[str, list[Group]] = field(default_factory=dict)  # accuracy by the value of each extra
+    majority: float = 0.0  # the share of the commonest label: what a classifier of one answer reaches
+    macro_f1: float = 0.0  # the mean of the classes' F1
+    compared: McNemar | None = None  # McNemar's test against the baseline, if there is one
+
+    def tables(self, about: str, against: str | None) -> Iterator[Table]:
+        """Yield what people are shown; `about` says of which run and checkpoint."""
+        columns = ["class", "examples", "precision", "recall", "F1"]
+        rows: list[Sequence[object]] = []
+        for each in self.classes:
+            rows.append((each.label, f"{each.support:,}", *map(_percent, (each.precision, each.recall, each.f1))))
+        yield Table(f"{about}: {self.accuracy.total:,} examples", columns, rows)
+        columns = ["examples", "correct", "accuracy %"]
+        cells = *_cells(self.accuracy), _percent(self.macro_f1), _percent(self.majority)
+        yield Table("all examples (95 % interval)", [*columns, "macro-F1", "commonest label"], [cells])
+        for name, groups in self.groups.items():
+            rows = [(part_name(group.value), *_cells(group.accuracy)) for group in groups]
+            yield Table(f"accuracy by {name}", [name, *columns], rows)
+        rows = [(label, *row) for label, row in zip(self.labels, self.confusion, strict=True)]
+        yield Table("confusion: label (row), prediction (column)", ["", *self.labels], rows)
+        if (one := self.compared) is not None:
+            columns = ["difference", "only baseline correct", "only this run correct", "p"]
+            tested = f"{signed(100 * one.difference)} %", one.only_baseline, one.only_system, p_words(one.p_value)
+            yield Table(f"McNemar's exact test against {against}; {ONE_SEED}", columns, [tested])
+
+
+def _cells(one: Accuracy) -> tuple[str, ...]:
+    return f"{one.total:,}", f"{one.right:,}", within(100 * one.value, 100 * one.lower, 100 * one.upper)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+@dataclass(frozen=True)
+class ClassifierReport:
+    """What ``eval`` found of a classifier."""
+
+    run: str  # its name
+    checkpoint: str  # the name of the checkpoint's folder
+    splits: list[SplitScores]  # the split that was asked for, then its others (``test_mismatched`` beside ``test``)
+    against: str | None = None  # the baseline's name
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def tables(self) -> Iterator[Table]:
+        for scores in self.splits:
+            yield from scores.tables(f"{self.run}, {scores.split}, checkpoint {self.checkpoint}", self.against)
+
+
+def evaluate(asked: Asked) -> ClassifierReport:
+    """Score a classifier on a split and on its others, and write scores and predictions into the run.
+
+    Of a user's labelled table (its file, the columns of the text and the label) nothing is written.
+    """
+    from phmctl.tasks.classification.task import labels_of
+
+    run, split, against = asked.run, asked.split, asked.against
+    table = {name: asked.options[name] for name in ("table", "text", "label") if name in asked.options}
+    examples = _read_table(run, labels_of(run), table) if table else _kept(run, split, against)
+    weights, answers = _answers(run, asked, examples, cleaned=not table)
+    rival = None if against is None else _answers(against, asked, examples, cleaned=not table)
+    results = [
+        _score(name, labels_of(run), own, answers[name], None if rival is None else rival[1][name])
+        for name, own in examples.items()
+    ]
+    report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
+    if table:
+        return report
+    setting = replace(KIND.setting(asked), weights=weights)
+    paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
+    for name, own in examples.items():
+        if len(set(own.labels)) > 1:
+            for remark in remarks([" ".join(texts) for texts in own.texts], [each.label for each in answers[name]]):
+                warn(f"{run.name}, {weights.name}, {name}: {remark}")
+        write_predictions(paths[name], own, answers[name])
+    first, *others = results
+    figures = {"accuracy": first.accuracy.value, **{f"accuracy {one.split}": one.accuracy.value for one in others}}
+    alone = replace(report, splits=[replace(one, compared=None) for one in results], against=None)
+    write_result(run, setting, alone.as_json(), figures, answers=paths[split])
+    if against is not None and rival is not None:
+        write_result(run, setting.beside(against.name, rival[0]), report.as_json(), figures, against=against.name)
+    return report
+
+
+def _kept(run: Run, split: str, against: Run | None) -> dict[str, Examples]:
+    """Return the run's examples of a split, and of its others (``test_mismatched``), which a baseline must share."""
+    names = [split, *(name for name in run.splits() if name.startswith(f"{split}_"))]
+    examples = {name: read_examples(run, name) for name in names}
+    if against is not None:
+        for name, own in examples.items():
+            other = read_examples(against, name)
+            if (other.texts, other.labels) != (own.texts, own.labels):
+                raise RunError(f"{against.folder} has other {name} examples than {run.folder}; scores do not compare")
+    return examples
+
+
+def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> dict[str, Examples]:
+    """Return a user's examples, under the file's name. Raises DataError: it cannot be read, or has an unknown label."""
+    from phmctl.data.corpus import table_rows
+
+    if "table" not in table:
+        raise UserError("--text and --label are columns of a table: give it with --table FILE")
+    path = Path(table["table"])
+    found = list(table_rows("--table", path, labelled_rows(table), None, skip=False))
+    for row in found:
+        if row.label not in labels:
+            raise DataError(f"{row.named()}: {run.name} knows no label {row.label!r}; it has {', '.join(labels)}")
+    if not found:
+        raise DataError(f"{path} holds no example")
+    return {path.name: Examples([row.texts for row in found], [row.label or "" for row in found], {})}
+
+
+def _answers(
+    run: Run, asked: Asked, examples: Mapping[str, Examples], *, cleaned: bool
+) -> tuple[Weights, dict[str, list[Classified]]]:
+    """Return the weights of a run's classifier, and its answer to each example of each split."""
+    from phmctl.tasks.classification.task import WINDOW, load_classifier
+
+    execution = asked.options.get("execution")
+
+    def load(name: str) -> tuple[Weights, TextClassifier]:
+        return run.weights(name), load_classifier(run, name, asked.device, cleaned=cleaned, execution=execution)
+
+    weights, classifier = run.use(asked.checkpoint, load)
+    answers: dict[str, list[Classified]] = {split: [] for split in examples}
+    for split, own in examples.items():
+        with progress(f"labelling {split} with {run.name}", len(own)) as advance:
+            for start in range(0, len(own), 8 * WINDOW):
+                texts = own.texts[start : start + 8 * WINDOW]
+                answers[split] += classifier.label(texts)
+                advance(len(texts))
+    return weights, answers
+
+
+def _score(
+    split: str,
+    labels: list[str],
+    examples: Examples,
+    answers: Sequence[Classified],
+    baseline: Sequence[Classified] | None,
+) -> SplitScores:
+    given, right = [answer.label for answer in answers], examples.labels
+    classes = class_scores(given, right, labels)
+
+    def group(value: Value, rows: Sequence[int]) -> Group:
+        return Group(value, accuracy([given[row] for row in rows], [right[row] for row in rows]))
+
+    return SplitScores(
+        split,
+        labels,
+        accuracy(given, right),
+        classes,
+        confusion(given, right, labels),
+        {name: [group(*part) for part in parts(values)] for name, values in examples.extras.items()},
+        max(each.support for each in classes) / len(examples),
+        sum(each.f1 for each in classes) / len(classes),
+        None if baseline is None else mcnemar([answer.label for answer in baseline], given, right),
+    )
+
+
+def write_predictions(path: Path, examples: Examples, answers: Sequence[Classified]) -> None:
+    """Write a row an example: what is right, what was predicted and how sure, the extras, the texts."""
+    names = [*examples.extras]
+    sides = ("text",) if not examples.texts or len(examples.texts[0]) == 1 else ("first", "second")
+    rows = [("label", "predicted", "probability", *names, *sides)]
+    for row, answer in enumerate(answers):
+        extras = (str(examples.extras[name][row]) for name in names)
+        texts = (" ".join(text.split()) for text in examples.texts[row])
+        rows.append((examples.labels[row], answer.label, f"{answer.probability:.6f}", *extras, *texts))
+    write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
+
+
+def read_predictions(path: Path) -> Answers:
+    """Read what :func:`evaluate` wrote of a split's predictions."""
+    head, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1])
+    columns = dict(zip(head, zip(*rows, strict=True), strict=True))
+    texts = [columns[name] for name in ("text", "first", "second") if name in columns]
+    known = ("label", "predicted", "probability", "text", "first", "second")
+    groups = {name: [int(value) for value in values] for name, values in columns.items() if name not in known}
+    asked = [" ⇒ ".join(sides) for sides in zip(*texts, strict=True)]
+    return Answers(asked, columns["label"], columns["predicted"], groups)

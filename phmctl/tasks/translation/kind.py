@@ -1,167 +1,65 @@
-"""Translation, as the commands know it: preparing pairs, the translator that answers, by any engine."""
+"""Translation, as the commands know it: preparing pairs, what answers, and its scores against raw references.
+
+Into a run's ``results/`` go, for a split, a checkpoint and the search, the translations (``.hyp``, one a line), what
+they were made from (``.decoding.json``: they are made anew when any of it differs), and the scores (``.json``); with a
+baseline another file, which has the comparison. A baseline's folder is only read: translations that it does not have by
+the same settings lie with the system's results, as ``against.<baseline>.….hyp``.
+"""
 
 from __future__ import annotations  # what a method works with is imported in it: decoding with an export wants no torch
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phmctl.console import silence
-from phmctl.data.copies import read_text
-from phmctl.decoding.translator import TORCH, Translation, Translator, change_decoding, plan
+from phmctl.console import Table, note, progress, warn
+from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
+from phmctl.decoding.translator import Translator, change_decoding, load_translator
 from phmctl.errors import DataError, RunError, UserError
-from phmctl.recipe.models import TransformerSection
-from phmctl.recipe.schema import ParallelSection, TranslationRecipe
+from phmctl.exports import Export, decoding_of_export
+from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
+from phmctl.metrics.degenerate import remarks
+from phmctl.metrics.text import (
+    USUAL,
+    Comparison,
+    Copy,
+    LengthBin,
+    Score,
+    ValueBin,
+    all_scores,
+    bleu_by_length,
+    bleu_by_value,
+    check_tokenizer,
+    copy_baseline,
+    looks_tokenised,
+    paired_bootstrap,
+    usual_tokenizer,
+)
+from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
+from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe
 from phmctl.runs import Run
-from phmctl.runs.results import Result, Setting
-from phmctl.tasks.answers import Answers, Metric, TextComparer
-from phmctl.tasks.base import USUAL_COMMANDS, Asked, Candidate, Preparation, Report, Sizes, TaskKind, option_name
-from phmctl.tasks.model import Model, Texts, check_texts
+from phmctl.runs.results import Result, Setting, write_result
+from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, signed, within
+from phmctl.tasks.base import USUAL_COMMANDS, Asked, Sizes, TaskKind, option_name
+from phmctl.tasks.own import TABLES, own_text, rows_of
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
-    from phmctl.data.batches import Batch
-    from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.tasks.translation.task import TranslationTask
 
+EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by name, JSON
+_ORIGIN = ".decoding.json"
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
-_IRRELEVANT = {"batch_tokens", "execution"}  # settings of the search that change its speed only
-_TABLES = ("columns", "header", "quoting", "extra", "skip_bad_lines")  # how a table with both sides in it is read
+_COLUMNS = ("columns", "header", "quoting", "extra")  # how a table with both sides in it is read
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # of a language: de, pt-br, zh-Hant
-_VECTORS = "the mean of the encoder's states over all positions"
-
-
-class TranslationModel(Model):
-    """Translations of texts and lines: the best of each, or several with their scores."""
-
-    verb = "translating"
-
-    def __init__(
-        self, translator: Translator, run: Run, checkpoint: str, n_best: int | None = None, *, strict: bool = False
-    ) -> None:
-        engine: Any = translator.engine  # torch's has a model and a device
-        self.translator, self.n_best, self.strict, self.engine = translator, n_best, strict, engine
-        about = {"engine": engine.name, "decoding": translator.settings.model_dump(), "device": "cpu"}
-        self.answers = ("translate",)
-        if engine.name == TORCH:
-            self.answers = ("translate", "score", "encode")
-            about |= {"device": str(engine.device), "vectors": _VECTORS}
-        super().__init__(run, checkpoint, **about)
-
-    @silence()
-    def translate(
-        self,
-        texts: Sequence[str],
-        *,
-        beam: int | None = None,
-        alpha: float | None = None,
-        n_best: int = 1,
-        strict: bool = False,
-    ) -> list[list[Translation]]:
-        settings = change_decoding(self.translator.settings, beam=beam, alpha=alpha)
-        if not 1 <= n_best <= settings.beam:
-            raise UserError(f"n_best = {n_best} must be between 1 and beam = {settings.beam}")
-        return self.translator.with_settings(settings).translate(check_texts(texts), n_best=n_best, strict=strict)
-
-    @property
-    def max_tokens(self) -> int | None:
-        return self.translator.max_source_tokens
-
-    @silence()
-    def lengths(self, texts: Texts) -> list[int]:
-        translator = self.translator
-        if not texts or isinstance(texts, str) or not all(isinstance(text, tuple) for text in texts):
-            return translator.lengths(check_texts(texts))
-        sources, targets = (check_texts(side) for side in zip(*texts, strict=True))
-        return [*map(max, translator.lengths(sources), map(len, translator.encode_targets(targets)))]
-
-    @silence()
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
-        if "score" not in self.answers:
-            raise self._lacks("score")
-        from phmctl.decoding.beam import forced_scores, pad
-
-        checked, outputs = check_texts(sources, "sources"), check_texts(targets, "targets")
-        if len(checked) != len(outputs):
-            raise UserError(f"{len(checked)} sources and {len(outputs)} targets: give one target for each source")
-        rows, _ = self.translator.encode(checked, strict=True)
-        wanted = self.translator.encode_targets(outputs)
-        scores = [-float("inf") if ids else 0.0 for ids in wanted]  # of sources without a token
-        lengths = [max(len(row), len(ids) + 1) if row else 0 for row, ids in zip(rows, wanted, strict=True)]
-        for places in plan(lengths, self.translator.settings.batch_tokens):
-            source = pad([rows[place] for place in places]).to(self.engine.device)  # (B, S)
-            found = forced_scores(self.engine.model, source, [wanted[place] for place in places], alpha=0.0)
-            for place, hypothesis in zip(places, found, strict=True):
-                scores[place] = hypothesis.log_prob
-        return scores
-
-    @silence()
-    def encode(self, texts: Sequence[str]) -> Tensor:
-        if "encode" not in self.answers:
-            raise self._lacks("encode")
-        import torch
-
-        from phmctl.decoding.beam import pad
-        from phmctl.nn.layers import mean_pool
-
-        model = self.engine.model
-        rows, _ = self.translator.encode(check_texts(texts), strict=False)
-        vectors = torch.zeros(len(rows), model.target_embedding.embedding_dim)  # (N, d)
-        with torch.no_grad():
-            for places in plan([len(row) for row in rows], self.translator.settings.batch_tokens):
-                memory = model.encode(pad([rows[place] for place in places]).to(self.engine.device))
-                vectors[places] = mean_pool(memory.states, memory.mask[:, 0, 0]).float().cpu()  # (B, d)
-        return vectors
-
-    # ------------------------------------------------------------------------------------------------- for decode
-
-    def origin(self) -> dict[str, Any]:
-        return {**self.translator.settings.model_dump(exclude=_IRRELEVANT), "n_best": self.n_best}
-
-    def predict(
-        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
-    ) -> list[list[Translation]]:
-        wanted = self.n_best or 1
-        return self.translator.translate(lines, n_best=wanted, strict=self.strict, numbers=numbers, advance=advance)
-
-    def lines(self, found: Sequence[Sequence[Translation]], *, first_line: int = 1) -> Iterator[str]:
-        """Yield the best translation of each line, or its n best with number, rank and score."""
-        for number, candidates in enumerate(found, start=first_line):
-            if self.n_best is None:
-                yield candidates[0].text
-                continue
-            for rank, each in enumerate(candidates, start=1):
-                yield f"{number}\t{rank}\t{each.score:.6f}\t{each.text}"
-
-    def as_json(self, found: Sequence[Sequence[Translation]]) -> Iterator[dict[str, Any]]:
-        for candidates in found:
-            texts = [{"text": each.text, "score": each.score, "log_prob": each.log_prob} for each in candidates]
-            yield {"translations": texts}
-
-
-def _rows(options: Mapping[str, Any]) -> Rows | None:
-    """Return how tables are read; None where no option says. Raises DataError."""
-    from phmctl.data.card import RESERVED, Rows
-
-    if not options:
-        return None
-    names = [name.strip() for name in options.get("columns", "0,1").split(",")]
-    if len(names) != 2 or not all(names) or names[0] == names[1]:
-        raise DataError(f"--columns {options['columns']}: wants two, SOURCE,TARGET: names, or numbers counted from 0")
-    extras = options.get("extra", ())
-    taken = next((name for name in extras if name in (*names, *RESERVED)), None)
-    if taken is not None:
-        raise DataError(f"--extra {taken}: a column of whole numbers beside the texts, which is not called so")
-    numbers = all(name.isdecimal() for name in (*names, *extras))
-    header = options.get("header", not numbers)
-    if not header and not numbers:
-        raise DataError("with --no-header, --columns are numbers, counted from 0; so is --extra")
-    source, target, *others = (int(name) if numbers else name for name in (*names, *extras))
-    return Rows(texts=(source, target), header=header, extras=dict(zip(extras, others, strict=True)))
 
 
 class TranslationKind(TaskKind[TranslationRecipe]):
@@ -175,42 +73,34 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     metrics = (Metric("BLEU", tested=True), Metric("chrF2", tested=True), Metric("TER", higher=False))
     comparer = TextComparer()
 
-    def prepare(self, asked: Preparation) -> PreparedData:
-        from phmctl.data.corpus import own_corpus
+    def prepare(self, name: str, **asked: Any) -> PreparedData:
         from phmctl.data.prepared.prepare import choose_section, prepare_named
         from phmctl.data.prepared.provenance import Vocabulary
 
-        given = dict(asked.options)
-        if wrong := [option_name(name) for name in given if name not in (*_TABLES, "languages")]:
+        given, files, settings = dict(asked.pop("options")), asked.pop("files"), asked.pop("settings")
+        recipe, vocabulary_of = asked.pop("recipe"), asked.pop("vocabulary_of")
+        if wrong := [option_name(key) for key in given if key not in (*TABLES, "columns", "languages")]:
             raise DataError(
-                f"{', '.join(wrong)} is for labelled text; {asked.name} is parallel text, to translate; "
+                f"{', '.join(wrong)} is for labelled text; {name} is parallel text, to translate; "
                 "labelled text comes with --table train=FILE --table valid=FILE"
             )
-        if given and not asked.files:
+        if given and not files:
             names = ", ".join(map(option_name, given))
             raise DataError(f"{names} is for your own files: give those with --train FILE --valid FILE")
-        vocabulary = Vocabulary.of(asked.vocabulary_of) if asked.vocabulary_of else None
-        section = choose_section(asked.name, asked.recipe, asked.settings, ParallelSection, vocabulary)
-        skip, languages = bool(given.pop("skip_bad_lines", False)), dict[str, Any]()
+        vocabulary = Vocabulary.of(vocabulary_of) if vocabulary_of else None
+        section = choose_section(name, recipe, settings, ParallelSection, vocabulary)
+        how: dict[str, Any] = {"chosen": "columns" in given}
         if codes := given.pop("languages", None):
-            languages = {"languages": tuple(codes.split(","))}
-            one, *other = languages["languages"]
-            if len(other) != 1 or one == other[0] or not all(map(_CODE.fullmatch, (one, *other))):
+            how["languages"] = languages = tuple(codes.split(","))
+            if len({*languages}) != 2 or len(languages) != 2 or not all(map(_CODE.fullmatch, languages)):
                 raise DataError(f"--languages {codes}: expected two codes, SOURCE,TARGET, as de,en")
-        rows, quoting = _rows(given), given.get("quoting")
-        how: dict[str, Any] = {
-            "quoting": quoting,
-            "skip": skip,
-            "chosen": "columns" in given,
-            "told": "header" in given,
-            **languages,
-        }
-        own = own_corpus(section.card, asked.files, rows, **how) if asked.files else None
-        settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
-        settings |= ({"skip_bad_lines": True} if skip else {}) | languages
-        if rows and not rows.header and "header" not in given:
-            settings["header"] = "by its words"
-        return prepare_named(section, own=own, settings=settings, vocabulary=vocabulary, **asked.common)
+        columns = [column.strip() for column in given.get("columns", "0,1").split(",")]
+        if len({*columns}) != 2 or len(columns) != 2 or not all(columns):
+            raise DataError(f"--columns {given['columns']}: wants two, SOURCE,TARGET: names, or numbers counted from 0")
+        rows = rows_of("--columns", columns, None, given) if {*_COLUMNS} & {*given} else None
+        own, more = own_text(section.card, files, rows, given, **how)
+        more |= {"languages": how["languages"]} if codes else {}
+        return prepare_named(section, own=own, settings=more, vocabulary=vocabulary, **asked)
 
     def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
         from phmctl.data.prepared.folder import PreparedData
@@ -236,47 +126,33 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
         return build_transformer(settings, sizes["source"], sizes["target"], device)
 
-    def evaluate(self, asked: Asked) -> Report:
-        from phmctl.tasks.translation.evaluation import evaluate
-
-        return evaluate(asked)
-
-    def setting(self, asked: Asked) -> Setting:
-        from phmctl.tasks.translation.evaluation import setting_of
-
-        return setting_of(asked)
-
-    def answers(self, run: Run, result: Result) -> Answers | None:
-        from phmctl.tasks.translation.evaluation import read_extras
-
-        if result.answers is None or "source_sha256" in result.settings:  # of text that is not the run's
-            return None
-        try:
-            given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
-        except (OSError, ValueError) as error:
-            raise RunError(f"{result.answers} cannot be read ({error}); remove it and score the run anew") from error
-        asked, right = (read_text(run, result.split, side) for side in ("source", "target"))
-        if len(given) != len(right):
-            raise RunError(f"{result.answers} has {len(given):,} lines for {len(right):,} references; remove it")
-        lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
-        tokenize = str(result.settings.get("tokenize", "13a"))
-        groups = read_extras(run, result.split)
-        return Answers(asked, right, given, groups, lowercase=lowercase, tokenize=tokenize)
-
-    def load(self, asked: Asked) -> TranslationModel:
-        from phmctl.decoding.translator import load_translator
-
-        run, given = asked.run, dict(asked.options)
+    def load(self, asked: Asked) -> Translator:
+        given = dict(asked.options)
         n_best, strict = given.pop("n_best", None), given.pop("strict", False)
-        settings = change_decoding(run.recipe_of(TranslationRecipe).decoding, **given)
+        settings = change_decoding(asked.run.recipe_of(TranslationRecipe).decoding, **given)
         if n_best is not None and n_best > settings.beam:
             raise UserError(f"--n-best {n_best} needs a beam at least as large; add --beam {n_best}")
-        how: dict[str, Any] = {"cleaned": asked.own_text, "threads": asked.threads}
-        translator = load_translator(run, asked.checkpoint, asked.device, settings, **how)
-        return TranslationModel(translator, run, asked.checkpoint, n_best, strict=strict)
+        how: dict[str, Any] = {"cleaned": asked.own_text, "threads": asked.threads, "n_best": n_best, "strict": strict}
+        return load_translator(asked.run, asked.checkpoint, asked.device, settings, **how)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
         return read_text(run, split, "source")
+
+    def evaluate(self, asked: Asked) -> Evaluation:
+        return evaluate(asked)
+
+    def setting(self, asked: Asked) -> Setting:
+        text, decoding, compared = _read(asked)
+        return _scoring(_search_setting(asked.run, text, asked.checkpoint, decoding), text, compared)
+
+    def answers(self, run: Run, result: Result) -> Answers | None:
+        if result.answers is None or "source_sha256" in result.settings:  # of text that is not the run's
+            return None
+        given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
+        asked, right = (read_text(run, result.split, side) for side in ("source", "target"))
+        lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
+        tokenize = str(result.settings.get("tokenize", USUAL))
+        return Answers(asked, right, given, read_extras(run, result.split), lowercase=lowercase, tokenize=tokenize)
 
     def tables(self, settings: TransformerSection, sizes: Mapping[str, int]) -> dict[str, int]:
         return {"source_embedding": sizes["source"], "target_embedding": sizes["target"], "generator": sizes["target"]}
@@ -286,20 +162,216 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         if len(served) > 1:
             yield f"one table serves {', '.join(served[:-1])} and {served[-1]}"
 
-    def candidates(self, task: TranslationTask, device: torch.device) -> dict[str, Candidate]:
-        import torch
-
-        from phmctl.assembly import bare_transformer
-        from phmctl.models.transformer import bare_loss
-
-        sizes = task.prepared.tokenizers
-        model = bare_transformer(task.recipe.model, max(sizes.source.size, sizes.target.size)).to(device)
-        smoothing = task.recipe.training.label_smoothing
-
-        def loss(model: nn.Module, batch: Batch) -> Tensor:
-            return bare_loss(model, batch.source, batch.target, smoothing)
-
-        return {"nn.Transformer": Candidate(model, loss, torch.optim.Adam(model.parameters()))}
-
 
 KIND = TranslationKind()
+
+# ------------------------------------------------------------------------------------------------------ evaluation
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is translated and scored: a split of the run's own text, or files that it has never seen."""
+
+    name: str  # the split's, or the file's
+    source: Sequence[str]  # its sentences
+    references: Sequence[Sequence[str]]  # the right translations, a list of lines for each set of references
+    # whole numbers of each sentence by which scores are broken down, by name
+    extras: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    # what tells files from others of the same name, for the results' settings: their SHA-256
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+def text_of(run: Run, split: str) -> Text:
+    """Return a split that the run keeps. Raises RunError."""
+    return Text(split, read_text(run, split, "source"), [read_text(run, split, "target")], read_extras(run, split))
+
+
+def read_extras(run: Run, split: str) -> dict[str, list[int]]:
+    """Return the numbers by which a split's scores are broken down, by name; -1 is not known. Raises RunError."""
+    path = run.text_folder / f"{split}{EXTRAS}"
+    if not path.is_file():
+        return {}
+    refuse_damaged_copy(run, path)
+    found: dict[str, list[int]] = read_json_object(path, RunError, ADVICE)
+    return found
+
+
+def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text:
+    """Return files as the run's own text is: cleaned as it was. Raises DataError."""
+    from phmctl.data.clean import clean_line
+    from phmctl.data.readers import guess_format, read_sentences
+
+    if source is None or not references:
+        raise DataError("your own text needs both --source FILE and --reference FILE (repeatable)")
+    cleaning = load_cleaning(run)
+    paths = [Path(source), *map(Path, references)]
+    texts = [[clean_line(line, cleaning) for line in read_sentences(path, guess_format(path))] for path in paths]
+    for path, lines in zip(paths[1:], texts[1:], strict=True):
+        if len(lines) != len(texts[0]) or not lines:
+            raise DataError(f"{source} has {len(texts[0]):,} lines, and {path} has {len(lines):,}")
+    source_sha256, *others = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
+    return Text(
+        paths[0].name, texts[0], texts[1:], origin={"source_sha256": source_sha256, "references_sha256": others}
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a run on a split."""
+
+    run: str  # its name
+    split: str  # ``test`` or ``valid``, or the name of a file
+    checkpoint: str  # the name of the checkpoint's folder
+    decoding: DecodingSection  # the settings of the search
+    sentences: int  # how many were scored
+    seconds: float | None  # that the search took when the translations were made; None of an earlier version's
+    scores: list[Score]  # BLEU, chrF and TER
+    copy: Copy  # what copying the source scores
+    by_length: list[LengthBin]  # BLEU by source length
+    by_value: Mapping[str, list[ValueBin]]  # BLEU by the values of each extra that the corpus has
+    against: str | None = None  # the baseline's name
+    comparisons: list[Comparison] = field(default_factory=list)  # the paired bootstrap against the baseline, by metric
+
+    def as_json(self) -> dict[str, Any]:
+        found = {**asdict(self), "decoding": self.decoding.model_dump()}
+        names = {"seconds": "decoding_seconds", "by_length": "bleu_by_source_length", "by_value": "bleu_by_extra"}
+        names["comparisons"] = "paired_bootstrap"
+        return {names.get(name, name): value for name, value in found.items()}
+
+    def tables(self) -> Iterator[Table]:
+        decoding = self.decoding
+        title = f"{self.run}, {self.split}: {self.sentences:,} sentences, checkpoint {self.checkpoint}, "
+        title += f"beam {decoding.beam}, alpha {decoding.alpha}"
+        title += f", {decoding.precision}" if decoding.precision else ""
+        copied = [f"{self.copy}"] if self.copy.one_language else []
+        found = [(score.name, f"{score.value:.2f}") for score in self.scores]
+        yield Table(title, ["metric", "score"], found, below=[*copied, *_signatures(self.scores)])
+        divided: dict[str, Sequence[LengthBin | ValueBin]] = {"source length": self.by_length, **self.by_value}
+        for name, bins in divided.items():
+            rows = [(one.name, one.sentences, f"{one.bleu:.2f}") for one in bins if one.bleu is not None]
+            first = "words" if bins is self.by_length else name
+            yield Table(f"BLEU by {name}", [first, "sentences", "BLEU"], rows)
+        if self.against:
+            cells = []
+            for one in self.comparisons:
+                both = (one.baseline, one.baseline_interval), (one.system, one.system_interval)
+                scores = [within(value, max(value - half, 0.0), value + half) for value, half in both]
+                cells.append([one.name, *scores, signed(one.difference), p_words(one.p_value)])
+            columns = ["metric", "baseline", "this run", "difference", "p"]
+            title = f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}"
+            yield Table(title, columns, cells, below=_signatures(self.comparisons))
+
+
+def _signatures(figures: Sequence[Score] | Sequence[Comparison]) -> list[str]:
+    """Return a line for each signature: they are too long to stand in a table, and are copied whole."""
+    return [f"{one.name}: {one.signature}" for one in figures]
+
+
+def evaluate(asked: Asked) -> Evaluation:
+    """Score a run's translations of a split and write the scores into the run."""
+    run, split, against = asked.run, asked.split, asked.against
+    text, decoding, compared = _read(asked)
+    references, *others = text.references
+    if against is not None and not text.origin and read_text(against, split, "target") != references:
+        raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
+    if looks_tokenised(references):
+        note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
+    check_tokenizer(compared["tokenize"])
+    how: dict[str, Any] = {**compared, "others": others}
+    answered = _answered(run, text, asked, decoding)
+    hypotheses, setting = answered.lines, _scoring(answered.setting, text, compared)
+    for remark in remarks(text.source, hypotheses, equal=0.5):
+        warn(f"{run.name}, {setting.weights.name}: {remark}")
+    evaluation = Evaluation(
+        run.name,
+        text.name,
+        setting.weights.name,
+        decoding,
+        sentences=len(references),
+        seconds=answered.seconds,
+        scores=all_scores(hypotheses, references, **how),
+        copy=copy_baseline(text.source, references, **how),
+        by_length=bleu_by_length(text.source, hypotheses, references, **how),
+        by_value={name: bleu_by_value(each, hypotheses, references, **how) for name, each in text.extras.items()},
+    )
+    scores = {score.name: score.value for score in evaluation.scores}
+    write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)
+    if against is None:
+        return evaluation
+    same = decoding_of_export(decoding) if isinstance(against, Export) else decoding
+    baseline = _answered(against, text, asked, same)
+    comparisons = paired_bootstrap(baseline.lines, hypotheses, references, **how)
+    evaluation = replace(evaluation, against=against.name, comparisons=comparisons)
+    beside = setting.beside(against.name, baseline.setting.weights)
+    write_result(run, beside, evaluation.as_json(), scores, answers=answered.path, against=against.name)
+    return evaluation
+
+
+def _read(asked: Asked) -> tuple[Text, DecodingSection, dict[str, Any]]:
+    """Return the text, the search, and how translations are compared: as asked, or as is usual for the run's text."""
+    run, given = asked.run, dict(asked.options)
+    lowercase, tokenize = given.pop("lowercase", None), given.pop("tokenize", None)
+    source, references = given.pop("source", None), given.pop("reference", None)
+    own = source is not None or bool(references)
+    text = text_of_files(run, source, references) if own else text_of(run, asked.split)
+    if own and asked.split != "test":
+        raise UserError(f"--split {asked.split} is for the run's own text, --source for other text: give one of them")
+    recipe = run.recipe_of(TranslationRecipe)
+    if lowercase is None:
+        lowercase = load_tokenizers(run).target.lowercase
+    tokenize = tokenize or recipe.training.bleu_tokenizer or usual_tokenizer(run.data().get("target_language"))
+    return text, change_decoding(recipe.decoding, **given), {"lowercase": lowercase, "tokenize": tokenize}
+
+
+def _scoring(setting: Setting, text: Text, compared: Mapping[str, Any]) -> Setting:
+    """Return what decides scores: what decides the translations, and how they are compared with which references."""
+    named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", USUAL)}
+    return replace(setting, values={**setting.values, **text.origin, **named})
+
+
+class _Answered(NamedTuple):
+    """Translations: where they are kept, what decides them, themselves, and the seconds that the search took."""
+
+    path: Path
+    setting: Setting
+    lines: list[str]
+    seconds: float | None
+
+
+def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> _Answered:
+    """Return a run's translations: those that it keeps, or new ones, a baseline's kept with the system beside it."""
+    lines = text.source if text.origin else read_text(run, text.name, "source")
+
+    def find_or_make(name: str) -> _Answered:
+        setting = _search_setting(run, text, name, decoding)
+        paths = [setting.path(run, "hyp")]
+        if run is not asked.run:
+            own = f"against.{run.name.replace('/', '-')}.{paths[0].name}"
+            paths.append(asked.run.results_folder / own)
+        source_sha256 = sha256_text(f"{line}\n" for line in lines)
+        for path in paths:
+            with suppress(OSError, ValueError, LookupError, TypeError):  # not there, torn, or made from other text
+                made_of = json.loads(path.with_suffix(_ORIGIN).read_text(encoding="utf-8"))
+                content = path.read_bytes().decode("utf-8")
+                if (made_of["source_sha256"], made_of["hypotheses_sha256"]) == (source_sha256, sha256_text([content])):
+                    return _Answered(path, setting, content.split("\n")[:-1], made_of.get("seconds"))
+        translator, began = load_translator(run, name, asked.device, decoding, cleaned=True), time.perf_counter()
+        with progress(f"decoding {len(lines):,} lines with {run.name}", len(lines)) as advance:
+            made = [line for line, _ in translator.answer(lines, advance=advance)]
+        seconds = round(time.perf_counter() - began, 3)
+        content = "".join(f"{line}\n" for line in made)
+        write_atomic(paths[-1], content)
+        about = {"checkpoint": setting.weights.name, "checkpoint_sha256": setting.weights.sha256, **setting.values}
+        about |= {"source_sha256": source_sha256, "hypotheses_sha256": sha256_text([content]), "seconds": seconds}
+        write_json(paths[-1].with_suffix(_ORIGIN), about)
+        return _Answered(paths[-1], setting, made, seconds)
+
+    return run.use(asked.checkpoint, find_or_make)
+
+
+def _search_setting(run: Run, text: Text, checkpoint: str, decoding: DecodingSection) -> Setting:
+    """Return what determines translations: weights, search and the source text."""
+    search = decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
+    own = {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
+    label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
+    return Setting(text.name, run.weights(checkpoint), {"decoding": search, **own}, label)

@@ -20,7 +20,7 @@ from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.translation.evaluation import EXTRAS
+from phmctl.tasks.translation.kind import EXTRAS
 
 _LINES = 256  # of the validation text, translated in one go between two looks for a wish to stop
 
@@ -123,16 +123,12 @@ class TranslationTask:
 
     def _greedy_bleu(self, model: nn.Module, split: Split, share: Share = ALONE) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
-        translator = Translator(
-            TorchEngine(model, next(model.parameters()).device),
-            self.prepared.tokenizers,
-            settings,
-            max_source_tokens=self.recipe.data.max_tokens,  # as `decode` cuts them
-        )
+        engine, longest = TorchEngine(model, next(model.parameters()).device), self.recipe.data.max_tokens
+        translator = Translator(engine, self.prepared.tokenizers, settings, max_tokens=longest)  # cuts as `decode` does
         (lines, references), found = split.texts, {}
         for start in share.mine(range(0, len(lines), _LINES)):
-            some = translator.translate(lines[start : start + _LINES], numbers=range(start + 1, len(lines) + 1))
-            found[start] = [best[0].text for best in some]
+            some = translator.answer(lines[start : start + _LINES], numbers=range(start + 1, len(lines) + 1))
+            found[start] = [text for text, _ in some]
         hypotheses = [text for _, texts in sorted(share.merge(found).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
         return bleu(hypotheses, references, lowercase=lowercase, tokenize=self._bleu_tokenizer).value

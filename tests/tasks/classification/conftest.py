@@ -11,8 +11,8 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import Asked
-from phmctl.tasks.classification.evaluation import ClassifierReport
-from phmctl.tasks.classification.evaluation import evaluate as scored
+from phmctl.tasks.classification.kind import ClassifierReport
+from phmctl.tasks.classification.kind import evaluate as scored
 from tests.data.helpers import prepare_tables
 
 NOUNS = ["cat", "dog", "key", "tree", "house", "road", "bird", "stone"]

@@ -10,10 +10,8 @@ from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics.classification import mcnemar
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification import evaluation as module
-from phmctl.tasks.classification.evaluation import Examples, read_examples
-from phmctl.tasks.classification.predictor import load_classifier
-from phmctl.tasks.model import Classified
+from phmctl.tasks.classification.kind import read_examples
+from phmctl.tasks.classification.task import load_classifier
 from tests.tasks.classification.conftest import evaluate
 
 
@@ -39,17 +37,6 @@ def test_scores_are_those_of_the_predictions(runs: dict[str, Run]) -> None:
         own = [good for row, good in zip(rows, right, strict=True) if int(row["distractors"]) == group.value]
         assert (group.accuracy.right, group.accuracy.total) == (sum(own), len(own))
     assert sum(group.accuracy.total for group in scores.groups["distractors"]) == len(rows)
-
-
-def test_predictions_are_the_models(runs: dict[str, Run]) -> None:
-    run = runs["lstm-pair"]
-    evaluate(run)
-    rows = rows_of(run)
-    answers = load_classifier(run, device="cpu").label([(row["first"], row["second"]) for row in rows])
-    assert [row["predicted"] for row in rows] == [answer.label for answer in answers]
-    assert [float(row["probability"]) for row in rows] == pytest.approx(
-        [each.probability for each in answers], abs=1e-5
-    )
 
 
 @pytest.mark.parametrize(("kind", "columns"), [("encoder", ["first"]), ("lstm-pair", ["first", "second"])])
@@ -112,7 +99,7 @@ def test_a_comparison_names_the_weights_that_were_loaded(runs, tmp_path, monkeyp
             baseline.point("best", 999999)
         return found
 
-    monkeypatch.setattr(module, "load_classifier", load)
+    monkeypatch.setattr("phmctl.tasks.classification.task.load_classifier", load)
     evaluate(system, against=baseline)
     (written,) = [each for each in read_results(system) if each.against == baseline.name]
     assert written.settings["against_sha256"] == loaded.sha256
@@ -124,27 +111,3 @@ def test_a_refused_comparison_writes_nothing(runs: dict[str, Run], tmp_path: Pat
     with pytest.raises(RunError, match="has other test examples than"):
         evaluate(Run.open(copy), against=runs["lstm-pair"])
     assert not (copy / "results").exists()
-
-
-def test_what_is_not_there_is_named(runs: dict[str, Run], tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no split 'tset' \(did you mean 'test'\?\); it has test, test_other, valid"):
-        evaluate(runs["encoder"], "tset")
-    with pytest.raises(UserError, match=r"beam: task 'classification' has no such option"):
-        phmctl.evaluate(runs["encoder"].folder, beam=3)
-    copy = tmp_path / "v001"
-    shutil.copytree(runs["encoder"].folder, copy)
-    path = copy / "text" / "test.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(RunError, match=r"test\.jsonl .*; copy the run again"):
-        evaluate(Run.open(copy))
-
-
-def test_a_classifier_of_one_class_is_said(runs, monkeypatch, capsys) -> None:
-    def all_of_one(name: str, classifier: object, examples: dict[str, Examples]) -> dict[str, list[Classified]]:
-        return {split: [Classified(own.labels[0], {own.labels[0]: 0.6})] * len(own) for split, own in examples.items()}
-
-    run = runs["encoder"]
-    monkeypatch.setattr(module, "_answers", all_of_one)
-    evaluate(run, "valid")
-    count = len(read_examples(run, "valid"))
-    assert f"valid: {count} of {count} answers are the same: " in capsys.readouterr().err

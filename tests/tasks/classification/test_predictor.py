@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 import phmctl
 from phmctl import exports
 from phmctl.data.batches import collate, encode_texts
+from phmctl.decoding.model import Model
 from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, RunError, UserError
-from phmctl.export import with_engine
 from phmctl.export.verb import export
 from phmctl.exports import open_model
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.evaluation import read_examples
-from phmctl.tasks.classification.kind import KIND
-from phmctl.tasks.classification.predictor import TextClassifier, load_classifier
-from phmctl.tasks.model import Model
+from phmctl.tasks.classification.kind import KIND, read_examples
+from phmctl.tasks.classification.task import TextClassifier, load_classifier
 from tests.tasks.classification.conftest import evaluate
 
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
@@ -42,7 +40,7 @@ def pairs(runs: dict[str, Run]) -> TextClassifier:
 
 
 def predict(model: Model, lines: list[str]) -> list[Any]:
-    return model.predict(lines, advance=lambda amount: None)
+    return [found for _, found in model.answer(lines)]
 
 
 def test_probabilities_are_those_of_each_text_alone(classifier: TextClassifier) -> None:
@@ -62,22 +60,19 @@ def test_labels_do_not_depend_on_order_and_batches(runs: dict[str, Run], order: 
     whole = dict(zip(TEXTS, classifier.label([(text,) for text in TEXTS[:4]]), strict=False))
     classifier.batch_size = batch
     for text, answer in zip(order, predict(classifier, order), strict=True):
-        assert answer.label == whole[text].label
-        assert answer.probability == pytest.approx(whole[text].probability, abs=1e-5)
+        assert answer["label"] == whole[text].label
+        assert answer["probability"] == pytest.approx(whole[text].probability, abs=1e-5)
 
 
 def test_lines_of_text_and_of_pairs(classifier: TextClassifier, pairs: TextClassifier) -> None:
-    found = predict(classifier, ["", "the cats", "   "])
-    lines = list(classifier.lines(found))
-    assert (lines[0], lines[2]) == ("", "")
-    assert lines[1] in ("VBP", "VBZ")
-    empty, answer, _ = classifier.as_json(found)
-    assert (empty, answer["label"]) == ({"label": None, "probability": None}, lines[1])
-    assert predict(pairs, ["see the cat\tthe cat is here"])[0].label in ("same", "other")
-    with pytest.raises(DataError, match="line 2 has 1 text; this classifier reads 2 texts with a tab between"):
-        predict(pairs, ["a\tb", "a"])
-    with pytest.raises(DataError, match="line 1 has 2 texts; this classifier reads one text"):
-        predict(classifier, ["a\tb"])
+    (first, empty), (second, answer), (third, _) = classifier.answer(["", "the cats", "   "])
+    assert (first, third) == ("", "")
+    assert second == answer["label"] in ("VBP", "VBZ")
+    assert empty == {"label": None, "probability": None}
+    assert predict(pairs, ["see the cat\tthe cat is here"])[0]["label"] in ("same", "other")
+    for model, lines in ((pairs, ["a\tb", "a"]), (classifier, ["a", "a\tb"])):
+        with pytest.raises(DataError, match="line 2: this classifier reads"):
+            model.answer(lines)
 
 
 @KINDS
@@ -87,8 +82,8 @@ def test_how_the_maps_are_applied_changes_no_answer(kind: str, runs: dict[str, R
     dense, rank = (
         predict(load_classifier(runs[kind], device="cpu", execution=name), lines) for name in ("dense", "rank")
     )
-    assert [one.label for one in rank] == [one.label for one in dense]
-    assert [one.probability for one in rank] == pytest.approx([one.probability for one in dense], rel=1e-4)
+    assert [one["label"] for one in rank] == [one["label"] for one in dense]
+    assert [one["probability"] for one in rank] == pytest.approx([one["probability"] for one in dense], rel=1e-4)
     with pytest.raises(UserError, match="did you mean 'rank'"):
         load_classifier(runs[kind], execution="rnak")
 
@@ -110,20 +105,6 @@ def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_
 
 
 # ------------------------------------------------------------------------------------------------ to a program
-
-
-@pytest.mark.parametrize(("kind", "texts"), [("encoder", TEXTS), ("lstm-pair", PAIRS)])
-def test_labels_and_probabilities_are_the_commands(runs: dict[str, Run], kind: str, texts: list[Any]) -> None:
-    model, loaded = phmctl.load(runs[kind].folder, device="cpu"), load_classifier(runs[kind], device="cpu")
-    texts = [each for each in texts if each]
-    wanted = loaded.probabilities([(each,) if isinstance(each, str) else each for each in texts])
-    found = model.classify(texts)
-    assert [list(each.probabilities.values()) for each in found] == wanted.tolist()
-    assert [each.label for each in found] == [loaded.labels[best] for best in wanted.argmax(1)]
-    assert list(found[0].probabilities) == model.about()["labels"]
-    assert model.classify([]) == []
-    empty = " " if kind == "encoder" else ("", " ")
-    assert [one.label for one in model.classify([empty, texts[0]])] == ["", found[0].label]
 
 
 @KINDS
@@ -162,8 +143,6 @@ def test_wrong_calls_are_told(classifier: TextClassifier, pairs: TextClassifier)
         pairs.classify([("a", "b"), "a"])
     with pytest.raises(UserError, match="want a list of texts, not one string"):
         classifier.classify("the cat")
-    with pytest.raises(UserError, match="text 1 is of type int"):
-        pairs.classify([("a", 1)])
 
 
 @KINDS
@@ -177,26 +156,6 @@ def test_threads_at_once_get_equal_answers(runs: dict[str, Run], kind: str) -> N
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(32)))
-
-
-@KINDS
-def test_a_client_gets_what_the_library_says(runs: dict[str, Run], kind: str) -> None:
-    pytest.importorskip("starlette")
-    from starlette.testclient import TestClient
-
-    from phmctl.serving.batching import Service
-    from phmctl.serving.server import build_app
-
-    model = phmctl.load(runs[kind].folder, device="cpu")
-    texts = PAIRS[:2] if kind == "lstm-pair" else ["the cat", "the dogs near the key", "the cat " * 200, " "]
-    reply = TestClient(build_app(Service(model))).post("/classify", json={"texts": texts, "cut": True})
-    assert reply.status_code == 200, reply.text
-    for found, one in zip(reply.json()["answers"], model.classify(texts), strict=True):
-        probabilities = pytest.approx(dict(one.probabilities), abs=1e-6)
-        assert found == {"label": one.label or None, "probabilities": probabilities, "cut": one.cut}
-    if kind == "encoder":
-        assert found == {"label": None, "probabilities": {}, "cut": False}
-        assert reply.json()["answers"][2]["cut"]
 
 
 # ----------------------------------------------------------------------------------------------------- exports
@@ -225,10 +184,3 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
             found.encode(["the cat"])
         with pytest.raises(UserError, match="execution"):
             load_classifier(made.export, execution="rank")
-
-
-def test_ctranslate2_is_refused_with_what_can(runs: dict[str, Run], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"export it (--)?to onnx or safetensors"):
-        export(runs["lstm-pair"], exports.CTRANSLATE2, tmp_path / "out")
-    with pytest.raises(UserError, match=r"export it (--)?to onnx or safetensors"):
-        with_engine(runs["encoder"], exports.CTRANSLATE2)

@@ -19,9 +19,8 @@ from phmctl.runs import Run
 from phmctl.tasks.classification.task import ClassificationTask
 from phmctl.training.train import train, train_task
 from tests.data.helpers import prepare_tables
-from tests.training import jobs
 
-from .conftest import pairs, prefixes, write_tables
+from .conftest import pairs, write_tables
 
 Small = Callable[..., ClassificationRecipe]
 
@@ -74,15 +73,6 @@ def test_an_epoch_has_every_example_once_and_a_batch_costs_its_tokens(small, lab
         batch, cost = task.collate(rows), task.cost(rows)
         assert cost.items == batch.target_tokens == len(rows)
         assert cost.tokens == sum(int((side != PAD).sum()) for side in batch.sides)
-
-
-def test_a_resumed_run_equals_one_that_went_through(small: Small, labelled_data: Path, tmp_path: Path) -> None:
-    through = train(small("lstm-pair"), data=labelled_data, runs=tmp_path / "a", quiet=True).run
-    begun = train(small("lstm-pair", "training.steps=3"), data=labelled_data, runs=tmp_path / "b", quiet=True).run
-    train(small("lstm-pair"), data=labelled_data, runs=tmp_path / "b", run=begun, quiet=True)
-    one, other = (read_checkpoint(run.checkpoint("last"), ("model",)).tensors["model"] for run in (through, begun))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_model_of_another_number_of_texts_is_refused(small: Small, labelled_data: Path) -> None:
@@ -149,15 +139,6 @@ def test_vectors_of_another_width_are_refused_before_a_run_is_made(small, with_v
 # -------------------------------------------------------------------------------------------------------- runs
 
 
-def test_other_data_does_not_continue_a_run(small: Small, runs: dict[str, Run], tmp_path: Path) -> None:
-    recipe = small()
-    tables = write_tables(tmp_path, "label\ttext\tdistractors", {"train": prefixes(90, 8), "valid": prefixes(9, 9)})
-    rows = Rows(texts=("text",), label="label")
-    prepare_tables(recipe.data, root=tmp_path, tables=tables, rows=rows, quoting=False)
-    with pytest.raises(RunError, match=r"is not what .* was trained on: .*sources"):
-        opened(recipe, tmp_path).check_run(runs["encoder"])
-
-
 def test_a_classifier_begins_with_another(small, labelled_data, runs, tmp_path, capsys) -> None:
     """Fine-tuning: everything fits the same model; another kind of model is refused, and so are other texts' tokens."""
     source = runs["encoder"]
@@ -197,18 +178,3 @@ def test_a_classifier_teaches_its_probabilities(small: Small, labelled_data: Pat
     pairs = small("lstm-pair", f"training.teacher={teacher.folder}")
     with pytest.raises(RunError):
         phmctl.train(pairs, data=labelled_data, runs=tmp_path)
-
-
-def test_two_processes_train_what_one_trains(small: Small, labelled_data: Path, tmp_path: Path) -> None:
-    """Dropout on, whole micro-batches for each."""
-    common = ["training.accumulate=2", "model.dropout=0.1", "training.log_every=1"]
-    recipes = [small("encoder", *common), small("lstm-pair", *common)]
-    with torch.random.fork_rng():
-        alone = [jobs.classify(labelled_data, tmp_path / "one", recipe) for recipe in recipes]
-    wanted = [(jobs.classify, {"data": labelled_data, "root": tmp_path / "two", "recipe": each}) for each in recipes]
-    for one, (two, _) in zip(alone, jobs.run(tmp_path / "jobs", wanted, 2), strict=True):
-        torch.testing.assert_close(jobs.weights(two), jobs.weights(one), rtol=0, atol=1e-10)
-        for event, figure in (("train", "loss"), ("validation", "loss"), ("validation", "accuracy")):
-            expected, found = (torch.tensor(jobs.curve(run, event, "step", figure)) for run in (one, two))
-            assert len(found)
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)  # sums for the log are in float32

@@ -12,8 +12,8 @@ from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
 from phmctl.tasks.base import Asked
-from phmctl.tasks.translation.evaluation import Evaluation
-from phmctl.tasks.translation.evaluation import evaluate as scored
+from phmctl.tasks.translation.kind import Evaluation
+from phmctl.tasks.translation.kind import evaluate as scored
 from tests.decoding.conftest import TEXT, sharp_model
 
 SOURCES = [*TEXT[:3], "", *TEXT[1:3], TEXT[0]]

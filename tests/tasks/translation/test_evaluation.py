@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from phmctl import __version__
-from phmctl.data.copies import read_text
-from phmctl.decoding.translator import change_decoding, load_translator
+from phmctl.decoding.translator import Translator, change_decoding, load_translator
 from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.translation import evaluation as module
+from phmctl.tasks.translation import kind as module
 from tests.tasks.translation.runs import REFERENCES, SOURCES, evaluate, make_run
 
 
@@ -26,8 +24,10 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture
 def decodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Counts how often a run is really decoded."""
-    calls, real = list[str](), module._translate
-    monkeypatch.setattr(module, "_translate", lambda run, *how: calls.append(run.name) or real(run, *how))
+    calls, real = list[str](), module.load_translator
+    monkeypatch.setattr(
+        module, "load_translator", lambda run, *how, **more: calls.append(run.name) or real(run, *how, **more)
+    )
     return calls
 
 
@@ -125,40 +125,6 @@ def test_a_checkpoint_of_the_same_step_but_other_weights_is_another(tmp_path: Pa
     assert translations(run) == by_hand(other)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "missing"])
-def test_kept_translations_of_damaged_weights_are_scored_with_a_warning(run, capsys, damage) -> None:
-    before = evaluate(run)
-    assert evaluate(run) == before
-    assert "kept" not in capsys.readouterr().err
-    path = run.checkpoint("best") / "model.safetensors"
-    if damage == "missing":
-        path.unlink()
-    else:
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-    assert evaluate(run) == before
-    said = capsys.readouterr().err
-    assert (
-        f"warning: the translations kept in {kept(run)} are scored, but their checkpoint cannot be loaded: {path}"
-        in said
-    )
-    with pytest.raises(RunError, match="--checkpoint step-000001"):
-        evaluate(run, beam=1)
-    (run.checkpoint("best") / "manifest.json").unlink()
-    with pytest.raises(RunError, match=r"manifest\.json is missing; use another one: --checkpoint step-000001"):
-        evaluate(run)
-
-
-def test_checkpoints_have_results_of_their_own(run: Run) -> None:
-    best, last = translations(run), translations(run, checkpoint="last")
-    assert (best, last) == (by_hand(run), by_hand(run, "last"))
-    assert best != last
-    names = [path.name.split(".")[1] for path in sorted(run.results_folder.glob("*.hyp"))]
-    assert names == ["step-000001", "step-000002"]
-    assert translations(run) == best
-
-
 def test_against_a_run_gives_the_paired_bootstrap_beside_the_plain_result(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", seed=2)
     found = evaluate(run, against=other)
@@ -203,25 +169,6 @@ def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, r
     assert not list(run.results_folder.glob("against*"))
 
 
-def test_each_setting_has_a_result_that_says_what_made_it(run: Run, decodings: list[str]) -> None:
-    found = [evaluate(run, beam=beam) for beam in (1, 3)]
-    lower = evaluate(run, beam=1, lowercase=True)
-    results = read_results(run)
-    assert len(decodings) == 2  # of a case there is one translation
-    assert sorted((one.settings["decoding"]["beam"], one.settings["lowercase"]) for one in results) == [
-        (1, False),
-        (1, True),
-        (3, False),
-    ]
-    for one in results:
-        asked = lower if one.settings["lowercase"] else found[0 if one.settings["decoding"]["beam"] == 1 else 1]
-        assert one.report == asked.as_json()
-        assert one.checkpoint_sha256 == run.weights().sha256
-        assert (one.split, one.checkpoint, one.seed, one.version) == ("test", "step-000002", 1, __version__)
-    again = evaluate(run, beam=3)
-    assert (again, read_results(run)) == (found[1], results)
-
-
 def test_what_cannot_be_scored_is_an_error(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", references=REFERENCES[::-1])
     with pytest.raises(RunError, match="other test references"):
@@ -232,11 +179,6 @@ def test_what_cannot_be_scored_is_an_error(tmp_path: Path, run: Run) -> None:
     run.results_folder.write_text("in the way", encoding="utf-8")
     with pytest.raises(OutputError, match="cannot write"):
         evaluate(run)
-
-
-def test_a_line_separator_is_no_line_break(run: Run) -> None:
-    (run.text_folder / "test.source").write_text("a\u2028b\nc\n", encoding="utf-8")
-    assert read_text(run, "test", "source") == ["a\u2028b", "c"]
 
 
 def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,42 +192,16 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
             discard(run.checkpoints_folder / checkpoint)
         return real(run, checkpoint, *rest, **options)
 
-    monkeypatch.setattr("phmctl.decoding.translator.load_translator", load)
+    monkeypatch.setattr(module, "load_translator", load)
     found = evaluate(run)
     assert pruned == ["step-000002"]
     assert found.checkpoint == "step-000001"
     assert translations(run) == by_hand(run, "step-000001")
 
 
-def test_a_report_names_the_checkpoint_that_made_its_translations(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module._translate
-
-    def translate(run, translator, lines):
-        run.point("best", 1)
-        return real(run, translator, lines)
-
-    monkeypatch.setattr(module, "_translate", translate)
-    assert evaluate(run).checkpoint == "step-000002"
-    assert json.loads(kept(run).with_suffix(".decoding.json").read_text())["checkpoint"] == "step-000002"
-
-
-def test_what_the_recipe_asks_for_is_scored(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """The average where the recipe has one made; the best as long as it is not there, which is said."""
-    training = run.recipe.training.model_copy(update={"average": 2})
-    wanting = Run(run.folder, run.recipe.model_copy(update={"training": training}))
-    assert evaluate(wanting, "test", "auto").checkpoint == "step-000002"
-    assert "there is no average yet; best is taken, step-000002" in capsys.readouterr().err
-    shutil.copytree(run.checkpoint("last"), run.checkpoints_folder / "average")
-    found = evaluate(wanting, "test", "auto")
-    assert found.checkpoint == "average"
-    assert found.scores[0] == bleu(by_hand(run, "last"), REFERENCES)
-    assert "no average" not in capsys.readouterr().err
-    assert evaluate(run, "test", "auto").checkpoint == "step-000002"
-
-
 def test_empty_translations_and_tokenised_references_are_said_once(run, monkeypatch, capsys) -> None:
     (run.text_folder / "test.target").write_text("".join(f"word {number} .\n" for number in range(len(SOURCES))))
-    monkeypatch.setattr(module, "_translate", lambda run, translator, lines: [""] * len(lines))
+    monkeypatch.setattr(Translator, "answer", lambda self, lines, **how: [("", {})] * len(lines))
     evaluate(run)
     told, wanted = capsys.readouterr().err, len(SOURCES) - 1
     assert told.count("tokenised") == 1

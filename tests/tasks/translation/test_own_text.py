@@ -15,7 +15,6 @@ from phmctl.files import write_json
 from phmctl.metrics.text import all_scores
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.translation.evaluation import own_text
 from phmctl.tasks.translation.kind import KIND
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
 
@@ -52,15 +51,6 @@ def test_files_are_translated_and_scored_against_every_reference(run: Run, tmp_p
     assert result.answers.read_text(encoding="utf-8").split("\n")[:-1] == translations
     assert len(result.settings["references_sha256"]) == 2
     assert KIND.answers(run, result) is None  # no split of the run
-
-
-def test_other_text_under_the_same_name_overwrites_nothing(run: Run, tmp_path: Path) -> None:
-    reference = put(tmp_path / "a.en", REFERENCES[:1])
-    for name, lines in (("one", SOURCES[:1]), ("two", SOURCES[1:2])):
-        (tmp_path / name).mkdir()
-        evaluate(run, "--source", put(tmp_path / name / "news.de", lines), "--reference", reference)
-    assert len(read_results(run)) == 2
-    assert len(list(run.results_folder.glob("*.hyp"))) == 2
 
 
 def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
@@ -117,11 +107,3 @@ def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) ->
     assert "tok:zh" in evaluate(run)["scores"][0]["signature"]
     with pytest.raises(UserError, match=r"tokenize.13b: sacrebleu has"):
         evaluate(run, "--tokenize", "13b")
-
-
-def test_exchanged_files_are_warned_of(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, reference = put(tmp_path / "s", SOURCES), put(tmp_path / "r", REFERENCES)
-    own_text(run, source, [reference])
-    assert capsys.readouterr().err == ""
-    own_text(run, reference, [source])
-    assert "exchanged" in capsys.readouterr().err

@@ -14,13 +14,11 @@ from typer.testing import CliRunner
 
 from phmctl.cli.main import app
 from phmctl.data.card import Cleaning
-from phmctl.data.copies import read_text
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepared.folder import PreparedData, SplitWriter
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import PAD
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
-from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import write_json
 from phmctl.metrics.text import Score
@@ -75,23 +73,6 @@ def test_the_cost_is_what_the_batch_holds(task: TranslationTask) -> None:
         assert cost.tokens == cost.items + int((batch.source != PAD).sum())
 
 
-def test_average_is_the_mean_of_the_last_checkpoints(tiny_run: Run) -> None:
-    weights = [
-        load_translator(tiny_run, name, "cpu").engine.model.state_dict()
-        for name in ("step-000003", "step-000006", "average")
-    ]
-    for name, average in weights[2].items():
-        torch.testing.assert_close(average, (weights[0][name] + weights[1][name]) / 2)
-
-
-def test_validation_bleu_chooses_where_it_is_asked_for(task: TranslationTask) -> None:
-    training = task.recipe.training.model_copy(update={"validate_bleu": True})
-    asked = TranslationTask(task.recipe.model_copy(update={"training": training}), task.prepared)
-    metrics = asked.validate(asked.build_model().eval())
-    assert metrics["bleu"] < 5  # untrained
-    assert asked.score(metrics) == metrics["bleu"]
-
-
 def patterned(folder: Path, pattern: str) -> Corpus:
     splits = {"train": range(40), "valid": range(40, 45), "test": range(45, 50)}
     files = {}
@@ -108,20 +89,6 @@ def entities_data(folder: Path, tiny_recipe: TranslationRecipe, pattern: str) ->
     recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
     cleaning = Cleaning(entities="decode", lowercase=True)
     return recipe, prepare(data, patterned(folder, pattern), cleaning, root=folder)
-
-
-@pytest.fixture
-def entities_run(tmp_path: Path, tiny_recipe: TranslationRecipe) -> Run:
-    """A run on a corpus whose card decodes entities and lower-cases."""
-    recipe, prepared = entities_data(tmp_path, tiny_recipe, "It &apos;s line {} .")
-    return train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs", quiet=True).run
-
-
-def test_a_line_is_cleaned_as_the_corpus_was(entities_run: Run) -> None:
-    translator = load_translator(entities_run, "last", "cpu")
-    encoded, plain = translator.translate(["IT &apos;S line 7 .", "it 's line 7 ."])
-    assert encoded[0].score == pytest.approx(plain[0].score)
-    assert encoded[0].text == plain[0].text
 
 
 def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypatch) -> None:
@@ -144,22 +111,10 @@ def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypa
         CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert seen == [f"a &lt; {number}" for number in range(45, 50)]
     seen.clear()
-    evaluate(run, "test", "last")
+    scores = evaluate(run, "test", "last").scores
     assert seen == [f"a &lt; {number}" for number in range(45, 50)]
-
-
-def test_a_lower_cased_corpus_is_scored_in_lower_case(entities_run: Run) -> None:
-    signatures = {score.name: score.signature for score in evaluate(entities_run, "test", "last").scores}
-    assert "case:lc" in signatures["BLEU"]
-    cased = evaluate(entities_run, "test", "last", lowercase=False).scores
-    assert "case:mixed" in next(score.signature for score in cased if score.name == "BLEU")
-
-
-def test_a_run_is_not_continued_on_other_data(entities_run, tmp_path, tiny_recipe) -> None:
-    corpus = patterned(tmp_path, "Line {} .")
-    prepared = prepare(entities_run.recipe.data, corpus, Cleaning(), root=tmp_path / "anew")
-    with pytest.raises(RunError, match="settings, sources"):
-        TranslationTask(entities_run.recipe, prepared).check_run(entities_run)
+    assert "case:lc" in scores[0].signature  # as the corpus
+    assert "case:mixed" in evaluate(run, "test", "last", lowercase=False).scores[0].signature
 
 
 def copied(run: Run, folder: Path) -> Run:
@@ -177,19 +132,6 @@ def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: Trans
     write_json(run.folder / "data.json", run.data() | {"copies": []})  # as in a run that records no SHA-256
     with pytest.raises(RunError, match="tokenizers differ"):
         task.check_run(run)
-
-
-@pytest.mark.parametrize("damage", [None, "{", "[1]", "{}"])
-def test_a_run_that_does_not_say_what_it_was_trained_on_is_refused(tiny_run, task, tmp_path, damage) -> None:
-    run = copied(tiny_run, tmp_path / "run")
-    if damage is None:
-        (run.folder / "data.json").unlink()
-    else:
-        (run.folder / "data.json").write_text(damage)
-    with pytest.raises(RunError, match=r"data\.json"):
-        task.check_run(run)
-    with pytest.raises(RunError, match=r"data\.json"):
-        load_translator(run, "last", "cpu")
 
 
 @pytest.mark.parametrize("fault", ["damage", "train", "valid", "budget"])
@@ -247,14 +189,3 @@ def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tin
     assert asked == ["zh", "char", "13b"]
     with pytest.raises(UserError, match="13b"):
         task.check_data()
-
-
-@pytest.mark.parametrize("execution", ["rank", "auto"])
-def test_any_execution_gives_the_translations_of_dense(tiny_run: Run, execution: str) -> None:
-    run, lines = tiny_run, [line for line in read_text(tiny_run, "test", "source") if line][:40]
-
-    def translate(name: str) -> list[str]:
-        decoding = run.recipe.decoding.model_copy(update={"execution": name})
-        return [found[0].text for found in load_translator(run, "last", "cpu", decoding).translate(lines)]
-
-    assert translate(execution) == translate("dense")

@@ -1,18 +1,20 @@
 """A trained model that answers: what ``decode``, ``serve`` and :func:`phmctl.load` ask."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import DataError, UserError
-from phmctl.runs import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from phmctl.decoding.translator import Translation
+    from phmctl.exports import Export
+    from phmctl.runs import Run
 
 Texts = Sequence[str | Sequence[str]]
+Line = tuple[str, dict[str, Any]]  # an answer as ``decode`` writes it: its text, and what ``--json`` says of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +42,22 @@ class Model:
     """A trained model, ready to answer; :func:`phmctl.load` makes one.
 
     What a program asks prints nothing and changes nothing global. It may be used by many threads at once: nothing that
-    an answer depends on changes after loading. A method that the
-    task does not have is a :class:`~phmctl.errors.UserError` that names those it has.
+    an answer depends on changes after loading. A method that the task does not have is a
+    :class:`~phmctl.errors.UserError` that names those it has.
 
     Attributes:
         name: ``<recipe>/<variant>/<version>`` of the run that it comes from.
         task: ``translation`` or ``classification``.
+        max_tokens: the longest text that the model knows, as :meth:`lengths` counts; None is no limit.
     """
 
     answers: Sequence[str] = ()  # the methods that this model has
+    max_tokens: int | None = None
     verb = "answering"  # what ``decode`` does to lines, for the progress bar
 
-    def __init__(self, run: Run, checkpoint: str, **about: Any) -> None:
-        self.name, self.task = run.name, run.recipe.task
-        self._about = {"folder": str(run.folder), "checkpoint": run.weights(checkpoint).name, **about}
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self._about = about
+        self.name, self.task = str(about["name"]), str(about["task"])
 
     def __repr__(self) -> str:
         return f"<phmctl model {self.name}: {', '.join(self.answers)}>"
@@ -61,26 +65,13 @@ class Model:
     def about(self) -> dict[str, Any]:
         """Return what the model is, as JSON values: name, task, folder, checkpoint, engine, device, settings.
 
-        Of a translator ``decoding`` has the settings of the search; of a classifier ``labels`` its classes and
-        ``texts`` how many texts an example has. ``methods`` names what can be asked of it, ``vectors`` says what
-        :meth:`encode` returns.
+        ``methods`` names what can be asked of it, ``vectors`` says what :meth:`encode` returns. A translator has its
+        ``decoding``; a classifier ``labels``, and ``texts``, how many an example has.
         """
-        return {"name": self.name, "task": self.task, "methods": list(self.answers), **self._about}
-
-    @property
-    def max_tokens(self) -> int | None:
-        """The longest text that the model knows, as :meth:`lengths` counts; None is no limit."""
-        raise self._lacks("max_tokens")
+        return {**self._about, "methods": list(self.answers)}
 
     def lengths(self, texts: Texts) -> list[int]:
-        """Return the tokens of each text as the model counts them, of a pair those of the longer one.
-
-        An end of sentence is none of them.
-
-        Raises:
-            UserError: the texts are not of the kind that the model reads.
-            DataError: a text is no Unicode text.
-        """
+        """Return the tokens of each text, without an end of sentence; of a pair those of the longer one."""
         raise self._lacks("lengths")
 
     def translate(
@@ -95,8 +86,7 @@ class Model:
         """Translate texts by beam search.
 
         Args:
-            texts: N texts, each one line; they are cleaned as the training text was. A single string is refused, for it
-                is itself a sequence of texts of one character.
+            texts: N texts, each one line; they are cleaned as the training text was.
             beam: live prefixes a sentence; 1 is greedy. The recipe's where None.
             alpha: exponent of the length penalty. The recipe's where None.
             n_best: translations wanted a text, at most `beam`.
@@ -152,9 +142,7 @@ class Model:
         the maximum and the mean over time of the LSTM's states, side by side. A text without a token gives zeros.
         The beginning of a text that is longer than the model knows is encoded (of a classifier: what its card keeps).
 
-        Raises:
-            UserError: the model's engine gives no states.
-            DataError: a text is no Unicode text.
+        Raises UserError where the model's engine gives no states.
         """
         raise self._lacks("encode")
 
@@ -162,26 +150,35 @@ class Model:
         """Return what of its settings decides the answers, as JSON values: not what only changes the speed."""
         return {}
 
-    def predict(
+    def answer(
         self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
-    ) -> list[Any]:
+    ) -> list[Line]:
         """Return the answer to each line, for ``decode``; what is cut is warned of.
 
         `numbers` are those of the lines, for messages: 1, 2, … where None. `advance` is told how many are done.
         """
-        raise self._lacks("predict")
-
-    def lines(self, found: Sequence[Any], *, first_line: int = 1) -> Iterator[str]:
-        """Yield answers as lines of text; `first_line` is the number of the line that the first belongs to."""
-        raise self._lacks("lines")
-
-    def as_json(self, found: Sequence[Any]) -> Iterator[dict[str, Any]]:
-        """Yield each answer as a JSON object, under the names that the task has for its parts."""
-        raise self._lacks("as_json")
+        raise self._lacks("answer")
 
     def _lacks(self, method: str) -> UserError:
         has = ", ".join(self.answers) or "none of them"
         return UserError(f"{method}: {self.name}, a model of task {self.task!r}, does not have it; it has {has}")
+
+
+def about_run(run: "Run", checkpoint: str) -> dict[str, Any]:
+    """Return what every model says of the run that it comes from; see :meth:`Model.about`."""
+    weights = run.weights(checkpoint)
+    return {"name": run.name, "task": run.recipe.task, "folder": str(run.folder), "checkpoint": weights.name}
+
+
+def check_export(run: "Export", checkpoint: str, device: str, **own: str | None) -> None:
+    """Verify an export's files; refuse (UserError) what it cannot do, and options that it has settled by itself."""
+    run.checkpoint(checkpoint)
+    for option, value in own.items():
+        if value is not None:
+            raise UserError(f"--{option} {value}: {run.folder} has its own; leave it out, or answer with the run")
+    if run.engine != "torch" and device not in ("auto", "cpu"):
+        raise UserError(f"--device {device}: an export to {run.to} runs on the CPU here; leave it out")
+    run.verify()
 
 
 def check_texts(texts: Texts, name: str = "texts") -> list[str]:
