@@ -50,19 +50,12 @@ def distil(
     Args:
         teacher: a run, by the data that it was trained on.
         recipe: the student's; by default the teacher's.
-        n: the student's PHM hyperparameter.
-        algebra: the student's.
-        seed: the student's.
-        steps: of the student's training.
-        settings: further recipe keys of the student: ``{"model.width": 128}``, or ``["model.width=128"]``.
         start: ``nearest``: the student begins with the teacher's tables, norms and biases, and with the Kronecker sums
             that are nearest to its weights, where the shapes are equal; ``random``: as any training.
         beam: of the teacher's search; the teacher's recipe's where None.
         references: train on the references too, not on the teacher's translations alone.
-        data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
-        runs: the folder of runs.
-        tag: a name for the student's run.
-        quiet: print nothing on stderr.
+
+    All else is of the student's training, as :func:`phmctl.train` has it.
 
     Raises:
         RunError: there is no such run, or it is of a task that has no students, of another task or of other data than

@@ -112,12 +112,10 @@ def _prepared(root: Path, settings: Sequence[str]) -> dict[str, ProbingRecipe]:
 
 def _open(recipe: ProbingRecipe, root: Path) -> PreparedData:
     prepared = PreparedData.find(recipe.data, root)
-    if prepared.texts != 1:
-        raise DataError(f"a probe reads one sentence an example, and {prepared.folder} has pairs")
-    if not prepared.manifest["settings"].get("train_text"):
+    if prepared.texts != 1 or not prepared.manifest["settings"].get("train_text"):
         raise DataError(
-            f"{prepared.folder} keeps no text of train, which an encoder is to read; your own tables keep it with "
-            f"--recipe probe, a card with 'train_text: true': {prepared.command} --force"
+            f"{prepared.folder} has pairs, or keeps no text of train, and an encoder reads single sentences; your own "
+            f"tables keep it with --recipe probe, a card with 'train_text: true': {prepared.command} --force"
         )
     return prepared
 

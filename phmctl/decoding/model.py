@@ -19,18 +19,12 @@ Line = tuple[str, dict[str, Any]]  # an answer as ``decode`` writes it: its text
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """What a classifier answers to one example.
+    """What a classifier answers to one example."""
 
-    Attributes:
-        label: the most probable class; empty for an empty text.
-        probabilities: that of each class, 0 to 1, in the order of the model's labels; they sum to 1. An empty
-            text has none.
-        cut: whether a text was longer than the model knows, so that only a part of it was read.
-    """
-
-    label: str
+    label: str  # the most probable class; empty for an empty text
+    # that of each class, 0 to 1, in the order of the model's labels; they sum to 1. An empty text has none
     probabilities: Mapping[str, float]
-    cut: bool = False
+    cut: bool = False  # whether a text was longer than the model knows, so that only a part of it was read
 
     @property
     def probability(self) -> float:

@@ -1,8 +1,7 @@
 """Raw text in, raw text out: tokenise, sort by length, batch by tokens, search, detokenise, restore the order.
 
-What searches a batch of ids is an engine: torch's (:mod:`phmctl.decoding.beam`), or an export's. All mean the same by a
-beam, a length penalty, a longest output and a score: that module says what. What an engine wants is imported with it:
-torch is not for an export to CTranslate2.
+What searches a batch of ids is an engine: torch's (:mod:`phmctl.decoding.beam`, which says what a beam and a score
+are), or an export's. What an engine wants is imported with it: an export to CTranslate2 wants no torch.
 """
 
 import math
@@ -66,7 +65,6 @@ class Engine(Protocol):
         `sources` are token ids, each closed by EOS; ids from `allowed` on, the target tokenizer's size, are never
         produced; `n_best` is at most the beam.
         """
-        ...
 
 
 def longest_outputs(sources: Sequence[Sequence[int]], settings: DecodingSection) -> list[int]:
@@ -84,19 +82,12 @@ def change_decoding(section: DecodingSection, **changes: float | str | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """One translation of a line.
+    """One translation of a line."""
 
-    Attributes:
-        text: what the line was translated to.
-        score: the log-probability over the length penalty of Wu et al. (2016), eq. 14; the beam is ranked by it.
-        log_prob: natural logarithm of the probability that the model gives the text and its end.
-        cut: whether the line was longer than the model knows, so that only its beginning was translated.
-    """
-
-    text: str
-    score: float
-    log_prob: float
-    cut: bool = False
+    text: str  # what the line was translated to
+    score: float  # `log_prob` over the length penalty of Wu et al. (2016), eq. 14; the beam is ranked by it
+    log_prob: float  # natural logarithm of the probability that the model gives the text and its end
+    cut: bool = False  # whether the line was longer than the model knows, so that only its beginning was translated
 
 
 EMPTY = Translation("", 0.0, 0.0)
@@ -301,8 +292,7 @@ def load_translator(
     lines will be the run's own text, which has been cleaned already, and twice is once too often: ``&amp;lt;`` stands
     for ``&lt;``, and that for ``<``. `threads` are of an engine that has its own; 0 leaves its choice.
 
-    RunError: something is missing or damaged; MissingExtraError: an export's engine is not installed; UserError: the
-    engine cannot do what is asked.
+    Raises RunError, MissingExtraError (an export's engine is not installed), UserError (it cannot do what is asked).
     """
     recipe = run.recipe_of(TranslationRecipe)
     tokenizers, settings = load_tokenizers(run), decoding or recipe.decoding

@@ -1,22 +1,19 @@
-"""Lines as they arrive: what has come is handed on when nothing more comes for a moment, and in large groups while
-lines flow. A person who types is answered at once so, and a pipe is sorted and batched.
-"""
+"""Lines as they arrive: a person who types is answered at once, and what flows through a pipe is sorted and batched."""
 
 import os
 import select
 import stat
 import sys
 import time
-from codecs import iterdecode
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from io import BufferedReader
-from itertools import chain, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
-from phmctl.data.readers import LONGEST_LINE, decode_line, marked_encoding, open_bytes, raw_lines, reading
+from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
 from phmctl.errors import DataError
 
 T = TypeVar("T")
@@ -29,11 +26,8 @@ _CHUNK = 1 << 16  # a pipe holds so many bytes
 def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMIT) -> Iterator[list[str]]:
     """Yield the lines of a file, or of stdin, in groups as they arrive; none is empty.
 
-    The groups of a regular file have `limit` lines; those of a pipe or a terminal end `pause` seconds after their first
-    line. The lines before one that is no UTF-8 are yielded before the error is raised.
-
-    Raises:
-        DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
+    The groups of a regular file have `limit` lines; those of a pipe or a terminal, which is UTF-8, end `pause` seconds
+    after their first line. DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
     """
     if path is not None:
         with reading(path), open_bytes(path) as handle:
@@ -53,18 +47,9 @@ def in_groups(lines: Iterable[T], limit: int = LIMIT) -> Iterator[list[T]]:
 
 
 def _decoded(groups: Iterable[list[bytes]], name: Path | str) -> Iterator[list[str]]:
-    number = 0
+    numbers = count(1)
     for group in groups:
-        lines: list[str] = []
-        for raw in group:
-            number += 1
-            try:
-                lines.append(decode_line(raw, name, number))
-            except DataError:
-                if lines:
-                    yield lines
-                raise
-        yield lines
+        yield [decode_line(raw, name, next(numbers)) for raw in group]
 
 
 def _groups(handle: BinaryIO, pause: float, limit: int) -> Iterator[list[bytes]]:
@@ -88,7 +73,7 @@ def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]
     lines: list[bytes] = []
     rest = b""  # of the line that has not ended
     deadline = 0.0
-    for chunk in _chunks(descriptor):
+    for chunk in iter(partial(os.read, descriptor, _CHUNK), b""):
         *ended, rest = (rest + chunk).split(b"\n")
         if ended and not lines:
             deadline = time.monotonic() + pause
@@ -103,12 +88,3 @@ def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]
             lines = []
     if lines or rest:
         yield [*lines, *([rest] if rest else [])]
-
-
-def _chunks(descriptor: int) -> Iterator[bytes]:
-    """Yield what is read, in UTF-8 whatever a byte order mark says it is in."""
-    raw = iter(partial(os.read, descriptor, _CHUNK), b"")
-    first = next(raw, b"")
-    encoding = marked_encoding(first)
-    whole = chain([first], raw)
-    yield from whole if encoding is None else (text.encode("utf-8") for text in iterdecode(whole, encoding))

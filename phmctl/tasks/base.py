@@ -100,12 +100,14 @@ class Task(Protocol):
 
     def check_data(self) -> None:
         """Refuse (DataError) data that no training can begin or be validated with; called before a run is made."""
+        return
 
     def check_run(self, run: Run) -> None:
         """Refuse (RunError) to continue a run that was trained on other data."""
 
     def check_vocabulary(self, run: Run) -> None:
         """Refuse (RunError) to begin with the tensors of a run to which ids mean something else."""
+        return
 
     def furnish(self, run: Run) -> None:
         """Write into a new run what using it elsewhere needs: tokenizers, raw evaluation text."""

@@ -41,7 +41,7 @@ from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import Metric
-from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Rows, Share, Sizes, TaskKind
+from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Rows, Share, Sizes, Task, TaskKind
 
 TRUTH = "truth.safetensors"  # in a run, which is judged by it wherever it was moved, whatever torch draws there
 EVALUATION_SAMPLES = 1000  # of the validation and of the test split
@@ -135,7 +135,7 @@ def read_truth(run: Run) -> Truth:
 # ------------------------------------------------------------------------------------------------------- training
 
 
-class RuleTask:
+class RuleTask(Task):
     """A recipe's layer, and examples of the true map that it is to find."""
 
     unit = "numbers"
@@ -184,18 +184,12 @@ class RuleTask:
     def score(self, metrics: Mapping[str, float]) -> float:
         return -metrics["loss"]
 
-    def check_data(self) -> None:
-        """Whatever a recipe asks for can be drawn."""
-
     def check_run(self, run: Run) -> None:
         if not all(map(torch.equal, read_truth(run), self.truth)):
             raise RunError(
                 f"{run.folder / TRUTH} is not the map that its recipe draws here (another version of torch?); "
                 "leave --resume out to start a new run"
             )
-
-    def check_vocabulary(self, run: Run) -> None:
-        """Numbers mean the same everywhere."""
 
     def furnish(self, run: Run) -> None:
         """Write the true map, and ``data.json`` with its SHA-256."""

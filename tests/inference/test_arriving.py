@@ -106,16 +106,6 @@ def test_a_pipe_gives_the_lines_of_a_file(tmp_path_factory, lines, limit, end, c
     assert [line for group in arriving_lines(path, limit=limit) for line in group] == list(read_lines(path))
 
 
-def test_lines_before_invalid_utf8_come_first(pipe: Pipe, tmp_path: Path) -> None:
-    pipe.write(b"a\nb\n\xff\nc\n")
-    pipe.close()
-    (tmp_path / "text").write_bytes(b"a\nb\n\xff\nc\n")
-    for groups, name in ((arriving_lines(None), "stdin"), (arriving_lines(tmp_path / "text"), "text")):
-        assert next(groups) == ["a", "b"]
-        with pytest.raises(DataError, match=f"{name}, line 3: invalid UTF-8"):
-            next(groups)
-
-
 def test_a_compressed_file_a_named_pipe_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"a\nb\n"))
     assert list(arriving_lines(tmp_path / "text.gz", limit=1)) == [["a"], ["b"]]
@@ -126,20 +116,6 @@ def test_a_compressed_file_a_named_pipe_and_memory(tmp_path: Path, monkeypatch: 
     writer.join()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb")))
     assert list(arriving_lines(None)) == [["a", "b"]]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_a_byte_order_mark_tells_the_encoding(pipe: Pipe, tmp_path: Path, encoding: str) -> None:
-    content = "Привет\r\nÜber\n\n没有".encode(encoding)
-    (tmp_path / "text").write_bytes(content)
-    expected = ["Привет", "Über", "", "没有"]
-    groups = arriving_lines(None)
-    pipe.write(content[:7])  # half a character
-    writer = threading.Timer(0.1, lambda: (pipe.write(content[7:]), pipe.close()))
-    writer.start()
-    assert [line for group in groups for line in group] == expected
-    writer.join()
-    assert list(arriving_lines(tmp_path / "text")) == [expected] == [list(read_lines(tmp_path / "text"))]
 
 
 def test_no_file_no_stdin_and_nothing_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipe: Pipe) -> None:
