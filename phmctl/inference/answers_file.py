@@ -101,17 +101,15 @@ class AnswersFile:
             left -= len(answered)
             self._take_in(answered)
             if answered and not left and self._input.hexdigest() != self._mark.input_sha256:
-                raise self._other_input("they are not those that the input begins with")
+                left = self._mark.lines
+                break
             if rest:
                 yield rest
         if left:
-            raise self._other_input(f"the input has {self._mark.lines - left:,}")
-
-    def _other_input(self, why: str) -> OutputError:
-        return OutputError(
-            f"{self.path} answers {self._mark.lines:,} lines, but {why}; give the same input, "
-            f"or remove {self.record} to begin anew"
-        )
+            raise OutputError(
+                f"{self.path} answers {self._mark.lines:,} lines, and they are not those that the input begins with; "
+                f"give the same input, or remove {self.record} to begin anew"
+            )
 
     def _take_in(self, lines: Sequence[str]) -> None:
         self._input.update("".join(f"{line}\n" for line in lines).encode())

@@ -6,7 +6,7 @@ from phmctl.console import silence
 from phmctl.decoding.model import Model
 from phmctl.decoding.translator import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
-from phmctl.exports import Export, no_engine, open_model
+from phmctl.exports import Export, open_model
 from phmctl.runs import AUTO
 from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
@@ -47,9 +47,8 @@ def load(
     with silence():
         run = open_model(path)
         own = run.engine if isinstance(run, Export) else TORCH
-        if own not in ENGINES:
-            raise no_engine(run.folder)
-        check_known("engine", engine or own, ENGINES)
+        if engine is not None:
+            check_known("engine", engine, ENGINES)
         if engine not in (None, own):
             advice = "leave engine out" if isinstance(run, Export) else f"make one with phmctl export --to {engine}"
             raise UserError(f"engine {engine!r}: {run.folder} has {own}; {advice}")

@@ -98,8 +98,8 @@ def test_what_is_not_ours_is_refused_and_left(tmp_path: Path) -> None:
         AnswersFile(path, ORIGIN)
     with pytest.raises(OutputError, match=r"was not made like this: beam \(5 there, 6 now\)"):
         AnswersFile(path, {**ORIGIN, "beam": 6}, resume=True)
-    for other, message in ((["x", *LINES], "not those that the input begins with"), (LINES[:3], "the input has 3")):
-        with pytest.raises(OutputError, match=f"answers 4 lines, but .*{message}"):
+    for other in (["x", *LINES], LINES[:3]):
+        with pytest.raises(OutputError, match="answers 4 lines, and they are not those that the input begins with"):
             write(path, [other], resume=True)
     assert path.read_bytes() == before
     path.unlink()

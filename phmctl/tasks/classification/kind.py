@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 _CLASSES = 2  # counted where the data is not there to tell
 # Options of parallel text; labelled text has one vocabulary, no direction and no targets.
-_PARALLEL = {"joint": "--joint and --separate", "direction": "--reverse", "copies": "--copies"}
-_PARALLEL |= {"languages": "--languages", "columns": "--columns"}
+_PARALLEL = {"joint": "--joint and --separate are", "direction": "--reverse is", "copies": "--copies is"}
+_PARALLEL |= {"languages": "--languages is", "columns": "--columns is"}
 
 
 class ClassificationKind(TaskKind[ClassificationRecipe]):
@@ -73,9 +73,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
             raise DataError(f"{named} is for parallel text; {name} is labelled text: give --table SPLIT=FILE")
         for key, option in _PARALLEL.items():
             if key in settings or key in given:
-                raise DataError(
-                    f"{option}: for translation alone; {name} is labelled text: --text COLUMN --label COLUMN"
-                )
+                raise DataError(f"{option} for translation; {name} is labelled text: --text COLUMN --label COLUMN")
         vocabulary = Vocabulary.of(vocabulary_of) if vocabulary_of else None
         section = choose_section(name, recipe, settings, LabelledSection, vocabulary)
         tables = assigned("table", given.get("table"), "SPLIT=FILE")
