@@ -13,8 +13,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import count, groupby
-from operator import itemgetter
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -81,16 +80,15 @@ def probe(
     encoders = [Encoder(place, checkpoint, device) for place in (run, against) if place is not None]
     own, root, scores = encoders[0], data or data_root(), {}
     there = _prepared(root, [*settings, f"training.device={device}"])
-    words = f"probing {' and '.join(each.run.name for each in encoders)}"
-    with once(), progress(words, len(there) * len(encoders)) as advance:
+    with once(), progress(f"probing {own.run.name}", len(there) * len(encoders)) as advance:
         for name, recipe in there.items():
             prepared, answers = _open(recipe, root), list[list[int]]()
             for encoder in encoders:
                 answers += answers_of(encoder, prepared, root, recipe).values()
                 advance(1)
             scores[name] = _scores(prepared, answers)
-    rival, pooling = [each.run.name for each in encoders[1:]], next(iter(there.values())).model.pooling
-    report = ProbingReport(own.run.name, own.weights.name, scores, rival[0] if rival else None, pooling)
+    rival, pooling = next((each.run.name for each in encoders[1:]), None), next(iter(there.values())).model.pooling
+    report = ProbingReport(own.run.name, own.weights.name, scores, rival, pooling)
     write_json(own.run.results_folder / "probing.json", report.as_json())
     return report
 
@@ -129,11 +127,7 @@ def _scores(prepared: PreparedData, answers: Sequence[Sequence[int]]) -> "TaskSc
     names = ("run", "run_bag", "against", "against_bag", "majority")[: len(given)]
     reached = {name: accuracy(each, truth) for name, each in zip(names, given, strict=True)}
     figures = {"majority": accuracy(majority, truth), **dict(sorted(reached.items()))}
-    compared = mcnemar(given[2], given[0], truth) if len(given) > 2 else None
-    return TaskScores(figures, int(train["kept"]), compared)
-
-
-# -------------------------------------------------------------------------------------------------------- answers
+    return TaskScores(figures, int(train["kept"]), mcnemar(given[2], given[0], truth) if len(given) > 2 else None)
 
 
 class Encoder:
@@ -187,10 +181,8 @@ def answers_of(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Pro
             return found
     language, theirs = recipe.data.language, encoder.run.data().get("source_language")
     if language is not None and theirs not in (None, language):
-        warn(
-            f"{name} translates from {theirs!r}, and the probed sentences are {language!r}: "
-            "a probe tells little of an encoder of another language (data.direction turns a recipe round)"
-        )
+        advice = "a probe tells little of an encoder of another language (data.direction turns a recipe round)"
+        warn(f"{name} translates from {theirs!r}, and the probed sentences are {language!r}: {advice}")
     device, classes, vectors, labels = pick_device(training.device), len(prepared.labels), {}, {}
     for split in ("train", "valid", "test"):
         vectors[split] = encoder.read(prepared.split(split).texts[0], recipe.model.pooling)
@@ -256,16 +248,12 @@ def _validate(model: nn.Module, vectors: Tensor, labels: Tensor) -> tuple[float,
     return right, -label_loss(logits, labels).item() / len(labels)
 
 
-# ---------------------------------------------------------------------------------------------------------- table
-
-
 @dataclass(frozen=True)
 class TaskScores:
     """One task."""
 
-    # by name, in the table's order: ``majority``, of always giving the class that train has most; of the baseline, if
-    # there is one, ``against`` by the encoder's states and ``against_bag`` by a bag of its source embeddings; ``run``
-    # and ``run_bag``
+    # by name, in the table's order: ``majority``, of always giving the class that train has most; ``against`` by the
+    # baseline's states and ``against_bag`` by a bag of its source embeddings, if there is one; ``run`` and ``run_bag``
     figures: dict[str, Accuracy]
     train: int  # sentences that the probes were trained on
     compared: McNemar | None = None  # McNemar's test of the two encoders' probes
@@ -284,8 +272,7 @@ class ProbingReport:
     def as_json(self) -> dict[str, Any]:
         """Return JSON values; the averages are of the tasks that are there."""
         averages = {group: found for group, *_ in TABLE_3 if (found := self._averages(group))}
-        published = {name: {"base": base, "composed": composed} for _, _, name, base, composed in TABLE_3}
-        return {**asdict(self), "averages": averages, "missing": self._missing(), "published": published}
+        return {**asdict(self), "averages": averages, "missing": [name for name in TASKS if name not in self.tasks]}
 
     def tables(self) -> Iterator[Table]:
         """Yield the table in the paper's arrangement; a corpus of the user's own comes last."""
@@ -297,8 +284,7 @@ class ProbingReport:
                 return ["–"] * len(columns)
             shown = [f"{value:{form}}" for value in found.values()]
             for place, (key, one) in enumerate(intervals.items()):
-                if key in ("against", "run"):
-                    shown[place] += f" ({100 * one.lower:.1f}–{100 * one.upper:.1f})"
+                shown[place] += f" ({100 * one.lower:.1f}–{100 * one.upper:.1f})" if key in ("against", "run") else ""
             return shown + ([_gain(found["against"], found["run"])] if self.against else [])
 
         def row(name: str) -> list[str]:
@@ -306,8 +292,8 @@ class ProbingReport:
             return cells({key: 100 * one.value for key, one in figures.items()}, figures, ".1f")
 
         rows = []
-        for group, members in groupby(TABLE_3, itemgetter(0)):
-            tasks = [*members]
+        for group in dict.fromkeys(group for group, *_ in TABLE_3):
+            tasks = [task for task in TABLE_3 if task[0] == group]
             rows += [[short, *row(name), *_published(base, ni)] for _, short, name, base, ni in tasks]
             known = sum(name in self.tasks for _, _, name, _, _ in tasks)
             title = f"{group}, average{f' of {known}' if known < len(tasks) else ''}"
@@ -320,18 +306,11 @@ class ProbingReport:
         """Yield what a reader of the table must know."""
         yield f"run: {self.run} ({self.checkpoint}){f'; base: {self.against}' if self.against else ''}; 95 % intervals"
         sizes = {scores.train for scores in self.tasks.values()}
-        tested = {scores.figures["majority"].total for scores in self.tasks.values()}
-        yield (
-            f"probes were trained on {min(sizes):,} to {max(sizes):,} sentences and tested on {min(tested):,} to "
-            f"{max(tested):,}; the published ones on 100,000 and 10,000"
-        )
+        yield f"probes were trained on {min(sizes):,} to {max(sizes):,} sentences, the published ones on 100,000"
         yield f"vectors: {self.pooling} over the encoder's positions; bag: the mean of the run's source embeddings"
         yield "at the right as published (Li et al. 2020, Table 3); averages of ours are of the tasks that are there"
-        if missing := [name.removeprefix("probe-") for name in self._missing()]:
+        if missing := [name.removeprefix("probe-") for name in TASKS if name not in self.tasks]:
             yield f"no data for {', '.join(missing)}: phmctl prepare-data probing-{missing[0]} --source DIR"
-
-    def _missing(self) -> list[str]:
-        return [name for name in TASKS if name not in self.tasks]
 
     def _averages(self, group: str) -> dict[str, float]:
         """Return the mean accuracies in % over a group's tasks that are there."""
@@ -346,9 +325,6 @@ def _published(base: float, composed: float) -> list[str]:
 def _gain(base: float, other: float) -> str:
     """Return the relative improvement, as the paper's Δ has it."""
     return f"{100 * (other / base - 1):+.1f}%"
-
-
-# ------------------------------------------------------------------------------------------ as the commands know it
 
 
 class ProbingKind(TaskKind[ProbingRecipe]):

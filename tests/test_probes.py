@@ -222,7 +222,6 @@ def test_one_command_probes_what_is_prepared_and_trains_nothing_twice(
     train_size = PreparedData.find(recipe().data, copied_data).manifest["splits"]["train"]
     assert scores.train == train_size["kept"]
     assert scores.figures["against"] == scores.figures["run"]  # equal weights, equal vectors
-    assert scores.compared is not None
     assert scores.compared.p_value == 1
     test = PreparedData.find(recipe().data, copied_data).split("test").labels
     most = sorted(train_size["labels"]).index(max(train_size["labels"], key=train_size["labels"].__getitem__))

@@ -1,7 +1,5 @@
-"""What a task is to the rest of the package. Nothing else knows what a batch, a loss, a score or an answer is about.
-
-:class:`Task` is a recipe bound to its data: what the trainer asks. :class:`TaskKind` is what the commands ask, with or
-without data; :mod:`phmctl.tasks.registry` finds it by name.
+"""What a task is: :class:`Task`, a recipe bound to its data, is what the trainer asks; :class:`TaskKind` is what the
+commands ask. Nothing else knows what a batch, a loss, a score or an answer is about.
 """
 
 from __future__ import annotations  # commands ask kinds of tasks; what a kind is about is imported when it is used
@@ -33,10 +31,8 @@ R = TypeVar("R", bound=Recipe)
 P = TypeVar("P")
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"  # numbers of a split's rows
-
-USUAL_COMMANDS = ("prepare-data", "train", "eval", "decode", "count-params", "bench train")
-
 Autocast = Callable[[], AbstractContextManager[Any]]
+USUAL_COMMANDS = ("prepare-data", "train", "eval", "decode", "count-params", "bench train")
 
 
 @dataclass(frozen=True)
@@ -48,10 +44,7 @@ class Cost:
 
 
 class Share:
-    """One process's part of work; here of one that does all of it alone.
-
-    Where several do it together, each calls the same methods in the same order.
-    """
+    """One process's part of work, here all of it; where several share it, each calls the same methods in one order."""
 
     def mine(self, parts: Sequence[P]) -> Iterator[P]:
         """Yield this process's parts of what all of them do, each to one process. Raises PhmctlError: asked to stop."""
@@ -113,9 +106,6 @@ class Task(Protocol):
         """Write into a new run what using it elsewhere needs: tokenizers, raw evaluation text."""
 
 
-# ------------------------------------------------------------------------------- what the commands ask of a task
-
-
 @dataclass(frozen=True)
 class Sizes:
     """What the data decides of a model's size."""
@@ -148,10 +138,9 @@ class Asked:
 
 
 class TaskKind(ABC, Generic[R]):
-    """A kind of task, as the commands know it: all that is particular to it is asked of this object.
+    """A kind of task, as the commands know it; what it leaves as it is here is a clear error, or nothing.
 
-    ``recipe``, ``sizes`` and ``build`` are enough for ``count-params``; what a kind leaves as it is here is a clear
-    error, or nothing.
+    ``recipe``, ``sizes`` and ``build`` are enough for ``count-params``.
     """
 
     recipe: type[R]  # the class of its recipes; their ``task`` is the name in the registry

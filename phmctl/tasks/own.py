@@ -1,10 +1,11 @@
-"""A user's own corpus, as the options of ``prepare-data`` describe it."""
+"""What tasks on text share: a user's own corpus, as ``prepare-data`` describes it; the sizes of prepared text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import DataError
+from phmctl.tasks.base import Sizes
 
 if TYPE_CHECKING:
     from phmctl.data.card import Rows
@@ -68,3 +69,15 @@ def assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str, 
             raise DataError(f"--{option} {name} is given twice")
         found[name] = Path(path)
     return found
+
+
+def vocabulary_sizes(recipe: Any, data: Path | None, names: tuple[str, str], found: str, others: int = 0) -> Sizes:
+    """Return the two sizes of prepared text; or what the recipe asks for, with so many `others` than token types."""
+    from phmctl.data.prepared.folder import trained_sizes
+
+    trained = None if data is None else trained_sizes(recipe.data, data)
+    if trained is not None:
+        return Sizes(dict(zip(names, trained, strict=True)), found.format(*trained), trained=True)
+    asked = recipe.data.vocabulary
+    note = f"vocabulary: {asked:,}, as the recipe asks; a trained tokenizer may be smaller"
+    return Sizes({names[0]: asked, names[1]: others or asked}, note)

@@ -35,7 +35,7 @@ from phmctl.runs import Run, Weights
 from phmctl.runs.results import Result, Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
 from phmctl.tasks.base import Asked, Sizes, TaskKind, option_name
-from phmctl.tasks.own import TABLES, assigned, own_text, rows_of
+from phmctl.tasks.own import TABLES, assigned, own_text, rows_of, vocabulary_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -95,15 +95,8 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
 
     def sizes(self, recipe: ClassificationRecipe, data: Path | None = None) -> Sizes:
-        from phmctl.data.prepared.folder import trained_sizes
-
-        trained = None if data is None else trained_sizes(recipe.data, data)
-        if trained is not None:
-            note = "vocabulary: {:,} token types and {:,} classes, as in the prepared data".format(*trained)
-            return Sizes({"vocabulary": trained[0], "classes": trained[1]}, note, trained=True)
-        asked = recipe.data.vocabulary
-        note = f"vocabulary: {asked:,}, as the recipe asks; a trained tokenizer may be smaller"
-        return Sizes({"vocabulary": asked, "classes": _CLASSES}, note)
+        found = "vocabulary: {:,} token types and {:,} classes, as in the prepared data"
+        return vocabulary_sizes(recipe, data, ("vocabulary", "classes"), found, others=_CLASSES)
 
     def build(
         self, settings: ClassifierSection, sizes: Mapping[str, int], device: torch.device | str | None = None

@@ -46,7 +46,7 @@ from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, signed, within
 from phmctl.tasks.base import USUAL_COMMANDS, Asked, Sizes, TaskKind, option_name
-from phmctl.tasks.own import TABLES, own_text, rows_of
+from phmctl.tasks.own import TABLES, own_text, rows_of, vocabulary_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -109,15 +109,8 @@ class TranslationKind(TaskKind[TranslationRecipe]):
         return TranslationTask(recipe, PreparedData.find(recipe.data, data))
 
     def sizes(self, recipe: TranslationRecipe, data: Path | None = None) -> Sizes:
-        from phmctl.data.prepared.folder import trained_sizes
-
-        trained = None if data is None else trained_sizes(recipe.data, data)
-        if trained is not None:
-            note = "vocabulary: {:,} source and {:,} target token types, as in the prepared data".format(*trained)
-            return Sizes({"source": trained[0], "target": trained[1]}, note, trained=True)
-        asked = recipe.data.vocabulary
-        note = f"vocabulary: {asked:,}, as the recipe asks; a trained tokenizer may be smaller"
-        return Sizes({"source": asked, "target": asked}, note)
+        found = "vocabulary: {:,} source and {:,} target token types, as in the prepared data"
+        return vocabulary_sizes(recipe, data, ("source", "target"), found)
 
     def build(
         self, settings: TransformerSection, sizes: Mapping[str, int], device: torch.device | str | None = None
