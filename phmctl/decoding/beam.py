@@ -113,12 +113,8 @@ def beam_search(
 
     `source` (B, S) has token ids, each sentence closed by EOS, then PAD; `max_lengths` (B,) are the longest outputs in
     tokens, EOS not counted; ids from `allowed` on are never produced (a padded vocabulary is larger than the
-    tokenizer's). ValueError: `n_best` is not between 1 and `beam`; NonFiniteError: the model gives NaN.
+    tokenizer's). `n_best` is at most `beam`. NonFiniteError: the model gives NaN.
     """
-    if not 1 <= n_best <= beam:
-        raise ValueError(f"n_best = {n_best} must be between 1 and beam = {beam}")
-    if not len(source):
-        return []
     limits = torch.as_tensor(max_lengths, device=source.device)  # (B,)
     longest = int(limits.max())
     state = model.start(model.encode(source), 1, longest + 1)

@@ -176,21 +176,12 @@ def check_export(run: "Export", checkpoint: str, device: str, **own: str | None)
 
 
 def check_texts(texts: Texts, name: str = "texts") -> list[str]:
-    """Return texts as a list.
-
-    Raises:
-        UserError: they are one string, or something is none.
-        DataError: a text has half of a character in it, which UTF-8 cannot spell.
-    """
-    if isinstance(texts, str):
-        raise UserError(f"{name}: want a list of texts, not one string; write [text]")
-    found = []
-    for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            raise UserError(f"{name}: text {number} is of type {type(text).__name__}, not str")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(f"{name}: text {number} has a lone surrogate at position {error.start + 1}") from error
-        found.append(text)
+    """Return texts as a list. Raises UserError: they are no list of strings; DataError: one is no Unicode text."""
+    found = [text for text in texts if isinstance(text, str)]
+    if isinstance(texts, str) or len(found) != len(texts):
+        raise UserError(f"{name}: want a list of strings; of one text write [text]")
+    try:
+        "".join(found).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name}: one has a lone surrogate in it, half of a character") from error
     return found

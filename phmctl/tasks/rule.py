@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,7 +30,7 @@ from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.assembly import build_rule_model, trained
 from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
-from phmctl.data.copies import ADVICE, record_copies, refuse_damaged_copy
+from phmctl.data.copies import record_copies, refuse_damaged_copy
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, UserError, nearest
 from phmctl.files import write_atomic
@@ -126,10 +125,7 @@ def read_truth(run: Run) -> Truth:
     """Return the true map that a run was trained on. Raises RunError."""
     path = run.folder / TRUTH
     refuse_damaged_copy(run, path)
-    try:
-        return Truth(**load(path.read_bytes()))
-    except (OSError, SafetensorError, TypeError) as error:
-        raise RunError(f"{path} cannot be used ({error}); {ADVICE}") from error
+    return Truth(**load(path.read_bytes()))
 
 
 # ------------------------------------------------------------------------------------------------------- training

@@ -83,9 +83,9 @@ def test_a_text_longer_than_the_model_knows(translator: Model) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda model: model.translate("Ein Mann"), UserError, r"one string; write \[text\]"),
-        (lambda model: model.translate(["a", 1]), UserError, "text 2 is of type int"),
-        (lambda model: model.translate(["a", "\ud800"]), DataError, "text 2 has a lone surrogate at position 1"),
+        (lambda model: model.translate("Ein Mann"), UserError, r"want a list of strings; of one text write \[text\]"),
+        (lambda model: model.translate(["a", 1]), UserError, "want a list"),
+        (lambda model: model.translate(["a", "\ud800"]), DataError, "one has a lone surrogate"),
         (lambda model: model.translate(["a"], n_best=9), UserError, "n_best = 9 must be between 1 and beam = 3"),
         (lambda model: model.translate(["a"], n_best=0), UserError, "n_best = 0"),
         (lambda model: model.translate(["a"], beam=0), RecipeError, r"beam.0"),

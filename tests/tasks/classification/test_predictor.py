@@ -141,7 +141,7 @@ def test_wrong_calls_are_told(classifier: TextClassifier, pairs: TextClassifier)
         classifier.classify([("a", "b")])
     with pytest.raises(UserError, match=r"example 2 has 1; .* reads 2 texts, given as a tuple"):
         pairs.classify([("a", "b"), "a"])
-    with pytest.raises(UserError, match="want a list of texts, not one string"):
+    with pytest.raises(UserError, match="want a list of strings"):
         classifier.classify("the cat")
 
 
