@@ -21,7 +21,6 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.shipped import shipped_names
-from phmctl.training.train import train
 
 BRIEF = ("training.steps=60", "training.validate_every=30", "data.language=null")
 LEARNED = ("training.steps=600", "training.validate_every=200", "training.patience=0", "training.learning_rate=0.01")
@@ -86,26 +85,6 @@ def test_a_vector_is_the_states_pooled(tiny_run: Run, pooling: str) -> None:
         torch.testing.assert_close(found["encoder"][row], expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(found["embeddings"][row], words.mean(0), rtol=1e-4, atol=1e-6)
     assert not found["encoder"][1].any()  # a text without tokens
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("model.algebra=real", "model.n=1"),
-        ("model.parametrization=factors", "model.execution=rank"),
-        ("model.encoder_layers=2", "model.compose_layers=bilinear", "model.compose_in=encoder"),
-    ],
-    ids=["real", "factors", "composed"],
-)
-def test_any_translator_is_read(
-    tiny_recipe: TranslationRecipe, miniature_data: Path, tmp_path: Path, settings: tuple[str, ...]
-) -> None:
-    shape = [f"model.{key}={getattr(tiny_recipe.model, key)}" for key in ("algebra", "n", "width", "feed_forward")]
-    brief = ["model.encoder_layers=1", "model.decoder_layers=1", "training.steps=1", "training.device=cpu"]
-    given = {setting.partition("=")[0]: setting for setting in [*shape, *brief, *settings]}
-    run = train(load_recipe("miniature", [*given.values()]), data=miniature_data, runs=tmp_path, quiet=True).run
-    found = Encoder(run.folder, device="cpu").read(TEXTS, "mean")
-    torch.testing.assert_close(found["encoder"][2], by_hand(run, TEXTS[2])[0].mean(0), rtol=1e-3, atol=1e-4)
 
 
 def test_answers_are_kept_for_the_weights_the_data_and_the_settings(

@@ -126,14 +126,6 @@ def test_the_longest_output_holds_for_each_sentence() -> None:
     assert [len(h.tokens) for h in found[2]] == [2, 2, 2]
 
 
-def test_ended_sentences_leave_the_batch() -> None:
-    model = FakeModel(8, vocabulary=20, end_bias=-60.0)
-    beam_search(model, SOURCE, beam=2, alpha=0.6, max_lengths=[9, 1, 4], allowed=20)
-    assert model.steps == 10
-    # A sentence of limit L takes L + 1 steps: the first with its one empty prefix, the others with the whole beam.
-    assert model.rows == 3 + 2 * (9 + 1 + 4)
-
-
 @given(seed=st.integers(0, 10_000), beam=st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
 def test_looking_seldom_at_what_has_ended_changes_nothing(seed: int, beam: int) -> None:
@@ -228,3 +220,11 @@ def test_many_rows_are_as_each_alone() -> None:
     alone = [log_softmax_topk(row[None], 4, forbidden=(0, 2), allowed=48, column=3) for row in logits]
     for part, rows in zip(together, zip(*alone, strict=True), strict=True):
         assert torch.equal(part, torch.cat(rows))
+
+
+def test_ended_sentences_leave_the_batch() -> None:
+    model = FakeModel(8, vocabulary=20, end_bias=-60.0)
+    beam_search(model, SOURCE, beam=2, alpha=0.6, max_lengths=[9, 1, 4], allowed=20)
+    assert model.steps == 10
+    # A sentence of limit L takes L + 1 steps: the first with its one empty prefix, the others with the whole beam.
+    assert model.rows == 3 + 2 * (9 + 1 + 4)

@@ -58,6 +58,8 @@ def test_a_long_line_is_cut_with_a_warning(kit: Kit, capsys: pytest.CaptureFixtu
     (first, _), (second, _) = kit.translator(max_tokens=8).answer([beginning, TEXT[2]], numbers=[4, 5])
     assert first == second
     assert f"line 5 has {len(ids)} tokens, more than the 8" in capsys.readouterr().err
+    kit.translator(max_tokens=len(ids), strict=True).answer([TEXT[2]])  # one of just the longest length is whole
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("numbers", "named"), [(None, 2), ([7, 8], 8)])
@@ -82,6 +84,7 @@ def test_progress_counts_every_line_with_words(kit: Kit) -> None:
 def test_a_plan_holds_every_row_once_within_the_budget(lengths: list[int], batch_tokens: int) -> None:
     batches = plan(lengths, batch_tokens)
     assert sorted(row for batch in batches for row in batch) == [row for row, n in enumerate(lengths) if n]
+    assert [lengths[row] for batch in batches for row in batch] == sorted(filter(None, lengths), reverse=True)
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= batch_tokens
 

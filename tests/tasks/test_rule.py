@@ -1,7 +1,6 @@
 """Learning a rule: the true maps, the task, what is judged, and what a run keeps."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +82,9 @@ def test_targets_are_sums_of_products_from_the_left(product: str, algebra: str) 
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_targets_have_about_unit_variance(product: str) -> None:
-    truth = draw_truth(data(product, dims=4))
-    torch.testing.assert_close(truth.H, kronecker_sum_reference(truth.A, truth.S))
-    samples = draw_samples(truth, "train", 2000, 1)
-    assert samples.inputs.shape == samples.targets.shape == (2000, truth.H.shape[1])
-    assert math.sqrt(samples.targets.square().mean().item()) == pytest.approx(1, abs=0.15)
-    assert samples.targets.dtype == torch.float32
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
 def test_the_seed_decides_everything(product: str) -> None:
     one, same, other = (draw_truth(data(product, seed=seed)) for seed in (1, 1, 2))
+    torch.testing.assert_close(one.H, kronecker_sum_reference(one.A, one.S))
     assert torch.equal(one.H, same.H)
     assert not torch.equal(one.H, other.H)
     first, again = (draw_samples(one, "train", 9, 1) for _ in range(2))
@@ -183,14 +173,6 @@ def test_the_true_rule_in_another_basis_is_recognised(tmp_path: Path) -> None:
     assert found.rule.components_error < 1e-5
     basis = torch.tensor(found.rule.basis, dtype=torch.float64)
     torch.testing.assert_close(basis @ P, torch.eye(4).double(), atol=1e-5, rtol=0)
-
-
-def test_another_algebra_is_not_recognised(tmp_path: Path) -> None:
-    truth = RuleTask(rule_recipe()).truth
-    found = planted(tmp_path, truth.A.permute(2, 1, 0), truth.S)  # multiplies from the right
-    assert found.rule.relative_error > 0.8
-    assert found.map_error > 0.5
-    assert not found.learned
 
 
 def test_a_map_may_be_right_where_the_rule_is_not_yet(tmp_path: Path) -> None:

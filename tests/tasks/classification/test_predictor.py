@@ -132,19 +132,6 @@ def test_lengths_are_those_that_the_limit_counts(classifier: TextClassifier, pai
         classifier.classify([exact, long], strict=True)
 
 
-def test_wrong_calls_are_told(classifier: TextClassifier, pairs: TextClassifier) -> None:
-    with pytest.raises(UserError, match=r"translate: .*'classification', does not have it; it has classify, encode"):
-        classifier.translate(["a"])
-    with pytest.raises(UserError, match="score: "):
-        classifier.score(["a"], ["b"])
-    with pytest.raises(UserError, match=r"example 1 has 2; .* reads one text"):
-        classifier.classify([("a", "b")])
-    with pytest.raises(UserError, match=r"example 2 has 1; .* reads 2 texts, given as a tuple"):
-        pairs.classify([("a", "b"), "a"])
-    with pytest.raises(UserError, match="want a list of strings"):
-        classifier.classify("the cat")
-
-
 @KINDS
 def test_threads_at_once_get_equal_answers(runs: dict[str, Run], kind: str) -> None:
     model = phmctl.load(runs[kind].folder, device="cpu")
@@ -184,3 +171,11 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
             found.encode(["the cat"])
         with pytest.raises(UserError, match="execution"):
             load_classifier(made.export, execution="rank")
+
+
+def test_examples_have_as_many_texts_as_the_classifier_reads(classifier: TextClassifier, pairs: TextClassifier) -> None:
+    for model, examples in ((classifier, [("a", "b")]), (pairs, [("a", "b"), "a"])):
+        with pytest.raises(UserError, match=f"example {len(examples)} has"):
+            model.classify(examples)
+    with pytest.raises(UserError, match="translate: .* it has classify, encode"):
+        classifier.translate(["a"])

@@ -1,5 +1,4 @@
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,14 +114,6 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
         assert (lines_of(path), lines_of(other)) == (before, after)
     else:
         assert lines_of(path) == after
-
-
-def test_a_checkpoint_of_the_same_step_but_other_weights_is_another(tmp_path: Path, run: Run) -> None:
-    translations(run)
-    other = make_run(tmp_path, name="other", seed=2)
-    shutil.rmtree(run.checkpoint("best"))
-    shutil.copytree(other.checkpoint("best"), run.checkpoints_folder / "step-000002")
-    assert translations(run) == by_hand(other)
 
 
 def test_against_a_run_gives_the_paired_bootstrap_beside_the_plain_result(tmp_path: Path, run: Run) -> None:

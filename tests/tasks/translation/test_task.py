@@ -185,7 +185,8 @@ def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tin
     for name in (None, "char", "13b"):
         training = tiny_recipe.training.model_copy(update={"validate_bleu": True, "bleu_tokenizer": name})
         task = TranslationTask(tiny_recipe.model_copy(update={"data": data, "training": training}), prepared)
-        task.validate(task.build_model())
+        metrics = task.validate(task.build_model())
+        assert task.score(metrics) == metrics["bleu"] == 1
     assert asked == ["zh", "char", "13b"]
     with pytest.raises(UserError, match="13b"):
         task.check_data()
