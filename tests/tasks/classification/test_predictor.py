@@ -177,5 +177,5 @@ def test_examples_have_as_many_texts_as_the_classifier_reads(classifier: TextCla
     for model, examples in ((classifier, [("a", "b")]), (pairs, [("a", "b"), "a"])):
         with pytest.raises(UserError, match=f"example {len(examples)} has"):
             model.classify(examples)
-    with pytest.raises(UserError, match="translate: .* it has classify, encode"):
+    with pytest.raises(UserError, match=r"translate: .* it has classify, encode"):
         classifier.translate(["a"])
