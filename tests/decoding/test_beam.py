@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phmctl.data.special import BOS, EOS, PAD, UNK
 from phmctl.decoding import beam as beam_module
 from phmctl.decoding.beam import beam_search, forced_scores, grouped_topk, log_softmax_topk, pad
-from phmctl.decoding.translator import Hypothesis, length_penalty
+from phmctl.decoding.translator import Hypothesis
 from phmctl.errors import NonFiniteError
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 from tests.decoding.fakes import FakeModel, sources
@@ -142,14 +142,6 @@ def test_a_search_stops_when_nothing_better_can_come() -> None:
     found = beam_search(model, SOURCE, beam=5, alpha=0.6, max_lengths=[50] * 3, allowed=20)
     assert [h[0].tokens for h in found] == [[], [], []]
     assert model.steps == 1
-
-
-def test_the_penalty_counts_the_end_of_the_sentence() -> None:
-    model = FakeModel(10, vocabulary=9, end_bias=40.0)
-    (empty,) = beam_search(model, SOURCE[:1], beam=2, alpha=0.7, max_lengths=[4], allowed=9)[0]
-    assert length_penalty(1, 0.7) == 1.0
-    assert empty.score == empty.log_prob
-    assert length_penalty(13, 0.6) == pytest.approx(3**0.6)
 
 
 def test_a_model_of_nan_is_an_error() -> None:

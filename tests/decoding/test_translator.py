@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from phmctl.assembly import answering
 from phmctl.decoding.translator import EMPTY, Hypothesis, change_decoding, plan
-from phmctl.errors import DataError, RecipeError
+from phmctl.errors import DataError
 from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 
@@ -87,14 +87,6 @@ def test_a_plan_holds_every_row_once_within_the_budget(lengths: list[int], batch
     assert [lengths[row] for batch in batches for row in batch] == sorted(filter(None, lengths), reverse=True)
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= batch_tokens
-
-
-@pytest.mark.parametrize(
-    ("change", "message"), [({"beam": 0}, "--beam 0"), ({"batch_tokens": -1}, "--batch-tokens -1")]
-)
-def test_a_value_out_of_range_names_its_option(change: dict, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        change_decoding(DecodingSection(), **change)
 
 
 def test_float32_by_name_is_float32() -> None:

@@ -91,17 +91,6 @@ def test_what_answers_is_a_dense_model(tiny_run: Run, runs: dict[str, Run]) -> N
         assert not [module for module in model.modules() if isinstance(module, PHMLinear | PHMEmbedding)]
 
 
-def test_rank_is_found_without_a_word_and_not_written(tiny_run, tmp_path, capfd) -> None:
-    folder = shutil.copytree(tiny_run.folder, tmp_path / "copy")
-    path = folder / "recipe.yaml"
-    path.write_text(path.read_text().replace("execution: null", "execution: rank"))
-    model = phmctl.load(folder, device="cpu")
-    assert model.about()["decoding"]["execution"] == "rank"
-    assert model.translate(["Sophie wandert."]) == phmctl.load(folder, device="cpu").translate(["Sophie wandert."])
-    assert {each.name for each in folder.rglob("*")} == {each.name for each in tiny_run.folder.rglob("*")}
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

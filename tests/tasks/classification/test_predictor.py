@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import phmctl
 from phmctl import exports
@@ -51,17 +49,6 @@ def test_probabilities_are_those_of_each_text_alone(classifier: TextClassifier) 
             alone = classifier.model(collate(encoded, [0]).source).softmax(1)
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
     assert together.sum(1).tolist() == pytest.approx([1.0] * 4)
-
-
-@settings(max_examples=15, deadline=None)
-@given(order=st.permutations(TEXTS[:4]), batch=st.integers(1, 4))
-def test_labels_do_not_depend_on_order_and_batches(runs: dict[str, Run], order: list[str], batch: int) -> None:
-    classifier = load_classifier(runs["encoder"], device="cpu")
-    whole = dict(zip(TEXTS, classifier.label([(text,) for text in TEXTS[:4]]), strict=False))
-    classifier.batch_size = batch
-    for text, answer in zip(order, predict(classifier, order), strict=True):
-        assert answer["label"] == whole[text].label
-        assert answer["probability"] == pytest.approx(whole[text].probability, abs=1e-5)
 
 
 def test_lines_of_text_and_of_pairs(classifier: TextClassifier, pairs: TextClassifier) -> None:
