@@ -20,7 +20,7 @@ from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.model import Line, Model, Texts, about_run, check_export, check_texts
 from phmctl.devices import takes_bfloat16
-from phmctl.errors import DataError, RecipeError, RunError, UserError
+from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.exports import Export
 from phmctl.recipe.documents import change
 from phmctl.recipe.models import TransformerSection
@@ -356,9 +356,5 @@ def open_engine(
     settings = {"projections": "separate", "embeddings": "dense", "generator": generator}
     twin = section.dense_twin.model_copy(update=settings)
     model = build_transformer(twin, tokenizers.source.size, tokenizers.target.size, "meta")
-    try:
-        _, tensors = plain.read(folder)
-    except Exception as error:  # each library has errors of its own
-        raise RunError(f"the weights in {folder} cannot be read: {error}; make the export anew") from error
-    load_model(model, tensors, folder, target)
+    load_model(model, plain.read(folder)[1], folder, target)
     return TorchEngine(to_dense(model.eval(), inplace=True), target)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from phmctl.console import silence
 from phmctl.decoding.model import Model
-from phmctl.decoding.translator import ENGINES, TORCH
-from phmctl.errors import UserError, check_known
+from phmctl.decoding.translator import TORCH
+from phmctl.errors import UserError
 from phmctl.exports import Export, open_model
 from phmctl.runs import AUTO
 from phmctl.tasks.base import Asked
@@ -17,7 +17,6 @@ def load(
     *,
     checkpoint: str | None = None,
     device: str = "auto",
-    engine: str | None = None,
     threads: int | None = None,
     precision: str | None = None,
 ) -> Model:
@@ -32,7 +31,6 @@ def load(
         checkpoint: ``best``, ``last``, ``average``, ``step-000200`` or ``200``; by default the average if the recipe
             asks for one and it is made, else ``best``, before the first validation ``last``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        engine: what computes; None is torch for a run, and an export's own.
         threads: CPU threads of an engine that has its own. torch's are the whole process's: set them yourself, by
             ``torch.set_num_threads``.
         precision: ``bfloat16`` keeps a run's weights in it where the device has it; ``float32`` does not. None is what
@@ -41,18 +39,12 @@ def load(
     Raises:
         RunError: there is no run (the message names the nearest), or something of it is missing or damaged.
         RecipeError: there is no such device here.
-        UserError: the run's task answers no text, the engine is not known, threads are wanted of torch, or a precision
+        UserError: the run's task answers no text, threads are wanted of torch, or a precision
             of anything but a run's translator.
     """
     with silence():
         run = open_model(path)
-        own = run.engine if isinstance(run, Export) else TORCH
-        if engine is not None:
-            check_known("engine", engine, ENGINES)
-        if engine not in (None, own):
-            advice = "leave engine out" if isinstance(run, Export) else f"make one with phmctl export --to {engine}"
-            raise UserError(f"engine {engine!r}: {run.folder} has {own}; {advice}")
-        if threads and own == TORCH:
+        if threads and (run.engine if isinstance(run, Export) else TORCH) == TORCH:
             raise UserError(
                 "threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS"
             )

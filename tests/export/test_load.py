@@ -79,8 +79,6 @@ def test_one_for_transformers_is_refused_by_all_that_answers(tiny_run: Run, tmp_
 @pytest.mark.parametrize(
     ("options", "failure", "words"),
     [
-        ({"engine": "onnx"}, UserError, "has ctranslate2; leave engine out"),
-        ({"engine": "onyx"}, UserError, "did you mean 'onnx'"),
         ({"checkpoint": "last"}, RunError, "no checkpoint 'last'"),
         ({"device": "cuda"}, UserError, "runs on the CPU"),
     ],

@@ -96,7 +96,6 @@ def test_what_answers_is_a_dense_model(tiny_run: Run, runs: dict[str, Run]) -> N
     [
         ({"checkpoint": "lest"}, RunError, "did you mean 'last'"),
         ({"device": "tpu"}, RecipeError, "device 'tpu' is not known"),
-        ({"engine": "tensorflow"}, UserError, "engine 'tensorflow'"),
         ({"threads": 2}, UserError, r"call torch\.set_num_threads"),
         ({"precision": "bfloat"}, RecipeError, "bfloat16"),
     ],

@@ -156,9 +156,6 @@ class Examples:
     labels: list[str]  # what is right
     extras: Mapping[str, list[int]]  # other numbers of each, by name; -1 where they are not known
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
 
 def read_examples(run: Run, split: str) -> Examples:
     """Return the examples that a run keeps of a split. Raises RunError."""
@@ -316,8 +313,8 @@ def _answers(
     weights, classifier = run.use(asked.checkpoint, load)
     answers: dict[str, list[Classified]] = {split: [] for split in examples}
     for split, own in examples.items():
-        with progress(f"labelling {split} with {run.name}", len(own)) as advance:
-            for start in range(0, len(own), 8 * WINDOW):
+        with progress(f"labelling {split} with {run.name}", len(own.labels)) as advance:
+            for start in range(0, len(own.labels), 8 * WINDOW):
                 texts = own.texts[start : start + 8 * WINDOW]
                 answers[split] += classifier.label(texts)
                 advance(len(texts))
@@ -344,7 +341,7 @@ def _score(
         classes,
         confusion(given, right, labels),
         {name: [group(*part) for part in parts(values)] for name, values in examples.extras.items()},
-        max(each.support for each in classes) / len(examples),
+        max(each.support for each in classes) / len(right),
         sum(each.f1 for each in classes) / len(classes),
         None if baseline is None else mcnemar([answer.label for answer in baseline], given, right),
     )

@@ -122,11 +122,7 @@ class ClassificationTask:
         return metrics["accuracy"]
 
     def check_data(self) -> None:
-        """Plan the validation and the first epoch, and say where the word vectors are from. Raises DataError."""
-        command, folder = self.prepared.command, self.prepared.folder
-        for name in ("train", "valid"):
-            if not len(self.prepared.split(name)):
-                raise DataError(f"the {name} split in {folder} holds no example; run: {command} --force")
+        """Say where the word vectors are from. Raises DataError."""
         if isinstance(self.recipe.model, PairClassifierSection):
             self._check_vectors(self.recipe.model)
 

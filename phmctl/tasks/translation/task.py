@@ -13,7 +13,6 @@ from phmctl.data.copies import check_same_data, check_same_vocabulary, record_co
 from phmctl.data.prepared.folder import PARALLEL, PreparedData, Split
 from phmctl.decoding.beam import TorchEngine
 from phmctl.decoding.translator import Translator
-from phmctl.errors import DataError
 from phmctl.files import write_atomic, write_json
 from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
 from phmctl.models.transformer import Transformer
@@ -93,13 +92,10 @@ class TranslationTask:
         record_copies(run, self.prepared.manifest)
 
     def check_data(self) -> None:
-        """Plan the validation and the first epoch. Raises DataError, UserError."""
+        """Plan the first epoch. Raises DataError (a sentence is longer than a batch), UserError."""
         if self.recipe.training.validate_bleu:
             check_tokenizer(self._bleu_tokenizer)
-        for name, shuffle in (("valid", False), ("train", True)):
-            if not self.planned(self.prepared.split(name), epoch=0, shuffle=shuffle):
-                folder, command = self.prepared.folder, self.prepared.command
-                raise DataError(f"the {name} split in {folder} holds no sentence; run: {command} --force")
+        self.plan(0)
 
     def check_run(self, run: Run) -> None:
         check_same_data(run, self.prepared)

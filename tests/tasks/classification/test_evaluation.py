@@ -27,7 +27,7 @@ def test_scores_are_those_of_the_predictions(runs: dict[str, Run]) -> None:
     report = evaluate(run)
     scores, rows = report.splits[0], rows_of(run)
     right = [row["label"] == row["predicted"] for row in rows]
-    assert scores.accuracy.total == len(rows) == len(read_examples(run, "test")) > 50
+    assert scores.accuracy.total == len(rows) == len(read_examples(run, "test").labels) > 50
     assert scores.accuracy.value == pytest.approx(sum(right) / len(rows))
     pairs = Counter((row["label"], row["predicted"]) for row in rows)
     assert scores.confusion == [[pairs[truth, guess] for guess in scores.labels] for truth in scores.labels]
