@@ -49,7 +49,14 @@ def in_groups(lines: Iterable[T], limit: int = LIMIT) -> Iterator[list[T]]:
 def _decoded(groups: Iterable[list[bytes]], name: Path | str) -> Iterator[list[str]]:
     numbers = count(1)
     for group in groups:
-        yield [decode_line(raw, name, next(numbers)) for raw in group]
+        lines: list[str] = []
+        try:
+            lines.extend(decode_line(raw, name, next(numbers)) for raw in group)
+        except DataError:
+            if lines:  # what stands before a line that is no UTF-8 is answered before that is said
+                yield lines
+            raise
+        yield lines
 
 
 def _groups(handle: BinaryIO, pause: float, limit: int) -> Iterator[list[bytes]]:
