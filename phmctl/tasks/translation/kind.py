@@ -176,7 +176,10 @@ class Text:
 
 def text_of(run: Run, split: str) -> Text:
     """Return a split that the run keeps. Raises RunError."""
-    return Text(split, read_text(run, split, "source"), [read_text(run, split, "target")], read_extras(run, split))
+    source, target = (read_text(run, split, side) for side in ("source", "target"))
+    if len(source) != len(target):
+        raise RunError(f"{run.folder}: {split} has {len(source):,} sources and {len(target):,} targets; {ADVICE}")
+    return Text(split, source, [target], read_extras(run, split))
 
 
 def read_extras(run: Run, split: str) -> dict[str, list[int]]:
