@@ -70,7 +70,7 @@ class Comparison:
         """A line for each thing besides n and the seed in which a variant differs from the baseline."""
         others = [variant for variant in self.variants if variant is not self.baseline]
         found = [(one.label, difference_lines(differences(self.baseline.first, one.first))) for one in others]
-        yield from _shared(found, len(others))
+        yield from shared(found, len(others))
 
     def notes(self) -> Iterator[str]:
         """What a reader of the figures must know."""
@@ -78,7 +78,7 @@ class Comparison:
         if len({len(each.scores) for each in self.trials}) > 1:
             told = ", ".join(f"{each.model} {len(each.scores)}" for each in self.trials)
             yield f"models were tried with different numbers of values ({told}): the comparison favours those with more"
-        yield from _shared([(one.label, list(_notes(one, self.split))) for one in self.variants], len(self.variants))
+        yield from shared([(one.label, list(_notes(one, self.split))) for one in self.variants], len(self.variants))
         yield from copy_notes(self.variants)
         if not self.same_machine:
             where = {f"{variant.label} on {_machine(one)}" for variant in self.variants for one in variant.runs}
@@ -299,7 +299,7 @@ def differences(one: Trained, other: Trained) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _shared(found: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
+def shared(found: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
     """Each line once, behind the labels that it is about."""
     labels: dict[str, list[str]] = {}
     for label, lines in found:

@@ -1,7 +1,8 @@
 """``compare --paper``: a published table, and beside each of its cells what was trained here."""
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
-from phmctl.comparison.compare import check_asked, copy_notes, readable_runs
-from phmctl.comparison.variants import Variant, conditions, group, mean_and_spread, settle
+from phmctl.comparison.compare import check_asked, copy_notes, readable_runs, shared
+from phmctl.comparison.variants import Variant, conditions, group, mean, mean_and_spread, settle
 from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
@@ -29,6 +30,7 @@ class Cell:
     column: Column
     published: str  # what is printed there
     variant: Variant | None  # what was trained here of it; None where nothing was
+    count: int | None  # its parameters, counted as the table counts them
     root: Path | None = None  # the folder of runs that was asked for; None is the usual one
 
     @property
@@ -66,12 +68,8 @@ class Cell:
             return shlex.join(["phmctl", "eval", str(self.variant.first.run.folder)])
         if self.column.metric == "seconds":
             return shlex.join(["phmctl", "bench", "decode", self.recipe, *self.row.options])
-        return self.training(self.row.options)
-
-    def training(self, options: Sequence[str]) -> str:
-        """The command that trains the recipe, into the folder where it is looked for."""
-        place = [] if self.root is None else ["--runs", str(self.root)]
-        return shlex.join(["phmctl", "train", self.recipe, *options, *place])
+        place = [] if self.root is None else ["--runs", str(self.root)]  # where it is looked for
+        return shlex.join(["phmctl", "train", self.recipe, *self.row.options, *place])
 
     def differences(self) -> Iterator[str]:
         """A line for each thing that is published of the setup and is another here."""
@@ -88,107 +86,98 @@ class Cell:
             if one.summary.state != "finished":
                 yield f"{one.run.name} is {one.summary.state}, at step {one.summary.step:,}"
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "row": self.row.label,
+            "column": self.column.label,
+            "parameters_published": self.row.figure,
+            "parameters_counted": self.count,
+            "published": self.published,
+            "here": mean(self.values),
+            "standard_deviation": spread(self.values),
+            "seeds": len(self.values),
+            "stands_in": self.variant.first.run.recipe.name if self.stands_in and self.variant else None,
+            "runs": [] if self.variant is None else [str(one.run.folder) for one in self.variant.runs],
+            "differences": list(self.differences()),
+            "command": self.command,
+        }
+
 
 @dataclass(frozen=True)
 class PaperComparison:
     """A published table beside what was trained here."""
 
     printed: PublishedTable  # the table
-    cells: tuple[Cell, ...]  # its cells, row by row
-    counts: Mapping[str, int]  # by row, parameters of what was trained here, counted as the table counts them
+    columns: tuple[tuple[Cell, ...], ...]  # its cells, column by column
+
+    @property
+    def cells(self) -> Iterator[Cell]:
+        """All cells, row by row."""
+        return (cell for row in zip(*self.columns, strict=True) for cell in row)
 
     def tables(self) -> Iterator[Table]:
         """The table as printed, where it has several columns, and one for each column that was trained here."""
-        columns = self.printed.columns
-        if len(columns) > 1:
-            printed = self.printed.rows
-            rows = [[row.label, row.figure, *(cell.published for cell in self._of(row=row))] for row in printed]
-            yield Table(f"{self.printed.title}, as published", ["model", "#", *(one.label for one in columns)], rows)
-        for column in columns:
-            cells = self._of(column=column)
+        several = len(self.columns) > 1
+        if several:
+            rows = [
+                [row[0].row.label, row[0].row.figure, *(cell.published for cell in row)]
+                for row in zip(*self.columns, strict=True)
+            ]
+            heads = [each.label for each in self.printed.columns]
+            yield Table(f"{self.printed.title}, as published", ["model", "#", *heads], rows)
+        for cells in self.columns:
             variants = [cell.variant for cell in cells if cell.variant is not None]
-            if len(columns) > 1 and not variants:
+            if several and not variants:
                 continue
             rows = []
             for cell in cells:
-                count = self.counts.get(cell.row.label)
                 here = mean_and_spread(cell.values) + (" ‡" if cell.stands_in and cell.values else "")
-                shown = f"{count:,}" if count is not None and cell.variant is not None else "–"
-                seeds = str(len(cell.values) or "–")
-                rows.append([cell.row.label, cell.row.figure, shown, cell.published, here, seeds])
-            alone = f"{self.printed.title}: {column.metric}"
-            named = alone if len(columns) == 1 else f"{column.label}: published, and here"
+                count = "–" if cell.count is None else f"{cell.count:,}"
+                rows.append(
+                    [cell.row.label, cell.row.figure, count, cell.published, here, str(len(cell.values) or "–")]
+                )
+            column = cells[0].column
+            title = f"{column.label}: published, and here" if several else f"{self.printed.title}: {column.metric}"
             head = ["model", "published #", "counted here", "published", "here", "seeds"]
-            yield Table(named, head, rows, below=conditions(variants))
-
-    def _of(self, row: Row | None = None, column: Column | None = None) -> list[Cell]:
-        return [cell for cell in self.cells if row in (None, cell.row) and column in (None, cell.column)]
+            yield Table(title, head, rows, below=conditions(variants))
 
     def said(self) -> list[str]:
         """What must be read with the table: how it is scored and counted, and what differs in the setup."""
         lines = [self.printed.score, f"not published: {self.printed.unsaid}"]
-        if self.counts:
+        if any(cell.count is not None for cell in self.cells):
             lines.append(f"counted here: {self.printed.counted}")
-        for column in self.printed.columns:
-            cells = [cell for cell in self._of(column=column) if cell.variant is not None]
+        for every in self.columns:
+            cells, column = [cell for cell in every if cell.variant is not None], every[0].column
             if cells and column.remark:
                 lines.append(f"{column.label}: {column.remark}")
             lines += [f"{column.label}: {line}" for line in copy_notes(one.variant for one in cells if one.variant)]
-            rows: dict[str, list[str]] = {}
-            for cell in cells:
-                for line in cell.differences():
-                    rows.setdefault(line, []).append(cell.row.label)
-            for line, about in rows.items():  # each once, with the rows that it is about where these are not all
-                lines.append(f"{column.label}, " + ("" if len(about) == len(cells) else f"{', '.join(about)}: ") + line)
+            found = [(cell.row.label, list(cell.differences())) for cell in cells]
+            lines += [f"{column.label}, {line}" for line in shared(found, len(cells))]
         if any(cell.stands_in and cell.values for cell in self.cells):
             lines.append("‡ another recipe stands in")
         return lines
 
     def missing(self) -> list[str]:
-        """The commands that fill the empty cells, those that differ in n only as one."""
-        grouped: dict[tuple[str, tuple[str, ...]], list[Cell]] = {}
-        plain = []
-        for cell in self.cells:
-            command = cell.command or ""
-            if command.startswith("phmctl train") and cell.row.options[:1] == ("--n",):
-                grouped.setdefault((cell.recipe, cell.row.options[2:]), []).append(cell)
-            elif command:
-                plain.append(command)
-        sweeps = [
-            cells[0].training(["--n", ",".join(dict.fromkeys(cell.row.options[1] for cell in cells)), *rest])
-            for (_, rest), cells in grouped.items()
-        ]
-        return [*sweeps, *dict.fromkeys(plain)]
+        """The commands that fill the empty cells, those of trainings that differ in n only as one."""
+        commands: dict[str, list[str]] = {}
+        for command in filter(None, (cell.command for cell in self.cells)):
+            n = re.search(r"(?<=^phmctl train )(\S+ --n )(\d+)", command)
+            key = command if n is None else command.replace(n[0], f"{n[1]}\0", 1)
+            commands.setdefault(key, []).append("" if n is None else n[2])
+        return [key.replace("\0", ",".join(dict.fromkeys(ns))) for key, ns in commands.items()]
 
     def as_json(self) -> dict[str, Any]:
         return {
             "key": self.printed.key,
             "title": self.printed.title,
-            "cells": [self._cell_json(cell) for cell in self.cells],
+            "cells": [cell.as_json() for cell in self.cells],
             "notes": self.said(),
             "missing": self.missing(),
         }
 
-    def _cell_json(self, cell: Cell) -> dict[str, Any]:
-        runs = [] if cell.variant is None else [str(one.run.folder) for one in cell.variant.runs]
-        return {
-            "row": cell.row.label,
-            "column": cell.column.label,
-            "parameters_published": cell.row.figure,
-            "parameters_counted": self.counts.get(cell.row.label) if runs else None,
-            "published": cell.published,
-            "here": sum(cell.values) / len(cell.values) if cell.values else None,
-            "standard_deviation": spread(cell.values),
-            "seeds": len(cell.values),
-            "stands_in": cell.variant.first.run.recipe.name if cell.stands_in and cell.variant else None,
-            "runs": runs,
-            "differences": list(cell.differences()),
-            "command": cell.command,
-        }
-
     def records(self) -> list[dict[str, Any]]:
         """A record a cell."""
-        told = [{"table": self.printed.key, **self._cell_json(cell)} for cell in self.cells]
+        told = [{"table": self.printed.key, **cell.as_json()} for cell in self.cells]
         return [{name: value for name, value in each.items() if not isinstance(value, list)} for each in told]
 
 
@@ -220,19 +209,18 @@ def compare_papers(
 
 
 def _compare(printed: PublishedTable, variants: Sequence[Variant], root: Path | None) -> PaperComparison:
-    cells, counts = [], dict[str, int | None]()
-    for index, row in enumerate(printed.rows):
-        for column in printed.columns:
-            cell = Cell(row, column, column.scores[index], _fitting(row, column, variants), root)
-            cells.append(cell)
-            if cell.variant is None or (cell.stands_in and row.label in counts):
-                continue
-            sizes = cell.variant.parameters
-            counts[row.label] = None if sizes is None else sizes.total
-            if printed.maps is not None:
-                counts[row.label] = printed.measure(ledger_for_recipe(cell.variant.first.run.recipe))
-    known = {label: count for label, count in counts.items() if count is not None}
-    return PaperComparison(printed, tuple(cells), known)
+    columns = []
+    for column in printed.columns:
+        cells = []
+        for row, published in zip(printed.rows, column.scores, strict=True):
+            variant, count = _fitting(row, column, variants), None
+            if variant is not None and printed.maps is not None:
+                count = printed.measure(ledger_for_recipe(variant.first.run.recipe))
+            elif variant is not None and variant.parameters is not None:
+                count = variant.parameters.total
+            cells.append(Cell(row, column, published, variant, count, root))
+        columns.append(tuple(cells))
+    return PaperComparison(printed, tuple(columns))
 
 
 def _fitting(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:

@@ -3,7 +3,6 @@
 Fair is each model at its best of the values tried (``--best-of``), and models of equal cost (``--budget``).
 """
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -123,14 +122,14 @@ class Variant:
 def mean(values: Iterable[float | None]) -> float | None:
     """The mean of those that are known; None of none."""
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    return statistics.fmean(known) if known else None
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
     """``40.21 ± 0.35``, the sample's standard deviation; of one value the value alone; of none a dash."""
     if not values:
         return "–"
-    middle, deviation = math.fsum(values) / len(values), spread(values)
+    middle, deviation = statistics.fmean(values), spread(values)
     shown = f"{middle:.2f}" if abs(middle) >= 0.01 or not middle else f"{middle:.1e}"
     return shown if deviation is None else f"{shown} ± {deviation:.2f}"
 
@@ -260,34 +259,31 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean over
     seeds of the validation that chose each run's best checkpoint.
     """
-    models: list[list[tuple[Summary, float | str, Best]]] = []
-    scored = [(one, one.best) for one in summaries if one.best is not None]
-    if len(scored) < len(summaries):
-        unscored = ", ".join(one.run.name for one in summaries if one.best is None)
-        warn(f"left out, for they have no validation yet: {unscored}")
-    if not scored:
-        raise RunError("no run has a validation to choose by; train one")
-    for one, best in scored:
+    models: list[list[tuple[float | str, Summary, Best]]] = []
+    if unscored := [one.run.name for one in summaries if one.best is None]:
+        warn(f"left out, for they have no validation yet: {', '.join(unscored)}")
+    for one in summaries:
         keys = dict(flatten(one.recipe.model_dump()))
         if key not in keys:
             raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
-        number = isinstance(keys[key], (int, float)) and not isinstance(keys[key], bool)
-        trial = (one, keys[key] if number else str(keys[key]), best)
-        fitting = next((members for members in models if same_model(members[0][0].run, one.run, key)), None)
-        models.append([trial]) if fitting is None else fitting.append(trial)
+        value = keys[key] if type(keys[key]) in (int, float) else str(keys[key])
+        alike = next((members for members in models if same_model(members[0][1].run, one.run, key)), None)
+        if one.best is not None and alike is None:
+            models.append([(value, one, one.best)])
+        elif one.best is not None and alike is not None:
+            alike.append((value, one, one.best))
+    if not models:
+        raise RunError("no run has a validation to choose by; train one")
     kept, trials = [], []
     for members in models:
-        first, metrics = members[0][0], {best.metric for _, _, best in members}
-        if len(metrics) > 1:
-            raise RunError(f"{first.run.name} and its trials are chosen by different metrics: {', '.join(metrics)}")
+        _, first, best = members[0]
         found: dict[float | str, list[float]] = {}
-        for _, value, best in sorted(members, key=lambda each: each[1]):
-            found.setdefault(value, []).append(best.value)
-        scores = {value: math.fsum(each) / len(each) for value, each in found.items()}
-        (metric,) = metrics
-        chosen = (min if metric == "loss" else max)(scores, key=lambda value: scores[value])
-        kept += [one for one, value, _ in members if value == chosen]
-        trials.append(Trials(first.recipe.variant, key, scores, metric, chosen))
+        for value, _, own in sorted(members, key=lambda each: each[0]):
+            found.setdefault(value, []).append(own.value)
+        scores = {value: statistics.fmean(each) for value, each in found.items()}
+        chosen = (min if best.metric == "loss" else max)(scores, key=lambda value: scores[value])
+        kept += [one for value, one, _ in members if value == chosen]
+        trials.append(Trials(first.recipe.variant, key, scores, best.metric, chosen))
     return kept, trials
 
 

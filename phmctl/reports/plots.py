@@ -130,61 +130,6 @@ def breakdown(found: Mapping[str, "Breakdown"], models: Sequence[str]) -> "Figur
     return figure
 
 
-def ledger(rows: Mapping[str, Mapping[str, int]]) -> "Figure":
-    """Draw what the parameters of each model are of, as bars of stacked parts."""
-    figure = _figure(height=1.1 + 0.42 * len(rows))
-    axes = figure.add_subplot(xlabel="parameters", title="where the parameters lie")
-    parts = list(dict.fromkeys(part for counts in rows.values() for part, count in counts.items() if count))
-    labels = [_label(label) for label in rows]
-    starts = [0] * len(rows)
-    for index, part in enumerate(parts):
-        widths = [counts.get(part, 0) for counts in rows.values()]
-        axes.barh(range(len(rows)), widths, 0.62, left=starts, color=series(index), label=part)
-        starts = [start + width for start, width in zip(starts, widths, strict=True)]
-    axes.set_yticks(range(len(rows)), labels)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-
-    def short(value: float, _: object) -> str:
-        return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}K" if value >= 1e3 else f"{value:g}"
-
-    axes.xaxis.set_major_formatter(short)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
-    return figure
-
-
-def distances(found: Mapping[str, float], chance: float) -> "Figure":
-    """Draw how far the rule of each map is from the nearest known algebra, beside what chance would give."""
-    figure = _figure(5.0, 1.2 + 0.17 * len(found))
-    axes = figure.add_subplot(xlabel="distance to the nearest known algebra", xlim=(0, 1))
-    axes.axvspan(chance, 1, color=_FAINT, alpha=0.15, linewidth=0)
-    axes.axvline(chance, color=_FAINT, linewidth=1, linestyle="--")
-    axes.plot(list(found.values()), range(len(found)), "o", color=series(0), markersize=4)
-    axes.set_yticks(range(len(found)), [_label(name) for name in found], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_title(f"shaded: as far as 19 of 20 random rules (from {chance:.2f})")
-    return figure
-
-
-def spectra(found: Mapping[str, Sequence[Sequence[float]]]) -> "Figure":
-    """Draw the singular values of each map: of its terms, its outputs and its inputs."""
-    figure = _figure(5.0, 2.6)
-    titles = ("terms of H", "outputs of the rule", "inputs of the rule")
-    for place, title in enumerate(titles):
-        axes = figure.add_subplot(1, 3, place + 1, title=title, ylim=(0, 1))
-        values = [one[place] for one in found.values()]
-        for one in values:
-            axes.plot(range(1, len(one) + 1), one, color=series(0), alpha=0.35, linewidth=0.8)
-        if len({len(one) for one in values}) == 1:
-            means = [math.fsum(column) / len(column) for column in zip(*values, strict=True)]
-            axes.plot(range(1, len(means) + 1), means, "o-", color=series(1), markersize=3)
-        axes.axhline(1 / math.sqrt(len(values[0])), color=_FAINT, linewidth=1, linestyle="--")
-        axes.set_xticks([1, len(values[0])])
-        if place:
-            axes.set_yticklabels([])
-    return figure
-
-
 def heat(rule: "Tensor", aligned: "Tensor", known: "Tensor") -> "Figure":
     """Draw the matrices of a rule as they were learned, in the basis nearest to a known algebra, and that algebra.
 

@@ -19,7 +19,7 @@ from phmctl.recipe.loading import dump_recipe
 from phmctl.reports import plots
 from phmctl.reports.plots import picture, style
 from phmctl.runs.metrics import read_metrics, series
-from phmctl.tasks.answers import Breakdown, within
+from phmctl.tasks.answers import Breakdown
 from phmctl.tasks.registry import kind_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ Blocks = list[tuple[str, Any]]
 _PAGE = Path(__file__).with_name("page.html")
 _SAMPLES = 5  # of each kind
 _FAVOUR = "most in favour of"
-_MOST = 160  # rules that are drawn; the table has all
 _NARROW = 5  # matrices that a narrow tile shows well
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
 
@@ -88,20 +87,8 @@ def _plural(count: int, word: str) -> str:
 
 
 def _scores(found: Comparison) -> Blocks:
-    scores, *others = found.tables()
     lines = [*found.notes(), *(f"no result yet: {command}" for command in found.missing())]
-    # the 95 % intervals of what was tested, which are wider than the deviation over seeds
-    tested = {label: [(test.metric, test.found.system) for test in tests] for label, tests in found.tests.items()}
-    first = next(iter(found.tests.values()), ())
-    tested[found.baseline.label] = [(test.metric, test.found.baseline) for test in first]
-    rows = []
-    for variant in found.variants:
-        over = "items and seeds" if len(variant.answered) > 1 else "items, of this training only"
-        for metric, each in tested.get(variant.label, ()):
-            rows.append([variant.label, metric, within(each.value, each.low, each.high), over])
-    if rows:
-        others.insert(0, Table("95 % intervals", ["model", "metric", "mean (interval)", "over"], rows, text=(1, 3)))
-    return [*(("table", each) for each in (scores, *others)), ("lines", lines)]
+    return [*(("table", each) for each in found.tables()), ("lines", lines)]
 
 
 def _differences(found: Comparison) -> Blocks:
@@ -147,29 +134,15 @@ def _breakdowns(found: Comparison) -> Blocks:
 
 def _ledger(found: Comparison) -> Blocks:
     """What each model's parameters are of: inside by its ledger, and the vocabulary's part as it was stored."""
-    rows: dict[str, dict[str, int]] = {}
+    rows = []
     for variant in found.variants:
-        if variant.parameters is None:
-            continue
-        inner: Totals = ledger_for_recipe(variant.first.run.recipe).without_embeddings
-        counts = {
-            "weights of maps (S)": inner.components,
-            "rules (A)": inner.rule,
-            "biases": inner.bias,
-            "norms": inner.norm,
-            "other": inner.embedding + inner.other,
-        }
-        rows[variant.label] = counts | {"embeddings, generator": variant.parameters.total - sum(counts.values())}
-    if not rows:
-        return []
-    words = "; ".join(
-        f"{label}: " + ", ".join(f"{name} {count:,}" for name, count in each.items() if count)
-        for label, each in rows.items()
-    )
-    shown = picture(plots.ledger(rows), "ledger", f"Parameters. {words}", "What the parameters of each model are of.")
-    names = list(next(iter(rows.values())))
-    cells = [[label, *(f"{each[name]:,}" for name in names), f"{sum(each.values()):,}"] for label, each in rows.items()]
-    return [("grid", [shown]), ("table", Table("parameters", ["model", *names, "all"], cells))]
+        if variant.parameters is not None:
+            inner: Totals = ledger_for_recipe(variant.first.run.recipe).without_embeddings
+            counts = [inner.components, inner.rule, inner.bias, inner.norm, inner.embedding + inner.other]
+            total = variant.parameters.total
+            rows.append([variant.label, *(f"{count:,}" for count in (*counts, total - sum(counts), total))])
+    head = ["model", "weights of maps (S)", "rules (A)", "biases", "norms", "other", "embeddings, generator", "all"]
+    return [("table", Table("parameters", head, rows))] if rows else []
 
 
 def _rules(found: Comparison) -> Blocks:
@@ -230,30 +203,12 @@ def _rules_of(variant: Variant, key: str) -> Blocks:
         return []
     orders = {len(each.A) for each in found}
     n = max(orders, key=lambda order: sum(len(each.A) == order for each in found))
-    usual = {each.name: each for each in found if len(each.A) == n}
     chance, count = chance_distance(n), sum(len(each.A) == n for each in found)
     near = sum(each.nearest.distance < chance for each in found if len(each.A) == n)
     summary = (
         f"Nearer to a known algebra than 19 of 20 random rules are (distance below {chance:.2f}): {near} of "
         f"{_plural(count, 'rule')}; one in twenty would be by chance."
     )
-    nearest = ", ".join(f"{name} {each.nearest.distance:.2f} ({each.nearest.name})" for name, each in usual.items())
-    overview = [
-        picture(
-            plots.distances({name: each.nearest.distance for name, each in usual.items()}, chance),
-            f"{key}-far",
-            f"Distances to the nearest known algebra: {nearest}",
-            "How far each learned rule is from the nearest known algebra, after the change of basis that is free.",
-        ),
-        picture(
-            plots.spectra({name: each.spectra for name, each in usual.items()}),
-            f"{key}-spectra",
-            "Singular values of each map's terms, outputs and inputs; the table has how many terms are in use.",
-            "Singular values that no basis changes, largest first: a line a map, and their mean. Left: how much of H "
-            "each of the n terms carries. Middle, right: how evenly the rule uses outputs and inputs. Dashed: all "
-            "alike.",
-        ),
-    ]
     head = ["map", "k×d", "nearest algebra", "distance", "terms in use", "singular values of the terms"]
     rows = [
         [
@@ -270,15 +225,14 @@ def _rules_of(variant: Variant, key: str) -> Blocks:
     return [
         ("heading", f"{variant.label}, seed {one.seed}: {_plural(len(found), 'rule')}, n = {n}"),
         ("text", summary),
-        ("grid", overview),
-        ("details", (f"all as a table ({_plural(len(found), 'rule')})", [("table", table)])),
+        ("table", table),
         ("details", ("the matrices A₁ … Aₙ of each rule", _tiles(found, key))),
     ]
 
 
 def _tiles(found: list[Learned], key: str) -> Blocks:
     tiles = []
-    for index, each in enumerate(found[:_MOST]):
+    for index, each in enumerate(found):
         near, largest = each.nearest, float(each.A.abs().max())
         drawn = plots.heat(each.A, near.aligned, near.rule)
         words = f"The {len(each.A)} matrices of {each.name}; largest entry {largest:.2f}; nearest algebra {near.name}"
@@ -289,18 +243,17 @@ def _tiles(found: list[Learned], key: str) -> Blocks:
         "beside the largest of its line."
     )
     kind = "tiles wide" if any(len(each.A) > _NARROW for each in found) else "tiles"
-    more = [("text", f"… and {len(found) - _MOST} more")] if len(found) > _MOST else []
-    return [("text", words), (kind, tiles), *more]
+    return [("text", words), (kind, tiles)]
 
 
 def _samples(found: Comparison) -> Blocks:
-    others = [variant for variant in found.variants if variant is not found.baseline and variant.answered]
-    comparer = kind_of(found.baseline.first.run.recipe).comparer
-    if comparer is None or not found.baseline.answered or not others:
+    comparer, base = kind_of(found.baseline.first.run.recipe).comparer, next(iter(found.baseline.answered), None)
+    if comparer is None or base is None:
         return []
-    base, blocks = found.baseline.answered[0], Blocks()
-    scores = comparer.item_scores(base)
-    for variant in others:
+    blocks, scores = Blocks(), comparer.item_scores(base)
+    for variant in found.variants:
+        if variant is found.baseline or not variant.answered:
+            continue
         own = variant.answered[0]
         gains = [mine - theirs for mine, theirs in zip(comparer.item_scores(own), scores, strict=True)]
         order = sorted(range(len(gains)), key=lambda row: gains[row])

@@ -147,7 +147,7 @@ def test_parameters_are_counted_as_the_table_counts_them(tmp_path: Path) -> None
     settings = ("model.algebra=phm", "model.n=8")
     make_classifier(tmp_path, [True, True, False, True], settings=settings)
     (found,) = compare_papers("table5", root=tmp_path)
-    assert found.counts == {"PHM n=8": 55_552}
+    assert [cell.count for cell in found.cells if cell.count is not None] == [55_552]
     cell = cell_of(found.cells, "PHM n=8")
     assert cell.values == [75.0]
     assert cell.stands_in
