@@ -103,42 +103,30 @@ def note(message: str) -> None:
     stream.flush()
 
 
-class _Stderr(io.TextIOBase):
+class _Stderr:
     """Stderr, for people. That nobody reads it any more (``| head -1``, a lost terminal) is no reason to stop work."""
 
-    @property
-    def _stream(self) -> TextIO:
-        """Stderr itself: while a bar is shown, rich stands in its place and would write to us again."""
-        stream: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-        return stream
+    def __getattr__(self, name: str) -> Any:
+        """Return what stderr itself has: while a bar is shown, rich stands in its place and would write to us again."""
+        return getattr(getattr(sys.stderr, "rich_proxied_file", sys.stderr), name)
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            self.__getattr__("write")(text)
         except RuntimeError:  # a signal's handler came while a line was being written
             with suppress(OSError):
                 os.write(2, text.encode(errors="replace"))
         except OSError:
-            _discard(self._stream)
+            _discard(cast("TextIO", self))
         return len(text)
 
     def flush(self) -> None:
         try:
-            self._stream.flush()
+            self.__getattr__("flush")()
         except RuntimeError:
             return
         except OSError:
-            _discard(self._stream)
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
+            _discard(cast("TextIO", self))
 
 
 def warn(message: str) -> None:

@@ -22,7 +22,6 @@ class Option:
     least: float | None = None  # the least number
     most: float | None = None  # the greatest number
     many: bool = False  # it may be repeated
-    complete: str = ""  # what a shell completes it by: ``recipes`` or ``cards``
     axis: bool = False  # several values make a sweep, where the command has ``--jobs``
 
     @property
@@ -74,7 +73,7 @@ def _either(name: str, text: str, no: str = "", **more: Any) -> Option:
     return Option(name, text, bool, flags=f"--{name}/--{no or f'no-{name}'}", **more)
 
 
-RECIPE = Option("recipe", "Recipe: a path or a shipped name.", argument="RECIPE", complete="recipes")
+RECIPE = Option("recipe", "Recipe: a path or a shipped name.", argument="RECIPE")
 GIVEN_RECIPE = replace(RECIPE, default=...)
 MODEL = Option("run", "Run, folder of versions (its newest run is used) or export.", Path, ..., argument="RUN")
 N = Option("n", "Kronecker products: about 1/n of the parameters; 1 is dense.", int, axis=True)
@@ -142,9 +141,9 @@ OWN = (  # how tables are read, and what labelled text has besides
     Option("skip_bad_lines", "Leave out and count lines of your own files that cannot be read.", bool),
 )
 PREPARE = (
-    Option("name", "Name of a dataset card, or a name for your own corpus.", argument="NAME", complete="cards"),
+    Option("name", "Name of a dataset card, or a name for your own corpus.", argument="NAME"),
     Option("source", "Folder with the card's files; without it they are downloaded.", Path),
-    Option("recipe", "Read tokenizer, vocabulary and lengths from this recipe.", complete="recipes"),
+    Option("recipe", "Read tokenizer, vocabulary and lengths from this recipe."),
     *FILES,
     *OWN,
     Option("vocabulary_of", "Use the vocabulary of a run or of a prepared folder.", Path, metavar="RUN"),
@@ -303,7 +302,7 @@ EXPORT = (
     JSON,
 )
 
-RECIPES = (Option("name", "Recipe to print, with its comments.", argument="RECIPE", complete="recipes"), JSON)
+RECIPES = (Option("name", "Recipe to print, with its comments.", argument="RECIPE"), JSON)
 
 LISTED = (
     Option("names", "Recipes, variants, runs or tags (default: all runs).", argument="NAME", many=True),

@@ -262,18 +262,5 @@ def evaluate(
         return kind.evaluate(Asked(opened, checkpoint, device, given, split=split, against=rival))
 
 
-def differences(run: str | Path, against: str | Path) -> list[str]:
-    """Return a line for each thing besides n and the seed in which two runs differ: their scores must be read with it.
-
-    Raises:
-        RunError: one of them is no run.
-    """
-    from phmctl.exports import open_model
-    from phmctl.runs.summary import difference_lines, run_differences
-
-    baseline = open_model(against)
-    return difference_lines(run_differences(baseline, open_model(run)), baseline.name)
-
-
 def _quiet(quiet: bool) -> AbstractContextManager[None]:
     return silence() if quiet else nullcontext()

@@ -16,7 +16,6 @@ A distance needs a measure: two n-dimensional subspaces of the n² matrices that
 √(1 − 1/n) apart on average, and :func:`chance_distance` says what the nearest of all known algebras comes to by chance.
 """
 
-import math
 from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
@@ -169,32 +168,3 @@ def chance_distance(n: int) -> float:
     chance = torch.Generator().manual_seed(0)
     rules = (torch.randn(n, n, n, generator=chance, dtype=torch.float64) for _ in range(_DRAWS))
     return sorted(nearest_known(rule).distance for rule in rules)[_DRAWS // 20]
-
-
-class Spectra(NamedTuple):
-    """Singular values that no change of basis alters, each descending.
-
-    Attributes:
-        terms: of the n² × kd/n² matrix ``Σᵢ vec(A[i]) vec(S[i])ᵀ`` (Van Loan and Pitsianis 1993), with squares that add
-            up to 1: how much of H each of the n terms carries. As many are above zero as terms are used.
-        outputs: of the unfolding (a; i, b) of an orthonormal basis of the rule's span, divided by √n: how evenly the
-            rule uses the n components of the output. All 1/√n for a division algebra.
-        inputs: of the unfolding (b; i, a): the same of the input.
-    """
-
-    terms: list[float]
-    outputs: list[float]
-    inputs: list[float]
-
-
-def spectra(A: Tensor, S: Tensor) -> Spectra:
-    """Return what the terms, outputs and inputs carry of a layer with the rule A (n, n, n) and S (n, k/n, d/n)."""
-    n = len(A)
-    basis, left = torch.linalg.qr(_rows(A).t())  # (n², n), (n, n)
-    right = torch.linalg.qr(_rows(S).t(), mode="r").R  # (≤ n, n)
-    terms = torch.linalg.svdvals(left @ right.t())
-    total = float(terms.norm())
-    span = basis.t().reshape(n, n, n)  # (i, a, b), orthonormal over i
-    outputs = torch.linalg.svdvals(span.permute(1, 0, 2).flatten(1)) / math.sqrt(n)
-    inputs = torch.linalg.svdvals(span.permute(2, 0, 1).flatten(1)) / math.sqrt(n)
-    return Spectra([float(each) / total if total else 0.0 for each in terms], outputs.tolist(), inputs.tolist())

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from phmctl.console import Shown
+from phmctl.devices import set_threads
 from phmctl.errors import UserError
 from phmctl.options import FILES, RUNS, Option
 
@@ -47,17 +48,22 @@ def add_command(
 
     `sweep` is the module that knows what several values mean, parted by commas.
     """
-    own_json = "json" in inspect.signature(run).parameters
+    own = inspect.signature(run).parameters
+
+    def work(**given: Any) -> Shown | None:
+        if "threads" not in own:
+            set_threads(given.pop("threads", 0))
+        return run(**given)
 
     def call(**given: Any) -> None:
         form = given.pop("format", "table")
-        form = "json" if not own_json and given.pop("json") else form
+        form = "json" if "json" not in own and given.pop("json") else form
         if sweep:
             from phmctl.sweeps.pool import sweep as swept
 
-            shown = swept(importlib.import_module(sweep), given, run)
+            shown = swept(importlib.import_module(sweep), given, work)
         else:
-            shown = run(**given)
+            shown = work(**given)
         if shown is not None:
             shown.show(form)
             if shown.code:
@@ -75,8 +81,6 @@ def _parameter(option: Option, kind: Any) -> inspect.Parameter:
     default = False if kind is bool and option.default is None and "/" not in option.flags else option.default
     how: dict[str, Any] = {"help": option.help, "metavar": option.argument or option.metavar}
     how |= {"min": option.least, "max": option.most}
-    if option.complete:
-        how["autocompletion"] = _completing(option.complete)
     if option.argument:
         told = typer.Argument(**how)
     else:
@@ -86,15 +90,6 @@ def _parameter(option: Option, kind: Any) -> inspect.Parameter:
     annotation: Any = Annotated[kind | None if default is None else kind, told]
     default = inspect.Parameter.empty if default is ... else default
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _completing(kind: str) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        from phmctl.shipped import shipped_names
-
-        return [name for name in shipped_names(kind) if name.startswith(incomplete)]
-
-    return complete
 
 
 def _look_there(context: typer.Context, runs: Path | None) -> Path | None:

@@ -63,16 +63,14 @@ def distil(teacher: str, recipe: str | None, settings: Sequence[str] | None, **g
     return Shown(document, text=f"{folder}\n", code=result.exit_code)
 
 
-def export(run: Path, to: str, output: Path, threads: int, **given: Any) -> Shown:
+def export(run: Path, to: str, output: Path, **given: Any) -> Shown:
     """Export a run's model with its tokenizer, settings and model card; decode and eval take the folder as a run.
 
     The export is compared with the run on the run's validation text.
     """
-    from phmctl.devices import set_threads
     from phmctl.export.verb import export as export_run
     from phmctl.runs import Run
 
-    set_threads(threads)
     made = export_run(Run.open(run), to, output, **given)
     return Shown(made.as_json(), made.tables())
 
@@ -131,7 +129,6 @@ def serve(
     """
     for library in ("starlette", "uvicorn"):
         require(library, "serve")
-    from phmctl.devices import set_threads
     from phmctl.export import with_engine
     from phmctl.exports import open_model
     from phmctl.inference.loading import load
@@ -143,7 +140,6 @@ def serve(
     checkpoint, precision = given["checkpoint"], given["precision"]
     most = {name.removeprefix("max_"): value for name, value in given.items() if name.startswith("max_")}
     with listen(host, port) as sock:
-        set_threads(given["threads"])
         opened = with_engine(open_model(run), given["engine"], checkpoint, given["quantize"], precision)
         model = load(opened.folder, checkpoint=checkpoint, device=given["device"] or "auto", precision=precision)
         batching = BatchLimits(most["batch"], most["batch_tokens"], most["queue"], most["wait"] / 1000)
@@ -153,30 +149,25 @@ def serve(
 
         def ready() -> None:
             note(f"serving {model.name}; Ctrl-C stops")
-            Shown({"url": url, "model": model.name, "task": model.task}, text=f"{url}\n").show(
-                "json" if json else "table"
-            )
+            about = {"url": url, "model": model.name, "task": model.task}
+            Shown(about, text=f"{url}\n").show("json" if json else "table")
 
         raise typer.Exit(run_server(service, sock, names=names, grace=grace, ready=ready))
 
 
-def bench_layer(in_features: int, out_features: int, *, threads: int, **given: Any) -> Shown:
+def bench_layer(in_features: int, out_features: int, **given: Any) -> Shown:
     """A PHM layer against nn.Linear: forward and backward, and forward in training; evaluation is nn.Linear's own."""
     from phmctl.benchmarks.layers import bench_layer
-    from phmctl.devices import set_threads
 
-    set_threads(threads)
     ns, tokens = (_integers(f"--{name}", given.pop(name)) for name in ("n", "tokens"))
     executions = [name.strip() for name in (given.pop("execution") or "").split(",") if name]
     return _shown(bench_layer(in_features, out_features, ns, tokens, executions=executions, **given))
 
 
-def bench_lstm(in_features: int, hidden: int, *, n: str, threads: int, **given: Any) -> Shown:
+def bench_lstm(in_features: int, hidden: int, *, n: str, **given: Any) -> Shown:
     """A PHM-LSTM against nn.LSTM; by default in the shape of the sentence-pair classifiers of Table 1."""
     from phmctl.benchmarks.layers import bench_lstm
-    from phmctl.devices import set_threads
 
-    set_threads(threads)
     return _shown(bench_lstm(in_features, hidden, _integers("--n", n), **given))
 
 
@@ -215,14 +206,11 @@ def bench_decode(
 
         return _shown(bench_engines(Run.open(Path(recipe)), engine, split=split, sentences=sentences, rounds=rounds))
     from phmctl.benchmarks.decoding import bench_decoding
-    from phmctl.recipe.loading import expect
-    from phmctl.recipe.schema import TranslationRecipe
     from phmctl.tasks.registry import kind_of
 
-    found = _recipe(recipe, **given)
+    found: Any = _recipe(recipe, **given)
     kind_of(found).require("bench decode")
-    resolved = expect(found, TranslationRecipe)
-    return _shown(bench_decoding(resolved, data, split=split, sentences=sentences, rounds=rounds, baseline=against))
+    return _shown(bench_decoding(found, data, split=split, sentences=sentences, rounds=rounds, baseline=against))
 
 
 def _shown(result: "Bench") -> Shown:

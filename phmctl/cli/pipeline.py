@@ -1,8 +1,6 @@
 """The commands that lead from text to scores: ``prepare-data``, ``train``, ``decode``, ``eval``."""
 
 import gc
-import os
-import stat
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -181,8 +179,7 @@ def decode(
     gc.enable()
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
-    # A person sees the answers themselves, unless they go into a file; a pipeline's log is left alone.
-    silent = not typed and ((output is not None and not json) or _stdout_is_a_file())
+    silent = output is not None and not json and not typed  # a person sees the answers that go elsewhere
     bar = progress(model.verb, None if own is None else len(own), plain=False, shown=silent)
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
@@ -190,14 +187,6 @@ def decode(
     file = nullcontext() if output is None else AnswersFile(output, origin, resume=resume)
     with file as answers, bar as advance:
         answer(model, groups, output=answers, as_json=json, advance=advance)
-
-
-def _stdout_is_a_file() -> bool:
-    """Whether stdout is redirected to a file, not to a terminal or to a program that prints as it reads."""
-    try:
-        return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
-    except OSError:
-        return False
 
 
 def evaluate(
@@ -210,7 +199,6 @@ def evaluate(
     data: Path | None,
     device: str | None,
     checkpoint: str,
-    threads: int,
     every: bool,
     **given: Any,
 ) -> Shown:
@@ -224,11 +212,12 @@ def evaluate(
     --probing trains a probe for each probing task prepared in --data, each once: its answers are kept there.
     """
     from phmctl import verbs
+    from phmctl.exports import open_model
+    from phmctl.runs.summary import difference_lines, run_differences
 
     other = given | {"split": None if split == "test" else split} if probing else {"set": settings, "data": data}
     if wrong := [f"--{name.replace('_', '-')}" for name, value in other.items() if value is not None]:
         raise UserError(f"{', '.join(wrong)}: {'has no part in' if probing else 'belongs to'} --probing: leave it out")
-    set_threads(threads)
     common: dict[str, Any] = {"against": against, "checkpoint": checkpoint, "device": device or "auto"}
     if probing:
         from phmctl.probes import probe
@@ -236,7 +225,10 @@ def evaluate(
         found: Any = probe(names[0], settings=settings or (), data=data, **common)
     else:
         found = verbs.evaluate(names[0], split, **common, quiet=False, **given)
-    apart = [] if against is None else verbs.differences(names[0], against)
+    apart = []
+    if against is not None:
+        baseline = open_model(against)
+        apart = difference_lines(run_differences(baseline, open_model(names[0])), baseline.name)
     document = found.as_json() | ({} if against is None else {"differences": apart})
     notes = [*getattr(found, "notes", tuple)(), *(f"· {text}" for text in apart)]
     return Shown(document, found.tables(), notes=notes)

@@ -1,6 +1,5 @@
 """``report``: all about several runs on one page that needs no network."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from phmctl import __version__
 from phmctl.accounting.ledger import Totals, ledger_for_recipe
-from phmctl.algebra.alignment import NearestAlgebra, Spectra, chance_distance, nearest_known, spectra
+from phmctl.algebra.alignment import NearestAlgebra, chance_distance, nearest_known
 from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.compare import Comparison, compare_splits
 from phmctl.comparison.variants import Trained, Variant, mean_and_spread
@@ -157,19 +156,12 @@ def _rules(found: Comparison) -> Blocks:
 
 @dataclass(frozen=True)
 class Learned:
-    """A rule and the components of the first map that holds it."""
+    """A rule that a map has learned."""
 
-    name: str  # of the map
-    A: "Tensor"  # (n, n, n), (n, k/n, d/n)
-    S: "Tensor"
+    name: str  # of the first map that holds it
+    A: "Tensor"  # (n, n, n)
+    width: str  # k×d of the map
     nearest: NearestAlgebra  # the known algebra nearest to A
-    spectra: Spectra  # of A and S
-
-    @property
-    def terms(self) -> float:
-        """How many terms are in use: the exponential of the entropy of the terms' shares (Roy and Vetterli 2007)."""
-        shares = [each**2 for each in self.spectra.terms if each > 1e-12]
-        return math.exp(-math.fsum(each * math.log(each) for each in shares))
 
 
 def learned_rules(one: Trained) -> list[Learned]:
@@ -191,7 +183,8 @@ def learned_rules(one: Trained) -> list[Learned]:
         if A is None and len(factors) == 3:
             A = recompose(Factors(*factors))
         if A is not None and len(A) > 1:
-            found.append(Learned(place or "the map", A, S, nearest_known(A), spectra(A, S)))
+            width = "×".join(str(size * len(A)) for size in S.shape[1:])
+            found.append(Learned(place or "the map", A, width, nearest_known(A)))
     return found
 
 
@@ -209,18 +202,8 @@ def _rules_of(variant: Variant, key: str) -> Blocks:
         f"Nearer to a known algebra than 19 of 20 random rules are (distance below {chance:.2f}): {near} of "
         f"{_plural(count, 'rule')}; one in twenty would be by chance."
     )
-    head = ["map", "k×d", "nearest algebra", "distance", "terms in use", "singular values of the terms"]
-    rows = [
-        [
-            each.name,
-            "×".join(str(size * len(each.A)) for size in each.S.shape[1:]),
-            each.nearest.name,
-            f"{each.nearest.distance:.3f}",
-            f"{each.terms:.2f} of {len(each.A)}",
-            " ".join(f"{value:.2f}" for value in each.spectra.terms[:8]) + (" …" if len(each.A) > 8 else ""),
-        ]
-        for each in found
-    ]
+    head = ["map", "k×d", "nearest algebra", "distance"]
+    rows = [[each.name, each.width, each.nearest.name, f"{each.nearest.distance:.3f}"] for each in found]
     table = Table("learned rules", head, rows, text=(2,))
     return [
         ("heading", f"{variant.label}, seed {one.seed}: {_plural(len(found), 'rule')}, n = {n}"),

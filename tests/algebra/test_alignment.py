@@ -13,7 +13,6 @@ from phmctl.algebra.alignment import (
     determined_terms,
     known_rules,
     nearest_known,
-    spectra,
 )
 from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.errors import DimensionError
@@ -186,26 +185,3 @@ def test_a_disturbed_rule_is_as_far_as_it_was_disturbed() -> None:
 def test_chance_is_below_the_mean_distance_of_unrelated_spans() -> None:
     assert 0.6 < chance_distance(4) < math.sqrt(1 - 1 / 4)
     assert chance_distance(2) < chance_distance(4) < chance_distance(8) < math.sqrt(1 - 1 / 8)
-
-
-def test_spectra_are_those_of_the_matrices_written_out_and_no_basis_changes_them() -> None:
-    chance = torch.Generator().manual_seed(1)
-    A, S = torch.randn(3, 3, 3, generator=chance).double(), torch.randn(3, 2, 5, generator=chance).double()
-    found = spectra(A, S)
-    whole = torch.einsum("iab,ist->abst", A, S).reshape(9, 10)
-    assert found.terms == pytest.approx((torch.linalg.svdvals(whole)[:3] / whole.norm()).tolist())
-    assert sum(each**2 for each in found.terms) == pytest.approx(1)
-    assert sum(each**2 for each in found.outputs) == pytest.approx(1)
-    P = torch.randn(3, 3, generator=chance).double()
-    mixed = spectra(torch.einsum("ij,jab->iab", P, A), torch.einsum("ij,jst->ist", torch.linalg.inv(P).t(), S))
-    for one, other in zip(found, mixed, strict=True):
-        assert one == pytest.approx(other)
-
-
-def test_a_division_algebra_uses_all_evenly_and_terms_that_are_not_used_carry_nothing() -> None:
-    S = torch.zeros(4, 3, 3)
-    S[0] = 1.0
-    found = spectra(fixed_rule("quaternion"), S)
-    assert found.terms == pytest.approx([1, 0, 0, 0])
-    assert found.outputs == pytest.approx([0.5] * 4)
-    assert found.inputs == pytest.approx([0.5] * 4)
