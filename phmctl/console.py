@@ -262,19 +262,17 @@ class Shown:
 
 
 @contextmanager
-def progress(
-    description: str, total: int | None, *, plain: bool = True, shown: bool = True
-) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; elsewhere a plain line when the work starts. Neither if it is not `shown`.
+def progress(description: str, total: int | None, *, plain: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal; elsewhere, if `plain`, a line when the work starts.
 
     The bar is drawn when it advances, not by a thread of its own: a benchmark must not share its cores with one.
     """
     # rich takes a while to import, and says of nothing else that it is a terminal
     may_be = sys.stderr.isatty() or any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
-    console = people() if shown and may_be and not _silent.get() else None
+    console = people() if may_be and not _silent.get() else None
     description = printable(description)
     if console is None or not console.is_terminal:
-        if plain and shown:
+        if plain:
             note(f"{description} ...")
         yield lambda amount: None
         return

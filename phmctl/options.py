@@ -220,12 +220,14 @@ EVAL = (
     JSON,
 )
 
-COMPARED = Option("names", "Runs, folders of runs, or tags.", argument="RUN", many=True)
-OF_RECIPE = Option("recipe", "Compare all runs of this recipe.", metavar="NAME")
-BASELINE = Option("baseline", "Run or variant to compare with (default: the dense model).", metavar="RUN|VARIANT")
-OF_CHECKPOINT = Option("checkpoint", "Use only results of this checkpoint: best, last, average or step-N.")
-SCORE = Option("score", "Score the runs that have no result.", bool, flags="--eval")
-COMPARING = (COMPARED, OF_RECIPE, BASELINE, SPLIT, OF_CHECKPOINT, SCORE)
+COMPARING = (
+    Option("names", "Runs, folders of runs, or tags.", argument="RUN", many=True),
+    Option("recipe", "Compare all runs of this recipe.", metavar="NAME"),
+    Option("baseline", "Run or variant to compare with (default: the dense model).", metavar="RUN|VARIANT"),
+    SPLIT,
+    Option("checkpoint", "Use only results of this checkpoint: best, last, average or step-N."),
+    Option("score", "Score the runs that have no result.", bool, flags="--eval"),
+)
 
 COMPARE = (
     *COMPARING,

@@ -3,7 +3,7 @@
 import gc
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import typer
 
 from phmctl.cli.build import NEWEST, TOGETHER
 from phmctl.console import Shown, Table, emit, note, progress
-from phmctl.devices import set_threads, world
+from phmctl.devices import world
 from phmctl.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -140,7 +140,6 @@ def decode(
     resume: bool,
     window: int,
     pause: float,
-    threads: int,
     json: bool,
     **given: Any,
 ) -> None:
@@ -162,7 +161,6 @@ def decode(
         raise UserError("--resume continues a file; add --output FILE")
     if output is not None and split is None:
         refuse_same_file(input_, output)
-    set_threads(threads)
     opened = with_engine(open_model(run), given.pop("engine"), checkpoint, given.pop("quantize"), given["precision"])
     kind = kind_of(opened.recipe)
     options = {name: value for name, value in given.items() if value is not None and value is not False}
@@ -179,8 +177,9 @@ def decode(
     gc.enable()
     groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
     typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
-    silent = output is not None and not json and not typed  # a person sees the answers that go elsewhere
-    bar = progress(model.verb, None if own is None else len(own), plain=False, shown=silent)
+    bar: AbstractContextManager[Any] = nullcontext(lambda amount: None)
+    if output is not None and not json and not typed:  # elsewhere a person sees the answers
+        bar = progress(model.verb, None if own is None else len(own), plain=False)
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
     origin = {"run": opened.name, "checkpoint": weights.name, "weights": weights.sha256, **model.origin()}

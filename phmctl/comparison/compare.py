@@ -199,10 +199,10 @@ def compare_splits(
     for each in splits_asked([one.run for one in summaries], split):
         check_asked(summaries, each, checkpoint)
         trained = settle(summaries, each, checkpoint)
-        if score and any(one.result is None for one in trained):
-            for one in trained:
-                if one.result is None:
-                    kind_of(one.run.recipe).evaluate(Asked(one.run, checkpoint or "auto", split=each))
+        bare = [one.run for one in trained if one.result is None] if score else []
+        for run in bare:
+            kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
+        if bare:
             trained = settle(select([one.run.folder for one in trained], None, root, None), each, checkpoint)
         variants = group(trained)
         first = _find_baseline(variants, baseline)

@@ -29,19 +29,13 @@ _STYLE = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 8.5,
-    "axes.edgecolor": _FAINT,
-    "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.linewidth": 0.7,
-    "grid.color": _FAINT,
     "grid.alpha": 0.35,
-    "grid.linewidth": 0.5,
     "legend.frameon": False,
-    "lines.linewidth": 1.4,
 }
 
 

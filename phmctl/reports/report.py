@@ -31,7 +31,6 @@ Blocks = list[tuple[str, Any]]
 
 _PAGE = Path(__file__).with_name("page.html")
 _SAMPLES = 5  # of each kind
-_FAVOUR = "most in favour of"
 _NARROW = 5  # matrices that a narrow tile shows well
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
 
@@ -75,10 +74,8 @@ def render(found: Comparison, *others: Comparison) -> str:
 
 
 def _kind(table: Table, column: int) -> str:
-    """The class of a column's cells: sentences wrap, other text and numbers do not."""
-    if column and column in table.text and table.title.startswith(_FAVOUR):
-        return "prose"
-    return "text" if column == 0 or column in table.text else "number"
+    """The class of a column's cells."""
+    return "text" if column in (0, *table.text) else "number"
 
 
 def _plural(count: int, word: str) -> str:
@@ -251,7 +248,7 @@ def _samples(found: Comparison) -> Blocks:
                 texts = [base.asked[row], base.right[row], base.given[row], own.given[row]]
                 cells.append([str(row + 1), *texts, f"{gains[row]:+.1f}".replace("-", "−")])
             if rows:
-                blocks.append(("table", Table(f"{_FAVOUR} {favoured}", head, cells, text=(1, 2, 3, 4))))
+                blocks.append(("table", Table(f"most in favour of {favoured}", head, cells, text=(1, 2, 3, 4))))
     return blocks
 
 

@@ -64,7 +64,6 @@ class Result:
     git: str | None = None  # its commit
     date: str | None = None  # on which it was scored
     answers: Path | None = None  # the file of what was scored, a line an example: .hyp, .predictions.tsv
-    answers_gone: bool = False  # or changed since
 
     def as_json(self) -> dict[str, Any]:
         """What tells results apart, and the scores; the file has the report."""
@@ -117,13 +116,6 @@ def read_results(run: Run) -> list[Result]:
     return [found for path in sorted(run.results_folder.glob("*.json")) if (found := _read(path)) is not None]
 
 
-def find_result(run: Run, setting: Setting) -> Result | None:
-    """The result of a setting if it lies in a run, whole, with the answers that were scored."""
-    path = setting.path(run, "json")
-    found = _read(path) if path.is_file() else None
-    return None if found is None or found.answers_gone else found
-
-
 def _read(path: Path) -> Result | None:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -155,7 +147,6 @@ def _read(path: Path) -> Result | None:
             made["git"],
             made.get("date"),
             None if gone else answers,
-            gone,
         )
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "something is missing"

@@ -53,10 +53,10 @@ class Job:
         return "\n".join(lines[first:]) or "it said nothing"
 
 
-def threads_each(jobs: int, threads: int = 0) -> int:
-    """A process's share of the threads: of so many; of ``OMP_NUM_THREADS``; or of the cores that it may use."""
+def threads_each(jobs: int) -> int:
+    """A process's share of the threads: of ``OMP_NUM_THREADS``, or of the cores that it may use."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return max((threads or (int(asked) if asked.isdecimal() else cores())) // jobs, 1)
+    return max((int(asked) if asked.isdecimal() else cores()) // jobs, 1)
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | None], None]) -> int | None:

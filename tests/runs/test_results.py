@@ -6,7 +6,7 @@ import pytest
 
 from phmctl import __version__
 from phmctl.runs import Run, Weights
-from phmctl.runs.results import Setting, find_result, read_results, write_result
+from phmctl.runs.results import Setting, read_results, write_result
 from tests.training.fake import make_recipe
 
 WEIGHTS = Weights("step-000010", "a" * 64)
@@ -19,7 +19,6 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_what_is_written_is_read_and_found_while_it_and_its_answers_are_whole(run: Run) -> None:
-    assert find_result(run, SETTING) is None
     answers = SETTING.path(run, "hyp")
     answers.touch()
     path = write_result(run, SETTING, {"bleu": 1.5}, {"BLEU": 1.5}, answers=answers)
@@ -28,10 +27,8 @@ def test_what_is_written_is_read_and_found_while_it_and_its_answers_are_whole(ru
     assert (found.path, found.answers) == (path, answers)
     assert (found.settings, found.scores, found.report) == ({"beam": 4}, {"BLEU": 1.5}, {"bleu": 1.5})
     assert (found.checkpoint_sha256, found.seed, found.version) == ("a" * 64, 7, __version__)
-    assert find_result(run, SETTING) == found
-    assert find_result(run, SETTING.beside("other/run/v001", WEIGHTS)) is None
     answers.unlink()
-    assert find_result(run, SETTING) is None
+    assert read_results(run)[0].answers is None
 
 
 def test_what_decides_a_result_decides_its_name_which_is_a_plain_file_name(run: Run) -> None:
@@ -55,7 +52,7 @@ def test_what_was_changed_since_is_left_out_and_said(run: Run, capsys: pytest.Ca
     path = write_result(run, SETTING, {"bleu": 1.5, "lines": {1: float("nan")}}, {"BLEU": 1.5}, answers=answers)
     assert read_results(run)[0].answers == answers
     answers.write_text("b\n")
-    assert (read_results(run)[0].answers, find_result(run, SETTING)) == (None, None)
+    assert read_results(run)[0].answers is None
     assert str(answers) in capsys.readouterr().err
     kept = path.read_text()
     for old, new in (('"bleu": 1.5', '"bleu": 2.5'), ('"BLEU": 1.5', '"BLEU": 2.5'), ('"format": 1', '"format": 2')):
