@@ -15,7 +15,7 @@ died there.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +92,8 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
             (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 save_tensors(temporary / f"{group}.safetensors", named)
-            _write_manifest(temporary, describe(temporary))
+            entries = {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in describe(temporary)}
+            write_json(temporary / MANIFEST, entries)
             move_into_place(temporary, folder)
 
 
@@ -106,36 +107,14 @@ def save_tensors(path: Path, named: Mapping[str, "Tensor"], metadata: dict[str, 
     path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, metadata))
 
 
-def _write_manifest(folder: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    write_json(folder / MANIFEST, {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in entries})
-
-
 def tidy(folder: Path) -> None:
     """Clear what killed processes left among the checkpoints of `folder`; only for the process that writes there.
 
     A checkpoint that was being replaced is renamed back; what was half written or half removed goes, for nothing refers
-    to it, and so do moments that the manifest does not name. Raises OSError.
+    to it. Raises OSError.
     """
     put_back(folder)
     sweep(folder)
-    for checkpoint in (folder / step_name(step) for step in saved_steps(folder)):
-        sweep(checkpoint)
-        if _is_whole(checkpoint) and not has_group(checkpoint, MOMENTS):
-            (checkpoint / f"{MOMENTS}.safetensors").unlink(missing_ok=True)
-
-
-def drop_group(folder: Path, group: str) -> None:
-    """Remove a group of tensors from a whole checkpoint, if both are there. A crash leaves it whole. Raises OSError."""
-    with suppress(RunError):  # pruned
-        manifest = _read_manifest(folder)
-        if manifest.pop(f"{group}.safetensors", None):
-            _write_manifest(folder, manifest.values())
-            (folder / f"{group}.safetensors").unlink(missing_ok=True)
-
-
-def has_group(folder: Path, group: str) -> bool:
-    """Whether a checkpoint holds a group of tensors, by its manifest. Raises RunError if that is damaged."""
-    return f"{group}.safetensors" in _read_manifest(folder)
 
 
 def prune(folder: Path, keep: set[int]) -> None:

@@ -11,15 +11,14 @@ from typer.testing import CliRunner
 
 from phmctl import verbs
 from phmctl.cli.main import app
-from phmctl.errors import OutputError, RunError
-from phmctl.files import write_atomic, write_json
+from phmctl.errors import RunError
+from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.summary import Damaged, list_runs
 from phmctl.sealed import file_entry
 from tests.data.helpers import deadline
-from tests.training.fake import make_recipe
 
 MODEL = "checkpoints/step-000006/model.safetensors"
 PIECES = {
@@ -89,10 +88,12 @@ def resume(run: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])
 @pytest.mark.parametrize("piece", PIECES)
-@pytest.mark.parametrize("command", [decode_test, score])
+@pytest.mark.parametrize("command", [decode_test, decode_file, score])
 def test_a_piece_that_is_missing_or_cut_is_named(
     run: Path, command: Callable[[Path], None], piece: str, damage: Callable[[Path], None]
 ) -> None:
+    if command is decode_file and piece.startswith("text/"):
+        pytest.skip("it reads no text of the run")
     damage(run / piece)
     refuse(command, run, PIECES[piece].replace(".", r"\."))
     assert not (run.parent / "out").exists()
@@ -111,13 +112,6 @@ def test_a_pipe_in_place_of_a_file_is_refused_by_all(run: Path, piece: str) -> N
         for command in (Run.open, decode_test, score, resume):
             with pytest.raises(RunError):
                 command(run)
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])
-@pytest.mark.parametrize("piece", [piece for piece in PIECES if not piece.startswith("text/")])
-def test_so_it_is_where_other_text_is_translated(run: Path, piece: str, damage: Callable[[Path], None]) -> None:
-    damage(run / piece)
-    refuse(decode_file, run, PIECES[piece].replace(".", r"\."))
 
 
 def test_references_are_a_piece_of_a_score(run: Path) -> None:
@@ -151,17 +145,6 @@ def test_a_pointer_to_nowhere_is_named(run: Path) -> None:
     refuse(decode_test, run, r"checkpoints/last names 'step-000099', which does not exist")
 
 
-def test_a_checkpoint_folder_that_is_missing_is_named(run: Path) -> None:
-    shutil.rmtree(run / "checkpoints/step-000006")
-    refuse(decode_test, run, r"checkpoints/last names 'step-000006', which does not exist")
-
-
-@pytest.mark.parametrize("piece", ["recipe.yaml", "environment.json"])
-def test_without_them_it_is_no_run(run: Path, piece: str) -> None:
-    (run / piece).unlink()
-    refuse(Run.open, run.rename(run.with_name("v001")), rf"no complete run: {piece} is missing")
-
-
 def test_a_recipe_cut_at_any_line_of_another_section_is_refused(run: Path) -> None:
     """Many beginnings are recipes too, with defaults where the run had settings of its own."""
     lines = dump_recipe(Run.open(run).recipe).splitlines(keepends=True)
@@ -169,25 +152,3 @@ def test_a_recipe_cut_at_any_line_of_another_section_is_refused(run: Path) -> No
         (run / "recipe.yaml").write_text("".join(lines[:end]))
         with pytest.raises(RunError, match=r"recipe\.yaml"):
             Run.open(run)
-
-
-def test_a_read_only_folder_is_an_output_error(run: Path) -> None:
-    folder = run.parent / "read-only"
-    folder.mkdir()
-    folder.chmod(0o555)
-    (run / "results").chmod(0o555)
-    if os.access(folder, os.W_OK):
-        pytest.skip("root writes everywhere")
-    try:
-        for write in (
-            lambda: write_json(folder / "file.json", {}),
-            lambda: Run.create(folder / "runs", make_recipe()),
-            lambda: call("decode", run, "--split", "test", "--output", folder / "out"),
-            lambda: score(run),
-        ):
-            with pytest.raises(OutputError, match=r"cannot write .*Permission denied; choose a folder"):
-                write()
-        assert list(folder.iterdir()) == []
-    finally:
-        (run / "results").chmod(0o755)
-        folder.chmod(0o755)

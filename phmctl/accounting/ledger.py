@@ -7,14 +7,12 @@ vocabulary's tables apart, so that it is never claimed of anything else.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear, TwoFactorLinear
@@ -208,20 +206,3 @@ def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
 def _sums(rows: Iterable[Row]) -> dict[str, Any]:
     rows = list(rows)
     return {field.name: sum(getattr(row, field.name) for row in rows) for field in fields(Totals)}
-
-
-_ATEN = torch.ops.aten
-for _operator, _like in (  # those that torch has no count for, and those that take as many
-    (_ATEN.addmm_, _ATEN.addmm),
-    (_ATEN.baddbmm_, _ATEN.baddbmm),
-    (_ATEN._scaled_dot_product_flash_attention_for_cpu, _ATEN._scaled_dot_product_flash_attention),
-    (_ATEN._scaled_dot_product_flash_attention_for_cpu_backward, _ATEN._scaled_dot_product_flash_attention_backward),
-):
-    flop_registry.setdefault(_operator, flop_registry[_like])
-
-
-def multiplications(call: Callable[[], object]) -> int:
-    """Return the multiplications of a call, which is made once."""
-    with FlopCounterMode(display=False) as counter:
-        call()
-    return int(counter.get_total_flops()) // 2  # torch counts a multiplication and an addition as two

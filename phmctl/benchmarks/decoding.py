@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.accounting.ledger import multiplications
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.ratios import Bench, check_positive, compare, machine
 from phmctl.benchmarks.training import variants_of
@@ -61,7 +60,7 @@ def bench_decoding(
         baseline: ``dense``; of a composed model also ``base``, its dense twin without compositions.
 
     Returns:
-        a row for each candidate: `speed` is to the baseline's, `products_allow` what multiplications alone would give.
+        a row for each candidate; `speed` is to the baseline's.
 
     Raises:
         DataError: the data is not prepared, or has no such split.
@@ -83,14 +82,12 @@ def bench_decoding(
         model: Any = to_dense(build_transformer(each.model, *sizes, device).eval())
         searches[name] = searcher(model, sources, lengths, recipe, sizes[1])
     timings = compare("searches", searches, rounds=rounds, baseline=baseline, device=device)
-    products = {name: multiplications(search) for name, search in searches.items()}
     measured = [
         {
             "candidate": name,
             "search_seconds": timing.seconds,
             "sentences_per_second": len(rows) / timing.seconds.median,
             "speed": timing.ratio.inverse,
-            "products_allow": products[baseline] / products[name],
         }
         for name, timing in timings.items()
     ]

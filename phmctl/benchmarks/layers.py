@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.kronecker import LEARNED
 from phmctl.benchmarks.ratios import Bench, Forward, check_positive, compare, machine, parameters_of, training_call
 from phmctl.devices import pick_device
-from phmctl.errors import UserError, check_known
+from phmctl.errors import check_known
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 from phmctl.nn.lstm import PHMLSTM, Gates
@@ -61,12 +60,6 @@ def bench_layer(
     check_positive(tokens=min(tokens), rounds=rounds)
     parametrization = parametrization if rank is None else FACTORS
     executions = executions or (("dense", "rank") if parametrization == FACTORS else ("dense",))
-    for execution in executions:
-        check_known("execution", execution, ("dense", "rank"))
-    if "rank" in executions and (algebra, parametrization) == (LEARNED, RULE):
-        raise UserError(
-            "execution 'rank' needs the factors of a learned rule: give a rank, or parametrization 'factors'"
-        )
     factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}
     options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}
     rows = []

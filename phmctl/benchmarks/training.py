@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from phmctl.accounting.ledger import multiplications
 from phmctl.assembly import bare_transformer
 from phmctl.benchmarks.ratios import Bench, Spread, check_positive, compare, machine, parameters_of
 from phmctl.data.batches import lengths_of, real_token_share
@@ -43,8 +42,8 @@ def bench_training(
             candidate.
 
     Returns:
-        a row for each candidate: `speed` is its tokens a second over the baseline's, `products_allow` the speed that
-        multiplications alone would give, `executions` what ``tune`` chose for its maps.
+        a row for each candidate: `speed` is its tokens a second over the baseline's, `executions` what ``tune`` chose
+        for its maps.
 
     Raises:
         DataError: the data is not prepared.
@@ -74,15 +73,13 @@ def bench_training(
         for name, each in candidates.items()
     }
     timings = compare("training steps", steps, rounds=rounds, baseline=baseline, device=device)
-    products = {name: multiplications(step) / len(sample) for name, step in steps.items()}
     rows = []
     for name, timing in timings.items():
         seconds = timing.seconds
         step = Spread(*(value / len(sample) for value in (seconds.median, seconds.low, seconds.high)))
         row: dict[str, Any] = {"candidate": name, "parameters": parameters_of(candidates[name].model)}
         row |= {"step_seconds": step, "target_tokens_per_second": round(items / seconds.median, 1)}
-        row |= {"speed": timing.ratio.inverse, "products_allow": products[baseline] / products[name]}
-        rows.append({**row, "executions": executions.get(name, {})})
+        rows.append({**row, "speed": timing.ratio.inverse, "executions": executions.get(name, {})})
     share = _real_share(task)
     about: dict[str, Any] = {"recipe": recipe.name, "precision": training.precision, "baseline": baseline}
     about |= {"batches": len(sample), training.batch_key: getattr(training, training.batch_key), "real_share": share}

@@ -42,11 +42,11 @@ def count_params(
     recipe: str | None, n: str | None, algebra: str | None, *, paper: bool, settings: Sequence[str] | None
 ) -> Shown:
     """Count a recipe's parameters by component, beside its dense twin's; nothing is allocated."""
-    from phmctl.accounting.counting import count_parameters, parse_ns, print_count, split_list
+    from phmctl.accounting.counting import count_parameters, count_tables
 
-    ns, algebras = parse_ns(n), split_list(algebra)
+    ns, algebras = _integers("--n", n) if n else [], _names(algebra)
     count = count_parameters(recipe, ns=ns, algebras=algebras, overrides=settings or [], paper=paper)
-    return Shown(count.as_json(), draw=lambda: print_count(count))
+    return Shown(count.as_json(), count_tables(count))
 
 
 def distil(teacher: str, recipe: str | None, settings: Sequence[str] | None, **given: Any) -> Shown:
@@ -160,7 +160,7 @@ def bench_layer(in_features: int, out_features: int, **given: Any) -> Shown:
     from phmctl.benchmarks.layers import bench_layer
 
     ns, tokens = (_integers(f"--{name}", given.pop(name)) for name in ("n", "tokens"))
-    executions = [name.strip() for name in (given.pop("execution") or "").split(",") if name]
+    executions = _names(given.pop("execution"))
     return _shown(bench_layer(in_features, out_features, ns, tokens, executions=executions, **given))
 
 
@@ -174,7 +174,7 @@ def bench_lstm(in_features: int, hidden: int, *, n: str, **given: Any) -> Shown:
 def bench_train(*, data: Path | None, batches: int, rounds: int, against: str, **given: Any) -> Shown:
     """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data.
 
-    A composed model is measured beside its base too. "products allow" is the speed that multiplications alone give.
+    A composed model is measured beside its base too.
     """
     from phmctl.benchmarks.training import bench_training
 
@@ -197,7 +197,7 @@ def bench_decode(
 ) -> Shown:  # fmt: skip
     """Beam search against the dense twin; both translate by their dense copies.
 
-    A composed model is measured beside its base too. "products allow" is the speed that multiplications alone give.
+    A composed model is measured beside its base too.
     With --engine, RECIPE is a trained run; its engines are compared on its own text.
     """
     if engine:
@@ -223,8 +223,12 @@ def _recipe(recipe: str, settings: list[str] | None, **given: Any) -> "Recipe":
     return resolve(recipe, common_overrides(**given), settings or [])
 
 
+def _names(text: str | None) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
 def _integers(option: str, text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
         raise UserError(f"{option} {text}: expected whole numbers, as in {option} 4,8") from error

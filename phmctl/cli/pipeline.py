@@ -3,7 +3,7 @@
 import gc
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,22 +108,25 @@ def _planned(
 
     The sizes are those of the prepared data, if there is any, otherwise what the recipe asks for.
     """
-    from phmctl.accounting.counting import print_ledger
+    from phmctl.accounting.counting import ledger_table
     from phmctl.accounting.ledger import ledger_for_recipe
     from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import common_overrides, dump_recipe, resolve
     from phmctl.tasks.registry import kind_of
-    from phmctl.training.initial import planned_start
+    from phmctl.training.initial import find_start
 
     resolved, root = resolve(recipe, common_overrides(**common), settings), data or data_root()
-    start, sizes = planned_start(resolved, root), kind_of(resolved).sizes(resolved, root)
+    kind, task = kind_of(resolved), None
+    with suppress(DataError):  # not prepared
+        task = kind.open(resolved, root) if resolved.training.initialise_from else None
+    start, sizes = find_start(resolved, task), kind.sizes(resolved, root)
     ledger = ledger_for_recipe(resolved, sizes)
     source = "prepared data" if sizes.trained else "recipe"
     document = {"recipe": resolved.model_dump(), "parameters": ledger.as_json(), "vocabularies_from": source}
 
     def draw() -> None:
         emit(f"{dump_recipe(resolved)}\n")
-        print_ledger(ledger)
+        ledger_table(ledger).show()
 
     notes = [*[sizes.note] * sizes.trained, *([] if start is None else [start.words()])]
     return Shown(document, draw=draw, notes=notes)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from phmctl.algebra.kronecker import LEARNED, fixed_rule, nearest_components, nearest_sum
 from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
-from phmctl.errors import DataError, RunError
+from phmctl.errors import RunError
 from phmctl.nn.linear import KroneckerWeight
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
@@ -34,62 +34,33 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 class Start:
     """Where a model's first tensors come from."""
 
-    source: Path  # the run's folder
-    checkpoint: str  # its name
-    step: int
-    sha256: str  # of the file with the checkpoint's model
     tensors: Mapping[str, Tensor]  # those that the model begins with, by name
-    new: tuple[str, ...]  # names of the model's tensors that the source does not have, or has in another shape
-    left: tuple[str, ...]  # names of the source's tensors that the model does not have, or has in another shape
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what the run's environment keeps."""
-        return {
-            "run": str(self.source.resolve()),
-            "checkpoint": self.checkpoint,
-            "step": self.step,
-            "sha256": self.sha256,
-            "taken": list(self.tensors),
-            "new": list(self.new),
-            "left": list(self.left),
-        }
+    # what the run's environment keeps: run, checkpoint, step, SHA-256; names of tensors that are taken, new or left
+    noted: Mapping[str, Any]
 
     def words(self) -> str:
         """Return what was used, is new and was left, for people; equal layers in one name."""
-        where = f"{self.source} ({self.checkpoint}, step {self.step})"
-        parts = [f"initialised: {len(self.tensors)} tensors taken from {where}"]
-        for verb, names in (("new", self.new), ("left", self.left)):
-            if names:  # the modules of these tensors, each once, with the numbers of layers left out
-                modules = (_NUMBER.sub("*", name.rpartition(".")[0] or name) for name in names)
-                parts.append(f"{len(names)} {verb}: {', '.join(dict.fromkeys(modules))}")
+        parts = ["initialised: {0} tensors taken from {run} ({checkpoint})".format(len(self.tensors), **self.noted)]
+        for verb in ("new", "left"):  # the modules of these tensors, each once, with the numbers of layers left out
+            modules = (_NUMBER.sub("*", name.rpartition(".")[0] or name) for name in self.noted[verb])
+            parts += [f"{verb}: {', '.join(dict.fromkeys(modules))}"] if self.noted[verb] else []
         return "; ".join(parts)
 
 
-def find_start(recipe: Recipe, task: "Task") -> Start | None:
+def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
     """Return what a recipe's model begins with, or None where it begins at random. Nothing is changed.
+
+    None too without a task, where the data is not prepared: then the run alone is checked.
 
     RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
     vocabulary; or has no tensor that fits.
     """
     run = _source(recipe)
-    if run is None:
+    if run is None or task is None:
         return None
     task.check_vocabulary(run)
     name = "best" if "best" in run.checkpoint_names() else "last"
     return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
-
-
-def planned_start(recipe: Recipe, data: Path) -> Start | None:
-    """Return what :func:`find_start` would; None also where the data is not prepared: then the run alone is checked."""
-    from phmctl.tasks.registry import kind_of
-
-    if _source(recipe) is None:
-        return None
-    try:
-        task = kind_of(recipe).open(recipe, data)
-    except DataError:
-        return None
-    return find_start(recipe, task)
 
 
 def initialise(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -134,11 +105,17 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     used = {name: tensor for name, tensor in offered.items() if shapes.get(name) == tensor.shape}
     if not used:
         raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
-    new = tuple(name for name in shapes if name not in used)
     ids = {id(tensor) for tensor in used.values()}
-    left = tuple(name for name, tensor in theirs.items() if id(tensor) not in ids and name not in used)
-    step, digest = int(checkpoint.state["step"]), checkpoint_digest(folder, "model")
-    return Start(run.folder, folder.name, step, digest, used, new, left)
+    noted = {
+        "run": str(run.folder.resolve()),
+        "checkpoint": folder.name,
+        "step": checkpoint.state["step"],
+        "sha256": checkpoint_digest(folder, "model"),
+        "taken": list(used),
+        "new": [name for name in shapes if name not in used],
+        "left": [name for name, tensor in theirs.items() if id(tensor) not in ids and name not in used],
+    }
+    return Start(used, noted)
 
 
 def _nearest_sums(theirs: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -116,9 +116,7 @@ def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, 
     rates = _kept(run, RATES, lambda: build_rates(model, settings), processes)
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if rates.keys() != names or not all(isinstance(rate, float) and 0 < rate < 1e6 for rate in rates.values()):
-        odd = sorted(rates.keys() ^ names)
-        what = f"rates of another model ({odd[0]})" if odd else "rates that are no positive numbers"
-        raise RunError(f"{run.folder / RATES} has {what}; copy the run again, or train anew")
+        raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
     return rates
 
 

@@ -83,37 +83,21 @@ def prepare_moments(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]
     return optimiser_tensors(optimiser, model)
 
 
-# ----------------------------------------------- learning rates, by steps from 1: the first update is that of step 1
-
-
-def inverse_sqrt(step: int, peak: float, warmup: int) -> float:
-    """Return the rate of "Attention Is All You Need" (§5.3): up to `peak` at step `warmup`, then with ``step^-0.5``.
-
-    The paper's own form, ``d^-0.5 · min(step^-0.5, step · warmup^-1.5)``, has the peak ``(d · warmup)^-0.5``.
-    """
-    warmup = max(warmup, 1)
-    return peak * min(step / warmup, math.sqrt(warmup / step))
-
-
-def constant(step: int, peak: float, warmup: int) -> float:
-    """Return `peak`, after a straight rise over the first `warmup` steps."""
-    return peak * min(1.0, step / max(warmup, 1))
-
-
-def linear(step: int, peak: float, warmup: int, steps: int) -> float:
-    """Return a straight rise to `peak` at step `warmup`, then a straight fall to 0 one step after `steps`."""
-    if step <= warmup:
-        return peak * step / warmup
-    return peak * max(0.0, (steps + 1 - step) / (steps + 1 - max(warmup, 1)))
-
-
 def build_schedule(settings: TrainingSection) -> Callable[[int], float]:
-    """Return the recipe's schedule: step (from 1) -> learning rate."""
-    peak, warmup = settings.learning_rate, settings.warmup
+    """Return the recipe's schedule: step (from 1, that of the first update) -> learning rate.
+
+    All rise straight to the peak at step `warmup`. ``constant`` stays there; ``linear`` falls straight to 0 one step
+    after the last; ``inverse_sqrt`` falls with ``step^-0.5``, as in "Attention Is All You Need" (§5.3), whose own form,
+    ``d^-0.5 · min(step^-0.5, step · warmup^-1.5)``, has the peak ``(d · warmup)^-0.5``.
+    """
+    peak, warmup, end = settings.learning_rate, max(settings.warmup, 1), settings.steps + 1
     if settings.schedule == "linear":
-        return lambda step: linear(step, peak, warmup, settings.steps)
-    schedule = inverse_sqrt if settings.schedule == "inverse_sqrt" else constant
-    return lambda step: schedule(step, peak, warmup)
+        return lambda step: (
+            peak * step / warmup if step <= settings.warmup else peak * max(0.0, (end - step) / (end - warmup))
+        )
+    if settings.schedule == "inverse_sqrt":
+        return lambda step: peak * min(step / warmup, math.sqrt(warmup / step))
+    return lambda step: peak * min(1.0, step / warmup)
 
 
 def build_autocast(device: torch.device, precision: str) -> Autocast:

@@ -8,7 +8,6 @@ import inspect
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -27,7 +26,6 @@ from phmctl.tasks.base import Share
 from phmctl.training.signals import follow
 
 T = TypeVar("T")
-RUN_ID = "TORCHELASTIC_RUN_ID"  # torchrun's name for a start and all its restarts, in the environment
 
 
 class PeerError(PhmctlError):
@@ -51,12 +49,10 @@ class Processes:
         device, here = pick_device(name), self._world.local_size
         if device.type == "cpu" or not self.many:
             return device
-        if ":" in name:
-            raise RecipeError(f"training.device = {name} is one device, and {self.count} processes need one each: cuda")
-        if here > torch.cuda.device_count():
+        if ":" in name or here > torch.cuda.device_count():
             raise RecipeError(
                 f"{here} processes on this machine need a device each, and it has {torch.cuda.device_count()}; "
-                "start fewer, or set training.device=cpu"
+                "start fewer, or set training.device=cuda or cpu"
             )
         torch.cuda.set_device(self._world.local_rank)
         return torch.device("cuda", self._world.local_rank)
@@ -169,7 +165,7 @@ def joined(timeout: float) -> Iterator[Processes]:
     if where.size == 1:
         yield Processes()
         return
-    if RUN_ID in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         follow(os.getppid())  # a torchrun that is killed ends nobody
     # Host tensors go by gloo, so that what hosts tell each other waits for no device.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
@@ -198,15 +194,6 @@ def is_loss(error: BaseException) -> bool:
     signs = ("/gloo/", "caused pair closure")  # the file that raised it; what follows a time-out
     told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
     return told or (isinstance(error, dist.DistError) and "ncclUnhandledCudaError" not in str(error))  # a GPU's own
-
-
-def job() -> str | None:
-    """Return the id that ``torchrun`` gave this start and all its restarts; None without it.
-
-    Where nobody gave one (``--rdzv-id``), ``torchrun`` calls every job "none": then its process is the id.
-    """
-    given = os.environ.get(RUN_ID)
-    return f"{socket.gethostname()}:{os.getppid()}" if given == "none" else given
 
 
 def restarts() -> int:

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
 
 def clock(seconds: float) -> str:
-    """Return ``h:mm:ss``, or ``m:ss`` below an hour."""
-    hours, rest = divmod(round(max(seconds, 0.0)), 3600)
-    minutes, rest = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    """Return ``h:mm:ss``."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 class Throughput:

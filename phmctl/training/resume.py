@@ -9,7 +9,6 @@ from phmctl.checkpoints import (
     MANIFEST,
     MOMENTS,
     Checkpoint,
-    has_group,
     prune,
     read_checkpoint,
     saved_steps,
@@ -35,28 +34,20 @@ if TYPE_CHECKING:
 def run_to_resume(root: Path, recipe: Recipe) -> Run:
     """Return the run that ``--resume`` means: the newest one that the recipe would continue, with a checkpoint or not.
 
-    RunError: there is none of this variant and seed. RecipeError: there is, and it differs in what a step computes.
+    RunError: there is none of this variant. RecipeError: the newest differs in what a step computes.
     """
     newest = newest_like(root, recipe)
-    if newest is not None:
-        return newest
-    others = {run.recipe.training.seed: run for run in reversed([*Run.versions(root, recipe)])}
-    if recipe.training.seed in others:
-        check_same(others[recipe.training.seed], recipe)
-    what = f"only runs with seed {', '.join(map(str, sorted(others)))}" if others else "no run"
-    where = root / recipe.name / recipe.variant
-    raise RunError(f"nothing to resume: {what} in {where}; leave --resume out to start one")
+    for run in () if newest else Run.versions(root, recipe):
+        check_same(run, recipe)
+    if newest is None:
+        where = root / recipe.name / recipe.variant
+        raise RunError(f"nothing to resume: no run in {where}; leave --resume out to start one")
+    return newest
 
 
 def newest_like(root: Path, recipe: Recipe) -> Run | None:
     """Return the newest run that a recipe would continue: it differs in nothing that a step computes. None if none."""
     return next((run for run in Run.versions(root, recipe) if not forbidden(run.recipe, recipe)), None)
-
-
-def run_of_job(root: Path, recipe: Recipe, job: str | None) -> Run | None:
-    """Return the newest run of a recipe that a job of ``torchrun`` began, with a checkpoint or not; None if none."""
-    runs = Run.versions(root, recipe) if job else ()
-    return next((run for run in runs if run.environment().get("job") == job), None)
 
 
 def data_of(run: Run) -> Path | None:
@@ -101,35 +92,14 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
     with suppress(OSError):
         tidy(run.checkpoints_folder)
     steps = saved_steps(run.checkpoints_folder)
-    complete = [step for step in steps if (run.checkpoints_folder / step_name(step) / MANIFEST).is_file()]
     if name == "last" and not steps:
         return None
+    complete = [step for step in steps if (run.checkpoints_folder / step_name(step) / MANIFEST).is_file()]
     folder = run.checkpoint(step_name(complete[-1]) if name == "last" and complete else name)
     if step_of(folder.name) is None:
         raise RunError(f"{folder} has weights only; resume from last, best or a step")
-    if not has_group(folder, MOMENTS):
-        whole = [folder.parent / step_name(step) for step in whole_steps(folder.parent)]
-        names = [other.name for other in whole if has_group(other, MOMENTS)]
-        raise RunError(
-            f"{folder} is kept for the average, without the optimiser's moments (training.keep); "
-            f"resume from {' or '.join(names)}"
-        )
     checkpoint = read_checkpoint(folder, ["model", MOMENTS])
-    state = TrainingState.from_json(checkpoint.state, folder)
-    if step_name(state.step) != folder.name:
-        raise RunError(f"{folder} cannot be continued from: its step is {state.step} in state.json")
-    batches = len(task.plan(state.epoch)) if state.position else 0
-    if state.position > batches:
-        raise RunError(
-            f"{folder} cannot be continued from: its position is {state.position:,} in state.json, and epoch "
-            f"{state.epoch:,} has {batches:,} batches; resume from another one"
-        )
-    return Checkpoint(checkpoint.tensors, state.model_dump())
-
-
-def is_at_end(run: Run, recipe: Recipe, step: int) -> bool:
-    """Return whether a step is the run's newest and the recipe's steps are the run's: there it may finish."""
-    return saved_steps(run.checkpoints_folder)[-1:] == [step] and recipe.training.steps == run.recipe.training.steps
+    return Checkpoint(checkpoint.tensors, TrainingState.from_json(checkpoint.state, folder).model_dump())
 
 
 def continue_at(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:
@@ -150,23 +120,19 @@ def continue_at(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoin
         prune(folder, {other for other in saved_steps(folder) if other <= step})
         run.point("last", step)
         run.point("best", best if best in whole_steps(folder) else None)
-    _change_recipe(run, recipe, noted)
-
-
-def finish(run: Run, recipe: Recipe, step: int) -> None:
-    """Finish what a kill may have left undone in a run that has no step to go; keep what the recipe asks for now."""
-    clear_leftovers(run)
-    amended = is_at_end(run, recipe, step) and run.recipe != recipe
-    if amended:
-        _change_recipe(run, recipe, run.environment())
-    derive(run, (recipe if amended else run.recipe).training)
-
-
-def _change_recipe(run: Run, recipe: Recipe, noted: dict[str, Any]) -> None:
-    """Write the environment and the recipe; what the run was begun with is noted where an option changes it."""
-    unmodified = noted.get("unmodified")
+    unmodified = noted.get("unmodified")  # what the run was begun with, where an option changes it
     if isinstance(unmodified, dict):
         for key, (before, _) in differences(run.recipe, recipe).items():
             unmodified.setdefault(key, before)
     write_json(run.folder / ENVIRONMENT, noted)
     write_recipe(run.folder, recipe)
+
+
+def finish(run: Run, recipe: Recipe, step: int) -> bool:
+    """Finish what a kill may have left undone in a run that has no step to go; return whether its average may be too.
+
+    Another recipe than the run's, or an earlier step, changes nothing. Raises OutputError.
+    """
+    clear_leftovers(run)
+    derive(run, run.recipe.training)
+    return saved_steps(run.checkpoints_folder)[-1:] == [step] and recipe == run.recipe

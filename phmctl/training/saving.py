@@ -16,8 +16,6 @@ from torch import Tensor
 
 from phmctl.checkpoints import (
     AVERAGE,
-    MOMENTS,
-    drop_group,
     prune,
     read_checkpoint,
     read_state,
@@ -56,22 +54,20 @@ class TrainingState(BaseModel):
     order: _Count = ORDER  # which way to order batches `position` counts in
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], where: Path | None = None) -> Self:
+    def from_json(cls, values: dict[str, Any], where: Path) -> Self:
         """Return the state that ``model_dump`` described, of the checkpoint `where`; other keys are ignored.
 
         Raises:
-            RunError: the step is missing, a value is of another kind or below zero, or batches came in another order.
+            RunError: a counter is missing or of another kind, or batches came in another order.
         """
-        wrong = "it has no step" if "step" not in values else ""
         try:
             state = cls.model_validate(values)
         except ValidationError as error:
-            name = error.errors()[0]["loc"][0]
-            wrong = f"its {name} is {values[str(name)]!r}"
-        if wrong:
-            raise RunError(f"{where or 'the checkpoint'} cannot be continued from: {wrong} in state.json")
+            raise RunError(
+                f"{where} cannot be continued from: state.json has another {error.errors()[0]['loc'][0]}"
+            ) from None
         if values.get("order") != ORDER:
-            raise RunError(f"{where or 'the checkpoint'} is of a version before 0.1.0: decode it, or train anew")
+            raise RunError(f"{where} is of a version before 0.1.0: decode it, or train anew")
         return state
 
     def finished(self, steps: int, patience: int) -> bool:
@@ -116,12 +112,8 @@ def derive(run: Run, settings: TrainingSection) -> None:
     run.point("best", best)
     final = state.step if state.finished(settings.steps, settings.patience) else None
     scheduled = scheduled_steps(folder, settings.save_every, final)
-    to_resume = {state.step, *scheduled[-settings.keep :], *([] if best is None else [best])}
-    to_average = scheduled[-settings.average :] if settings.average else []
-    prune(folder, to_resume.union(to_average))
-    with writing(folder):
-        for step in set(to_average) - to_resume:  # an average wants no moments
-            drop_group(folder / step_name(step), MOMENTS)
+    newest_kept = scheduled[-max(settings.keep, settings.average) :]
+    prune(folder, {state.step, *newest_kept, *([] if best is None else [best])})
 
 
 def clear_leftovers(run: Run) -> None:

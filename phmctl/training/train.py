@@ -18,22 +18,20 @@ from phmctl.runs import Run
 from phmctl.runs.find import runs_root
 from phmctl.training.initial import Start, find_start
 from phmctl.training.measured import steps_within
-from phmctl.training.processes import Processes, job, joined, restarts
+from phmctl.training.processes import Processes, joined, restarts
 from phmctl.training.progress import MetricsLog, ProgressLine, summary_writer
 from phmctl.training.resume import (
     check_same,
     continue_at,
     data_of,
     finish,
-    is_at_end,
     newest_like,
     read_to_resume,
-    run_of_job,
     run_to_resume,
 )
 from phmctl.training.saving import average_checkpoints, averaged_steps, scheduled_steps
 from phmctl.training.signals import StopRequest
-from phmctl.training.trainer import Trainer, pieces_of
+from phmctl.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
@@ -77,8 +75,8 @@ def train(
 ) -> TrainingResult:
     """Train a recipe's model on its prepared data; :func:`phmctl.train` has the arguments' meanings and the errors.
 
-    `noted` are further entries of a new run's ``environment.json``. What ``torchrun`` starts again continues the run
-    that it began. Torch's generators and threads are as before when it returns.
+    `noted` are further entries of a new run's ``environment.json``. What ``torchrun`` starts again continues the newest
+    run, as with ``resume="auto"``. Torch's generators and threads are as before when it returns.
     """
     from phmctl.data.prepared.folder import data_root
     from phmctl.tasks.registry import kind_of
@@ -116,13 +114,12 @@ def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Proces
 
 def _run_to_continue(root: Path, recipe: Recipe, resume: bool | Literal["auto"], run: Run | None) -> Run | None:
     """Return the run to continue; None to start one."""
-    begun = run or (run_of_job(root, recipe, job()) if restarts() else None)
-    if begun is not None:
-        check_same(begun, recipe)
-        return begun
+    if run is not None:
+        check_same(run, recipe)
+        return run
     if resume is True:
         return run_to_resume(root, recipe)
-    return newest_like(root, recipe) if resume == "auto" else None
+    return newest_like(root, recipe) if resume == "auto" or restarts() else None
 
 
 def train_task(
@@ -180,11 +177,10 @@ def train_task(
             if start is not None:
                 progress.say(start.words())
             if old is not None:
-                unfinished = unfinished or is_at_end(old, recipe, trainer.state.step)  # its average may be missing
-                if trainer.finished:
-                    finish(old, recipe, trainer.state.step)
-                else:
+                if unfinished:
                     continue_at(old, recipe, environment, point)
+                else:
+                    unfinished = finish(old, recipe, first)
         if processes.leads:
             stack.enter_context(run.attempted())
         if processes.broadcast(unfinished):
@@ -206,22 +202,14 @@ def _environment(
         "threads": torch.get_num_threads(),
         "precision": "bfloat16" if bfloat16 else "float32",
         "processes": processes.count,
-        "job": job(),
     }
-    noted |= {"initialised_from": start.as_json()} if start else {}
+    noted |= {"initialised_from": start.noted} if start else {}
     return noted | ({"data": str(data.resolve())} if data else {})
 
 
 def _fit(trainer: Trainer, stop: StopRequest) -> None:
-    accumulate, processes = trainer.settings.accumulate, trainer.processes
     with trainer.log, trainer.progress as progress:
         progress.say(_opening(trainer))
-        pieces = pieces_of(accumulate, processes.count)
-        if pieces > 1:
-            progress.say(
-                f"training.accumulate = {accumulate} gives {processes.count} processes no "
-                f"whole micro-batch each: each one is divided in {pieces}, so dropout differs from one process's"
-            )
         trainer.fit(stop)
         if stop.received is None:
             _average(trainer)
@@ -234,10 +222,9 @@ def _opening(trainer: Trainer) -> str:
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     folder, step = trainer.run.folder, trainer.state.step
     verb = f"resuming {folder} at step {step}" if step else f"training {folder}"
-    if trainer.out_of_patience:
-        verb = f"nothing left to train: {folder} stopped early at step {step} (training.patience)"
-    elif trainer.finished:
-        verb = f"nothing left to train: {folder} is at step {step}; raise training.steps to go on"
+    if trainer.finished:
+        limit = "patience" if trainer.out_of_patience else "steps"
+        verb = f"nothing left to train: {folder} is at step {step}; raise training.{limit} to go on"
     many = f", {trainer.processes.count} processes" if trainer.processes.many else ""
     return f"{verb} ({parameters:,} parameters, {trainer.device}, seed {trainer.settings.seed}{many})"
 

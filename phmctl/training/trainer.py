@@ -192,7 +192,7 @@ class Trainer:
         initialise(self.model, initial or {})
         apply_executions(self.model, task, run, self.processes)
         self.optimiser = build_optimiser(self.model, self.settings, choose_rates(self.model, run, self.processes))
-        self.state = TrainingState() if checkpoint is None else TrainingState.from_json(checkpoint.state)
+        self.state = TrainingState() if checkpoint is None else TrainingState(**checkpoint.state)
         self._unsaved = checkpoint is None
         if checkpoint is not None:
             self._restore(checkpoint)

@@ -1,21 +1,14 @@
-import math
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from phmctl.accounting.ledger import VOCABULARY_KINDS, Ledger, ledger_for, ledger_for_recipe, multiplications, rows_of
+from phmctl.accounting.ledger import VOCABULARY_KINDS, Ledger, ledger_for, rows_of
 from phmctl.assembly import ClassifierSection, build_classifier, build_transformer
-from phmctl.errors import DimensionError
-from phmctl.nn.build import LinearBuilder
-from phmctl.nn.layers import MultiHeadAttention
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
-from phmctl.tasks.base import Sizes
 from phmctl.tasks.registry import task_kind
 from tests.references import ledger_for_settings
 
@@ -151,30 +144,6 @@ def test_a_vocabulary_that_n_does_not_divide_is_rounded_up_and_said():
     assert any("17 token types, held in 20 rows" in text for text in ledger.notes)
 
 
-def test_a_recipe_s_vocabulary_is_called_a_request():
-    recipe = load_recipe("miniature", common_overrides(n=4))
-    asked = ledger_for_recipe(recipe)
-    known = ledger_for_recipe(recipe, Sizes({"source": 1000, "target": 1000}, trained=True))
-    assert any("as the recipe asks" in text for text in asked.notes)
-    assert not any("as the recipe asks" in text for text in known.notes)
-    assert asked.totals.embedding - known.totals.embedding == (recipe.data.vocabulary - 1000) * recipe.model.width
-
-
-def test_n_that_does_not_divide_names_the_nearest():
-    model = small().model_copy(update={"algebra": "phm", "n": 3})  # past the schema, which would refuse it
-    with pytest.raises(DimensionError, match=r"n = 3 does not divide .* 2 and 4"):
-        ledger_for_settings(model, 16, 16)
-
-
-def test_as_json_holds_every_row_and_both_totals():
-    ledger = ledger_for_settings(small(algebra="phm", n=N), 16, 16)
-    content = ledger.as_json()
-    assert sum(row["parameters"] for row in content["rows"]) == content["totals"]["parameters"]
-    share = content["without_embeddings"]["share_of_dense"]
-    assert math.isclose(share, ledger.without_embeddings.parameters / ledger.without_embeddings.dense)
-    assert content["rules"] == ledger.rules
-
-
 # --- classifiers
 
 
@@ -215,16 +184,6 @@ def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(chosen: dict[st
     assert ledger.without_embeddings.parameters == ledger.totals.parameters - ledger.totals.embedding
 
 
-def test_one_over_n_is_true_of_the_lstm_s_components_alone() -> None:
-    dense, phm = (
-        counted(PairClassifierSection(kind="lstm-pair", **choice), 99, 3) for choice in ({}, {"algebra": "phm", "n": 5})
-    )
-    apart = [row for row in dense.rows if not row.component.startswith("lstm.")]
-    assert [row for row in phm.rows if not row.component.startswith("lstm.")] == apart
-    inner = sum(row.components for row in dense.rows if row.component.startswith("lstm."))
-    assert dense.totals.components - phm.totals.components == inner - inner // 5
-
-
 def test_notes_say_what_the_numbers_hang_on() -> None:
     notes = counted(PairClassifierSection(kind="lstm-pair"), 99, 3).notes
     assert notes[0] == "the map to the classes is counted for 3 of them"
@@ -232,42 +191,3 @@ def test_notes_say_what_the_numbers_hang_on() -> None:
     upsized = counted(EncoderClassifierSection(**ENCODER, upsize=2), 99)
     assert upsized.unscaled == counted(EncoderClassifierSection(**ENCODER), 99).totals.parameters
     assert "upsize 2" in upsized.notes[-1]
-
-
-# --- multiplications, as counted by hand
-
-
-T, D, K, N, R = 32, 64, 128, 4, 7  # tokens, in, out, n, rank
-
-
-def trained(layer: torch.nn.Module, x: Tensor) -> int:
-    return multiplications(lambda: layer(x).sum().backward())
-
-
-def test_a_dense_map_takes_three_products_to_train() -> None:
-    layer, x = PHMLinear(D, D, n=1), torch.ones(T, D, requires_grad=True)
-    assert multiplications(lambda: layer(x)) == T * D * D
-    assert trained(layer, x) == 3 * T * D * D
-    with torch.inference_mode():
-        assert multiplications(lambda: layer(x.detach())) == T * D * D
-
-
-def test_a_phm_map_takes_what_its_execution_takes() -> None:
-    x = torch.ones(T, D, requires_grad=True)
-    built = N * D * K  # H, by the rule
-    dense = PHMLinear(D, K, n=N, execution="dense")
-    assert multiplications(lambda: dense(x)) == T * D * K + built
-    assert trained(dense, x) == 3 * T * D * K + 3 * built
-    ranked = PHMLinear(D, K, n=N, execution="rank", parametrization="factors", rank=R)
-    blocks = N * R * (D // N) * (K // N)  # W and the components
-    forward = T * R * (D * K // N**2 + D + K)
-    assert multiplications(lambda: ranked(x)) == forward + blocks
-    backward = T * R * (2 * D * K // N**2 + 3 * D + 2 * K)
-    assert trained(ranked, x) == forward + backward + 3 * blocks
-
-
-def test_attention_takes_its_maps_and_two_products_of_all_pairs() -> None:
-    attention = MultiHeadAttention(LinearBuilder("real", 1), D, D, 4).eval()
-    x = torch.ones(2, T, D)
-    with torch.inference_mode():
-        assert multiplications(lambda: attention(x)) == 2 * T * 4 * D * D + 2 * (2 * T * T * D)

@@ -201,16 +201,6 @@ def test_at_16_the_arrangement_of_the_rules_decides(changes: dict[str, str], rul
     assert agrees("2.9M", count) is (24 <= rules <= 48)
 
 
-def test_table_1_is_four_gates_of_two_maps_with_one_bias() -> None:
-    S, bias = 4 * 300 * (300 + 300), 4 * 300
-    counts = [row.counts[0].count for row in TABLES["table1"].rows]
-    assert counts == [S + bias, S // 4, *(S // n + 8 * n**3 + bias for n in (2, 5, 10))]
-    for n, figure, as_printed in ((5, "146K", 145_450), (10, "81K", 75_200)):
-        fused = TABLES["table1"].measure(classifier("table1", algebra="phm", n=n, gates="fused"))
-        assert fused == as_printed == S // n + 2 * n**3 + bias
-        assert not agrees(figure, fused)
-
-
 def test_table_5_is_two_layers_with_biases_without_norms_and_n_8_decides() -> None:
     d, ff = 128, 512
     S, biases = 2 * (3 * d * d + d * d + 2 * d * ff), 2 * (3 * d + d + ff + d)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.decoding import bench_engines, evenly, searcher
+from phmctl.benchmarks.decoding import bench_engines, searcher
 from phmctl.benchmarks.training import variants_of
 from phmctl.decoding.translator import Hypothesis
 from phmctl.errors import UserError
@@ -37,11 +37,6 @@ def test_each_sentence_is_searched_to_its_length() -> None:
     best = search(model)()
     assert sorted(len(one[0].tokens) for one in best) == [0, 1, 4, 6]
     assert [one[0].tokens for one in search(to_dense(model))()] == [one[0].tokens for one in best]
-
-
-def test_numbers_evenly_apart() -> None:
-    assert evenly(10, 5) == [0, 2, 4, 6, 8]
-    assert evenly(3, 99) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

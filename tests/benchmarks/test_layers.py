@@ -36,26 +36,6 @@ def test_factors_are_measured_by_both_executions() -> None:
     assert fixed.about["algebra"] == "quaternion"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_figures_are_json(dtype: str) -> None:
-    document = json.loads(
-        json.dumps(bench_layer(8, 8, [4], [4], algebra="quaternion", dtype=dtype, rounds=1).as_json())
-    )
-    assert (document["algebra"], document["dtype"], document["in_features"]) == ("quaternion", dtype, 8)
-    assert set(document["rows"][0]["ratio"]) == {"median", "low", "high"}
-
-
-def test_an_lstm_trains_and_answers_beside_torchs() -> None:
-    bench = bench_lstm(8, 4, [2], batch=3, steps=5, rounds=3)
-    assert [row["mode"] for row in bench.rows] == ["forward+backward", "eval"]
-    for row in bench.rows:
-        assert 0 < row["ratio"].low <= row["ratio"].median <= row["ratio"].high
-        assert row["torch_parameters"] == 4 * (4 * (8 + 4) + 2 * 4)
-        assert row["phm_parameters"] < row["torch_parameters"]
-    fused = bench_lstm(8, 8, [4], batch=2, steps=3, algebra="quaternion", gates="fused", rounds=1)
-    assert json.loads(json.dumps(fused.as_json()))["gates"] == "fused"
-
-
 def test_what_a_user_can_get_wrong() -> None:
     for wrong in ({"dtype": "float23"}, {"tokens": [0]}, {"rounds": 0}, {"device": "gpu"}, {"executions": ["mkl"]}):
         with pytest.raises(UserError):

@@ -1,13 +1,10 @@
 """``bench rates``: a row a factor, and a step of S that moves the output as the dense weight's does."""
 
-import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from phmctl.benchmarks.rates import bench_rates
-from phmctl.cli.main import app
 from phmctl.recipe.loading import load_recipe
 from tests.conftest import TINY
 
@@ -28,12 +25,3 @@ def test_a_step_moves_the_output_as_the_dense_weights_does(
     assert all(
         row["rate"] == pytest.approx(load_recipe("miniature").training.learning_rate * row["multiple"]) for row in rows
     )
-
-
-def test_the_command(miniature_data: Path) -> None:
-    settings = [part for each in TINY for part in ("--set", each)]
-    done = CliRunner().invoke(
-        app, ["bench", "rates", "miniature", "--n", "2", "--data", str(miniature_data), "--json", *settings]
-    )
-    assert done.exit_code == 0
-    assert {row["factor"] for row in json.loads(done.stdout)["rows"]} == {"weight", "A", "S"}

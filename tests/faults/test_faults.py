@@ -1,7 +1,6 @@
 """A quick part of ``make faults``."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +40,3 @@ def test_a_disturbed_write_loses_nothing(swept: dict[str, Any], name: str, kind:
 def test_the_harness_sees_what_is_left_behind(swept: dict[str, Any]) -> None:
     """Without the clearing of leftovers it finds some."""
     assert "left .exported." in swept["careless"]["wrong"][0]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace to compare with")
-def test_the_shim_sees_what_the_kernel_sees(tmp_path: Path) -> None:
-    """What safetensors and tokenizers (Rust), Arrow and CTranslate2 (C++) and Python write: strace counts the same."""
-    _python(tmp_path, "-m", "tests.faults.strace", timeout=3000)

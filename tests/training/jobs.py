@@ -3,7 +3,6 @@
 ``python -m tests.training.jobs FOLDER``, with torchrun's variables in the environment, runs the jobs of that folder.
 """
 
-import errno
 import os
 import pickle
 import signal
@@ -13,15 +12,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 
-from phmctl.checkpoints import read_checkpoint, save_tensors
+from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.models.classifiers import RuleModel
@@ -130,7 +127,7 @@ def fake(
     poison: tuple[int, int] | None = None,
     asked: int | None = None,
     refusing: int | None = None,
-    full: bool = False,
+    slow: bool = False,
     **training: Any,
 ) -> tuple[Path, int, int]:
     """Train the fake task; return the run, the steps and the exit code.
@@ -138,7 +135,7 @@ def fake(
     Args:
         asked: this rank is sent SIGTERM in its third micro-batch.
         refusing: this rank finds its data wanting.
-        full: the disk is full when the moments of a checkpoint are written.
+        slow: slowly enough to be killed in the midst of it; each process says that it is there.
     """
     rank = processes.rank if processes else 0
 
@@ -151,33 +148,14 @@ def fake(
 
         def loss(self, model: nn.Module, batch: Any) -> Any:
             self.calls += 1
+            if slow:
+                time.sleep(0.02)
+                (root / f"reached-{rank}").touch()
             if rank == asked and self.calls == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().loss(model, batch)
 
-    with patch("phmctl.checkpoints.save_tensors", _full_at_moments) if full else nullcontext():
-        result = train_task(Task(poison=poison), make_recipe(**training), root, quiet=True, processes=processes)
-    return result.run.folder, result.steps, result.exit_code
-
-
-def _full_at_moments(path: Path, named: dict[str, torch.Tensor]) -> None:
-    if path.stem == "optimizer":
-        raise OSError(errno.ENOSPC, "No space left on device")
-    save_tensors(path, named)
-
-
-def slow(root: Path, processes: Processes, old: Path | None = None, **training: Any) -> tuple[Path, int, int]:
-    """Train the fake task, slowly enough to be killed in the midst of it; each process says how far it is."""
-
-    class Task(FakeTask):
-        def loss(self, model: nn.Module, batch: Any) -> Any:
-            time.sleep(0.02)
-            (root / f"reached-{processes.rank}").write_text("x")
-            return super().loss(model, batch)
-
-    continued = Run.open(old) if old is not None and processes.leads else None
-    recipe = make_recipe(**training)
-    result = train_task(Task(), recipe, root, quiet=True, old=continued, processes=processes)
+    result = train_task(Task(poison=poison), make_recipe(**training), root, quiet=True, processes=processes)
     return result.run.folder, result.steps, result.exit_code
 
 

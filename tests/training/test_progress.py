@@ -7,7 +7,7 @@ import pytest
 
 from phmctl.errors import WriteFailedError
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.progress import MetricsLog, ProgressLine, Throughput, clock
+from phmctl.training.progress import MetricsLog, ProgressLine, Throughput
 
 LINE = "loss 2.5000  12,346 tok/s"
 
@@ -35,11 +35,6 @@ def test_one_live_line_on_a_terminal_and_others_unbroken_as_they_are(
     shown = capsys.readouterr().err
     for expected in (*said, "50/200", "12,346 tok/s"):
         assert expected in shown
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3600, "1:00:00"), (-3, "0:00")])
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
 
 
 def test_rates_leave_out_what_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import MANIFEST, read_checkpoint, saved_steps, step_name, write_checkpoint
+from phmctl.checkpoints import MANIFEST, read_checkpoint, step_name
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
@@ -99,13 +99,6 @@ def _refused(run: Run, said: str) -> Iterator[None]:
     assert _everything(run) == before
 
 
-def _rewrite(folder: Path, moments: dict[str, torch.Tensor] | None = None, **change: Any) -> None:
-    """Change the state of a checkpoint, or its moments; SHA-256 is right then."""
-    found = read_checkpoint(folder, ["model", "optimizer"])
-    tensors = {**found.tensors, **({} if moments is None else {"optimizer": moments})}
-    write_checkpoint(folder, tensors, found.state | change)
-
-
 # --------------------------------------------------------------------------------------- interrupted and continued
 
 
@@ -159,34 +152,10 @@ def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
     assert_equal(fit(old=stopped.run, **SETTINGS).run, whole)
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, whole: Run, tmp_path: Path) -> None:
-    """A crash between two checkpoints loses what lies between, and no metric is doubled."""
-
-    class Crashing(FakeTask):
-        def loss(self, model: Any, batch: Any) -> Any:
-            if batch.target_tokens and self.validations == 2:
-                raise MemoryError
-            return super().loss(model, batch)
-
-    with pytest.raises(MemoryError):
-        fit(Crashing(), **SETTINGS)
-    run = Run.open(tmp_path / "fake/phm-n4")
-    assert_equal(fit(old=run, **SETTINGS).run, whole)
-
-
 def test_a_run_killed_before_its_first_checkpoint_starts_again(fit: Fit, whole: Run, tmp_path: Path) -> None:
     run = Run.create(tmp_path, make_recipe(**SETTINGS))
     run.metrics_path.write_text('{"event": "train", "step": 3, "loss": 1}\n')
     assert_equal(fit(old=run, **SETTINGS).run, whole)
-
-
-def test_a_sole_checkpoint_that_a_crash_left_aside_is_resumed(fit: Fit) -> None:
-    run = fit(steps=10, validate_every=100).run
-    sole = run.checkpoint("last")
-    sole.rename(sole.with_name(f".{sole.name}.0123abcd.old"))
-    losses = [entry["step"] for entry in read_metrics(run.metrics_path)]
-    assert fit(old=run, steps=15, validate_every=100).steps == 15
-    assert [entry["step"] for entry in read_metrics(run.metrics_path)][: len(losses)] == losses
 
 
 def test_more_steps_continue_a_finished_run(fit: Fit, tmp_path: Path) -> None:
@@ -276,45 +245,6 @@ def test_an_average_whose_line_was_lost_gets_it(fit: Fit) -> None:
         assert _figures(run) == figures
 
 
-def test_an_average_may_be_asked_for_when_all_is_trained(fit: Fit) -> None:
-    run = fit(steps=20, keep=3).run
-    fit(old=run, steps=20, keep=3, average=2)
-    assert averaged_steps(run.checkpoints_folder) == [15, 20]
-    assert Run.open(run.folder).recipe.training.average == 2
-
-
-def test_an_average_wants_no_moments(fit: Fit) -> None:
-    """``keep`` checkpoints and the best can be resumed from; of the others that are averaged the weights are kept."""
-    slim = fit(steps=40, keep=2, average=5, validate_every=10).run
-    folder = slim.checkpoints_folder
-    steps = saved_steps(folder)
-    assert (steps, averaged_steps(folder)) == ([20, 25, 30, 35, 40], [20, 25, 30, 35, 40])
-    assert [step for step in steps if (folder / step_name(step) / "optimizer.safetensors").exists()] == [35, 40]
-    full = fit(steps=40, keep=5, average=5, validate_every=10).run
-    means = [read_checkpoint(run.checkpoint("average"), ["model"]).tensors["model"] for run in (slim, full)]
-    assert all(torch.equal(tensor, means[1][name]) for name, tensor in means[0].items())
-    further = {"steps": 50, "keep": 2, "average": 5, "validate_every": 10}
-    with pytest.raises(RunError, match=r"25 is kept for the average, .*; resume from step-000035 or step-000040"):
-        fit(old=slim, checkpoint="step-000025", **further)
-    with pytest.raises(RunError, match="has weights only; resume from last, best or a step"):
-        fit(old=slim, checkpoint="average", **further)
-    assert fit(old=slim, checkpoint="step-000035", **further).steps == 50
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_kill_while_moments_are_dropped_leaves_nothing(fit: Fit, after: int) -> None:
-    run = fit(steps=20, keep=4).run
-    folder = run.checkpoints_folder / "step-000005"
-    if after:  # the manifest names them no more, and they are still there
-        manifest = json.loads((folder / MANIFEST).read_text())
-        del manifest["optimizer.safetensors"]
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    fit(old=run, steps=20, keep=1, average=4)
-    assert not (folder / "optimizer.safetensors").exists()
-    assert (run.checkpoints_folder / "step-000020/optimizer.safetensors").exists()
-    assert averaged_steps(run.checkpoints_folder) == [5, 10, 15, 20]
-
-
 # ------------------------------------------------------------------------------------- what cannot be continued
 
 
@@ -352,51 +282,6 @@ def test_a_run_of_other_data_or_another_model_loses_nothing(fit: Fit) -> None:
             fit(task, old=run, checkpoint="step-000010", steps=30, keep=4, average=2)
 
 
-@pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"[]\n"])
-def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit, content: bytes) -> None:
-    run = fit(steps=20, keep=4).run
-    (run.folder / "environment.json").write_bytes(content)
-    with _refused(run, r"environment\.json"):
-        fit(old=run, steps=30, keep=4)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"position": 10**12}, "its position is 1,000,000,000,000 in state.json, and epoch 1 has 7 batches"),
-        ({"step": None}, "its step is None in state.json"),
-        ({"step": 17}, "its step is 17 in state.json"),
-        ({"order": 0}, "is of a version before 0.1.0"),
-    ],
-)
-def test_a_state_that_cannot_be_continued_is_refused(fit: Fit, change: dict[str, Any], said: str) -> None:
-    run = fit(steps=10).run
-    _rewrite(run.checkpoint("last"), **change)
-    with _refused(run, said):
-        fit(old=run, steps=20)
-
-
-def test_counters_that_a_state_lacks_are_at_their_start(fit: Fit) -> None:
-    run = fit(steps=10).run
-    found = read_checkpoint(run.checkpoint("last"), ["model", "optimizer"])
-    few = {key: found.state[key] for key in ("step", "epoch", "position", "order")}
-    write_checkpoint(run.checkpoint("last"), found.tensors, few)
-    assert fit(old=run, steps=15).steps == 15
-
-
-@pytest.mark.parametrize("moment", ["step", "exp_avg", "exp_avg_sq"])
-@pytest.mark.parametrize("shape", [None, (3,)])
-def test_moments_that_are_not_the_model_s_are_refused(fit: Fit, moment: str, shape: tuple[int] | None) -> None:
-    run = fit(steps=10).run
-    folder, name = run.checkpoint("last"), f"{moment}.last.bias"
-    tensors = read_checkpoint(folder, ["optimizer"]).tensors["optimizer"]
-    others = {key: tensor for key, tensor in tensors.items() if key != name}
-    _rewrite(folder, others if shape is None else others | {name: torch.zeros(shape)})
-    said = f"lacks {moment}.last.bias" if shape is None else rf"{moment}.last.bias is \(3,\) .*there"
-    with _refused(run, said):
-        fit(old=run, steps=20)
-
-
 def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
     run = fit(steps=20, keep=2).run
     path = run.checkpoint("last") / "optimizer.safetensors"
@@ -432,20 +317,9 @@ def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: 
         found = newest_like(tmp_path, recipe)
         assert found is not None
         assert found.folder == folder
-    with pytest.raises(RunError, match=r"only runs with seed 1, 2 in .*fake/phm-n4; leave"):
-        run_to_resume(tmp_path, make_recipe(seed=3))
-    with pytest.raises(RecipeError, match=r"v002 was trained with:\n  training.clip: 0.0 in the run, 0.25 now"):
+    with pytest.raises(RecipeError, match=r"v003 was trained with:\n(.*\n)?  training.clip: 0.5 in the run, 0.25 now"):
         run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25))
     assert newest_like(tmp_path, make_recipe(seed=2, clip=0.25)) is None
-
-
-def test_a_run_without_a_checkpoint_is_resumed_before_an_older_one_that_is_finished(fit: Fit, tmp_path: Path) -> None:
-    finished = fit(steps=5).run
-    begun = Run.create(tmp_path, make_recipe(steps=5))
-    before = _everything(finished)
-    assert run_to_resume(tmp_path, make_recipe(steps=5)).folder == begun.folder
-    assert fit(old=begun, steps=5).steps_now == 5
-    assert _everything(finished) == before
 
 
 FREE = [("training.patience", 7), ("training.keep", 5), ("training.save_every", 4), ("training.validate_every", 3)]
@@ -476,14 +350,10 @@ def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
     with pytest.raises(RecipeError) as refused:
         check_same(run, make_recipe(steps=9, learning_rate=0.5, clip=2.0, device="auto"))
     said = str(refused.value)
+    with pytest.raises(RecipeError, match=r"training\.steps: 5 in the run, 9 now"):  # a linear schedule ends there
+        check_same(fit(steps=5, schedule="linear").run, make_recipe(steps=9, schedule="linear"))
     assert "training.learning_rate: 0.01 in the run, 0.5 now" in said
     assert "training.clip: 0.0 in the run, 2.0 now" in said
     assert f"the run's own recipe: {run.folder / 'recipe.yaml'}" in said
     assert "steps" not in said
     assert "device" not in said
-
-
-def test_a_linear_schedule_keeps_its_steps(fit: Fit) -> None:
-    run = fit(steps=5, schedule="linear").run
-    with pytest.raises(RecipeError, match=r"training\.steps: 5 in the run, 9 now"):
-        check_same(run, make_recipe(steps=9, schedule="linear"))

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from phmctl import PHMLinear
-from phmctl.data.tokenizer import TokenizerPair
 from phmctl.devices import pick_device
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.loading import load_recipe
@@ -23,7 +22,6 @@ from phmctl.training.train import TrainingResult, train, train_task
 from tests.conftest import TINY
 from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask, make_recipe
-from tests.training.test_resume import assert_equal
 
 
 def _train(recipe: Recipe, data: Path, runs: Path, **options: Any) -> TrainingResult:
@@ -35,27 +33,6 @@ def test_a_tiny_transformer_learns_a_dictionary(copying_data: Path, tmp_path: Pa
     result = _train(copying_recipe(n=n), copying_data, tmp_path)
     losses = [entry["loss"] for entry in read_metrics(result.run.metrics_path) if entry["event"] == "validation"]
     assert losses[-1] < 0.15 < 0.5 < losses[0]
-
-
-def test_the_run_needs_nothing_else(copying_data: Path, tmp_path: Path) -> None:
-    result = _train(copying_recipe(steps=2), copying_data, tmp_path)
-    tokenizers = TokenizerPair.load(result.run.tokenizer_folder)
-    text = (result.run.text_folder / "test.source").read_text().splitlines()
-    assert len(text) == 60
-    assert tokenizers.source.decode(tokenizers.source.encode(text[:1])[0]) == text[0]
-    said = result.as_json()
-    assert said.keys() == {"run", "steps", "steps_now", "seconds", "best_score", "best_step", "interrupted"}
-    assert (said["steps"], said["interrupted"]) == (2, False)
-
-
-def test_resuming_the_real_task_is_exact(copying_data: Path, tmp_path: Path) -> None:
-    """With dropout, across an epoch's end, accumulated: the longer run equals the one that went there in two goes."""
-    settings = {"accumulate": 2, "save_every": 10, "validate_every": 10, "log_every": 10, "keep": 2}
-    whole = _train(copying_recipe(steps=30, **settings), copying_data, tmp_path / "whole")
-    _train(copying_recipe(steps=10, **settings), copying_data, tmp_path / "parts")
-    second = _train(copying_recipe(steps=30, **settings), copying_data, tmp_path / "parts", resume=True)
-    assert second.steps == 30
-    assert_equal(second.run, whole.run)
 
 
 def test_unprepared_data_names_the_command_and_leaves_no_run(tmp_path: Path) -> None:
