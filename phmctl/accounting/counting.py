@@ -60,8 +60,7 @@ def count_parameters(
         raise UserError("count-params needs a RECIPE, or --paper for the published tables")
     if recipe is None or (paper and recipe in tables and recipe not in recipes):
         if ns or algebras or overrides:
-            what = f"{recipe} is a published table" if recipe else "these are published tables"
-            raise UserError(f"{what}, not a recipe: --n, --algebra and --set have no part in it")
+            raise UserError("--n, --algebra and --set have no part in a published table; name a recipe")
         return ParameterCount(recipe or "the papers", (), tuple(published_tables(recipe or "")))
     if paper and recipe not in recipes and not Path(recipe).is_file():
         raise UserError(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from phmctl.accounting.ledger import VOCABULARY_KINDS, Ledger, ledger_for, rows_of
+from phmctl.accounting.ledger import Ledger, ledger_for, rows_of
 from phmctl.assembly import ClassifierSection, build_classifier, build_transformer
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
@@ -71,13 +71,6 @@ def test_a_map_has_kd_over_n_components_a_cubic_rule_and_its_bias(n):
     assert row.dense == 48 * 16 + 48
 
 
-def test_a_dense_map_and_a_fixed_algebra_have_no_rule_and_a_dense_model_is_its_own_twin():
-    dense, fixed = (ledger_for_settings(model, 16, 16) for model in (small(), small(algebra="quaternion")))
-    assert (dense.totals.rule, dense.rules, fixed.totals.rule, fixed.rules) == (0, 0, 0, 0)
-    assert dense.totals.parameters == dense.totals.dense
-    assert dense.totals.share == 1.0
-
-
 def test_a_shared_rule_is_counted_once():
     # One encoder layer has two sublayers, each of the two decoder layers three.
     counts = {"separate": 4 + 2 * 7, "sublayer": 2 + 2 * 3, "model": 1}
@@ -85,19 +78,6 @@ def test_a_shared_rule_is_counted_once():
         ledger = ledger_for_settings(small(algebra="phm", n=N, rules=rules), 16, 16)
         assert ledger.rules == expected
         assert ledger.totals.rule == expected * N**3
-
-
-def test_without_embeddings_leaves_out_the_tables_and_the_generator():
-    model = small(algebra="phm", n=N, embeddings="phm", generator="phm", generator_bias=True, share_embeddings=False)
-    ledger = ledger_for_settings(model, 16, 24)
-    outside = ledger.totals.parameters - ledger.without_embeddings.parameters
-    weights = (16 + 24 + 24) * SMALL["width"] // N
-    assert outside == weights + 3 * N**3 + 24
-    assert {row.component for row in ledger.rows if row.kind in VOCABULARY_KINDS} == {
-        "source_embedding",
-        "target_embedding",
-        "generator",
-    }
 
 
 def test_folding_equal_layers_keeps_the_sums():

