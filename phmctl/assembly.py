@@ -16,13 +16,7 @@ from phmctl.errors import check_known
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe, RuleModel
 from phmctl.models.transformer import BareTransformer, DecoderLayer, EncoderLayer, Stack, Transformer
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.composition import (
-    BilinearComposition,
-    HierarchicalComposition,
-    LinearComposition,
-    ScalarComposition,
-    begin_as_base,
-)
+from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition
 from phmctl.nn.convert import freeze, to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, SinusoidalPositions
@@ -205,13 +199,13 @@ def _table(
 ) -> PHMEmbedding | NarrowEmbedding:
     if section.embedding_width is None:
         return builder.embedding(rows, section.width, hypercomplex=hypercomplex)
-    return builder.narrow_embedding(rows, section.embedding_width, section.width, hypercomplex=hypercomplex)
+    table = builder.embedding(rows, section.embedding_width, hypercomplex=hypercomplex)
+    return NarrowEmbedding(table, builder.map(section.embedding_width, section.width, bias=False))
 
 
 def _stack(section: StackSection, builder: LinearBuilder, count: int, side: Side) -> Stack:
     """Build a stack's layers, and what composes their heads and them."""
     width, inner, device = section.width, section.upsize * section.width, builder.device
-    composes = not isinstance(section, TransformerSection) or section.compose_in in ("both", side)
     residual = partial(Residual, width, section.dropout, pre_norm=section.norm == "pre", device=device)
 
     def attention(*, cross: bool = False) -> MultiHeadAttention:
@@ -224,7 +218,7 @@ def _stack(section: StackSection, builder: LinearBuilder, count: int, side: Side
             cross=cross,
             projections=section.projections,
             dropout=section.attention_dropout,
-            output=_over_heads(section, maps) if composes else None,
+            output=_over_heads(section, maps),
         )
 
     def feed_forward() -> FeedForward:
@@ -237,7 +231,7 @@ def _stack(section: StackSection, builder: LinearBuilder, count: int, side: Side
         return DecoderLayer(attention(), attention(cross=True), feed_forward(), residual)
 
     layers = [layer() for _ in range(count)]
-    return Stack(layers, _over_layers(section, builder, count) if composes else None)
+    return Stack(layers, _over_layers(section, builder, count))
 
 
 def _final_norm(section: StackSection, device: Device) -> nn.Module:
@@ -249,9 +243,7 @@ def _over_layers(section: StackSection, builder: LinearBuilder, layers: int) -> 
     maps, width = _composing(section, builder.sublayer()), section.width
     match section.compose_layers:
         case "linear":
-            return _begun(section, LinearComposition(maps, [width] * layers, width))
-        case "scalar":
-            return ScalarComposition(layers, builder.device)
+            return LinearComposition(maps, [width] * layers, width)
         case "hierarchical":
             return HierarchicalComposition(maps, layers, width, section.upsize * section.feed_forward)
         case "bilinear":
@@ -272,16 +264,10 @@ def _over_heads(section: StackSection, builder: LinearBuilder) -> nn.Module | No
 
 def _bilinear(section: StackSection, maps: LinearBuilder, widths: list[int]) -> nn.Module:
     rank, first_order = section.pooling_rank, section.first_order
-    return _begun(section, BilinearComposition(maps, widths, section.width, rank, first_order=first_order))
+    return BilinearComposition(maps, widths, section.width, rank, first_order=first_order)
 
 
 def _composing(section: StackSection, builder: LinearBuilder) -> LinearBuilder:
     if section.composition_maps == "algebra":
         return builder
     return LinearBuilder("real", 1, bias=section.bias, device=builder.device)
-
-
-def _begun(section: StackSection, composition: LinearComposition | BilinearComposition) -> nn.Module:
-    if section.composition_start == "base":
-        begin_as_base(composition)
-    return composition

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phmctl.accounting.ledger import Ledger, ledger_for
-from phmctl.algebra.bilinear import TOLERANCE, decompose, normalised, search
+from phmctl.algebra.bilinear import decompose, normalised, search
 from phmctl.comparison.compare import Comparison, compare_splits
 from phmctl.recipe.models import TransformerSection
 from phmctl.tasks.registry import task_kind
@@ -34,27 +34,19 @@ def multiply(rule: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def bilinear_rank(rule: Tensor, tolerance: float = TOLERANCE, *, seed: int = 0) -> int:
+def bilinear_rank(rule: Tensor) -> int:
     """Return the smallest rank at which a decomposition is found, by bisection.
 
     The rank of each unfolding of the rule bounds it from below. From above it is a search, not a proof: a smaller rank
     may exist that no start reaches.
-
-    Args:
-        rule: A, (n, n, n).
-        tolerance: the relative residual that counts as exact.
-        seed: of the random starts.
-
-    Raises:
-        RankError: the rule resists even above the generic rank.
     """
     target, _ = normalised(rule)
     n = len(rule)
     lower = max(int(torch.linalg.matrix_rank(target.movedim(axis, 0).reshape(n, n * n))) for axis in range(3))
-    upper = decompose(rule, seed=seed, tolerance=tolerance).rank
+    upper = decompose(rule).rank
     while lower < upper:
         middle = (lower + upper) // 2
-        if search(target, middle, seed, tolerance) is None:
+        if search(target, middle) is None:
             lower = middle + 1
         else:
             upper = middle

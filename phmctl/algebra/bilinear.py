@@ -77,29 +77,27 @@ def recompose(factors: Factors) -> Tensor:
 
 
 @torch.no_grad()
-def decompose(rule: Tensor, rank: int | None = None, *, seed: int = 0, tolerance: float = TOLERANCE) -> Factors:
+def decompose(rule: Tensor, rank: int | None = None) -> Factors:
     """Write a rule as a sum of R products of vectors, exactly.
 
     The columns of W, U and V that belong together have equal norms, and no entry is larger than a few times the
-    rule's own: the decomposition is as well conditioned as the rule.
+    rule's own: the decomposition is as well conditioned as the rule. A rule always gives the same factors.
 
     Args:
         rule: A, (n, n, n).
         rank: R. Without it the generic rank, and one to four more where the rule resists.
-        seed: of the random starts; the same seed gives the same factors.
-        tolerance: the relative residual to reach.
 
     Returns:
         Factors in the rule's dtype and on its device.
 
     Raises:
-        RankError: no start reaches the tolerance at this rank.
+        RankError: no start reaches a relative residual of 1e-10 at this rank.
     """
     target, scale = normalised(rule)
     n = len(rule)
     ranks = range(generic_rank(n), generic_rank(n) + 5) if rank is None else (rank,)
     for terms in ranks:
-        found = search(target, terms, seed, tolerance)
+        found = search(target, terms)
         if found is not None:
             W, U, V = ((part * scale ** (1 / 3)).to(rule) for part in found)
             return Factors(W, U, V.t().contiguous())
@@ -116,33 +114,25 @@ def fixed_factors(algebra: str, *, device: torch.device | str = "cpu", dtype: to
 
 
 def normalised(rule: Tensor) -> tuple[Tensor, float]:
-    """Return the rule in float64 with entries of root mean square one, and what it was divided by.
-
-    Raises:
-        RankError: it is no rule (n, n, n), zero, or not finite.
-    """
-    if rule.dim() != 3 or len(set(rule.shape)) != 1:
-        raise RankError(f"a rule has shape (n, n, n), not {tuple(rule.shape)}")
-    if not rule.isfinite().all() or not rule.any():
-        raise RankError("a rule to decompose must be finite and not zero")
+    """Return the rule in float64 with entries of root mean square one, and what it was divided by."""
     target = rule.detach().to("cpu", torch.float64)
     scale = target.square().mean().sqrt().item()
     return target / scale, scale
 
 
-def search(target: Tensor, rank: int, seed: int, tolerance: float) -> _Parts | None:
+def search(target: Tensor, rank: int) -> _Parts | None:
     """Return the first solution with bounded entries that a random start leads to."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for _ in range(STARTS):
         # The sum of such factors has entries of root mean square one.
         start = [torch.randn(len(target), rank, generator=generator, dtype=torch.float64) for _ in range(3)]
-        parts, residual = _descend(target, tuple(part / rank ** (1 / 6) for part in start), tolerance)
-        if residual <= tolerance and max(part.abs().max().item() for part in parts) <= _LARGEST:
+        parts, residual = _descend(target, tuple(part / rank ** (1 / 6) for part in start))
+        if residual <= TOLERANCE and max(part.abs().max().item() for part in parts) <= _LARGEST:
             return parts
     return None
 
 
-def _descend(target: Tensor, parts: _Parts, tolerance: float) -> tuple[_Parts, float]:
+def _descend(target: Tensor, parts: _Parts) -> tuple[_Parts, float]:
     """Take damped Gauss–Newton steps until the residual is at rounding, stalls, or the iterations are used up."""
     norm = target.norm().item()
     history = [math.inf] * _STALLED
@@ -150,7 +140,7 @@ def _descend(target: Tensor, parts: _Parts, tolerance: float) -> tuple[_Parts, f
     damping = 0.1
     for _ in range(_ITERATIONS):
         size = error.norm().item() / norm
-        if size <= min(tolerance, 1e-13) or size > 0.8 * history[-_STALLED]:
+        if size <= 1e-13 or size > 0.8 * history[-_STALLED]:
             break
         history.append(size)
         while damping < 1e3:  # until a step is short enough to help

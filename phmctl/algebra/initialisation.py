@@ -23,10 +23,7 @@ _TINY = 1e-12
 # scheme -> (variance of H from the dense fans, distribution)
 _SCHEMES: dict[str, tuple[Callable[[int, int], float], str]] = {
     "default": (lambda fan_in, fan_out: 1 / (3 * fan_in), "uniform"),  # nn.Linear: kaiming_uniform(a=√5)
-    "kaiming_uniform": (lambda fan_in, fan_out: 2 / fan_in, "uniform"),
-    "kaiming_normal": (lambda fan_in, fan_out: 2 / fan_in, "normal"),
     "xavier_uniform": (lambda fan_in, fan_out: 2 / (fan_in + fan_out), "uniform"),
-    "xavier_normal": (lambda fan_in, fan_out: 2 / (fan_in + fan_out), "normal"),
     "embedding": (lambda fan_in, fan_out: 1 / fan_in, "normal"),  # N(0, 1/d), Vaswani et al. (2017)
     "standard_normal": (lambda fan_in, fan_out: 1.0, "normal"),  # nn.Embedding
 }
@@ -53,13 +50,6 @@ def initialise_rule_(A: Tensor) -> None:
     """Draw a learned rule in place: every fibre ``A[:, a, b]`` a random direction. (n, n, n)."""
     A.normal_()
     A.copy_(F.normalize(A, dim=0, eps=_TINY))
-
-
-def learned_rule(n: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> nn.Parameter:
-    """Return a new rule, initialised by :func:`initialise_rule_`, to be learned and shared by several layers."""
-    rule = nn.Parameter(torch.empty(n, n, n, device=device, dtype=dtype))
-    initialise_rule_(rule)
-    return rule
 
 
 @torch.no_grad()

@@ -134,30 +134,29 @@ class PairClassifier(nn.Module):
         first: Tensor,
         second: Tensor,
         *,
-        full: bool = False,
         labels: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> Tensor:
         """Map two texts' ids, (B, S) and (B, S′) with PAD behind each text, to logits (B, classes).
 
-        A text without tokens is read as a vector of zeros. `full`: all texts are as long as the longest.
+        A text without tokens is read as a vector of zeros.
         With `labels` (B,), return the label-smoothed cross-entropy summed over the examples instead.
         """
         steps = max(first.shape[1], second.shape[1], 1)
         both = [F.pad(ids, (0, steps - ids.shape[1]), value=PAD) for ids in (first, second)]  # (B, S) each
-        u, v = self.encode(torch.cat(both), full=full).chunk(2)  # (B, 2h) each; one time loop for both
+        u, v = self.encode(torch.cat(both)).chunk(2)  # (B, 2h) each; one time loop for both
         logits = self.compare(u, v)
         return logits if labels is None else label_loss(logits, labels, smoothing)
 
-    def encode(self, ids: Tensor, *, full: bool = False) -> Tensor:
+    def encode(self, ids: Tensor) -> Tensor:
         """Read texts (B, S) into vectors (B, 2h): the maximum and the mean of the states over time.
 
-        `full` says that no text is shorter than S: their lengths, which are values, are not asked for then. Neither are
-        they but on a CPU: a step would wait for the device. The LSTM runs over padding there, which nothing looks at.
+        Lengths, which are values, are asked for on a CPU alone: elsewhere a step would wait for the device. The LSTM
+        runs over padding there, which nothing looks at.
         """
         mask = ids != PAD  # (B, S)
         words = self._drop(self.embedding(ids))  # (B, S, e)
-        lengths = mask.sum(1).clamp(min=1) if ids.is_cpu and not full else None  # the LSTM takes a step at least
+        lengths = mask.sum(1).clamp(min=1) if ids.is_cpu else None  # the LSTM takes a step at least
         states, _ = self.lstm(words, lengths)  # (B, S, h)
         return torch.cat([max_pool(states, mask), mean_pool(states, mask)], dim=1)
 

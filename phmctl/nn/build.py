@@ -1,17 +1,14 @@
 """The one place that turns an algebra and an n into linear maps and embeddings: every model asks this builder."""
 
-import copy
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, cast
 
 import torch
-from torch import nn
 
-from phmctl.algebra.bilinear import Factors
 from phmctl.algebra.kronecker import LEARNED
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
-from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.linear import FACTORS, RULE, PHMLinear, TwoFactorLinear
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import RULE, PHMLinear, TwoFactorLinear
 
 RuleSharing = Literal["separate", "sublayer", "model"]
 
@@ -24,7 +21,7 @@ class LinearBuilder:
         algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion`` or ``phm``; or one of
             :data:`~phmctl.dimension.TWO_FACTORS`, to compare with.
         n: the PHM hyperparameter; a fixed algebra implies it. Of ``monarch`` the blocks.
-        rules: how far a learned rule A reaches: each map its own (``separate``), one for the maps of a sublayer, or one
+        rules: how far a learned rule reaches: each map its own (``separate``), one for the maps of a sublayer, or one
             for the whole model.
         bias: whether the maps have biases.
         execution: how they are applied: ``dense`` or ``rank``; None is each map's default.
@@ -42,23 +39,22 @@ class LinearBuilder:
     parametrization: str = RULE
     rank: int | None = None
     device: torch.device | str | None = None
-    _shared: nn.Parameter | Factors | None = field(default=None, init=False)
+    _first: PHMLinear | None = field(default=None, init=False)  # whose rule the others share
 
     def sublayer(self) -> "LinearBuilder":
         """Return the builder for one sublayer's maps: itself, unless each sublayer has a rule of its own."""
-        if self.rules != "sublayer":
-            return self
-        builder = copy.copy(self)
-        builder._shared = None
-        return builder
+        return replace(self) if self.rules == "sublayer" else self
 
-    def map(self, in_features: int, out_features: int, *, splits: int = 1) -> PHMLinear | TwoFactorLinear:
+    def map(
+        self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None
+    ) -> PHMLinear | TwoFactorLinear:
         """Build one map of a Transformer, which may be of two factors too; see :meth:`linear`."""
         if self.algebra not in TWO_FACTORS:
-            return self.linear(in_features, out_features, splits=splits)
+            return self.linear(in_features, out_features, splits=splits, bias=bias)
         inner = cast("int", self.rank) if self.algebra == LOW_RANK else min(in_features, out_features)
+        biased = self.bias if bias is None else bias
         return TwoFactorLinear(
-            in_features, out_features, blocks=self.n, inner=inner, bias=self.bias, splits=splits, device=self.device
+            in_features, out_features, blocks=self.n, inner=inner, bias=biased, splits=splits, device=self.device
         )
 
     def linear(self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None) -> PHMLinear:
@@ -70,16 +66,16 @@ class LinearBuilder:
             n=self.n,
             bias=self.bias if bias is None else bias,
             algebra=self.algebra,
-            rule=self._shared,
             initialization="xavier_uniform",
             splits=splits,
             execution=self.execution,
-            parametrization=self.parametrization if learned else None,
-            rank=self.rank if learned and self._shared is None else None,
+            parametrization=self.parametrization if learned else RULE,
+            rank=self.rank if learned else None,
             device=self.device,
         )
-        if self.rules != "separate" and learned and self._shared is None:
-            self._shared = layer.factors if self.parametrization == FACTORS else cast("nn.Parameter", layer.A)
+        if learned and self.rules != "separate":
+            self._first = self._first or layer
+            layer.share_rule(self._first)
         return layer
 
     def embedding(
@@ -92,9 +88,3 @@ class LinearBuilder:
         """
         algebra, n = (self.algebra, self.n) if hypercomplex else ("real", 1)
         return PHMEmbedding(vocabulary, width, n=n, algebra=algebra, initialization=initialization, device=self.device)
-
-    def narrow_embedding(self, vocabulary: int, narrow: int, width: int, *, hypercomplex: bool) -> NarrowEmbedding:
-        """Build a table (vocabulary × narrow) and a map to the width."""
-        plain = copy.copy(self)
-        plain.bias = False
-        return NarrowEmbedding(self.embedding(vocabulary, narrow, hypercomplex=hypercomplex), plain.map(narrow, width))

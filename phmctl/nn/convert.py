@@ -7,7 +7,6 @@ the module keeps its class, its hooks and its forward, and reads H where it read
 import copy
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -29,13 +28,11 @@ from phmctl.algebra.kronecker import (
 from phmctl.algebra.modes import without_autocast
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.dimension import FIXED_DIMENSION
-from phmctl.errors import DimensionError, PhmctlError, UserError, check_known
+from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import RANK, PHMLinear, TwoFactorLinear
-from phmctl.nn.lstm import PHMLSTM
 
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
-_PHM = (PHMLinear, PHMEmbedding, PHMLSTM)
 
 
 class Kronecker(nn.Module):
@@ -62,8 +59,6 @@ class Kronecker(nn.Module):
     def __init__(self, n: int, *, algebra: str = LEARNED, parts: int = 1, zero_row: int | None = None) -> None:
         super().__init__()
         check_algebra(algebra, n)
-        if n < 1:
-            raise DimensionError(f"n = {n} must be at least 1")
         self.n, self.algebra, self.parts, self.zero_row = n, algebra, parts, zero_row
         self._set_rule()
 
@@ -122,14 +117,8 @@ class Conversion:
     """The report of :func:`convert`; ``print(report)`` is a table."""
 
     rows: list[Converted] = field(default_factory=list)  # a row for each module that was selected
-    left: Counter[str] = field(default_factory=Counter)  # by class, modules with weights but no PHM counterpart
     before: int = 0  # parameters of the model, a shared one once
     after: int = 0  # those of the converted one
-
-    @property
-    def saved(self) -> int:
-        """How many parameters fewer there are."""
-        return self.before - self.after
 
     def __str__(self) -> str:
         lines = [("module", "kind", "shape", "before", "after", "error")]
@@ -139,10 +128,6 @@ class Conversion:
             lines.append((row.name, row.kind, shape, f"{row.before:,}", f"{row.after:,}", error))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        if self.left:
-            table.append("without a PHM counterpart: " + ", ".join(f"{n} {kind}" for kind, n in self.left.items()))
-        if larger := [row.name for row in self.rows if row.after > row.before]:
-            table.append("larger than before, for A has n³ numbers; leave them out by select=: " + ", ".join(larger))
         share = self.after / self.before if self.before else 1.0
         return "\n".join([*table, f"{self.before:,} → {self.after:,} parameters ({share:.1%})"])
 
@@ -169,49 +154,29 @@ def convert(
         the converted model, and the report.
 
     Raises:
-        UserError: there is neither n nor a fixed algebra; an argument is none that a weight can have; or no module is
-            selected. Nothing is changed then.
+        DimensionError: n is not the algebra's own.
+        UserError: there is neither n of at least 2 nor a fixed algebra, or no module is selected.
     """
-    if not isinstance(model, nn.Module):
-        raise UserError(f"convert takes a module; model is a {type(model).__name__}")
     check_known("algebra", algebra, ALGEBRAS)
     order = FIXED_DIMENSION.get(algebra) if n is None else n
-    if not isinstance(order, int) or isinstance(order, bool):
-        raise UserError(f"convert needs n, a whole number, or a fixed algebra that implies it; n is {n!r}")
-    Kronecker(order, algebra=algebra)
-    if order == 1:
-        raise UserError("n = 1 is the dense layer, which the model has; convert needs n of at least 2")
+    if order is None or order < 2:
+        raise UserError(f"convert needs n of at least 2, or a fixed algebra that implies it; n is {n}")
+    check_algebra(algebra, order)
     model = model if inplace else copy.deepcopy(model)
-    candidates = list(_candidates(model))
-    chosen = [(name, module) for name, module in candidates if _selected(name, module, select)]
+    chosen = [(name, module) for name, module in _candidates(model) if _selected(name, module, select)]
     if not chosen:
         raise UserError("no module is selected to convert; select takes names as model.named_modules() gives them")
     report = Conversion(before=sum(part.numel() for part in model.parameters()))
-    wholes = [module for module in model.modules() if isinstance(module, _PHM)] + [module for _, module in candidates]
-    known = {id(part) for whole in wholes for part in whole.modules()}
     users: dict[int, list[tuple[str, int]]] = {}  # of a tensor's id: names and ids of the modules that hold it
     for name, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if id(module) not in known and any(part.dim() > 1 for part in own):
-            report.left[type(module).__name__] += 1
-        for part in own:
+        for part in module.parameters(recurse=False):
             users.setdefault(id(part), []).append((name, id(module)))
     converting = {id(owner) for _, module in chosen for owner, _ in _weights(module)}
     first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
     for name, module in chosen:
         report.rows.append(_convert(name, module, order, algebra, users, converting, first))
     report.after = sum(part.numel() for part in model.parameters())
-    if hasattr(model, "save_pretrained"):
-        object.__setattr__(model, "save_pretrained", _refuse_to_save)
     return model, report
-
-
-def _refuse_to_save(*args: Any, **options: Any) -> None:
-    """Stand for ``save_pretrained`` of a converted model of `transformers`, whose ``from_pretrained`` draws anew."""
-    raise UserError(
-        "from_pretrained would not find the weights of a converted model: save phmctl.to_dense(model), or its "
-        "state_dict() and convert before load_state_dict()"
-    )
 
 
 def _convert(
@@ -412,8 +377,6 @@ def _replaced(model: nn.Module, *, inplace: bool, by_blocks: bool) -> nn.Module:
     model = model if inplace else copy.deepcopy(model)
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}  # by the ids of the tensors that a weight is made of
-    if model.__dict__.get("save_pretrained") is _refuse_to_save:
-        object.__delattr__(model, "save_pretrained")
     for module in list(model.modules()):
         if by_blocks and isinstance(module, PHMLinear) and module.n > 1 and module.execution == RANK:
             replaced[id(module)] = BlockLinear(module)

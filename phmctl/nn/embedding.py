@@ -1,7 +1,5 @@
 """The PHM embedding: a table that is a sum of Kronecker products (the PHM+ of the CENG501 reproduction)."""
 
-from typing import Self
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 from phmctl.algebra.kronecker import LEARNED
 from phmctl.algebra.modes import full_precision, without_autocast
 from phmctl.dimension import check_divides
-from phmctl.errors import DimensionError, UserError
+from phmctl.errors import DimensionError
 from phmctl.nn.linear import KroneckerWeight, PHMLinear, TwoFactorLinear
 
 
@@ -32,7 +30,6 @@ class PHMEmbedding(KroneckerWeight):
         *,
         n: int,
         algebra: str = LEARNED,
-        rule: nn.Parameter | None = None,
         padding_idx: int | None = None,
         initialization: str = "standard_normal",
         device: torch.device | str | None = None,
@@ -45,7 +42,6 @@ class PHMEmbedding(KroneckerWeight):
             embedding_dim: d.
             n: the PHM hyperparameter; 1 is ``nn.Embedding``.
             algebra: ``phm`` for a learned rule, or a fixed algebra of dimension n.
-            rule: a learned rule to share with other layers.
             padding_idx: a token whose lookup gives zeros and no gradient; negative counts from the end. Unlike in
                 ``nn.Embedding`` its row of :attr:`weight` is not zero: it shares its components with other rows.
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`: ``standard_normal`` is that of
@@ -58,7 +54,7 @@ class PHMEmbedding(KroneckerWeight):
             UserError: no such algebra or initialization.
         """
         check_divides(n, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
-        super().__init__(num_embeddings, embedding_dim, n, algebra, rule, device=device, dtype=dtype)
+        super().__init__(num_embeddings, embedding_dim, n, algebra, device=device, dtype=dtype)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
@@ -68,7 +64,7 @@ class PHMEmbedding(KroneckerWeight):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew. A rule that was passed in is left as it is."""
+        """Draw the parameters anew."""
         self.initialise(self.initialization, self.embedding_dim, self.num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -91,46 +87,18 @@ class PHMEmbedding(KroneckerWeight):
         parts = F.embedding(inner, self.S.reshape(n * height, width))  # (T, i, t)
         return torch.bmm(rules.view(-1, n, n), parts).view(-1, n * width)  # (T, b t)
 
-    @classmethod
-    def from_dense(cls, embedding: nn.Embedding, n: int, *, algebra: str = LEARNED) -> tuple[Self, float]:
-        """Return the table nearest to a dense one, and the relative error ‖W − H‖ / ‖W‖ (Frobenius) that it leaves.
-
-        Raises:
-            DimensionError: n does not divide a dimension, or is not the algebra's own.
-            UserError: the table has ``max_norm`` or counts frequencies, which a PHM table cannot; or it has no numbers,
-                or some that are not finite.
-        """
-        if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
-            raise UserError("a PHM table has no max_norm, scale_grad_by_freq and sparse")
-        weight = embedding.weight.detach()
-        table = cls(*weight.shape, n=n, algebra=algebra, device="meta", dtype=weight.dtype).train(embedding.training)
-        error = table.to_empty(device=weight.device).set_nearest(weight)  # no random numbers are drawn
-        padding = embedding.padding_idx
-        if padding is not None and not weight[padding].any():  # nn.Embedding looks its row up as it is
-            table.padding_idx = padding
-        return table, error
-
     @full_precision
     @torch.no_grad()
-    def to_dense(self, num_embeddings: int | None = None) -> nn.Embedding:
+    def to_dense(self) -> nn.Embedding:
         """Return an ``nn.Embedding`` with H as its table: the same lookup, to rounding, with parameters of its own.
 
         The row of `padding_idx` is zero there, as its lookup is here.
-
-        Args:
-            num_embeddings: keep the first rows only, where a vocabulary was rounded up to a multiple of n.
-
-        Raises:
-            DimensionError: there are not so many rows.
         """
-        rows = self.num_embeddings if num_embeddings is None else num_embeddings
-        if not 1 <= rows <= self.num_embeddings:
-            raise DimensionError(f"num_embeddings = {rows} is not of 1 to the {self.num_embeddings} rows of the table")
-        table = self.weight[:rows].clone()
-        padding = self.padding_idx if self.padding_idx is not None and self.padding_idx < rows else None
-        if padding is not None:
-            table[padding] = 0
-        return nn.Embedding(rows, self.embedding_dim, padding, _weight=table).train(self.training)
+        table = self.weight.clone()
+        if self.padding_idx is not None:
+            table[self.padding_idx] = 0
+        sizes = self.num_embeddings, self.embedding_dim, self.padding_idx
+        return nn.Embedding(*sizes, _weight=table).train(self.training)
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""

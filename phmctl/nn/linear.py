@@ -5,7 +5,7 @@ And two thin maps in a row, which people take in its place at the same cost, to 
 
 import math
 from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,6 @@ from phmctl.algebra.initialisation import (
 from phmctl.algebra.kronecker import (
     LEARNED,
     check_algebra,
-    check_numbers,
     fixed_rule,
     kronecker_sum,
     nearest_components,
@@ -32,7 +31,7 @@ from phmctl.algebra.kronecker import (
 from phmctl.algebra.modes import full_precision
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.dimension import check_divides
-from phmctl.errors import DimensionError, RankError, UserError, check_known
+from phmctl.errors import RankError, UserError, check_known
 
 DENSE, RANK = EXECUTIONS = ("dense", "rank")
 RULE, FACTORS = PARAMETRIZATIONS = ("rule", "factors")
@@ -59,28 +58,27 @@ class KroneckerWeight(nn.Module):
         columns: int,
         n: int,
         algebra: str,
-        rule: nn.Parameter | Factors | None = None,
         rank: int | None = None,
         **factory: Any,
     ) -> None:
-        """Allocate the parameters; the subclass initialises them. `rank` asks for a rule of its own as factors."""
+        """Allocate the parameters; the subclass initialises them. A learned rule of a `rank` is held as factors."""
         super().__init__()
         check_algebra(algebra, n)
-        if rule is not None or rank is not None:
-            _check_rule(rule, rank, n, algebra)
+        if rank is not None and (algebra != LEARNED or n == 1 or rank < 1):
+            raise UserError(
+                f"rank = {rank}: only algebra 'phm' with n > 1 has one, of 1 or more, not {algebra!r}, n = {n}"
+            )
         self.n, self.algebra = n, algebra
-        self.holds_factors = isinstance(rule, Factors) or rank is not None
-        self.owns_rule = rule is None
+        self.holds_factors = rank is not None
+        self.owns_rule = True  # it is no other's
         if n == 1:
             self.weight = nn.Parameter(torch.empty(rows, columns, **factory))
             return
-        if isinstance(rule, Factors):
-            self.W, self.U, self.V = (cast("nn.Parameter", part) for part in rule)
-        elif rank is not None:
+        if rank is not None:
             shapes = (n, rank), (n, rank), (rank, n)
             self.W, self.U, self.V = (nn.Parameter(torch.empty(*shape, **factory)) for shape in shapes)
         elif algebra == LEARNED:
-            self.A = nn.Parameter(torch.empty(n, n, n, **factory)) if rule is None else rule
+            self.A = nn.Parameter(torch.empty(n, n, n, **factory))
         self.S = nn.Parameter(torch.empty(n, rows // n, columns // n, **factory))
         self._set_fixed_rule()
 
@@ -99,45 +97,23 @@ class KroneckerWeight(nn.Module):
         return None
 
     def initialise(self, scheme: str, fan_in: int, fan_out: int) -> None:
-        """Draw the parameters anew, so that H has the variance of the dense scheme; a shared rule stays as it is."""
+        """Draw the parameters anew, so that H has the variance of the dense scheme."""
         if next(self.parameters()).is_meta:
             return  # nothing to draw; torch would import its compiler to do so
         if self.n == 1:
             initialise_dense_(self.weight, scheme, fan_in, fan_out)
             return
-        if self.algebra == LEARNED and self.owns_rule:
-            if self.holds_factors:
-                initialise_factors_(self.W, self.U, self.V)
-            else:
-                initialise_rule_(self.A)
+        if self.holds_factors:
+            initialise_factors_(self.W, self.U, self.V)
+        elif self.algebra == LEARNED:
+            initialise_rule_(self.A)
         initialise_components_(self.S, self.A, scheme, fan_in, fan_out)
 
-    @torch.no_grad()
-    def set_nearest(self, weight: Tensor) -> float:
-        """Set A and S to those whose H is nearest to a weight (rows, columns); with a fixed or shared rule S alone.
-
-        Returns:
-            the relative error ‖W − H‖ / ‖W‖ (Frobenius).
-
-        Raises:
-            RankError: the layer's factors have too low a rank for the nearest rule.
-            UserError: the weight has no numbers, or some that are not finite.
-        """
-        if self.n == 1:
-            check_numbers(weight)
-            self.weight.copy_(weight)
-            return 0.0
-        if self.algebra == LEARNED and self.owns_rule:
-            A, S, error = nearest_sum(weight, self.n)
-            if self.holds_factors:
-                for part, nearest in zip((self.W, self.U, self.V), decompose(A, len(self.V)), strict=True):
-                    part.copy_(nearest)
-            else:
-                self.A.copy_(A)
-        else:
-            S, error = nearest_components(weight, self.A)
-        self.S.copy_(S)
-        return error
+    def share_rule(self, other: "KroneckerWeight") -> None:
+        """Take another's learned rule for one's own: A, or the factors, is one parameter of both."""
+        for name in "WUV" if self.holds_factors else "A":
+            setattr(self, name, getattr(other, name))
+        self.owns_rule = self is other
 
     def _set_fixed_rule(self) -> None:
         """Make the buffers of a fixed algebra, where S is: no checkpoint holds them, and to_empty() clears them."""
@@ -188,11 +164,10 @@ class PHMLinear(KroneckerWeight):
         *,
         n: int,
         algebra: str = LEARNED,
-        rule: nn.Parameter | Factors | None = None,
         initialization: str = "default",
         splits: int = 1,
         execution: str | None = None,
-        parametrization: str | None = None,
+        parametrization: str = RULE,
         rank: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -206,34 +181,28 @@ class PHMLinear(KroneckerWeight):
             n: the PHM hyperparameter; 1 is ``nn.Linear``.
             algebra: ``phm`` for a learned rule, or ``real`` (n = 1), ``complex`` (2), ``quaternion`` (4),
                 ``octonion`` (8), ``sedenion`` (16).
-            rule: a learned rule (:func:`~phmctl.algebra.initialisation.learned_rule`), or the factors of one, to share
-                with other layers.
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`. H and, for ``default``, the bias are
                 distributed as in ``nn.Linear``; with every other scheme the bias begins at zero.
             splits: how many maps are stacked in this one (3 for fused Q, K, V): the fan-out is k/splits.
             execution: ``dense`` or ``rank``. By default ``rank`` where the layer holds factors, R/n² ≤ 0.4 and both
                 dimensions are at least 512.
-            parametrization: hold a learned rule as A (``rule``, the default) or as W, U and V (``factors``).
-            rank: R of the factors, by default that of a random rule; a smaller one makes a more constrained rule.
+            parametrization: hold a learned rule as A (``rule``) or as W, U and V (``factors``).
+            rank: R of the factors, which the rule is held as then; by default that of a random rule. A smaller one
+                makes a more constrained rule.
             device: of the parameters.
             dtype: of the parameters.
 
         Raises:
             DimensionError: n does not divide k and d, or is not the algebra's own.
             RankError: execution ``rank`` for a layer without factors.
-            UserError: no such algebra, initialization, execution or parametrization; factors of a rule that is not
-                learned; or arguments that contradict one another.
+            UserError: no such algebra, initialization, execution or parametrization; or factors of a rule that is not
+                learned.
         """
         check_divides(n, in_features=in_features, out_features=out_features)
-        if parametrization is not None:
-            check_known("parametrization", parametrization, PARAMETRIZATIONS)
-        if parametrization == RULE and (rank is not None or isinstance(rule, Factors)):
-            raise UserError("parametrization 'rule' holds A; a rank and Factors to share want 'factors'")
-        if parametrization == FACTORS and isinstance(rule, Tensor):
-            raise UserError("parametrization 'factors' shares Factors, not a rule A; leave one of the two out")
-        if parametrization == FACTORS and rank is None and rule is None:
+        check_known("parametrization", parametrization, PARAMETRIZATIONS)
+        if parametrization == FACTORS and rank is None:
             rank = natural_rank(n)
-        super().__init__(out_features, in_features, n, algebra, rule, rank, device=device, dtype=dtype)
+        super().__init__(out_features, in_features, n, algebra, rank, device=device, dtype=dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.initialization = initialization
@@ -251,7 +220,7 @@ class PHMLinear(KroneckerWeight):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the parameters anew. A rule that was passed in is left as it is."""
+        """Draw the parameters anew."""
         self.initialise(self.initialization, self.in_features, self.out_features // self.splits)
         if self.bias is None or self.bias.is_meta:
             return
@@ -265,11 +234,8 @@ class PHMLinear(KroneckerWeight):
         """Apply the map to the last axis. (..., d) -> (..., k).
 
         Raises:
-            DimensionError: the last axis is not d long.
             RankError: `execution` is ``rank`` and the rule has no factors.
         """
-        if x.shape[-1] != self.in_features:
-            raise DimensionError(f"input of shape {tuple(x.shape)} does not end in in_features = {self.in_features}")
         if self.execution != RANK or self.n == 1:
             return F.linear(x, self.weight, self.bias)
         W, U, V = self._factors_by_rank()
@@ -304,28 +270,30 @@ class PHMLinear(KroneckerWeight):
             linear.in_features, linear.out_features, bias is not None, n=n, algebra=algebra, device="meta"
         )  # no random numbers are drawn
         layer = layer.to(weight.dtype).to_empty(device=weight.device).train(linear.training)
-        if layer.bias is not None:
-            layer.bias.data.copy_(bias)
-        return layer, layer.set_nearest(weight)
+        if n == 1:
+            state, error = {"weight": weight}, 0.0
+        elif algebra == LEARNED:
+            A, S, error = nearest_sum(weight, n)
+            state = {"A": A, "S": S}
+        else:
+            S, error = nearest_components(weight, layer.A)
+            state = {"S": S}
+        layer.load_state_dict(state if bias is None else state | {"bias": bias.detach()})
+        return layer, error
 
     @torch.no_grad()
-    def to_factors(self, rank: int | None = None, *, seed: int = 0) -> "PHMLinear":
+    def to_factors(self) -> "PHMLinear":
         """Return a layer of the same function, to rounding, that holds the rule as factors, for execution ``rank``.
 
-        The rule is decomposed (:func:`~phmctl.algebra.bilinear.decompose`); a fixed one can learn from then on.
-
-        Args:
-            rank: R; by default the generic rank, or the next one that does.
-            seed: of the search.
+        The rule is decomposed (:func:`~phmctl.algebra.bilinear.decompose`) at the generic rank, or at the next one that
+        does; a fixed one can learn from then on.
 
         Raises:
-            RankError: n = 1 has no rule, or this rank is too low for it.
+            RankError: n = 1 has no rule.
         """
         if self.n == 1:
             raise RankError("a layer with n = 1 has no rule to decompose")
-        factors = self.factors
-        if factors is None or rank not in (None, factors.rank):
-            factors = decompose(self.A, rank, seed=seed)
+        factors = self.factors or decompose(self.A)
         layer = PHMLinear(
             self.in_features, self.out_features, self.bias is not None, n=self.n, rank=factors.rank,
             initialization=self.initialization, splits=self.splits, device="meta", dtype=self.S.dtype,
@@ -357,26 +325,6 @@ def as_linear(weight: Tensor, bias: Tensor | None, *, training: bool) -> nn.Line
     if bias is not None:
         dense.bias = nn.Parameter(bias.detach().clone())
     return dense
-
-
-def _check_rule(rule: nn.Parameter | Factors | None, rank: int | None, n: int, algebra: str) -> None:
-    """Refuse a rule or a rank that a layer cannot have, and both at once."""
-    if rule is not None and rank is not None:
-        raise UserError("a shared rule has its own rank; leave rule or rank out")
-    if algebra != LEARNED or n == 1:
-        what = "n = 1" if n == 1 else f"the fixed algebra {algebra!r}"
-        raise UserError(f"{what} has no learned rule to share or to hold as factors; use algebra 'phm' with n > 1")
-    if rank is not None and (type(rank) is not int or rank < 1):
-        raise UserError(f"rank = {rank} must be a whole number of at least 1")
-    if rule is None:
-        return
-    parts: tuple[Tensor, ...] = rule if isinstance(rule, Factors) else (rule,)
-    wanted = [(n, rule.rank), (n, rule.rank), (rule.rank, n)] if isinstance(rule, Factors) else [(n, n, n)]
-    if not all(isinstance(part, nn.Parameter) for part in parts):
-        raise UserError("a rule to share is an nn.Parameter, or Factors of three")
-    shapes = [tuple(part.shape) for part in parts]
-    if shapes != wanted:
-        raise DimensionError(f"rule has shape {shapes}, not {wanted}")
 
 
 class TwoFactorLinear(nn.Module):

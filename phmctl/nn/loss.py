@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
@@ -90,21 +91,15 @@ class _VocabularyLoss(torch.autograd.Function):
             sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, wanted)
         loss, likelihood, *found = sums
         gradients = (None if g is None or x is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
-        ctx.save_for_backward(*inputs, targets, *gradients)
-        ctx.smoothing, ctx.ignore = smoothing, ignore
+        ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(likelihood)
         return loss, likelihood
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, *gradients = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient will be differentiated
-            loss, _ = _plain_loss(hidden, weight, bias, targets, ctx.smoothing, ctx.ignore)
-            wanted = ctx.needs_input_grad[:3]
-            leaves = [part for part, want in zip((hidden, weight, bias), wanted, strict=True) if want]
-            found = iter(torch.autograd.grad(loss, leaves, scale, create_graph=True))
-            return *(next(found) if want else None for want in wanted), None, None, None, None
-        return *(None if g is None else g * scale.to(g.dtype) for g in gradients), None, None, None, None
+        gradients = (None if g is None else g * scale.to(g.dtype) for g in ctx.saved_tensors)
+        return *gradients, None, None, None, None
 
 
 def _sliced(

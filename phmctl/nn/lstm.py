@@ -1,12 +1,12 @@
 """The PHM-LSTM: an LSTM whose maps are hypercomplex multiplications (Zhang et al. 2021, §4.1)."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from phmctl.algebra.kronecker import LEARNED
 from phmctl.algebra.modes import compute_dtype, full_precision, needs_plain_operations, without_autocast
@@ -23,7 +23,7 @@ TORCH_GATES = ("input", "forget", "candidate", "output")  # the order of nn.LSTM
 class PHMLSTM(nn.Module):
     """A unidirectional LSTM, or a stack of them, for batches (B, T, d).
 
-    It stands in for ``nn.LSTM(batch_first=True)``, and takes lengths too where that wants a ``PackedSequence``.
+    It stands in for ``nn.LSTM(batch_first=True)``, and takes lengths where that wants a ``PackedSequence``.
 
     ::
 
@@ -72,14 +72,12 @@ class PHMLSTM(nn.Module):
             device: of the parameters.
 
         Raises:
-            DimensionError: n does not divide a dimension, or is not the algebra's own; a size is below one.
+            DimensionError: n does not divide a dimension, or is not the algebra's own.
             UserError: no such algebra, gates or cell.
         """
         super().__init__()
         check_known("gates", gates, get_args(Gates))
         check_known("cell", cell, get_args(Cell))
-        if num_layers < 1:
-            raise DimensionError(f"num_layers = {num_layers} must be at least 1")
         maker = LinearBuilder(algebra, n, bias=bias, device=device) if builder is None else builder
         widths = [input_size] + [hidden_size] * (num_layers - 1)
         self.input_size = input_size
@@ -90,13 +88,12 @@ class PHMLSTM(nn.Module):
         self.layers = nn.ModuleList(LSTMLayer(maker.sublayer(), width, hidden_size, gates) for width in widths)
 
     def forward(
-        self, x: Tensor | PackedSequence, lengths: Tensor | State | None = None, hx: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
+        self, x: Tensor, lengths: Tensor | State | None = None, hx: State | None = None
+    ) -> tuple[Tensor, State]:
         """Run over a batch of sequences.
 
         Args:
-            x: (B, T, d). What stands at padding is never read. As of ``nn.LSTM`` it may also be one sequence (T, d),
-                and then nothing has the axis B, or a ``PackedSequence``, and then the output is one.
+            x: (B, T, d). What stands at padding is never read.
             lengths: (B,) integers of 1 to T, in any order, on any device; all T where None. The state may stand here
                 instead, where ``nn.LSTM`` has it.
             hx: h and c before the first step, (num_layers, B, h) each; zeros where None.
@@ -107,45 +104,21 @@ class PHMLSTM(nn.Module):
 
         Raises:
             DimensionError: a shape is wrong, the batch is empty, or a length is not of 1 to T.
-            UserError: a ``PackedSequence`` comes with lengths, or where the steps are a loop.
         """
         if isinstance(lengths, tuple):
             lengths, hx = None, lengths
-        plain = self.cell != "standard" or needs_plain_operations() or (isinstance(x, Tensor) and x.is_meta)
-        if isinstance(x, PackedSequence):
-            if lengths is not None:
-                raise UserError("a PackedSequence has its lengths; leave lengths out")
-            if plain:
-                raise UserError(
-                    "a PackedSequence cannot be compiled, exported or transformed, nor read by the cell as printed; "
-                    "give (B, T, d) and lengths"
-                )
-            self._check((int(x.batch_sizes[0]), len(x.batch_sizes), *x.data.shape[1:]), hx)
-            return self._run_packed(x, hx)
-        if x.dim() == 2:
-            start = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
-            output, (h, c) = self(x.unsqueeze(0), lengths, start)
-            return output.squeeze(0), (h.squeeze(1), c.squeeze(1))
         self._check(x.shape, hx)
-        if plain:
+        if self.cell != "standard" or needs_plain_operations() or x.is_meta:
             return self._loop(x, lengths, hx)
         if lengths is None:
             return self._kernel(x, None, hx)
         lengths = _checked(lengths, len(x), x.shape[1])
-        packed, final = self._run_packed(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False), hx)
-        output, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
-        return output, final
-
-    def flatten_parameters(self) -> None:
-        """Do nothing: ``nn.LSTM`` has it, for the sake of cuDNN, and models call it."""
-
-    def _run_packed(self, x: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
-        if state is not None and x.sorted_indices is not None:
-            state = state[0].index_select(1, x.sorted_indices), state[1].index_select(1, x.sorted_indices)
-        data, (h, c) = self._kernel(x.data, x.batch_sizes, state)
-        if x.unsorted_indices is not None:
-            h, c = h.index_select(1, x.unsorted_indices), c.index_select(1, x.unsorted_indices)
-        return x._replace(data=data), (h, c)
+        packed: Any = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        if hx is not None:
+            hx = hx[0].index_select(1, packed.sorted_indices), hx[1].index_select(1, packed.sorted_indices)
+        data, (h, c) = self._kernel(packed.data, packed.batch_sizes, hx)
+        output, _ = pad_packed_sequence(packed._replace(data=data), batch_first=True, total_length=x.shape[1])
+        return output, (h.index_select(1, packed.unsorted_indices), c.index_select(1, packed.unsorted_indices))
 
     def _kernel(self, x: Tensor, sizes: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run torch's kernel over (B, T, d), or over packed rows (N, d) of the batch sizes (T,)."""
@@ -205,11 +178,9 @@ class PHMLSTM(nn.Module):
         if 0 in shape:
             raise DimensionError(f"input of shape {tuple(shape)} is empty; give at least one sequence and one step")
         wanted = (self.num_layers, shape[0], self.hidden_size)
-        for name, value in zip("hc", state or (), strict=False):
+        for value in state or ():
             if value.shape != wanted:
-                raise DimensionError(
-                    f"state {name} has shape {tuple(value.shape)}, not (layers, batch, hidden) = {wanted}"
-                )
+                raise DimensionError(f"state of shape {tuple(value.shape)} is not (layers, batch, hidden) = {wanted}")
 
     @full_precision
     @torch.no_grad()
@@ -237,10 +208,6 @@ class PHMLSTM(nn.Module):
             for name, part in parts.items():
                 setattr(dense, f"{name}_l{index}", nn.Parameter(part.detach().clone(), part.requires_grad))
         return dense
-
-    def extra_repr(self) -> str:
-        """Return the arguments that the layers do not show, for ``repr``."""
-        return f"{self.input_size}, {self.hidden_size}, gates={self.gates!r}, cell={self.cell!r}"
 
 
 class LSTMLayer(nn.Module):
@@ -279,14 +246,9 @@ def _checked(lengths: Tensor, batch: int, longest: int) -> Tensor:
     """Return the lengths on the CPU, (B,) int64.
 
     Raises:
-        DimensionError: they are not B integers of 1 to T; names the first that is wrong.
+        DimensionError: they are not B integers of 1 to T.
     """
-    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        kind = f"{str(lengths.dtype).removeprefix('torch.')} of shape {tuple(lengths.shape)}"
-        raise DimensionError(f"lengths are {kind}; give one integer for each of the {batch} sequences")
     values = lengths.to("cpu", torch.int64)
-    wrong = ((values < 1) | (values > longest)).nonzero().flatten().tolist()
-    if wrong:
-        value = int(values[wrong[0]])
-        raise DimensionError(f"lengths[{wrong[0]}] = {value}; a length is at least 1 and at most T = {longest} steps")
+    if lengths.is_floating_point() or lengths.shape != (batch,) or not ((values >= 1) & (values <= longest)).all():
+        raise DimensionError(f"lengths are {batch} integers of 1 to T = {longest}, one a sequence, not {lengths}")
     return values

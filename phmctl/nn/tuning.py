@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from phmctl.errors import RankError, UserError, check_known
+from phmctl.errors import UserError
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import DENSE, EXECUTIONS, RANK, KroneckerWeight, PHMLinear, TwoFactorLinear
 from phmctl.timing import alternate
@@ -43,12 +43,7 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
         model: its weights as they are at the start of the training: their scales count.
         lr: the rate of tables, norms and biases. A schedule multiplies the ``lr`` of each group.
         weight_decay: of AdamW.
-
-    Raises:
-        UserError: `lr` is not above zero.
     """
-    if not lr > 0:
-        raise UserError(f"lr = {lr} must be above zero")
     return grouped(model, relative_rates(model), lr, weight_decay)
 
 
@@ -132,12 +127,7 @@ def tune(model: nn.Module, tokens: int = 4096) -> dict[str, str]:
 
     Returns:
         the execution of each map by its name in the model; :func:`set_executions` sets the same again.
-
-    Raises:
-        UserError: there is no token.
     """
-    if tokens < 1:
-        raise UserError(f"tune needs tokens of at least 1, not {tokens}")
     fastest: dict[tuple[object, ...], str] = {}
     chosen = {}
     for name, layer in model.named_modules():
@@ -153,17 +143,13 @@ def set_executions(model: nn.Module, executions: Mapping[str, str]) -> None:
     """Set the execution of maps by their names, as :func:`tune` returned them.
 
     Raises:
-        RankError: ``rank`` for a map without factors.
-        UserError: the model has no PHM map of a name, or there is no such execution.
+        UserError: the model has no PHM map of a name that can be applied so.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, execution in executions.items():
-        check_known("execution", execution, EXECUTIONS)
         layer = modules.get(name)
-        if not isinstance(layer, PHMLinear):
-            raise UserError(f"the model has no PHM map {name!r} to set an execution of")
-        if execution == RANK and layer.factors is None:
-            raise RankError(f"{name} holds no factors, which execution 'rank' needs")
+        if not isinstance(layer, PHMLinear) or execution not in (EXECUTIONS if layer.factors else (DENSE,)):
+            raise UserError(f"the model has no PHM map {name!r} that execution {execution!r} is possible for")
         layer.execution = execution
 
 

@@ -1,6 +1,6 @@
 """The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -152,14 +152,19 @@ class StackSection(LinearSection):
     attention_dropout: Probability = 0.0  # of attention weights
     activation_dropout: Probability = 0.0  # after the ReLU of the feed-forward
     # output of a stack: that of the top layer (none), or a composition of all layers (Li et al. 2020)
-    compose_layers: Literal["none", "linear", "scalar", "hierarchical", "bilinear"] = "none"
+    compose_layers: Literal["none", "linear", "hierarchical", "bilinear"] = "none"
     # output of attention: heads concatenated and one map (none), or a composition of the heads
     compose_heads: Literal["none", "hierarchical", "bilinear"] = "none"
     composition_rank: Width | None = None  # r of bilinear compositions; by default the width
     first_order: bool = True  # bilinear: append a 1 to the parts, for first-order features (eq. 11)
     composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: maps of compositions are dense
-    # base: linear and bilinear compositions start as what they replace, to continue from the run of --init
-    composition_start: Literal["random", "base"] = "random"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_is_gone(cls, given: Any) -> Any:
+        """Read recipes of earlier runs: they have keys that may only have the value that they had."""
+        gone = {"composition_start": "random", "compose_in": "both"}
+        return {k: v for k, v in given.items() if gone.get(k, ...) != v} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _fit_heads_and_positions(self) -> Self:
@@ -181,29 +186,11 @@ class StackSection(LinearSection):
             if not self.first_order:
                 raise ValueError("first_order: false needs compose_layers or compose_heads: bilinear")
         if self.compose_layers != "none":
-            for key, layers in self.composed_stacks.items():
+            for key, layers in self.stacks.items():
                 self._check_parts("compose_layers", self.compose_layers, key, layers)
         if self.compose_heads != "none":
             self._check_parts("compose_heads", self.compose_heads, "heads", self.heads)
-        if self.composition_start == "base":
-            self._check_start()
         return self
-
-    def _check_start(self) -> None:
-        """Refuse to begin as the base model where a composition cannot be that."""
-        kinds = {self.compose_layers, self.compose_heads} - {"none"}
-        learned = self.composition_maps == "algebra" and self.algebra == "phm" and self.n > 1
-        if not kinds or kinds - {"linear", "bilinear"}:
-            raise ValueError("composition_start: base needs compositions that can be it: linear or bilinear")
-        if "bilinear" in kinds and (self.pooling_rank != self.width or not self.first_order):
-            raise ValueError(f"composition_start: base needs first_order, and composition_rank = width = {self.width}")
-        if self.compose_heads == "bilinear" and self.composition_maps == "dense" and self.algebra != "real":
-            raise ValueError(
-                f"composition_start: base needs composition_maps: algebra over the heads of a {self.algebra} model, "
-                "whose output maps are not dense"
-            )
-        if learned and (self.rules, self.parametrization) != ("separate", "rule"):
-            raise ValueError("composition_start: base needs rules: separate and parametrization: rule")
 
     def _check_parts(self, key: str, kind: str, counted: str, parts: int) -> None:
         """Refuse a composition of what is one thing, and a tree of parts that do not pair up."""
@@ -224,9 +211,10 @@ class StackSection(LinearSection):
         return sorted(sorted(even, key=lambda heads: abs(heads - self.heads))[:2])
 
     @property
-    def composed_stacks(self) -> dict[str, int]:
-        """How many layers each stack has that ``compose_layers`` is about, by the key that says so."""
-        return {}
+    def stacks(self) -> dict[str, int]:
+        """How many layers each stack has, by the key that says so."""
+        keys = ("encoder_layers", "decoder_layers", "layers")
+        return {key: getattr(self, key) for key in keys if key in type(self).model_fields}
 
     @property
     def pooling_rank(self) -> int:
@@ -247,9 +235,7 @@ class StackSection(LinearSection):
         if self.compose_heads == "bilinear" and rank > self.upsize * self.width:
             found.append(("compose_heads", self.upsize * self.width))
         if self.compose_layers == "bilinear":
-            found += [
-                ("compose_layers", n * self.width) for n in self.composed_stacks.values() if rank > n * self.width
-            ]
+            found += [("compose_layers", n * self.width) for n in self.stacks.values() if rank > n * self.width]
         words = "model.composition_rank = {:,} is above {:,}, all that {} has side by side: no gain, only parameters"
         return tuple(dict.fromkeys(words.format(rank, wide, place) for place, wide in found))
 
@@ -286,7 +272,6 @@ class TransformerSection(StackSection):
     generator: Literal["dense", "phm", "tied"] = "tied"
     generator_bias: bool = False  # only if the generator is not tied
     share_embeddings: bool = True  # one embedding for source and target; needs data.joint
-    compose_in: Literal["both", "encoder", "decoder"] = "both"  # stacks to which compose_layers and compose_heads apply
 
     @model_validator(mode="after")
     def _fit_generator(self) -> Self:
@@ -294,20 +279,7 @@ class TransformerSection(StackSection):
             raise ValueError(f"embeddings and generator are dense, or tied, with algebra {self.algebra!r}")
         if self.generator == "tied" and self.generator_bias:
             raise ValueError("generator_bias needs generator: dense or phm")
-        if self.compose_in != "both" and not self.composes:
-            raise ValueError(f"compose_in = {self.compose_in!r} needs compose_layers or compose_heads")
         return self
-
-    @property
-    def composed_stacks(self) -> dict[str, int]:
-        """How many layers each composed stack has."""
-        layers = {"encoder_layers": self.encoder_layers, "decoder_layers": self.decoder_layers}
-        return {key: count for key, count in layers.items() if self.compose_in in ("both", key.partition("_")[0])}
-
-    @property
-    def variant(self) -> str:
-        """With a composition in one stack only ``real-heads-bilinear-encoder``."""
-        return super().variant if self.compose_in == "both" else f"{super().variant}-{self.compose_in}"
 
 
 class EncoderClassifierSection(StackSection):
@@ -320,11 +292,6 @@ class EncoderClassifierSection(StackSection):
     layers: Layers = 2  # number of layers
     projections: Literal["fused", "separate"] = "fused"
     pooling: Literal["last", "mean"] = "last"  # state of the last token, or mean over all tokens
-
-    @property
-    def composed_stacks(self) -> dict[str, int]:
-        """The one stack's layers."""
-        return {"layers": self.layers}
 
 
 class PairClassifierSection(LinearSection):

@@ -15,7 +15,6 @@ from phmctl.algebra.alignment import (
     nearest_known,
 )
 from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
-from phmctl.errors import DimensionError
 from tests.references import multiply
 
 FIXED = ["complex", "quaternion", "octonion", "sedenion"]
@@ -131,12 +130,6 @@ def test_determined_terms_are_the_independent_components() -> None:
     S[3] = S[0] - 2 * S[1]
     assert determined_terms(S) == 3
     assert math.prod(S.shape[1:]) > 3
-
-
-@pytest.mark.parametrize("shapes", [((4, 4, 4), (8, 8, 8)), ((4, 4), (4, 4)), ((4, 4, 2), (4, 4, 2))])
-def test_rules_of_unequal_order_are_refused(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    with pytest.raises(DimensionError, match=r"one shape \(n, n, n\)"):
-        align_rules(*(torch.ones(shape) for shape in shapes))
 
 
 # --- known algebras

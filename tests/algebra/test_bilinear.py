@@ -73,22 +73,6 @@ def test_rank_of_a_rule_made_of_so_many_products(n: int, rank: int) -> None:
     assert bilinear_rank(rule_of_rank(n, rank)) == rank
 
 
-def test_the_seed_decides_and_factors_have_the_rules_dtype() -> None:
-    first, again, other = (decompose(random_rule(4).float(), seed=seed) for seed in (1, 1, 2))
-    for a, b in zip(first, again, strict=True):
-        assert a.equal(b)
-    assert not first.W.equal(other.W)
-    assert {part.dtype for part in first} == {torch.float32}
-
-
 def test_a_rank_that_is_too_low() -> None:
     with pytest.raises(RankError, match=r"rank 7 .* generic rank is 7"):
         decompose(fixed_rule("quaternion", dtype=torch.float64), rank=7)
-
-
-@pytest.mark.parametrize(
-    "rule", [torch.ones(2, 2), torch.ones(2, 2, 3), torch.zeros(2, 2, 2), torch.full((2, 2, 2), torch.nan)]
-)
-def test_what_is_no_rule(rule: torch.Tensor) -> None:
-    with pytest.raises(RankError):
-        decompose(rule)

@@ -45,8 +45,8 @@ def test_each_sentence_is_searched_to_its_length() -> None:
         ({}, ["dense", "phm-n4-x2"]),
         ({"algebra": "real", "n": 1}, ["dense"]),
         (
-            {"compose_layers": "bilinear", "compose_in": "decoder", "composition_rank": 16},
-            ["dense", "base", "base phm-n4-x2", "phm-n4-x2-layers-bilinear-decoder"],
+            {"compose_layers": "bilinear", "composition_rank": 16},
+            ["dense", "base", "base phm-n4-x2", "phm-n4-x2-layers-bilinear"],
         ),
     ],
 )

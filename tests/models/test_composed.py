@@ -7,7 +7,6 @@ import torch
 from pydantic import ValidationError
 
 from phmctl.assembly import build_classifier
-from phmctl.nn.composition import BilinearComposition, HierarchicalComposition
 from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
 from tests.models.test_transformer import BOTH, PLACES, SMALL, build, sentences
 
@@ -19,23 +18,6 @@ def test_the_decoding_cache_does_not_change() -> None:
         state = model.start(model.encode(source), beams=3, max_length=4)
         pasts.append((state.past.shape, [keys.shape for keys, _ in state.memories]))
     assert pasts[0] == pasts[1]
-
-
-@pytest.mark.parametrize(("where", "encoder", "decoder"), [("both", 3, 5), ("encoder", 3, 0), ("decoder", 0, 5)])
-def test_they_stand_where_they_were_asked_for(where: str, encoder: int, decoder: int) -> None:
-    """A stack has one over its layers and one for each attention module: 2 in the encoder, 4 in the decoder."""
-    model = build(**BOTH, compose_in=where)
-
-    def count(stack: torch.nn.Module) -> int:
-        return sum(isinstance(module, BilinearComposition) for module in stack.modules())
-
-    assert (count(model.encoder), count(model.decoder)) == (encoder, decoder)
-
-
-def test_both_places_are_set_independently() -> None:
-    model = build(compose_layers="bilinear", compose_heads="hierarchical")
-    assert isinstance(model.encoder.composition, BilinearComposition)
-    assert isinstance(model.encoder[0].attention.output, HierarchicalComposition)
 
 
 def test_what_is_composed_is_what_the_layers_put_out() -> None:
@@ -84,8 +66,14 @@ def test_an_encoder_classifier_has_them_too(place: dict[str, str]) -> None:
 
 def test_the_run_folder_tells_them_apart() -> None:
     assert TransformerSection(**SMALL, **BOTH).variant == "real-layers-bilinear-heads-bilinear"
-    changed = TransformerSection(**SMALL, compose_heads="bilinear", compose_in="encoder", algebra="phm", n=2)
-    assert changed.variant == "phm-n2-heads-bilinear-encoder"
+    assert TransformerSection(**SMALL, compose_heads="bilinear", algebra="phm", n=2).variant == "phm-n2-heads-bilinear"
+
+
+def test_recipes_of_earlier_runs_are_read() -> None:
+    earlier = {"composition_start": "random", "compose_in": "both"}
+    assert TransformerSection(**SMALL, **earlier) == TransformerSection(**SMALL)
+    with pytest.raises(ValidationError, match="compose_in"):
+        TransformerSection(**SMALL, compose_in="encoder")
 
 
 @pytest.mark.parametrize(
@@ -93,17 +81,14 @@ def test_the_run_folder_tells_them_apart() -> None:
     [
         ({"compose_heads": "bilinear", "composition_rank": 0}, "greater than or equal to 1"),
         ({"compose_layers": "linear", "decoder_layers": 1}, "composes two or more, and decoder_layers = 1"),
-        ({"compose_layers": "bilinear", "encoder_layers": 0}, "composes two or more, and encoder_layers = 0"),
         ({"compose_heads": "bilinear", "heads": 1}, "composes two or more, and heads = 1"),
         ({"compose_layers": "hierarchical", "encoder_layers": 3}, "encoder_layers = 3 will not do, 2 or 4 will"),
         ({"compose_heads": "hierarchical", "width": 24, "heads": 3}, "heads = 3 will not do, 2 or 4 will"),
-        ({"compose_heads": "hierarchical", "width": 36, "heads": 9}, "heads = 9 will not do, 6 or 12 will"),
         ({"composition_maps": "dense"}, "composition_maps: dense needs compose_layers or compose_heads"),
         ({"compose_heads": "bilinear", "composition_rank": 6, "algebra": "phm", "n": 4}, "composition_rank = 6"),
         ({"compose_heads": "hierarchical", "algebra": "phm", "n": 16}, "head width = 8"),
         ({"composition_rank": 8}, "composition_rank needs compose_layers or compose_heads: bilinear"),
         ({"compose_layers": "linear", "first_order": False}, "first_order: false needs"),
-        ({"compose_in": "encoder"}, "needs compose_layers or compose_heads"),
     ],
 )
 def test_what_does_not_fit(changes: dict[str, Any], words: str) -> None:
@@ -112,8 +97,6 @@ def test_what_does_not_fit(changes: dict[str, Any], words: str) -> None:
 
 
 def test_what_fits_all_the_same() -> None:
-    # Of the stack that is not composed nothing is asked.
-    TransformerSection(**(SMALL | {"decoder_layers": 1}), compose_layers="bilinear", compose_in="encoder")
     # n divides neither the rank nor a head, but no map of it is made of them.
     build(compose_heads="bilinear", composition_rank=6, composition_maps="dense", algebra="phm", n=4)
     # 16 + 1 and 2·16 + 1 are not to be divided by n: the 1 is a bias.

@@ -177,14 +177,6 @@ def test_it_learns_whether_two_texts_begin_alike(algebra: str, n: int, combinati
     assert (model.eval()(first, second).argmax(1) == label).float().mean() > 0.95
 
 
-def test_running_over_padding_changes_nothing() -> None:
-    """What a GPU does, so that no step waits for lengths."""
-    model = build().eval()
-    texts = padded([[5, 6, 7, 8], [9], [4, 4]])
-    torch.testing.assert_close(model.encode(texts, full=True), model.encode(texts))
-    torch.testing.assert_close(model.encode(texts, full=True)[1:], model.encode(texts[1:, :3], full=True))
-
-
 def test_away_from_the_cpu_no_length_is_asked_for() -> None:
     """A tensor without numbers has none to give."""
     model = build().to("meta")

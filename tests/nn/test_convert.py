@@ -103,25 +103,14 @@ def test_the_parametrization_by_torchs_own_means() -> None:
         parametrize.register_parametrization(nn.Linear(8, 6), "weight", Kronecker(4))
 
 
-def test_what_phm_maps_can_hold_is_not_changed() -> None:
-    held, _ = phmctl.convert(Net().double().eval(), 2)
-    again, report = phmctl.convert(phmctl.to_dense(held), 2)
-    assert all(row.error < 1e-7 for row in report.rows)
-    for one, other in zip(again(*inputs_of(1)), held(*inputs_of(1)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
 def test_the_report() -> None:
-    _, report = phmctl.convert(nn.Sequential(Net(), nn.GRU(8, 8)), 2)
-    assert report.left == {"Conv2d": 1, "GRU": 1}
-    assert "1 Conv2d, 1 GRU" in str(report)
     _, report = phmctl.convert(Net(), 4, select="classifier.*")
     assert [(row.name, row.shape) for row in report.rows] == [("classifier.1", (16, 8)), ("classifier.3", (10, 16))]
     first, second = report.rows
     assert (first.before, first.after) == (128, 96)
     assert 0 < first.error < 1
     assert "n = 4 does not divide" in second.skipped
-    assert report.saved == 32
+    assert report.before - report.after == 32
     assert "classifier.3" in str(report)
     assert "parameters" in str(report).splitlines()[-1]
 
@@ -147,6 +136,29 @@ def test_a_padding_row_of_zeros_stays_zero() -> None:
     assert not phmctl.to_dense(converted).weight[0].any()
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Embedding(8, 8, max_norm=1.0),
+        parametrizations.weight_norm(nn.Linear(8, 8)),
+        parametrizations.weight_norm(nn.LSTM(8, 8), "weight_hh_l0"),
+        nn.LSTM(8, 8, device="meta"),
+    ],
+)
+def test_what_cannot_be_converted_is_left(layer: nn.Module) -> None:
+    before = [name for name, _ in layer.named_parameters()]
+    converted, report = phmctl.convert(layer, 4)
+    assert report.rows[0].skipped
+    assert [name for name, _ in converted.named_parameters()] == before
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    layer = nn.Linear(8, 8)
+    nn.init.constant_(layer.weight[3], float("nan"))
+    with pytest.raises(UserError, match="NaN"):
+        PHMLinear.from_dense(layer, 4)
+
+
 def test_half_of_what_is_tied_is_left() -> None:
     converted, report = phmctl.convert(Net(), 4, select="words")
     assert "also that of out" in report.rows[0].skipped
@@ -158,12 +170,9 @@ def test_half_of_what_is_tied_is_left() -> None:
     [
         ({"n": 4, "select": "encoder.*"}, "no module is selected"),
         ({}, "needs n"),
-        ({"n": 4, "algebra": "quaternoin"}, r"no algebra 'quaternoin' \(did you mean 'quaternion'"),
         ({"algebra": "quaternoin"}, "no algebra 'quaternoin'"),
         ({"n": 8, "algebra": "quaternion"}, "'quaternion' has n = 4, not 8"),
-        ({"n": 0}, "n = 0 must be at least 1"),
-        ({"n": 1}, "n = 1 is the dense layer"),
-        ({"n": "4"}, "a whole number"),
+        ({"n": 1}, "n of at least 2"),
     ],
 )
 def test_what_no_layer_can_be_is_refused(options: dict[str, Any], message: str) -> None:
@@ -191,29 +200,6 @@ def test_subclasses_keep_their_forward_and_their_hooks() -> None:
     torch.testing.assert_close(phmctl.to_dense(converted)(x), converted(x))
 
 
-@pytest.mark.parametrize("weight", ["weight", "weight_hh_l0"])
-def test_a_weight_that_is_parametrized_already_is_left(weight: str) -> None:
-    layer = nn.Linear(8, 8) if weight == "weight" else nn.LSTM(8, 8, batch_first=True)
-    converted, report = phmctl.convert(nn.Sequential(parametrizations.weight_norm(layer, weight)), 4)
-    assert report.rows[0].skipped
-    assert len(converted[0].parametrizations) == 1
-
-
-def test_two_parametrized_layers_are_not_taken_for_one() -> None:
-    net = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(3)), nn.Linear(8, 8)).eval()
-    x = torch.randn(2, 8)
-    converted, _ = phmctl.convert(net, 4, select=["0", "1", "2"])
-    torch.testing.assert_close(converted(x), net(x))
-
-
-def test_attentions_of_one_weight_share_it_still() -> None:
-    net = nn.ModuleList(nn.MultiheadAttention(8, 2) for _ in range(2))
-    net[1].in_proj_weight = net[0].in_proj_weight
-    converted, _ = phmctl.convert(net, 4)
-    shared = [part.parametrizations["in_proj_weight"] for part in converted]
-    assert shared[0] is shared[1]
-
-
 @pytest.mark.parametrize(
     ("layer", "frozen"),
     [
@@ -235,33 +221,6 @@ def test_what_is_frozen_is_so_there_and_back(layer: nn.Module, frozen: list[str]
     assert [name for name, part in dense.named_parameters() if not part.requires_grad] == frozen
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own: this quantisation is to be replaced
-def test_an_lstm_becomes_torchs_own_again_and_can_be_quantised() -> None:
-    net = nn.ModuleDict({"reader": nn.LSTM(8, 8, 2, batch_first=True), "head": nn.Linear(8, 8)}).eval()
-    converted, _ = phmctl.convert(net, 4)
-    dense, x = phmctl.to_dense(converted), torch.randn(2, 5, 8)
-    assert type(dense["reader"]) is nn.LSTM
-    wanted = converted["reader"](x)[0]
-    torch.testing.assert_close(dense["reader"](x)[0], wanted)
-    small = torch.ao.quantization.quantize_dynamic(dense, {nn.LSTM, nn.Linear})
-    torch.testing.assert_close(small["reader"](x)[0], wanted, rtol=0.1, atol=0.05)
-
-
-@pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("algebra", ["phm", "quaternion"])
-def test_weights_without_numbers_and_with_nan_are_refused(algebra: str, n: int) -> None:
-    options = {"algebra": algebra} if n == 4 else {}
-    broken = nn.Linear(8, 8)
-    nn.init.constant_(broken.weight[3], float("nan"))
-    with pytest.raises(UserError, match="the weight has NaN or infinite numbers"):
-        PHMLinear.from_dense(broken, n, **options)
-    with pytest.raises(UserError, match="on the meta device and has no numbers"):
-        PHMEmbedding.from_dense(nn.Embedding(8, 8, padding_idx=0, device="meta"), n, **options)
-    parts = (nn.MultiheadAttention(8, 2), nn.LSTM(8, 8), nn.Linear(8, 8), nn.Embedding(8, 8, padding_idx=0))
-    _, report = phmctl.convert(nn.Sequential(*parts).to("meta"), n, **options)
-    assert all("on the meta device" in row.skipped for row in report.rows)
-
-
 @pytest.mark.parametrize("algebra", ["phm", "quaternion"])
 def test_no_random_number_is_drawn(algebra: str) -> None:
     parts = (nn.MultiheadAttention(8, 2), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 8), nn.Embedding(8, 8))
@@ -271,21 +230,6 @@ def test_no_random_number_is_drawn(algebra: str) -> None:
     phmctl.to_dense(converted), layer.to_dense(), lstm.to_dense()
     assert not any(row.skipped for row in report.rows)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_row_of_padding_that_is_not_zero_is_looked_up() -> None:
-    table, ids = nn.Embedding(8, 4, padding_idx=0), torch.arange(8)
-    for row in (torch.zeros(4), torch.ones(4)):
-        with torch.no_grad():
-            table.weight[0] = row
-        held, _ = PHMEmbedding.from_dense(table, 1)
-        assert held.padding_idx == (None if row.any() else 0)
-        torch.testing.assert_close(held(ids), table(ids))
-
-
-def test_a_table_that_renormalises_itself_is_left() -> None:
-    _, report = phmctl.convert(nn.Embedding(8, 8, max_norm=1.0), 4)
-    assert report.rows[0].skipped
 
 
 def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
@@ -308,14 +252,11 @@ def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
 def test_models_of_transformers(kind: str, tmp_path: Path) -> None:
     model, ids = tiny(kind)
     converted, report = phmctl.convert(model, 4)
-    assert report.saved > 0
+    assert report.after < report.before
     reasons = {row.kind: row.skipped for row in report.rows if row.skipped and "does not divide" not in row.skipped}
     assert not reasons
     assert any(row.kind == ("Conv1D" if kind == "gpt2" else "Linear") and row.error for row in report.rows)
     wanted = converted(ids).logits
-    with pytest.raises(UserError):  # what it saved would be drawn anew
-        converted.save_pretrained(tmp_path)
-    assert not list(tmp_path.iterdir())
     again, _ = phmctl.convert(tiny(kind)[0], 4)
     again.load_state_dict(converted.state_dict())
     torch.testing.assert_close(again(ids).logits, wanted)
@@ -359,9 +300,3 @@ def test_a_converted_lstm_is_exported_with_a_batch_of_any_size() -> None:
     x = torch.randn(3, 5, 8)
     program = torch.export.export(lstm.eval(), (x,), dynamic_shapes=({0: torch.export.Dim("B")},))
     torch.testing.assert_close(program.module()(x[:2])[0], lstm(x[:2])[0])
-
-
-def test_the_report_names_weights_that_became_larger() -> None:
-    _, report = phmctl.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(64, 64)), 4)
-    assert [row.after > row.before for row in report.rows] == [True, False]
-    assert next(line for line in str(report).splitlines() if line.startswith("larger")).endswith(": 0")

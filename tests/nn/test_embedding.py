@@ -7,9 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phmctl import PHMEmbedding
 from phmctl.accounting.ledger import ledger_for_recipe
-from phmctl.algebra.initialisation import learned_rule
-from phmctl.assembly import build_classifier, build_transformer
-from phmctl.errors import DimensionError, RecipeError
+from phmctl.assembly import build_transformer
+from phmctl.errors import DimensionError
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding
 from phmctl.recipe.loading import load_recipe
@@ -83,16 +82,6 @@ def test_n_1_is_an_embedding() -> None:
     assert isinstance(embedding.weight, nn.Parameter)
 
 
-def test_tied_generator_and_lookup_share_their_gradient() -> None:
-    embedding = PHMEmbedding(12, 8, n=4)
-    hidden = torch.randn(3, 8)
-    (hidden @ embedding.weight.T).sum().backward()
-    from_generator = embedding.S.grad.clone()
-    embedding(torch.tensor([1, 2])).sum().backward()
-    assert from_generator.abs().sum() > 0
-    assert not torch.equal(embedding.S.grad, from_generator)
-
-
 @pytest.mark.parametrize("n", [1, 4])
 @torch.no_grad()
 def test_under_autocast_it_is_as_precise_as_torchs_own(n: int) -> None:
@@ -108,12 +97,6 @@ def test_table_has_the_variance_of_its_scheme(scheme: str, variance: float, n: i
     torch.manual_seed(1)
     embedding = PHMEmbedding(1600, 64, n=n, algebra=algebra, initialization=scheme)
     assert embedding.weight.var().item() == pytest.approx(variance, rel=0.1)
-
-
-def test_parameters() -> None:
-    embedding = PHMEmbedding(1000, 64, n=4, rule=learned_rule(4))
-    assert sum(parameter.numel() for parameter in embedding.parameters()) == 1000 * 64 // 4 + 64
-    assert repr(embedding) == "PHMEmbedding(1000, 64, n=4, algebra='phm')"
 
 
 def test_meta_to_empty() -> None:
@@ -154,22 +137,7 @@ def test_the_dense_copy_of_a_translator_answers_alike(settings: tuple[str, ...])
     torch.testing.assert_close(loss, expected.to(loss), atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [(), PHM])
-def test_the_dense_copy_of_a_classifier_too(settings: tuple[str, ...]) -> None:
-    torch.manual_seed(0)
-    model = build_classifier(load_recipe("table5-agreement", [*WIDE, *settings]).model, 40, 2).eval()
-    ids, dense = torch.randint(4, 40, (3, 7)), to_dense(model)
-    assert isinstance(model.embedding, NarrowEmbedding)
-    assert isinstance(dense.embedding, nn.Embedding)
-    torch.testing.assert_close(dense(ids), model(ids), atol=2e-5, rtol=1e-4)
-
-
 def test_without_embeddings_counts_as_of_the_wide_table() -> None:
     wide, narrow = (ledger_for_recipe(load_recipe("miniature", list(settings))) for settings in (WIDE[:2], WIDE))
     assert narrow.without_embeddings == wide.without_embeddings
     assert wide.totals.parameters - narrow.totals.parameters == 2000 * 32 - (2000 * 16 + 16 * 32)
-
-
-def test_n_divides_the_width_of_the_table() -> None:
-    with pytest.raises(RecipeError):
-        load_recipe("miniature", ["model.algebra=phm", "model.n=8", "model.embedding_width=20"])

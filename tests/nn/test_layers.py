@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phmctl.assembly import build_transformer
-from phmctl.errors import DimensionError
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.layers import (
     POOLINGS,
@@ -17,9 +16,6 @@ from phmctl.nn.layers import (
     Residual,
     SinusoidalPositions,
     _attention,
-    last_pool,
-    max_pool,
-    mean_pool,
     sinusoids,
 )
 from phmctl.nn.loss import vocabulary_loss
@@ -81,16 +77,6 @@ def test_a_bfloat16_step_of_the_transformer_is_near_float32() -> None:
 # --- feed-forward and residual
 
 
-@pytest.mark.parametrize(("algebra", "n"), [("real", 1), ("phm", 2), ("quaternion", 4)])
-def test_the_feed_forward_is_two_maps_around_a_relu(algebra: str, n: int) -> None:
-    layer = FeedForward(LinearBuilder(algebra, n), 8, 16).double()
-    for bias in (layer.expand.bias, layer.contract.bias):
-        torch.nn.init.normal_(bias)
-    x = torch.randn(2, 3, 8, dtype=torch.double)
-    hidden = x @ layer.expand.weight.t() + layer.expand.bias  # (2, 3, 16)
-    torch.testing.assert_close(layer(x), hidden.clamp(min=0) @ layer.contract.weight.t() + layer.contract.bias)
-
-
 def test_dropout_is_on_the_hidden_activations_in_training_only() -> None:
     layer = FeedForward(LinearBuilder("phm", 2), 8, 16, dropout=1.0)
     torch.nn.init.normal_(layer.contract.bias)
@@ -133,10 +119,6 @@ def test_values_are_those_of_the_formula(width: int) -> None:
             angle = position * 10_000.0 ** (-index / (half - 1))
             assert table[position, index].item() == pytest.approx(math.sin(angle), abs=1e-5)
             assert table[position, half + index].item() == pytest.approx(math.cos(angle), abs=1e-5)
-
-
-def test_the_narrowest_width_has_one_rate() -> None:
-    torch.testing.assert_close(sinusoids(3, 2), torch.tensor([[math.sin(p), math.cos(p)] for p in range(3)]))
 
 
 def test_the_table_grows_for_a_longer_sentence_and_keeps_its_kind() -> None:
@@ -199,21 +181,3 @@ def test_padding_is_never_read(name: str, rubbish: float) -> None:
     (gradient,) = torch.autograd.grad(pooled.square().sum(), dirty)
     assert gradient.isfinite().all()
     assert gradient[~mask].eq(0).all()
-
-
-def test_negative_values_are_not_beaten_by_padding() -> None:
-    states, mask = torch.tensor([[[-3.0], [-2.0], [0.0]]]), torch.tensor([[True, True, False]])
-    assert [pool(states, mask).item() for pool in (max_pool, mean_pool, last_pool)] == [-2.0, -2.5, -2.0]
-
-
-@pytest.mark.parametrize("name", POOLINGS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_dtype_stays(name: str, dtype: torch.dtype) -> None:
-    assert POOLINGS[name](torch.ones(2, 3, 4, dtype=dtype), torch.ones(2, 3, dtype=torch.bool)).dtype == dtype
-
-
-@pytest.mark.parametrize("name", POOLINGS)
-@pytest.mark.parametrize(("states", "mask"), [((2, 3, 4), (2, 4)), ((2, 3), (2, 3)), ((2, 0, 4), (2, 0))])
-def test_shapes_that_do_not_belong_together(name: str, states: tuple[int, ...], mask: tuple[int, ...]) -> None:
-    with pytest.raises(DimensionError):
-        POOLINGS[name](torch.zeros(states), torch.ones(mask, dtype=torch.bool))

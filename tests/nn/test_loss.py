@@ -64,19 +64,6 @@ def test_bfloat16_autocast_is_near_float32() -> None:
         assert (rough_gradient - gradient).norm() < 0.02 * gradient.norm()
 
 
-def test_gradients_of_gradients() -> None:
-    hidden, weight, bias = (
-        torch.randn(*size, dtype=torch.double, requires_grad=True) for size in ((6, 3), (5, 3), (5,))
-    )
-    targets = torch.tensor([1, 0, 4, 2, 0, 3])
-
-    def loss(*inputs: torch.Tensor) -> torch.Tensor:
-        return vocabulary_loss(*inputs, targets, smoothing=0.1)[0]
-
-    assert torch.autograd.gradcheck(loss, (hidden, weight, bias))
-    assert torch.autograd.gradgradcheck(loss, (hidden, weight, bias))
-
-
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_validation_computes_no_gradient(context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights want gradients under no_grad too, as far as a function of autograd is told."""

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear, convert
-from phmctl.errors import UserError
 from phmctl.nn.linear import TwoFactorLinear
 from phmctl.nn.tuning import parameter_groups, relative_rates
 
@@ -85,9 +84,3 @@ def test_groups_serve_any_optimiser() -> None:
     for name, rate in rates.items():  # Adam's first step moves each number by its rate
         moved = (model.get_parameter(name) - before[name]).abs().median().item()
         assert moved == pytest.approx(1e-3 * rate, rel=0.02), name
-
-
-@pytest.mark.parametrize("lr", [0, -1.0, math.nan])
-def test_a_rate_that_is_none(lr: float) -> None:
-    with pytest.raises(UserError):
-        parameter_groups(nn.Linear(2, 2), lr)

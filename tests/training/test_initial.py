@@ -61,37 +61,6 @@ def test_a_composed_model_begins_with_its_base(tiny_run: Run, miniature_data: Pa
     assert start.words().endswith("encoder.*.attention.output")
 
 
-def test_a_composed_model_can_begin_as_its_base(tiny_run: Run, miniature_data: Path) -> None:
-    """Every tensor of the base has its place, and the model computes what the base does, to rounding."""
-    composed = ["model.compose_heads=bilinear", "model.composition_start=base"]
-    recipes = (changed(tiny_run.folder), changed(tiny_run.folder, *composed))
-    logits = []
-    for recipe in recipes:
-        task = kind_of(recipe).open(recipe, miniature_data)
-        start, model = start_of(recipe, miniature_data), task.build_model(torch.device("cpu"))
-        assert not start.noted["left"]
-        initialise(model, start.tensors)
-        tokens = torch.arange(4, 10).view(2, 3)
-        logits.append(model.eval()(tokens, tokens))
-    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (["model.compose_heads=hierarchical"], "linear or bilinear"),
-        ([], "linear or bilinear"),
-        (["model.compose_heads=bilinear", "model.first_order=false"], "first_order"),
-        (["model.compose_heads=bilinear", "model.composition_rank=8"], "composition_rank = width"),
-        (["model.compose_heads=bilinear", "model.rules=model"], "rules: separate"),
-        (["model.compose_heads=bilinear", "model.composition_maps=dense"], "composition_maps: algebra over the heads"),
-    ],
-)
-def test_what_cannot_begin_as_the_base_is_refused(tiny_run: Run, settings: list[str], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        changed(tiny_run.folder, "model.composition_start=base", *settings)
-
-
 def test_the_run_says_where_it_began(tiny_run: Run, miniature_data: Path, tmp_path: Path, capsys) -> None:
     recipe = changed(tiny_run.folder, "model.compose_heads=bilinear")
     run = train(recipe, data=miniature_data, runs=tmp_path).run
