@@ -17,7 +17,7 @@ from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.registry import kind_of
-from phmctl.training.initial import Start, find_start, initialise
+from phmctl.training.initial import Start, find_start
 from phmctl.training.train import train
 from tests.conftest import TINY
 from tests.tasks.test_rule import rule_recipe
