@@ -10,7 +10,7 @@ from typing import Any
 from phmctl.console import note, warn
 from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
 from phmctl.data.find import Match, find_files, find_split
-from phmctl.data.readers import check_columns, first_cells, lines_or_errors, parallel_files, read_lines, tables
+from phmctl.data.readers import check_columns, first_cells, lines_or_errors, parallel_files, tables
 from phmctl.data.rows import (
     CORPORA,
     Row,
@@ -241,19 +241,18 @@ def _check_own(name: str, given: Iterable[str], form: str) -> None:
 
 
 def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
-    """Return the files of one ``--train SRC TGT``, which are there; a table that is named as both sides is one file."""
+    """Return the files of one ``--train SRC TGT``, which are there."""
     if len(paths) not in (1, 2):
         raise DataError(f"{option} wants a source and a target file, or one table, not {len(paths)}")
     for path in paths:
         if not path.is_file():
             what = f"{path} is a folder; name a file" if path.is_dir() else f"no file {path}"
             raise DataError(f"{option}: {what}")
-    if len(paths) == 1 or not paths[0].samefile(paths[1]):
-        return paths
-    if "\t" not in next(read_lines(paths[0]), ""):
-        raise DataError(f"{option}: {paths[0]} is named as both sides; name the source file and the target file")
-    note(f"{option}: {paths[0]} is both sides, so it is read by columns: source, tab, target")
-    return paths[:1]
+    if len(paths) == 2 and paths[0].samefile(paths[1]):
+        raise DataError(
+            f"{option}: {paths[0]} is named as both sides; name the source file and the target file, or one table once"
+        )
+    return paths
 
 
 def table_rows(

@@ -2,7 +2,6 @@
 
 import http.client
 import lzma
-import os
 import re
 import shutil
 import struct
@@ -16,9 +15,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, NamedTuple
-from urllib.parse import quote
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from phmctl.console import note, progress
 from phmctl.data.card import Hub, Url
@@ -157,70 +155,51 @@ def extract(
         return folder
     limit = limit or min(_LARGEST, max(_ALWAYS, _RATIO * archive.stat().st_size))
     with replacing(folder) as content:
+        left = limit
         try:
-            left, number = limit, 0
-            for member in (_in_zip if zipfile.is_zipfile(archive) else _in_tar)(archive):
-                left, number = left - max(member.size, 0), number + bool(member.name)
+            for number, (name, size, plain, unpack) in enumerate(_members(archive), start=1):
+                left -= max(size, 0)
                 if left < 0 or number > members:
                     raise DataError(
                         f"{archive} holds more than {f'{limit:,} bytes' if left < 0 else f'{members:,} members'}: no "
                         "corpus, it seems; nothing was extracted\n"
                         "if it is right, its entry in the card may say how much it is: unpacked: BYTES, members: NUMBER"
                     )
-                _write(f"{archive}: member {member.name!r}", member, content)
+                path = PurePosixPath(name)
+                if not plain or path.is_absolute() or ".." in path.parts:
+                    what = "leads out of the archive's folder" if plain else "is a link or a device"
+                    raise DataError(f"{archive}: member {name!r} {what}; nothing was extracted")
+                unpack(content)
         except _UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the operating system's, no reader's
+                with writing(folder):
+                    raise
             reason = str(error) or type(error).__name__
             raise DamagedError(f"{archive} is not a whole tar or zip archive ({reason}); fetch it again") from error
+        with writing(folder):
+            for file in filter(Path.is_file, content.rglob("*")):
+                sync_file(file)
     return folder
 
 
-class _Member(NamedTuple):
-    name: str
-    size: int  # bytes
-    plain: bool  # a file or a folder, no link or device
-    open: Callable[[], IO[bytes] | None] | None  # of a file
-
-
-def _in_tar(archive: Path) -> Iterator[_Member]:
+def _members(archive: Path) -> Iterator[tuple[str, int, bool, Callable[[Path], object]]]:
+    """Yield each member's name and bytes, whether it is a file or a folder, and what unpacks it into a folder."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            for info in packed.infolist():
+                kind = info.external_attr >> 28  # the file type of Unix, 0 where the archive was made elsewhere
+                yield info.filename, info.file_size, kind in (0, 4, 8), partial(packed.extract, info)
+        return
     with tarfile.open(archive) as tar:
         for member in tar:
-            read = partial(tar.extractfile, member) if member.isfile() else None
-            yield _Member(member.name, member.size, member.isfile() or member.isdir(), read)
-        while tar.fileobj is not None and (rest := tar.fileobj.read(_CHUNK)):
-            yield _Member("", len(rest), True, None)  # to the compressed stream's end, where its checksum stands
-
-
-def _in_zip(archive: Path) -> Iterator[_Member]:
-    with zipfile.ZipFile(archive) as packed:
-        for member in packed.infolist():
-            kind = member.external_attr >> 28  # the file type of Unix, 0 where the archive was made elsewhere
-            read = None if member.is_dir() else partial(packed.open, member)
-            yield _Member(member.filename, member.file_size, kind in (0, 4, 8), read)
-
-
-def _write(named: str, member: _Member, content: Path) -> None:
-    """Write a member below the folder. DataError: it leads out, is no file, or another has its place."""
-    if ".." in PurePosixPath(member.name.replace("\\", "/")).parts or PureWindowsPath(member.name).anchor:  # /, \ or C:
-        raise DataError(f"{named} leads out of the archive's folder; nothing was extracted")
-    if not member.plain:
-        raise DataError(f"{named} is a link or a device; nothing was extracted")
-    source = member.open() if member.open is not None else None
-    if source is None:
-        return
-    path = content / member.name
-    with writing(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = path.open("xb")
-        except (FileExistsError, NotADirectoryError) as error:
-            raise DataError(f"{named} stands where another does; nothing was extracted") from error
-    with source, handle:
-        while chunk := source.read(_CHUNK):
-            with writing(path):
-                handle.write(chunk)
-        with writing(path):
-            handle.flush()
-            os.fsync(handle.fileno())
+            yield (
+                member.name,
+                member.size,
+                member.isfile() or member.isdir(),
+                partial(tar.extract, member, filter="data"),
+            )
+        while tar.fileobj is not None and tar.fileobj.read(_CHUNK):
+            pass  # to the compressed stream's end, where its checksum stands
 
 
 # ---------------------------------------------------------------------------------------------------------- hub
@@ -279,7 +258,6 @@ def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
 
     clear(kept)
     if refetch or not kept.is_dir():
-        _check_reachable(hub.id)
         with replacing(kept) as folder:
             fetched = _load(hub, folder / ".cache")
             with writing(kept):
@@ -293,12 +271,15 @@ def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
 
 def _load(hub: Hub, cache: Path) -> Any:
     import datasets
+    import huggingface_hub
 
     hidden = not (sys.stderr.isatty() or datasets.are_progress_bars_disabled())
     if hidden:
         datasets.disable_progress_bars()
     note(f"loading {hub.id} through datasets ...")
     try:
+        if not (Path(hub.id).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE):  # `datasets` would ask for minutes
+            huggingface_hub.HfApi().dataset_info(hub.id, timeout=_TIMEOUT)
         return datasets.load_dataset(
             hub.id, hub.config, data_dir=hub.folder, revision=hub.revision, cache_dir=str(cache)
         )
@@ -312,21 +293,3 @@ def _load(hub: Hub, cache: Path) -> Any:
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _check_reachable(dataset: str) -> None:
-    """Ask once whether the hub is there: the library itself retries for half a minute before it gives up."""
-    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "TRUE", "YES", "ON"}:
-        return  # the user wants what the library has cached
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    try:
-        with urllib.request.urlopen(f"{endpoint}/api/datasets/{quote(dataset)}", timeout=_TIMEOUT):
-            return
-    except urllib.error.HTTPError as error:
-        error.close()  # it is there; what it refuses, the library says better
-        return
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = f"the hub {endpoint} cannot be reached ({getattr(error, 'reason', error)})"
-    raise DownloadError(
-        f"{reason}\nwith the network back, run it again; if you have the files, name their folder: --source DIR"
-    )

@@ -165,6 +165,5 @@ def _instead(match: Match, name: str) -> str:
     except OSError:
         return ""
     others -= {path.name for path in match.found.values()}
-    stem = [other for other in sorted(others) if other.startswith(wanted)]
-    nearest = stem or difflib.get_close_matches(wanted, sorted(others), n=1, cutoff=0.7)
+    nearest = difflib.get_close_matches(wanted, sorted(others), n=1, cutoff=0.7)
     return f" (found {nearest[0]})" if nearest else ""

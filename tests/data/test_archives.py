@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-import time
 import zipfile
 
 import datasets
@@ -61,19 +60,7 @@ def test_content_comes_out(tmp_path, name):
     assert extract(path, folder) == folder  # it is left alone
 
 
-OUTSIDE = [
-    "../evil",
-    "set/../../evil",
-    "/tmp/phmctl-evil",
-    "..\\evil",
-    "C:\\evil",
-    "C:/evil",
-    "..",
-    "\\\\host\\share\\evil",
-]
-
-
-@pytest.mark.parametrize("evil", OUTSIDE)
+@pytest.mark.parametrize("evil", ["../evil", "set/../../evil", "/tmp/phmctl-evil", ".."])
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_names_that_lead_out_stop_everything(tmp_path, kind, evil):
     members = {"good": b"x", evil: b"evil", "later": b"y"}
@@ -159,16 +146,6 @@ def test_an_archive_of_too_many_members_leaves_nothing(tmp_path, name):
     assert extract(path, tmp_path / "out", members=5).is_dir()
 
 
-@pytest.mark.parametrize("second", ["a", "a/b", "A/../a"])
-def test_members_in_each_others_place_are_refused(tmp_path, second):
-    path = tmp_path / "x.tar"
-    with tarfile.open(path, "w") as archive:
-        for name in ("a", second):
-            archive.addfile(tarfile.TarInfo(name))
-    with pytest.raises(DataError, match=r"stands where another does|leads out"):
-        extract(path, tmp_path / "out")
-
-
 def test_a_damaged_archive_is_fetched_again_once_the_server_has_a_whole_one(tmp_path):
     served, cache = tmp_path / "a.tgz", tmp_path / "cache"
     item = Url(url=served.as_uri(), file="a.tgz", extract=True)
@@ -242,7 +219,7 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, addresses, version
         return datasets.DatasetDict({"train": rows, "other": rows})
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
-    monkeypatch.setattr("phmctl.data.fetch._check_reachable", lambda name: None)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
     columns = Sides(source="de", target="en")
     hub = Hub(id="a/b", config="c", revision="refs/x", folder="f", splits={"train": "train"}, columns=columns)
     for _ in range(2):
@@ -265,7 +242,7 @@ def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypat
         return datasets.DatasetDict({"train": datasets.Dataset.from_list([{"de": de, "en": en} for de, en in pairs])})
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
-    monkeypatch.setattr("phmctl.data.fetch._check_reachable", lambda name: None)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
     hub = Hub(id="a/b", splits={"train": "train"}, columns=Sides(source="de", target="en"))
     cache = tmp_path / "cache"
 
@@ -310,14 +287,3 @@ def test_what_the_library_refuses_is_a_clear_word(tmp_path):
     (tmp_path / "kept" / "a--b").mkdir(parents=True)
     with pytest.raises(DataError, match=r"a--b is damaged .*; fetch it anew: --refetch"):
         load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "kept")
-
-
-@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://nowhere.invalid", "nonsense"])
-def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path, monkeypatch, endpoint):
-    monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    hub = Hub(id="a/b", splits={"train": "train"}, columns=Sides(source="de", target="en"))
-    begun = time.monotonic()
-    with pytest.raises(DownloadError, match=r"cannot be reached .*\n.*--source DIR"):
-        load_rows(hub, tmp_path)
-    assert time.monotonic() - begun < 15
