@@ -19,7 +19,6 @@ from phmctl.errors import DataError
 
 Floats = npt.NDArray[np.float32]
 _REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
-_INTEGER = re.compile(r"[-+]?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,7 @@ def _parts(path: Path, number: int, line: str, width: int) -> tuple[str, str]:
         return word, numbers
     parts = line.rsplit(" ", width)  # a word with spaces, and the numbers
     word = parts[0] if len(parts) > width else ""
-    last = word.rpartition(" ")[2]
-    whole = sum(1 for part in parts[1:] if _INTEGER.fullmatch(part))
-    # A word may end in a whole number ("sept 11"), which is one of the vector's only where half of those are whole.
-    odd = 2 * whole >= len(parts) - 1 if _INTEGER.fullmatch(last) else _REAL.fullmatch(last)
-    if not word or odd:
+    if not word or _REAL.fullmatch(word.rpartition(" ")[2]):  # a word may end in a whole number: "sept 11"
         raise DataError(
             f"{path}, line {number}: {line.count(' ')} numbers behind the word, but the first row has {width}; "
             "is the file whole, and of one width?"

@@ -49,10 +49,7 @@ def test_numbers_that_are_not_finite(tmp_path, number):
         read_vectors(put(tmp_path / "v", "dog 0.1 0.2", f"cat {number} 0.1"), WORDS)
 
 
-WIDE = ["cat 1 2 3", "cat 1 2 0.3", "cat 1e-2 0.2 0.3", "cat -1E3 2e1 3e1", "cat 0.1 2 3"]
-
-
-@pytest.mark.parametrize("row", ["cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", *WIDE])
+@pytest.mark.parametrize("row", ["cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", "cat -1E3 2e1 3e1"])
 def test_a_row_of_another_width(tmp_path, row):
     with pytest.raises(DataError, match=r"v, line 2: \d numbers behind the word, but the first row has 2"):
         read_vectors(put(tmp_path / "v", "dog 0.1 0.2", row), WORDS)
