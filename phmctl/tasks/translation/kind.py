@@ -194,7 +194,7 @@ def read_extras(run: Run, split: str) -> dict[str, list[int]]:
 
 def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text:
     """Return files as the run's own text is: cleaned as it was. Raises DataError."""
-    from phmctl.data.clean import clean_line
+    from phmctl.data.clean import clean_line, exchanged, words_of
     from phmctl.data.readers import guess_format, read_sentences
 
     if source is None or not references:
@@ -205,6 +205,10 @@ def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path
     for path, lines in zip(paths[1:], texts[1:], strict=True):
         if len(lines) != len(texts[0]) or not lines:
             raise DataError(f"{source} has {len(texts[0]):,} lines, and {path} has {len(lines):,}")
+    for split in run.splits()[:1]:
+        usual = [words_of(read_text(run, split, side)) for side in ("source", "target")]
+        if exchanged([words_of(lines) for lines in texts[:2]], usual):
+            warn(f"{source} has the words of the run's target language; are source and reference exchanged?")
     source_sha256, *others = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
     return Text(
         paths[0].name, texts[0], texts[1:], origin={"source_sha256": source_sha256, "references_sha256": others}
