@@ -60,7 +60,7 @@ class Option:
         except ValueError:
             pass
         what = "a whole number without a sign" if self.type is int else "a number"
-        raise RecipeError(f"{self.written[0]} {text}: expected {what}, or several parted by commas for a sweep")
+        raise RecipeError(f"{self.written[0]} {text}: expected {what}, or several parted by commas")
 
 
 def command_line(options: Sequence[Option], given: Mapping[str, Any]) -> list[str]:

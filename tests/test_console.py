@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.console import Shown, Table, emit, note, once, people, printable, progress, silence, warn
+from phmctl.console import Shown, Table, emit, note, once, printable, progress, silence, warn
 from phmctl.errors import StdoutError, UserError
 
 MARKUP = "[x] [/red] :smile:"
@@ -31,12 +31,6 @@ def test_json_is_all_that_stdout_gets(capsys: pytest.CaptureFixture[str]) -> Non
     assert list(json.loads(captured.out).items()) == [("b", "ß"), ("a", 1)]
     assert "ß" in captured.out
     assert captured.err == ""
-
-
-def test_people_read_stderr_as_it_was_said(capsys: pytest.CaptureFixture[str]) -> None:
-    people().print(MARKUP)
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", f"{MARKUP}\n")
 
 
 def test_a_table_shows_text_as_it_is_to_the_left_and_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:

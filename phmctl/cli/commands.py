@@ -1,6 +1,7 @@
 """The commands that ask the library one thing and show what it found, and those that serve or measure a model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import typer
 
 from phmctl.console import Shown, Table, note
 from phmctl.errors import UserError, require
+from phmctl.options import N
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.ratios import Bench
@@ -159,7 +161,7 @@ def bench_layer(in_features: int, out_features: int, **given: Any) -> Shown:
     """A PHM layer against nn.Linear: forward and backward, and forward in training; evaluation is nn.Linear's own."""
     from phmctl.benchmarks.layers import bench_layer
 
-    ns, tokens = (_integers(f"--{name}", given.pop(name)) for name in ("n", "tokens"))
+    ns, tokens = (_integers(name, given.pop(name)) for name in ("n", "tokens"))
     executions = _names(given.pop("execution"))
     return _shown(bench_layer(in_features, out_features, ns, tokens, executions=executions, **given))
 
@@ -168,7 +170,7 @@ def bench_lstm(in_features: int, hidden: int, *, n: str, **given: Any) -> Shown:
     """A PHM-LSTM against nn.LSTM; by default in the shape of the sentence-pair classifiers of Table 1."""
     from phmctl.benchmarks.layers import bench_lstm
 
-    return _shown(bench_lstm(in_features, hidden, _integers("--n", n), **given))
+    return _shown(bench_lstm(in_features, hidden, _integers("n", n), **given))
 
 
 def bench_train(*, data: Path | None, batches: int, rounds: int, against: str, **given: Any) -> Shown:
@@ -227,8 +229,5 @@ def _names(text: str | None) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
 
 
-def _integers(option: str, text: str) -> list[int]:
-    try:
-        return list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError as error:
-        raise UserError(f"{option} {text}: expected whole numbers, as in {option} 4,8") from error
+def _integers(name: str, text: str) -> list[int]:
+    return [replace(N, name=name).read(part) for part in _names(text)]

@@ -154,6 +154,5 @@ def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get(_DEBUG):
         traceback.print_exc()
     else:
-        lines = (f"{line[:_LONGEST]}..." if len(line) > _LONGEST else line for line in message.split("\n"))
-        note("error: " + "\n".join(lines))
+        note("error: " + "\n".join(line[:_LONGEST] for line in message.split("\n")))
     sys.exit(code)

@@ -47,24 +47,17 @@ class Comparison:
     @cached_property
     def corrected(self) -> dict[tuple[str, str], float]:
         """Holm's p by label and metric: a family is all variants of one metric."""
-        found = {}
+        found = dict[tuple[str, str], float]()
         for metric in self.metrics:
-            family = [
-                (label, test) for label, tests in self.tests.items() for test in tests if test.metric == metric.name
-            ]
-            for (label, _), p in zip(family, holm([test.found.p_value for _, test in family]), strict=True):
-                found[label, metric.name] = p
+            tests = {label: test for label, each in self.tests.items() for test in each if test.metric == metric.name}
+            corrected = holm([test.found.p_value for test in tests.values()])
+            found |= {(label, metric.name): p for label, p in zip(tests, corrected, strict=True)}
         return found
 
     @cached_property
     def same_machine(self) -> bool:
         """Whether all trained on the same processor with as many threads, so that their speeds compare."""
         return len({_machine(one) for variant in self.variants for one in variant.runs}) == 1
-
-    @cached_property
-    def methods(self) -> list[str]:
-        """The tests that were used, each once."""
-        return list(dict.fromkeys(f"tested by: {test.method}" for tests in self.tests.values() for test in tests))
 
     def differences(self) -> Iterator[str]:
         """A line for each thing besides n and the seed in which a variant differs from the baseline."""
@@ -116,8 +109,9 @@ class Comparison:
                 change, p_values = test.found.difference, (test.found.p_value, self.corrected[label, test.metric])
                 interval = within(change.value, change.low, change.high, "+.2f")
                 tested.append((label, test.metric, interval, *map(p_words, p_values)))
+            methods = list(dict.fromkeys(f"tested by: {test.method}" for each in self.tests.values() for test in each))
             columns = ["model", "metric", "difference", "p", "p (Holm)"]
-            yield Table(title, columns, tested, text=(1,), below=self.methods)
+            yield Table(title, columns, tested, text=(1,), below=methods)
         columns = ["model", "parameters", "without emb.", "tokens/s" if self.same_machine else "tokens/s *", "minutes"]
         sizes = []
         for each in self.variants:

@@ -1,7 +1,6 @@
 """``train`` with several values: every cell of the grid once, what is finished left alone, what was stopped resumed."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +41,8 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
 
 
 def listed(cells: Sequence[Cell]) -> list[list[str]]:
-    """Return the commands of a job array: each starts its cell, or goes on with it. Raises UserError."""
-    from phmctl.training.resume import forbidden
-
-    trainings = _trainings(cells)
-    for (one, trained), (other, recipe) in combinations(trainings, 2):
-        if trained.variant == recipe.variant and not forbidden(trained, recipe):
-            raise UserError(
-                f"--list: the cells {one.label} and {other.label} could be continued as one another; "
-                "leave --list out, or list them apart"
-            )
-    return [["train", *command_line(TRAIN, {**cell.given, "resume": "auto"})] for cell, _ in trainings]
+    """Return the commands of a job array, each a sweep of one cell: it starts, or goes on. Raises UserError."""
+    return [["train", *command_line(TRAIN, cell.given), "--jobs", "1"] for cell, _ in _trainings(cells)]
 
 
 def _trainings(cells: Sequence[Cell]) -> list[tuple[Cell, Recipe]]:

@@ -64,7 +64,6 @@ TRAIN = [
     ("miniature --seed 1,2 --dry-run", "--dry-run is for one training"),
     ("miniature --seed 1,2 --jobs 999", "--jobs 999: this machine has"),
     ("miniature --seed 1,2 --init nope", "no run at nope"),
-    ("miniature --steps 2,4 --list", "could be continued as one another"),
     ("--resume RUN --tag x", "--tag x names a new run"),
     ("--resume nope", "no run at nope"),
     ("x" * 300, "so long a name"),
@@ -102,7 +101,7 @@ OTHERS = [
     ("count-params table8 --paper", "tables: table1, "),
     ("serve nope --port 0", "no run at nope"),
     ("serve RUN --port 0 --host no-such-host.invalid", "no-such-host"),
-    ("bench layer --n x", "whole numbers"),
+    ("bench layer --n x", "--n x: expected a whole number"),
     ("bench layer --dtype float1", "did you mean 'float16'"),
     ("export RUN --to x -o out", "x"),
 ]
