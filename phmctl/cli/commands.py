@@ -46,7 +46,7 @@ def count_params(
     """Count a recipe's parameters by component, beside its dense twin's; nothing is allocated."""
     from phmctl.accounting.counting import count_parameters, count_tables
 
-    ns, algebras = _integers("--n", n) if n else [], _names(algebra)
+    ns, algebras = _integers("n", n) if n else [], _names(algebra)
     count = count_parameters(recipe, ns=ns, algebras=algebras, overrides=settings or [], paper=paper)
     return Shown(count.as_json(), count_tables(count))
 
