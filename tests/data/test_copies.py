@@ -95,19 +95,6 @@ def test_a_run_without_the_record_works_unchecked(run: Run) -> None:
     assert load_tokenizers(run).source.size > 4
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [("tokenizer/tokenizer.json", cut), *((name, Path.unlink) for name in COPIES)],
-)
-def test_a_run_without_the_record_names_what_cannot_be_read(
-    run: Run, name: str, damage: Callable[[Path], None]
-) -> None:
-    forget_copies(run)
-    damage(run.folder / name)
-    with pytest.raises(RunError, match=f"run/{name}"):
-        use(run, name)
-
-
 @pytest.mark.parametrize("record", [5, ["text/test.source"], [{"name": "text/test.source"}]])
 def test_a_record_that_is_none_is_refused(run: Run, record: object) -> None:
     write_json(run.folder / "data.json", run.data() | {"copies": record})
@@ -115,8 +102,14 @@ def test_a_record_that_is_none_is_refused(run: Run, record: object) -> None:
         read_text(run, "test", "source")
 
 
-def test_text_that_is_no_utf8(run: Run) -> None:
+def test_files_without_the_record_that_cannot_be_read(run: Run) -> None:
     forget_copies(run)
+    cut(run.folder / "tokenizer/tokenizer.json")
+    with pytest.raises(RunError, match=r"run/tokenizer/tokenizer\.json"):
+        load_tokenizers(run)
+    (run.text_folder / "valid.source").unlink()
+    with pytest.raises(RunError, match=r"run/text/valid\.source is missing"):
+        read_text(run, "valid", "source")
     (run.text_folder / "test.source").write_bytes(b"\xff\n")
     with pytest.raises(RunError, match=r"text/test\.source cannot be read .*invalid start byte"):
         read_text(run, "test", "source")

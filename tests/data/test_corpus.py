@@ -113,9 +113,10 @@ def test_tatoeba_is_turned_round_for_setimes(tmp_path):
 
 
 def test_wmt_archives_are_read_in_the_card_s_order_and_direction(tmp_path):
-    for folder, name in (("training", "europarl-v8.ro-en"), ("opus", "SETIMES.en-ro")):
+    for folder, name in (("training", "europarl-v8.ro-en"), ("opus/deep", "SETIMES.en-ro")):
         for side in ("en", "ro"):
-            put(tmp_path / folder / f"{name}.{side}", f"{name} {side}")
+            put(tmp_path / folder / f"{name}.{side}.gz", f"{name} {side}")
+    put(tmp_path / "test" / "below" / "SETIMES.en-ro.en.gz", "as deep, and later in the alphabet: not taken")
     for split, name in (("dev", "newsdev2016"), ("test", "newstest2016")):
         for side in ("src.en", "ref.ro"):
             put(tmp_path / split / f"{name}-enro-{side}.sgm", "<doc>", f'<seg id="1">{name} {side}</seg>', "</doc>")
@@ -386,37 +387,6 @@ def test_every_card_reads_plain_text_and_tsv(tmp_path, valid):
     assert find_files(load_card("shakespeare"), tmp_path).layout.name == "plain text"
     place(tmp_path / "other", "train.tsv.gz", f"{valid}.tsv", "test.tsv")
     assert find_files(load_card("shakespeare"), tmp_path / "other").layout.name == "tab-separated"
-
-
-WMT = [
-    "europarl/europarl-v8.ro-en.en.gz",
-    "europarl/europarl-v8.ro-en.ro.gz",
-    "opus/SETIMES.en-ro.en",
-    "opus/deep/SETIMES.en-ro.ro",
-    *(f"dev/newsdev2016-enro-{side}.sgm" for side in ("src.en", "ref.ro")),
-    *(f"test/newstest2016-enro-{side}.sgm" for side in ("src.en", "ref.ro")),
-]
-
-
-def test_the_files_of_several_archives_may_lie_apart(tmp_path):
-    place(tmp_path, *WMT)
-    place(tmp_path / "test", "SETIMES.en-ro.en")  # shallower than none, and later in the alphabet: not taken
-    match = find_files(load_card("wmt18-en-ro"), tmp_path)
-    assert (match.layout.name, match.folder) == ("original WMT files", tmp_path)
-    assert match.found["europarl-v8.ro-en.en"] == tmp_path / "europarl" / "europarl-v8.ro-en.en.gz"
-    assert match.found["SETIMES.en-ro.en"] == tmp_path / "opus" / "SETIMES.en-ro.en"
-    assert [file.path.name for file in match.files() if (file.split, file.side) == ("train", "target")] == [
-        "europarl-v8.ro-en.ro.gz",
-        "SETIMES.en-ro.ro",
-    ]
-
-
-def test_a_file_of_several_archives_that_is_missing(tmp_path):
-    place(tmp_path, *WMT[:2], *WMT[3:])
-    with pytest.raises(
-        DataError, match=r"\(original WMT files\) in part: valid and test found, train incomplete\n.*ES\.en"
-    ):
-        find_files(load_card("wmt18-en-ro"), tmp_path)
 
 
 def test_files_of_other_layouts_must_lie_together(tmp_path):
