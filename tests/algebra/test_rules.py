@@ -48,13 +48,6 @@ def test_octonion_product_follows_the_table() -> None:
         assert multiply(fixed_rule("octonion"), basis[i], basis[j]).tolist() == expected.tolist(), (i, j)
 
 
-@given(st.complex_numbers(max_magnitude=9), st.complex_numbers(max_magnitude=9))
-@settings(max_examples=25, deadline=None)
-def test_complex_product(p: complex, q: complex) -> None:
-    parts = [torch.tensor([z.real, z.imag], dtype=torch.float64) for z in (p, q, p * q)]
-    torch.testing.assert_close(multiply(rule("complex"), parts[0], parts[1]), parts[2])
-
-
 @pytest.mark.parametrize("algebra", ["real", "complex", "quaternion", "octonion"])
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)

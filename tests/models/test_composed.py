@@ -11,15 +11,6 @@ from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
 from tests.models.test_transformer import BOTH, PLACES, SMALL, build, sentences
 
 
-def test_the_decoding_cache_does_not_change() -> None:
-    source = sentences(2, 5)
-    pasts = []
-    for model in (build(), build(**BOTH)):
-        state = model.start(model.encode(source), beams=3, max_length=4)
-        pasts.append((state.past.shape, [keys.shape for keys, _ in state.memories]))
-    assert pasts[0] == pasts[1]
-
-
 def test_what_is_composed_is_what_the_layers_put_out() -> None:
     """Not the embeddings, and the norm stands behind the composition."""
     model, source = build(compose_layers="linear"), sentences(1, 4)

@@ -13,7 +13,6 @@ from phmctl.assembly import build_classifier
 from phmctl.data.special import PAD
 from phmctl.models.classifiers import EncoderClassifier
 from phmctl.models.transformer import embed
-from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection
 from tests.models.test_against_torch import copy_attention, copy_linear
 
@@ -112,16 +111,6 @@ def test_a_text_without_tokens_is_a_vector_of_zeros(pooling: str) -> None:
     torch.testing.assert_close(model(tokens)[0], model.output.bias)
     model(tokens).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-def test_the_encoder_s_maps_alone_are_hypercomplex() -> None:
-    model = build(algebra="phm", n=8)
-    maps = {name: layer for name, layer in model.named_modules() if isinstance(layer, PHMLinear)}
-    assert {name for name, layer in maps.items() if layer.n == 8} == {
-        name for name in maps if name.startswith("encoder.")
-    }
-    assert maps["encoder.0.attention.query_key_value"].splits == 3
-    assert model.embedding.n == 1
 
 
 def test_dropout_works_in_training_alone() -> None:

@@ -94,14 +94,6 @@ def test_a_text_without_tokens_is_a_vector_of_zeros() -> None:
     assert model(padded([[]], 0), padded([[]], 0)).isfinite().all()
 
 
-def test_both_texts_are_read_by_one_lstm() -> None:
-    model = build()
-    first, second = padded([[4, 5, 6]]), padded([[7, 8]])
-    u, v = model.encode(first), model.encode(second)
-    torch.testing.assert_close(model(second, first), model.compare(v, u))
-    assert not torch.allclose(model(second, first), model(first, second))
-
-
 def test_vectors_are_taken_as_they_are_and_stay_so() -> None:
     vectors = torch.randn(VOCABULARY, 10)
     model = build(vectors)
