@@ -396,10 +396,3 @@ class TwoFactorLinear(nn.Module):
     def to_dense(self) -> nn.Linear:
         """Return an ``nn.Linear`` of the same function, to rounding, with parameters of its own."""
         return as_linear(self.weight, self.bias, training=self.training)
-
-    def extra_repr(self) -> str:
-        """Return the arguments, for ``repr``."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, blocks={self.blocks}, "
-            f"inner={self.inner}, bias={self.bias is not None}"
-        )
