@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from phmctl.checkpoints import (
@@ -17,7 +16,6 @@ from phmctl.checkpoints import (
     model_tensors,
     prune,
     read_checkpoint,
-    save_tensors,
     saved_steps,
     step_name,
     step_of,
@@ -198,14 +196,3 @@ def test_tensors_that_no_library_reads_are_a_run_error(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
         read_checkpoint(folder, ["model"])
-
-
-def test_any_tensor_keeps_type_shape_and_values(tmp_path: Path) -> None:
-    """No elements, no dimensions, views, names beyond ASCII."""
-    kinds = ("bool", "uint8", "float16", "bfloat16", "float32", "float64", "int64")
-    named = {f"{kind}.{n}": torch.arange(n).to(getattr(torch, kind)) for kind in kinds for n in (0, 5)}
-    named |= {'ü"\\\n': torch.randn(2, 3), "scalar": torch.tensor(3.5), "view": torch.randn(4, 6).t()}
-    save_tensors(tmp_path / "file", named, {"format": "pt"})
-    read = load_file(tmp_path / "file")
-    assert read.keys() == named.keys()
-    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in named.items())

@@ -134,12 +134,6 @@ def test_a_text_that_is_shorter_than_its_other_side_is_refused(run: Path, side: 
     refuse(score, run, "sources and")
 
 
-@pytest.mark.parametrize(("key", "value"), [("settings", []), ("sources", -1), ("splits", 5), ("labels", 3)])
-def test_data_of_other_types_is_damaged(run: Path, key: str, value: object) -> None:
-    change_data(run, **{key: value})
-    refuse(lambda folder: Run.open(folder).data(), run, "damaged")
-
-
 def test_a_pointer_to_nowhere_is_named(run: Path) -> None:
     (run / "checkpoints/last").write_text("step-000099\n")
     refuse(decode_test, run, r"checkpoints/last names 'step-000099', which does not exist")

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.benchmarks.ratios import Bench, Forward, check_positive, compare, machine, parameters_of, training_call
+from phmctl.benchmarks.ratios import (
+    Bench,
+    Forward,
+    Timing,
+    check_positive,
+    compare,
+    machine,
+    parameters_of,
+    training_call,
+)
 from phmctl.devices import pick_device
 from phmctl.errors import check_known
 from phmctl.nn.convert import to_dense
@@ -76,10 +85,8 @@ def bench_layer(
             }
             timings = compare(f"{d} → {k}, n = {n}", calls, rounds=rounds, device=factory["device"])
             for name in executions:
-                row = {"n": n, "tokens": count, "mode": mode, "execution": name}
-                row |= {"torch_seconds": timings["nn.Linear"].seconds, "phm_seconds": timings[name].seconds}
-                row |= {"ratio": timings[name].ratio, "torch_parameters": parameters_of(dense)}
-                rows.append({**row, "phm_parameters": parameters_of(layers[name])})
+                place = {"n": n, "tokens": count, "mode": mode, "execution": name}
+                rows.append(place | _beside(timings["nn.Linear"], timings[name], dense, layers[name]))
     about = {"in_features": d, "out_features": k, **options, "dtype": dtype, "compiled": compiled}
     title = f"{d} → {k} against nn.Linear, {algebra}, {dtype}"
     return Bench(title, {**about, **machine(factory["device"])}, rows)
@@ -130,12 +137,15 @@ def bench_lstm(
         measured: dict[str, Mapping[str, Callable[[], object]]] = {"forward+backward": training, "eval": evaluation}
         for mode, calls in measured.items():
             timings = compare(f"LSTM {d} → {h}, n = {n}", calls, rounds=rounds, device=target)
-            row: dict[str, Any] = {"n": n, "mode": mode, "torch_seconds": timings["nn.LSTM"].seconds}
-            row |= {"phm_seconds": timings["phm"].seconds, "ratio": timings["phm"].ratio}
-            rows.append({**row, "torch_parameters": parameters_of(dense), "phm_parameters": parameters_of(phm)})
+            rows.append({"n": n, "mode": mode} | _beside(timings["nn.LSTM"], timings["phm"], dense, phm))
     about = {"in_features": d, "out_features": h, "algebra": algebra, "gates": gates, "batch": batch, "steps": steps}
     title = f"LSTM {d} → {h} against nn.LSTM, {algebra}, {gates} gates, {batch} sequences of {steps} steps"
     return Bench(title, {**about, **machine(target)}, rows)
+
+
+def _beside(theirs: Timing, ours: Timing, dense: nn.Module, phm: nn.Module) -> dict[str, Any]:
+    seconds = {"torch_seconds": theirs.seconds, "phm_seconds": ours.seconds, "ratio": ours.ratio}
+    return {**seconds, "torch_parameters": parameters_of(dense), "phm_parameters": parameters_of(phm)}
 
 
 def _states(model: nn.Module) -> Forward:

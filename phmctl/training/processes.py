@@ -96,10 +96,6 @@ class Processes:
             dist.all_gather_object(values, value)
         return values
 
-    def merge(self, values: Mapping[int, Any]) -> dict[int, Any]:
-        """Return the entries of all processes' mappings."""
-        return {key: value for some in self.gather(dict(values)) for key, value in some.items()}
-
     def broadcast(self, value: T) -> T:
         """Return rank 0's value in all processes."""
         box = [value]
@@ -143,7 +139,7 @@ class ValidationShare(Share):
         return self._processes.total(sums)
 
     def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
-        return self._processes.merge(found)
+        return {key: value for some in self._processes.gather(dict(found)) for key, value in some.items()}
 
     def mine(self, parts: Sequence[T]) -> Iterator[T]:
         """Yield this process's parts. GivenUpError: one of the processes was asked to stop."""

@@ -162,12 +162,3 @@ def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(chosen: dict[st
     assert ledger.totals.dense == real_count(build_classifier(section.dense_twin, 20, 3))
     assert ledger.totals.embedding == 20 * (8 if "gates" in chosen else 16)
     assert ledger.without_embeddings.parameters == ledger.totals.parameters - ledger.totals.embedding
-
-
-def test_notes_say_what_the_numbers_hang_on() -> None:
-    notes = counted(PairClassifierSection(kind="lstm-pair"), 99, 3).notes
-    assert notes[0] == "the map to the classes is counted for 3 of them"
-    assert "ready and fixed" in notes[1]
-    upsized = counted(EncoderClassifierSection(**ENCODER, upsize=2), 99)
-    assert upsized.unscaled == counted(EncoderClassifierSection(**ENCODER), 99).totals.parameters
-    assert "upsize 2" in upsized.notes[-1]

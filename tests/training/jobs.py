@@ -21,13 +21,11 @@ from torch import nn
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
-from phmctl.models.classifiers import RuleModel
-from phmctl.recipe.schema import ClassificationRecipe, RuleRecipe
+from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.base import Rows
 from phmctl.tasks.classification.task import ClassificationTask, Classifier
-from phmctl.tasks.rule import RuleTask, Samples
 from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.processes import Processes, joined
 from phmctl.training.train import train_task
@@ -96,29 +94,6 @@ def classify(data: Path, root: Path, recipe: ClassificationRecipe, processes: Pr
     """Train a classifier; return the run."""
     task = DoubleClassification(recipe, PreparedData.find(recipe.data, data))
     return train_task(task, recipe, root, quiet=True, processes=processes).run.folder
-
-
-class DoubleRule(RuleTask):
-    """A rule in float64. It counts the samples that it is validated on."""
-
-    def __init__(self, recipe: RuleRecipe) -> None:
-        super().__init__(recipe)
-        self._train, self._valid = (Samples(*(t.double() for t in each)) for each in (self._train, self._valid))
-        self.seen = 0
-
-    def build_model(self, device: torch.device | str | None = None) -> RuleModel:
-        model = super().build_model(device).double()
-        model.register_forward_pre_hook(self._count)
-        return model
-
-    def _count(self, model: nn.Module, inputs: Any) -> None:
-        self.seen += 0 if model.training else len(inputs[0])
-
-
-def learn(root: Path, recipe: RuleRecipe, processes: Processes | None = None) -> tuple[Path, int]:
-    """Learn a rule; return the run and how many samples this process validated."""
-    task = DoubleRule(recipe)
-    return train_task(task, recipe, root, quiet=True, processes=processes).run.folder, task.seen
 
 
 def fake(

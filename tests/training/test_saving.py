@@ -60,12 +60,6 @@ def test_a_state_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
         TrainingState.from_json(wrong, Path("here"))
 
 
-@pytest.mark.parametrize(("step", "stale", "finished"), [(9, 1, False), (10, 0, True), (4, 3, True), (4, 2, False)])
-def test_finished(step: int, stale: int, finished: bool) -> None:
-    assert TrainingState(step=step, stale=stale).finished(steps=10, patience=3) is finished
-    assert TrainingState(step=step, stale=stale).finished(steps=10, patience=0) is (step == 10)
-
-
 def test_the_mean_is_taken_and_integers_are_the_newest(tmp_path: Path) -> None:
     assert averaged_steps(tmp_path) == []
     for step, value in ((1, 0.1), (2, 2.0), (3, 6.0)):
