@@ -1,4 +1,4 @@
-# `make demo` and `make test` need a Python of 3.11 or later and nothing else; both make their own .venv.
+# `make demo` and `make test` need a Python of 3.11.4 or later and nothing else; both make their own .venv.
 # Another interpreter: make demo PYTHON=/path/to/python3.12
 # Without a GPU, pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) can point at torch's CPU builds.
 
@@ -8,7 +8,7 @@ SHELL := /bin/bash
 
 # The first interpreter that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
-	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11, 4))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +27,7 @@ help: ## List the targets
 
 $(MADE):
 	@if [ -z "$(PYTHON)" ]; then \
-		echo "no Python 3.11 or later with venv was found; name one: make PYTHON=/path/to/python3" >&2; exit 2; fi
+		echo "no Python 3.11.4 or later with venv was found; name one: make PYTHON=/path/to/python3" >&2; exit 2; fi
 	"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
