@@ -2,15 +2,12 @@
 
 import errno
 import fcntl
-import hashlib
 import json
 import multiprocessing
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from phmctl.errors import OutputError, UserError, WriteFailedError
 from phmctl.files import (
@@ -20,7 +17,6 @@ from phmctl.files import (
     sha256,
     sha256_text,
     sweep,
-    sync_file,
     temporary_folder,
     write_atomic,
     write_json,
@@ -93,15 +89,6 @@ def test_json_keeps_order_and_letters(tmp_path: Path) -> None:
     write_json(tmp_path / "value.json", {"z": "ß", "a": [0.1]})
     assert (tmp_path / "value.json").read_text(encoding="utf-8") == ('{\n  "z": "ß",\n  "a": [\n    0.1\n  ]\n}\n')
     assert json.loads((tmp_path / "value.json").read_bytes()) == {"z": "ß", "a": [0.1]}
-
-
-@given(content=st.binary(max_size=64), repeat=st.sampled_from([1, 40_000]))
-@settings(max_examples=20, deadline=None)
-def test_sha256_is_hashlib_s(content: bytes, repeat: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("hash") / "file"
-    path.write_bytes(content * repeat)  # up to 2.5 MB: several chunks
-    sync_file(path)
-    assert sha256(path) == hashlib.sha256(content * repeat).hexdigest()
 
 
 def test_only_the_operating_system_s_refusals_are_turned() -> None:

@@ -32,8 +32,3 @@ def test_names_are_the_sorted_stems_of_yaml_files(package: Path) -> None:
     for name in ("b.yaml", "a.yaml", "notes.md"):
         (package.parent / "recipes" / name).touch()
     assert shipped_names("recipes") == ["a", "b"]
-
-
-def test_what_this_package_ships_is_found() -> None:
-    assert "miniature" in shipped_names("recipes")
-    assert "miniature" in shipped_names("cards")

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from phmctl.errors import DataError, RecipeError
-from phmctl.recipe.documents import Document, change, describe, parse_document, read_document
+from phmctl.recipe.documents import change, parse_document, read_document
 
 
 class Part(BaseModel):
@@ -71,10 +71,3 @@ def test_change_sets_fields_and_names_their_options() -> None:
     assert change(Part(rate=2.0), {"size": 5}, RecipeError) == Part(size=5, rate=2.0)
     with pytest.raises(RecipeError, match=r"^--size x: size should be a valid integer, not 'x'$"):
         change(Part(), {"size": "x"}, RecipeError)
-
-
-def test_each_problem_is_a_line() -> None:
-    with pytest.raises(ValidationError) as caught:
-        Whole.model_validate({"parts": 1, "named": 2})
-    assert len(describe(caught.value, Whole, lambda path, message: "here")) == 2
-    assert Document({"named": {}}).validate(Whole, DataError) == Whole()

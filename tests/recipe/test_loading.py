@@ -33,11 +33,6 @@ def test_a_recipe_of_another_corpus_or_name_has_not_its_description() -> None:
     assert load_recipe("miniature", ["name=talks", "description=ours"]).description == "ours"
 
 
-def test_defaults_fill_what_is_not_said() -> None:
-    recipe = parse_recipe(MINIMAL, where="r.yaml")
-    assert (recipe.model.width, recipe.model.n, recipe.decoding.beam) == (64, 1, 5)
-
-
 def test_dumped_recipe_loads_to_the_same() -> None:
     recipe = parse_recipe(
         MINIMAL, where="r.yaml", overrides=["training.learning_rate=3e-4", "model.algebra=phm", "model.n=4"]
@@ -88,12 +83,6 @@ def test_common_overrides() -> None:
     assert resolved(algebra="quaternion") == [("model.algebra", "quaternion"), ("model.n", 1), *no_factors]
     assert resolved(algebra="quaternion", n=4) == [("model.algebra", "quaternion"), ("model.n", 4), *no_factors]
     assert ("model.rank", None) not in resolved(algebra="low-rank")
-
-
-def test_differences_name_key_and_both_values() -> None:
-    one = parse_recipe(MINIMAL, where="r.yaml")
-    other = parse_recipe(MINIMAL, where="r.yaml", overrides=["training.clip=1.0"])
-    assert differences(one, other) == {"training.clip": (0.0, 1.0)}
 
 
 @pytest.mark.parametrize("overrides", [["model.algebra=quaternion"], ["model.algebra=phm", "model.n=4"]])
