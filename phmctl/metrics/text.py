@@ -258,12 +258,11 @@ def _metric(
 ) -> Any:
     """The sacrebleu metric, with the references' statistics kept when they are given."""
     from sacrebleu.metrics import BLEU, CHRF, TER
-    from sacrebleu.metrics.bleu import _TOKENIZERS
 
     if name == "BLEU":
-        if tokenize not in _TOKENIZERS:
-            known = ", ".join(sorted(_TOKENIZERS))
-            raise UserError(f"--tokenize {tokenize}: sacrebleu has {known}{nearest(tokenize, _TOKENIZERS)}")
+        if tokenize not in BLEU.TOKENIZERS:
+            known = ", ".join(sorted(BLEU.TOKENIZERS))
+            raise UserError(f"--tokenize {tokenize}: sacrebleu has {known}{nearest(tokenize, BLEU.TOKENIZERS)}")
         try:  # `looks_tokenised` warns once instead of sacrebleu
             return BLEU(lowercase=lowercase, references=references, tokenize=tokenize, force=True)
         except (ImportError, RuntimeError, OSError) as error:  # a library, or a model that it would fetch

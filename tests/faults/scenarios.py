@@ -133,7 +133,7 @@ def contents(work: Path) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    if path.name == "environment.json" or path.name.endswith(".seen.json"):
+    if path.name == "environment.json":
         return "any"
     if path.name == "metrics.jsonl":
         entries = [json.loads(line) for line in path.read_text().splitlines()]

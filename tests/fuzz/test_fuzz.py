@@ -28,11 +28,9 @@ from hypothesis import strategies as st
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.card import Rows, load_card
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
-from phmctl.data.corpus import own_corpus
 from phmctl.data.fetch import extract
 from phmctl.data.prepared.folder import PreparedData, Split, prepared_folder
 from phmctl.data.prepared.prepare import labels_of
-from phmctl.data.prepared.provenance import Sources
 from phmctl.data.readers import Format, read_sentences, tables
 from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.data.vectors import read_vectors
@@ -310,20 +308,6 @@ def test_exports(run: Run) -> None:
         export.weights()
 
     attack("export.json", values_of({**manifest, "files": entries}), at(run.folder / "export.json", use))
-
-
-def test_memories_of_sources(tmp_path: Path) -> None:
-    text = tmp_path / "a.de"
-    text.write_text("ein Hund\ta dog\n")
-    corpus = own_corpus("mine", {"train": [(text,)], "valid": [(text,)]})
-    sources = Sources(corpus, tmp_path / "none.json")
-    manifest = sources.describe()
-    seed = {str(text.resolve()): [text.stat().st_size, text.stat().st_mtime_ns, "0" * 64], "other": [1, 2, "x"]}
-
-    def use(path: Path) -> None:
-        Sources(corpus, path).changed(manifest)
-
-    attack("memory of sources", values_of(seed), at(tmp_path / "seen.json", use))
 
 
 def sealed(folder: Path) -> None:

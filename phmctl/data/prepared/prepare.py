@@ -158,7 +158,7 @@ def prepare(
     settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
     corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
     corpus = copied_corpus(corpus) if has_copies(data) else corpus
-    sources = Sources(corpus, folder.with_name(f".{folder.name}.seen.json"), vectors)
+    sources = Sources(corpus, vectors)
 
     def write(temporary: Path, provenance: dict[str, Any]) -> None:
         with suppress(DataError):

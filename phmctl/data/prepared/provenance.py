@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from phmctl.console import note
 from phmctl.data.card import Cleaning
@@ -18,33 +18,26 @@ from phmctl.data.corpus import Corpus
 from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError, OutputError
-from phmctl.files import clear, locked, replacing, sha256, sha256_text, temporaries, tidying, write_json, writing
+from phmctl.files import clear, locked, replacing, sha256, sha256_text, temporaries, tidying, writing
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
 from phmctl.sealed import damage
 
 Entries = list[dict[str, Any]]
 CARD = "card_sha256"  # what a manifest calls the card's digest
-_SEEN = TypeAdapter(dict[str, tuple[int, int, str]])  # a file's size, its time and its SHA-256, by its path
 VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors
 
 
 class Sources:
     """A corpus' origin, as the manifest keeps it: its files with SHA-256, or the text's own where it has no files.
 
-    A file's entry says which split and side it is read as, so that two that change places are noticed. The file
-    `memory` keeps sizes and times of files seen before, so that unchanged ones are not read again. It lies beside the
-    prepared folder, not in it, since times differ where the bytes do not.
+    A file's entry says which split and side it is read as, so that two that change places are noticed.
     """
 
-    def __init__(self, corpus: Corpus, memory: Path, vectors: Path | None = None) -> None:
-        self._vectors = vectors
+    def __init__(self, corpus: Corpus, vectors: Path | None = None) -> None:
         self._corpus = corpus
-        self._memory = memory
-        self._news = False
-        self._seen: dict[str, tuple[int, int, str]] = {}
-        with suppress(OSError, ValueError):  # a damaged one is as good as none
-            self._seen = _SEEN.validate_json(memory.read_bytes())
+        self._vectors = [] if vectors is None else [_entry(vectors, VECTORS, VECTORS)]
+        self._files = [_entry(file.path, file.split, file.side) for file in corpus.files]
 
     def describe(self) -> dict[str, Any]:
         corpus = self._corpus
@@ -52,53 +45,39 @@ class Sources:
             "corpus": corpus.name,
             **corpus.sides,
             "origin": corpus.origin,
-            **({CARD: corpus.card} if corpus.card else {}),
-            **({"held_out": dict(corpus.held_out)} if corpus.held_out else {}),
-            "sources": [
-                *(self._files() or [_split(name, corpus.lines(name)) for name in corpus.splits]),
-                *self._beside(),
-            ],
+            **self._made(),
+            "sources": [*(self._files or self._texts(corpus.splits)), *self._vectors],
         }
 
     def changed(self, manifest: Mapping[str, Any]) -> list[str]:
-        corpus = self._corpus
-        if dict(corpus.held_out) != manifest.get("held_out", {}):
-            return ["the division into splits changed"]
-        if corpus.card != manifest.get(CARD, ""):
-            return ["the card changed"]
-        before: dict[bool, Entries] = {True: [], False: []}
-        for entry in manifest["sources"]:
-            before[entry.get("side") == VECTORS].append(entry)
-        if self._vectors is not None and (changed := _differences(before[True], self._beside())):
-            return changed  # without vectors, those that are there already do not matter
+        """Return the names of what is another than in the manifest: of its keys, or of the sources."""
+        made, corpus = self._made(), self._corpus
         # Lists in memory (the built-in corpora) are cheap to go through again. A hub's origin names the revision.
-        lists = [name for name, rows in corpus.splits.items() if isinstance(rows, list)]
-        now = self._files() or [_split(name, corpus.lines(name)) for name in lists]
-        if not now:
-            return ["origin changed"] if corpus.origin != manifest["origin"] else []
-        return _differences(before[False], now)
+        now = self._files or self._texts(name for name, rows in corpus.splits.items() if isinstance(rows, list))
+        changed = [key for key in (CARD, "held_out") if made.get(key) != manifest.get(key)]
+        if not now and corpus.origin != manifest["origin"]:
+            changed.append("origin")
+        if changed:
+            return changed
+        # without vectors, those that are there already do not matter
+        before = [entry for entry in manifest["sources"] if (self._vectors if entry.get("side") == VECTORS else now)]
+        now = [*now, *self._vectors]
+        names = {entry["name"] for entry in [*before, *now] if before.count(entry) != now.count(entry)}
+        return sorted(names) or ["sources"] * (before != now)
 
-    def remember(self) -> None:
-        """Keep sizes and times, where they are new. It may fail, since it only saves time."""
-        if self._news:
-            with suppress(OutputError):
-                write_json(self._memory, self._seen)
+    def _made(self) -> dict[str, Any]:
+        made = {CARD: self._corpus.card, "held_out": dict(self._corpus.held_out)}
+        return {key: value for key, value in made.items() if value}
 
-    def _files(self) -> Entries:
-        return [{**self._file(each.path), "split": each.split, "side": each.side} for each in self._corpus.files]
+    def _texts(self, splits: Iterable[str]) -> Entries:
+        return [_split(name, self._corpus.lines(name)) for name in splits]
 
-    def _beside(self) -> Entries:
-        return [] if self._vectors is None else [{**self._file(self._vectors), "split": VECTORS, "side": VECTORS}]
 
-    def _file(self, path: Path) -> dict[str, Any]:
-        try:
-            state = path.stat()
-            key, stamp = str(path.resolve()), (state.st_size, state.st_mtime_ns)
-            if self._seen.get(key, ())[:2] != stamp:
-                self._seen[key], self._news = (*stamp, sha256(path)), True
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
-        return {"name": path.name, "bytes": state.st_size, "sha256": self._seen[key][2]}
+def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
+    try:
+        return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path), "split": split, "side": side}
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
@@ -107,14 +86,6 @@ def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
     for count, pair in enumerate(pairs, start=1):  # noqa: B007 (the last is how many there are)
         digest.update(("\n".join(pair) + "\n").encode("utf-8"))
     return {"name": name, "pairs": count, "sha256": digest.hexdigest()}
-
-
-def _differences(before: Entries, now: Entries) -> list[str]:
-    """Return in words which files are others, more or fewer, or stand in another place."""
-    names = {entry["name"] for entry in [*before, *now] if before.count(entry) != now.count(entry)}
-    if names:
-        return [f"{', '.join(sorted(names))} changed"]
-    return ["order of the files changed"] if before != now else []
 
 
 def build(
@@ -148,7 +119,6 @@ def build(
         with suppress(OSError, OutputError), locked(lock, wait=False) as held:
             if held:  # what a process left that was killed; nobody else is at work there
                 clear(folder)
-    sources.remember()
 
 
 def current(
@@ -159,7 +129,7 @@ def current(
     if not changed:
         note(f"{folder} is up to date")
     elif say and (folder / MANIFEST).exists():
-        note(f"{folder} is out of date ({'; '.join(changed)}): preparing anew")
+        note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
     return not changed
 
 
@@ -167,16 +137,16 @@ def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None,
     try:
         manifest = read_manifest(folder)
         if manifest is None:
-            return [f"{MANIFEST} changed"]
+            return [MANIFEST]
         before = manifest["settings"]
-        changed = [f"{key} changed" for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if sources is not None:
             changed += sources.changed(manifest)
         elif card and card != manifest.get(CARD):
-            changed.append("the card changed")
-        return changed + [f"{each['name']} changed" for each in manifest["files"] if damage(folder, each)]
+            changed.append(CARD)
+        return changed + [each["name"] for each in manifest["files"] if damage(folder, each)]
     except (DataError, KeyError, TypeError):  # damaged
-        return [f"{MANIFEST} changed"]
+        return [MANIFEST]
 
 
 @contextmanager
