@@ -101,15 +101,6 @@ def test_lower_casing_is_the_tokenizers():
     assert tokenizer.decode(tokenizer.encode(["EIN äpfel"])[0]) == "ein äpfel"
 
 
-@pytest.mark.parametrize("kind", ["bpe", "word"])
-def test_a_saved_tokenizer_is_the_same(tmp_path, kind):
-    tokenizer = train_tokenizer(LINES, kind, 300, lowercase=True)
-    tokenizer.save(tmp_path / "t.json")
-    loaded = Tokenizer.load(tmp_path / "t.json")
-    assert (loaded.kind, loaded.lowercase, loaded.size) == (kind, True, tokenizer.size)
-    assert loaded.encode(LINES) == tokenizer.encode(LINES)
-
-
 def test_a_pair_is_joint_or_separate(tmp_path):
     pairs = as_rows([("ein Hund", "a dog"), ("ein Mann", "a man")])
     joint = train_pair(pairs, "word", 100, joint=True)

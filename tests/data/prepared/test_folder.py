@@ -22,7 +22,7 @@ from phmctl.data.prepared.folder import (
     prepared_folder,
     read_manifest,
 )
-from phmctl.errors import DataError, OutputError
+from phmctl.errors import DataError
 from phmctl.recipe.schema import ParallelSection
 from tests.data.helpers import deadline
 
@@ -89,12 +89,6 @@ def test_a_file_that_is_missing_or_no_arrow_is_a_users_error(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(DataError, match=r"(cannot read .*train\.arrow|has not the columns).*again with --force"):
         Split(path)
-
-
-def test_a_place_that_cannot_be_written_is_a_users_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write"):
-        SplitWriter(tmp_path / "file" / "train.arrow", with_text=False)
 
 
 def test_the_folder_says_the_settings(tmp_path):
