@@ -16,7 +16,7 @@ from phmctl.errors import check_known
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe, RuleModel
 from phmctl.models.transformer import BareTransformer, DecoderLayer, EncoderLayer, Stack, Transformer
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition
+from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
 from phmctl.nn.convert import freeze, to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, SinusoidalPositions
@@ -243,7 +243,7 @@ def _over_layers(section: StackSection, builder: LinearBuilder, layers: int) -> 
     maps, width = _composing(section, builder.sublayer()), section.width
     match section.compose_layers:
         case "linear":
-            return LinearComposition(maps, [width] * layers, width)
+            return _begun(section, LinearComposition(maps, [width] * layers, width))
         case "hierarchical":
             return HierarchicalComposition(maps, layers, width, section.upsize * section.feed_forward)
         case "bilinear":
@@ -264,7 +264,13 @@ def _over_heads(section: StackSection, builder: LinearBuilder) -> nn.Module | No
 
 def _bilinear(section: StackSection, maps: LinearBuilder, widths: list[int]) -> nn.Module:
     rank, first_order = section.pooling_rank, section.first_order
-    return BilinearComposition(maps, widths, section.width, rank, first_order=first_order)
+    return _begun(section, BilinearComposition(maps, widths, section.width, rank, first_order=first_order))
+
+
+def _begun(section: StackSection, composition: LinearComposition | BilinearComposition) -> nn.Module:
+    if section.composition_start == "base":
+        begin_as_base(composition)
+    return composition
 
 
 def _composing(section: StackSection, builder: LinearBuilder) -> LinearBuilder:

@@ -6,7 +6,8 @@ attention leaves them side by side. Parts of a sequence are never copied into on
 as ``W₁ x₁ + … + W_N x_N``.
 
 Parts of unit variance give an output of unit variance at the beginning, as the top layer has it behind a layer norm,
-and as attention's output map keeps it; each class says how.
+and as attention's output map keeps it; each class says how. :func:`begin_as_base` makes them begin as what they replace
+instead, for a model that goes on from a trained one.
 """
 
 import math
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.algebra.initialisation import dense_variance
+from phmctl.algebra.kronecker import LEARNED
 from phmctl.errors import DimensionError
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear
@@ -161,6 +163,38 @@ class BilinearComposition(nn.Module):
     def forward(self, parts: Parts) -> Tensor:
         """Map parts to (..., d)."""
         return self.P(self.U(parts) * self.V(parts))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def begin_as_base(composition: LinearComposition | BilinearComposition) -> None:
+    """Make a composition begin as what it replaces, exactly: the top layer's output, or attention's output map.
+
+    Over layers all maps are zero but the last part's (of V, if bilinear), which is the identity. Over heads V stays as
+    drawn and is the output map. P is the identity, and U is its bias, 1, alone.
+
+    Args:
+        composition: of rank r = d if bilinear, and of first order. Learned rules are A, each map its own.
+    """
+    linear = composition
+    if isinstance(composition, BilinearComposition):
+        linear = composition.V
+        _diagonal(composition.P, 1)
+        for part in composition.U.maps:
+            _diagonal(part, 0)  # type: ignore[arg-type]
+    if len(linear.widths) > 1:  # type: ignore[arg-type]
+        *others, last = linear.maps  # type: ignore[misc]
+        for part in others:
+            _diagonal(part, 0)
+        _diagonal(last, 1)
+
+
+def _diagonal(own: PHMLinear, value: float) -> None:
+    """Make a square map `value` times the identity, which is kron(I, I): A₀ is I in every fixed algebra."""
+    (own.weight if own.n == 1 else own.S).zero_()
+    if value:
+        torch.diagonal(own.weight if own.n == 1 else own.S[0]).fill_(value)
+        if own.algebra == LEARNED and own.n > 1:
+            own.A[0].copy_(torch.eye(own.n))
 
 
 def _separate(parts: Parts, widths: Sequence[int]) -> Sequence[Tensor]:

@@ -1,6 +1,6 @@
 """The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -159,12 +159,8 @@ class StackSection(LinearSection):
     first_order: bool = True  # bilinear: append a 1 to the parts, for first-order features (eq. 11)
     composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: maps of compositions are dense
 
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_what_is_gone(cls, given: Any) -> Any:
-        """Read recipes of earlier runs: they have keys that may only have the value that they had."""
-        gone = {"composition_start": "random", "compose_in": "both"}
-        return {k: v for k, v in given.items() if gone.get(k, ...) != v} if isinstance(given, dict) else given
+    # base: linear and bilinear compositions start as what they replace, to continue from the run of --init
+    composition_start: Literal["random", "base"] = "random"
 
     @model_validator(mode="after")
     def _fit_heads_and_positions(self) -> Self:
@@ -190,7 +186,24 @@ class StackSection(LinearSection):
                 self._check_parts("compose_layers", self.compose_layers, key, layers)
         if self.compose_heads != "none":
             self._check_parts("compose_heads", self.compose_heads, "heads", self.heads)
+        if self.composition_start == "base":
+            self._check_start()
         return self
+
+    def _check_start(self) -> None:
+        """Refuse to begin as the base model where a composition cannot be that."""
+        kinds = {self.compose_layers, self.compose_heads} - {"none"}
+        dense_heads = self.compose_heads == "bilinear" and self.composition_maps == "dense" and self.algebra != "real"
+        learned = self.composition_maps == "algebra" and self.algebra == "phm" and self.n > 1
+        if not kinds or kinds - {"linear", "bilinear"}:
+            raise ValueError("composition_start: base needs compositions that can be it: linear or bilinear")
+        if "bilinear" in kinds and (self.pooling_rank != self.width or not self.first_order):
+            raise ValueError(f"composition_start: base needs first_order, and composition_rank = width = {self.width}")
+        if dense_heads or (learned and (self.rules, self.parametrization) != ("separate", "rule")):
+            raise ValueError(
+                "composition_start: base needs composition_maps: algebra over heads, rules: separate and "
+                "parametrization: rule"
+            )
 
     def _check_parts(self, key: str, kind: str, counted: str, parts: int) -> None:
         """Refuse a composition of what is one thing, and a tree of parts that do not pair up."""

@@ -1,7 +1,8 @@
 """``training.initialise_from``: begin with the tensors of another run, as in fine-tuning.
 
 Every tensor of the same name and shape is used; where the source has a dense weight and the model a rule and
-components, the nearest sum of Kronecker products; and of rules held as factors, where the model has a lower rank, the
+components, the nearest sum of Kronecker products; with ``model.composition_start: base`` also attention's output maps,
+by the compositions of heads that begin as these; and of rules held as factors, where the model has a lower rank, the
 terms of the largest norm. The new run's environment keeps the source run, its checkpoint and SHA-256, and which tensors
 were used, are new, or were left.
 """
@@ -25,6 +26,7 @@ from phmctl.runs import Run
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
+_OUTPUT = re.compile(r"attention\.output\.(?=[^.]+$)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -58,7 +60,7 @@ def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
         return None
     task.check_vocabulary(run)
     name = "best" if "best" in run.checkpoint_names() else "last"
-    return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task))
+    return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
 
 
 def initialise(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -91,12 +93,15 @@ def other_shape(one: Recipe, other: Recipe) -> str | None:
     return next((key for key in keys if getattr(one.model, key, None) != getattr(other.model, key, None)), None)
 
 
-def _read(run: Run, folder: Path, task: "Task") -> Start:
+def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     checkpoint = read_checkpoint(folder, ("model",))
     theirs = checkpoint.tensors["model"]
     model = task.build_model(torch.device("meta"))
     shapes = {name: tensor.shape for name, tensor in model_tensors(model).items()}
-    offered = {**theirs, **_strongest_terms(theirs, shapes), **_nearest_sums(theirs, model)}
+    heads = {}
+    if getattr(recipe.model, "composition_start", None) == "base":  # the names that a bilinear composition gives them
+        heads = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in theirs.items()}
+    offered = {**heads, **theirs, **_strongest_terms(theirs, shapes), **_nearest_sums(theirs, model)}
     used = {name: tensor for name, tensor in offered.items() if shapes.get(name) == tensor.shape}
     if not used:
         raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")

@@ -60,13 +60,6 @@ def test_the_run_folder_tells_them_apart() -> None:
     assert TransformerSection(**SMALL, compose_heads="bilinear", algebra="phm", n=2).variant == "phm-n2-heads-bilinear"
 
 
-def test_recipes_of_earlier_runs_are_read() -> None:
-    earlier = {"composition_start": "random", "compose_in": "both"}
-    assert TransformerSection(**SMALL, **earlier) == TransformerSection(**SMALL)
-    with pytest.raises(ValidationError, match="compose_in"):
-        TransformerSection(**SMALL, compose_in="encoder")
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

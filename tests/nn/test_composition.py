@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phmctl.errors import DimensionError
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition
+from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
+from phmctl.nn.linear import PHMLinear
 
 CHOICES = [("real", 1), ("phm", 2), ("quaternion", 4)]
 N, WIDTH, RANK = 4, 8, 12
@@ -158,3 +159,17 @@ def test_what_does_not_fit() -> None:
     BilinearComposition(builder, [8, 8], 8, 4)  # 8 + 8 + 1 features are not to be divided: the 1 is a bias
     with pytest.raises(DimensionError, match="1 parts for a composition of 2"):
         LinearComposition(builder, [8, 8], 8)([torch.zeros(1, 8)])
+
+
+@pytest.mark.parametrize(("algebra", "n"), CHOICES)
+@pytest.mark.parametrize("kind", ["linear", "bilinear", "heads-bilinear"])
+def test_a_composition_can_begin_as_what_it_replaces(kind: str, algebra: str, n: int) -> None:
+    """The top layer's output, or one linear map of the heads; and every map has a gradient at once."""
+    rank = N * WIDTH if kind.startswith("heads") else WIDTH
+    model, parts = build(kind, algebra, n, rank=rank), parts_of(kind)
+    begin_as_base(model)  # type: ignore[arg-type]
+    expected = parts[-1] if isinstance(parts, list) else model.V(parts)  # type: ignore[operator]
+    torch.testing.assert_close(model(parts), expected, rtol=1e-12, atol=1e-12)
+    model(parts).square().sum().backward()
+    maps = [own for own in model.modules() if isinstance(own, PHMLinear)]
+    assert all((own.weight if own.n == 1 else own.S).grad.abs().max() > 0 for own in maps)

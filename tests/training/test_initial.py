@@ -17,7 +17,7 @@ from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.registry import kind_of
-from phmctl.training.initial import Start, find_start
+from phmctl.training.initial import Start, find_start, initialise
 from phmctl.training.train import train
 from tests.conftest import TINY
 from tests.tasks.test_rule import rule_recipe
@@ -59,6 +59,36 @@ def test_a_composed_model_begins_with_its_base(tiny_run: Run, miniature_data: Pa
     new = ", ".join(f"encoder.*.attention.output.{part}" for part in ("U.maps.*", "V.maps.*", "P"))
     assert f"new: {new}, decoder.*" in start.words()
     assert start.words().endswith("encoder.*.attention.output")
+
+
+def test_a_composed_model_can_begin_as_its_base(tiny_run: Run, miniature_data: Path) -> None:
+    """Every tensor of the base has its place, and the model computes what the base does, to rounding."""
+    composed = ["model.compose_heads=bilinear", "model.composition_start=base"]
+    logits = []
+    for recipe in (changed(tiny_run.folder), changed(tiny_run.folder, *composed)):
+        task = kind_of(recipe).open(recipe, miniature_data)
+        start, model = start_of(recipe, miniature_data), task.build_model(torch.device("cpu"))
+        assert not start.noted["left"]
+        initialise(model, start.tensors)
+        tokens = torch.arange(4, 10).view(2, 3)
+        logits.append(model.eval()(tokens, tokens))
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model.compose_heads=hierarchical"],
+        [],
+        ["model.compose_heads=bilinear", "model.first_order=false"],
+        ["model.compose_heads=bilinear", "model.composition_rank=8"],
+        ["model.compose_heads=bilinear", "model.rules=model"],
+        ["model.compose_heads=bilinear", "model.composition_maps=dense"],
+    ],
+)
+def test_what_cannot_begin_as_the_base_is_refused(tiny_run: Run, settings: list[str]) -> None:
+    with pytest.raises(RecipeError, match="composition_start: base"):
+        changed(tiny_run.folder, "model.composition_start=base", *settings)
 
 
 def test_the_run_says_where_it_began(tiny_run: Run, miniature_data: Path, tmp_path: Path, capsys) -> None:
