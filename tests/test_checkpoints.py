@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from phmctl.checkpoints import (
@@ -16,6 +17,7 @@ from phmctl.checkpoints import (
     model_tensors,
     prune,
     read_checkpoint,
+    save_tensors,
     saved_steps,
     step_name,
     step_of,
@@ -196,3 +198,57 @@ def test_tensors_that_no_library_reads_are_a_run_error(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
         read_checkpoint(folder, ["model"])
+
+
+def test_a_truncated_file_is_noticed(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"model\.safetensors"):
+        read_checkpoint(folder, ["model"])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(RunError, match=f"{name} is missing"):
+        read_checkpoint(folder, ["model"])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"state.json": 3}', '{"state.json": {}}'])
+def test_a_damaged_manifest_is_noticed(folder: Path, content: str) -> None:
+    (folder / "manifest.json").write_text(content)
+    with pytest.raises(RunError, match="step-000010"):
+        read_checkpoint(folder, ["model"])
+
+
+def test_the_next_write_puts_back_what_stood_aside(aside: Path) -> None:
+    write_checkpoint(aside.with_name("step-000020"), {}, {})
+    assert saved_steps(aside.parent) == [10, 20]
+    assert read_checkpoint(aside, ["model"]).state["step"] == 10
+
+
+def test_an_old_one_whose_place_is_taken_is_removed(folder: Path) -> None:
+    folder.with_name(".step-000010.0123abcd.old").mkdir()
+    tidy(folder.parent)
+    assert read_checkpoint(folder, []).state["step"] == 10
+    write_checkpoint(folder.with_name("step-000020"), {}, {})
+    assert sorted(entry.name for entry in folder.parent.iterdir()) == ["step-000010", "step-000020"]
+
+
+def test_nothing_is_pickled(folder: Path) -> None:
+    assert json.loads((folder / "manifest.json").read_text()).keys() == {
+        "state.json",
+        "model.safetensors",
+        "random.safetensors",
+    }
+
+
+def test_any_tensor_keeps_type_shape_and_values(tmp_path: Path) -> None:
+    """No elements, no dimensions, views, names beyond ASCII."""
+    kinds = ("bool", "uint8", "float16", "bfloat16", "float32", "float64", "int64")
+    named = {f"{kind}.{n}": torch.arange(n).to(getattr(torch, kind)) for kind in kinds for n in (0, 5)}
+    named |= {'ü"\\\n': torch.randn(2, 3), "scalar": torch.tensor(3.5), "view": torch.randn(4, 6).t()}
+    save_tensors(tmp_path / "file", named, {"format": "pt"})
+    read = load_file(tmp_path / "file")
+    assert read.keys() == named.keys()
+    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in named.items())

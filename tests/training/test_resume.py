@@ -1,6 +1,7 @@
 """Resuming: a run that was interrupted equals one that was not, to the last bit."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import MANIFEST, read_checkpoint, step_name
+from phmctl.checkpoints import MANIFEST, read_checkpoint, step_name, write_checkpoint
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
@@ -334,3 +335,76 @@ def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
     assert f"the run's own recipe: {run.folder / 'recipe.yaml'}" in said
     assert "steps" not in said
     assert "device" not in said
+
+
+def _rewrite(folder: Path, moments: dict[str, torch.Tensor] | None = None, **change: Any) -> None:
+    """Change the state of a checkpoint, or its moments; SHA-256 is right then."""
+    found = read_checkpoint(folder, ["model", "optimizer"])
+    tensors = {**found.tensors, **({} if moments is None else {"optimizer": moments})}
+    write_checkpoint(folder, tensors, found.state | change)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, whole: Run, tmp_path: Path) -> None:
+    """A crash between two checkpoints loses what lies between, and no metric is doubled."""
+
+    class Crashing(FakeTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            if batch.target_tokens and self.validations == 2:
+                raise MemoryError
+            return super().loss(model, batch)
+
+    with pytest.raises(MemoryError):
+        fit(Crashing(), **SETTINGS)
+    run = Run.open(tmp_path / "fake/phm-n4")
+    assert_equal(fit(old=run, **SETTINGS).run, whole)
+
+
+def test_a_sole_checkpoint_that_a_crash_left_aside_is_resumed(fit: Fit) -> None:
+    run = fit(steps=10, validate_every=100).run
+    sole = run.checkpoint("last")
+    sole.rename(sole.with_name(f".{sole.name}.0123abcd.old"))
+    losses = [entry["step"] for entry in read_metrics(run.metrics_path)]
+    assert fit(old=run, steps=15, validate_every=100).steps == 15
+    assert [entry["step"] for entry in read_metrics(run.metrics_path)][: len(losses)] == losses
+
+
+def test_a_run_that_has_nothing_left_to_train_is_pruned_and_swept(fit: Fit) -> None:
+    run = fit(steps=20, keep=2).run
+    right = _everything(run)
+    shutil.copytree(run.checkpoint("last"), run.checkpoints_folder / "step-000003")
+    for name in (".last.0123abcd.tmp", ".best.4711abcd.tmp", ".step-000020.01234567.tmp/model.safetensors"):
+        (run.checkpoints_folder / name).parent.mkdir(exist_ok=True)
+        (run.checkpoints_folder / name).touch()
+    (run.folder / ".metrics.jsonl.01234567.tmp").touch()
+    fit(old=run, steps=20, keep=2)
+    assert _everything(run) == right
+
+
+@pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"[]\n"])
+def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit, content: bytes) -> None:
+    run = fit(steps=20, keep=4).run
+    (run.folder / "environment.json").write_bytes(content)
+    with _refused(run, r"environment\.json"):
+        fit(old=run, steps=30, keep=4)
+
+
+@pytest.mark.parametrize("moment", ["step", "exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("shape", [None, (3,)])
+def test_moments_that_are_not_the_model_s_are_refused(fit: Fit, moment: str, shape: tuple[int] | None) -> None:
+    run = fit(steps=10).run
+    folder, name = run.checkpoint("last"), f"{moment}.last.bias"
+    tensors = read_checkpoint(folder, ["optimizer"]).tensors["optimizer"]
+    others = {key: tensor for key, tensor in tensors.items() if key != name}
+    _rewrite(folder, others if shape is None else others | {name: torch.zeros(shape)})
+    said = f"lacks {moment}.last.bias" if shape is None else rf"{moment}.last.bias is \(3,\) .*there"
+    with _refused(run, said):
+        fit(old=run, steps=20)
+
+
+def test_a_run_without_a_checkpoint_is_resumed_before_an_older_one_that_is_finished(fit: Fit, tmp_path: Path) -> None:
+    finished = fit(steps=5).run
+    begun = Run.create(tmp_path, make_recipe(steps=5))
+    before = _everything(finished)
+    assert run_to_resume(tmp_path, make_recipe(steps=5)).folder == begun.folder
+    assert fit(old=begun, steps=5).steps_now == 5
+    assert _everything(finished) == before
