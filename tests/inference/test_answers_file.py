@@ -126,3 +126,16 @@ def test_an_older_file_stays_until_the_first_answer_and_a_failure_before_it_leav
     assert list(tmp_path.iterdir()) == [path]
     write(path, [])
     assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("mark", ['{"lines": 2}', '{"lines": 2, "input_sha256": "", "bytes": "9"}'])
+def test_a_record_with_a_damaged_mark_is_refused_and_the_answers_stay(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "out"
+    write(path, [LINES[:2], LINES[2:4]], stop_after=1)
+    record = path.with_name("out.resume.jsonl")
+    header = record.read_text().splitlines()[0]
+    record.write_text(f"{header}\n{mark}\n")
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match="cannot be read"):
+        write(path, [LINES[:2], LINES[2:4]], resume=True)
+    assert path.read_bytes() == before
