@@ -46,9 +46,10 @@ class Option:
             if isinstance(value, Mapping):
                 value = [f"{name}={each}" for name, each in value.items()]
             return [str(each) for each in ([value] if isinstance(value, str | Path | int) else value)]
-        if self.metavar == "SRC,TGT" and not isinstance(value, str):
+        pair = self.metavar == "SRC,TGT"
+        if pair and isinstance(value, Sequence) and not isinstance(value, str):
             return ",".join(map(str, value))
-        if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        if (isinstance(value, Mapping | Sequence) or pair) and not isinstance(value, str):
             raise UserError(f"{self.written[0]} is one {(self.metavar or 'value').lower()}, not {value!r}")
         return self.type(value) if self.type in (str, Path) else value
 

@@ -113,6 +113,8 @@ def _groups(named: "Files") -> list[tuple[Path, ...]]:
     """Return the files of a split, those of each pair or table together."""
     if isinstance(named, str | Path):
         return [(Path(named),)]
+    if not isinstance(named, Sequence):
+        raise UserError(f"files: a split is a table, (source, target) or a list of such, not {named!r}")
     if all(isinstance(each, str | Path) for each in named) and isinstance(named, tuple):
         return [tuple(map(Path, named))]
     return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in named]

@@ -121,7 +121,14 @@ def test_arguments_are_taken_as_a_program_has_them(tmp_path: Path) -> None:
     assert phmctl.evaluate(run.folder, source=source, reference=reference).as_json()["sentences"] == 1
     with pytest.raises(UserError):
         phmctl.evaluate(run.folder, source=[source], reference=reference)
-    for wrong in ({"files": "train.tsv"}, {"table": "train.csv"}, {"label": ["mood"]}):
+    wrongs = (
+        {"files": "train.tsv"},
+        {"table": "train.csv"},
+        {"label": ["mood"]},
+        {"files": {"train": 5}},
+        {"columns": 5},
+    )
+    for wrong in wrongs:
         with pytest.raises(UserError):
             phmctl.prepare("moods", data=data, **{"text": "text", **wrong})
     with pytest.raises(UserError):
