@@ -59,7 +59,6 @@ class AnswersFile:
                 self._take_up(resume)
             elif resume and path.stat().st_size:
                 self._complete = True
-                note(f"{path} is complete already; leave --resume out to write it anew")
         except BaseException:
             self._handle.close()
             raise
@@ -97,8 +96,11 @@ class AnswersFile:
 
     def unanswered(self, groups: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
         """Yield the groups of the input's lines that are not answered yet."""
+        if self._complete:
+            self._check_count(sum(map(len, groups)))
+            return
         left = self._mark.lines
-        for group in () if self._complete else groups:
+        for group in groups:
             answered, rest = group[:left], group[left:]
             left -= len(answered)
             self._take_in(answered)
@@ -112,6 +114,17 @@ class AnswersFile:
                 f"{self.path} answers {self._mark.lines:,} lines, and they are not those that the input begins with; "
                 f"give the same input, or remove {self.record} to begin anew"
             )
+
+    def _check_count(self, asked: int) -> None:
+        """Refuse (OutputError) a complete file of another input, as far as its lines tell: its record is gone."""
+        with self.path.open("rb") as file:
+            lines = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+        if lines != asked and (self._origin.get("n_best", 1) == 1 or lines < asked):
+            raise OutputError(
+                f"{self.path} is complete and has {lines:,} lines, and the input {asked:,}: it answers another input; "
+                "leave --resume out to write it anew"
+            )
+        note(f"{self.path} is complete already; leave --resume out to write it anew")
 
     def _take_in(self, lines: Sequence[str]) -> None:
         self._input.update("".join(f"{line}\n" for line in lines).encode())

@@ -40,6 +40,10 @@ def test_answers_are_there_as_they_come_and_the_record_goes(tmp_path: Path) -> N
         assert path.read_text() == answer(LINES)
         assert list(path.parent.iterdir()) == [path]
         write(path, [LINES[:4], LINES[4:]], resume=True)  # what is complete is resumed by doing nothing
+    for other in (LINES[:4], [*LINES, "one more"]):
+        with pytest.raises(OutputError):
+            write(path, [other], resume=True)
+    assert path.read_text() == answer(LINES)
 
 
 @given(
