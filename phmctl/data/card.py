@@ -402,6 +402,6 @@ def find_card(name_or_path: str) -> Path:
         return shipped("cards") / f"{name_or_path}.yaml"
     raise DataError(
         f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}; phmctl prepare-data --list shows all\n"
-        "for a corpus of your own name its files: --train SRC TGT --valid SRC TGT --test SRC TGT,\n"
-        "or of labelled text --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
+        "for a corpus of your own: phmctl prepare-data NAME --train SRC TGT --valid SRC TGT --test SRC TGT\n"
+        "of labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
     )
