@@ -58,7 +58,10 @@ def test_messages_name_arguments_and_commands_stay(tmp_path: Path) -> None:
     files = dict.fromkeys(("train", "valid"), tmp_path / "t.tsv")
     with pytest.raises(DataError, match=r"^with header=False, columns are numbers.*; so is extra$"):
         phmctl.prepare("mine", files=files, data=tmp_path, columns="a,b", header=False)
-    with pytest.raises(DataError, match=r"phmctl prepare-data --list .*\n.*phmctl prepare-data NAME --train SRC TGT .*\n.* --text COLUMN"):
+    with pytest.raises(
+        DataError,
+        match=r"phmctl prepare-data --list .*\n.*phmctl prepare-data NAME --train SRC TGT .*\n.* --text COLUMN",
+    ):
         phmctl.prepare("miniatur", data=tmp_path)
 
 
