@@ -302,5 +302,6 @@ def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -
     if len(kept) < 2:
         raise RunError(f"--budget {budget}: no model spends what {baseline.label} does, within a tenth ({told})")
     if len(kept) < len(variants):
-        warn(f"left out, for they do not spend what {baseline.label} does within a tenth ({budget}: {told})")
+        left = ", ".join(each.label for each in variants if each not in kept)
+        warn(f"left out, for they do not spend what {baseline.label} does within a tenth: {left} ({budget}: {told})")
     return kept
