@@ -7,6 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from phmctl.assembly import build_classifier
+from phmctl.nn.composition import BilinearComposition, HierarchicalComposition
 from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
 from tests.models.test_transformer import BOTH, PLACES, SMALL, build, sentences
 
@@ -96,3 +97,18 @@ def test_a_rank_that_gains_nothing_is_worth_a_warning() -> None:
     assert "composition_rank = 17 is above 16" in found
     assert cautions(compose_layers="bilinear", composition_rank=32) == ()
     assert "above 32" in cautions(compose_layers="bilinear", composition_rank=33)[0]
+
+
+def test_the_decoding_cache_does_not_change() -> None:
+    source = sentences(2, 5)
+    pasts = []
+    for model in (build(), build(**BOTH)):
+        state = model.start(model.encode(source), beams=3, max_length=4)
+        pasts.append((state.past.shape, [keys.shape for keys, _ in state.memories]))
+    assert pasts[0] == pasts[1]
+
+
+def test_both_places_are_set_independently() -> None:
+    model = build(compose_layers="bilinear", compose_heads="hierarchical")
+    assert isinstance(model.encoder.composition, BilinearComposition)
+    assert isinstance(model.encoder[0].attention.output, HierarchicalComposition)

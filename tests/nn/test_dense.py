@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 import phmctl
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
@@ -118,3 +118,13 @@ def test_in_place() -> None:
     assert model[1] is parts["1"]
     root = phmctl.to_dense(PHMLinear(8, 8, n=4), inplace=True)
     assert type(root) is nn.Linear
+
+
+def test_what_shares_tensors_by_another_parametrization_is_not_shared() -> None:
+    layers, x = nn.ModuleList(PHMLinear(8, 8, n=4) for _ in range(2)), torch.randn(3, 8)
+    layers[1].A, layers[1].S = layers[0].A, layers[0].S
+    for layer, function in zip(layers, (nn.Tanh(), nn.Sigmoid()), strict=True):
+        parametrize.register_parametrization(layer, "S", function)
+    layers[1].parametrizations.S.original = layers[0].parametrizations.S.original
+    for layer, other in zip(layers, phmctl.to_dense(layers), strict=True):
+        torch.testing.assert_close(other(x), layer(x))

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed import destroy_process_group, init_process_group
+from torch.nn.parallel import DistributedDataParallel
 
 import phmctl
 from phmctl import PHMLinear
@@ -219,3 +221,37 @@ def test_what_is_kept_for_the_backward_pass() -> None:
     assert products <= bytes_saved(lambda: layer(x)) <= products + 1.3 * bytes_saved(lambda: nn.Linear(512, 512)(x))
     with torch.no_grad():
         assert bytes_saved(lambda: layer(x)) == 0
+
+
+def a_batch() -> Tensor:
+    return torch.randn(8, 24, generator=torch.Generator().manual_seed(1))
+
+
+def one_of_two(rank: int, folder: str) -> None:
+    """Train a step on this process's half of a batch; the first process writes the gradients down."""
+    torch.set_num_threads(1)
+    init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    try:
+        layer = by_rank()
+        parallel = DistributedDataParallel(layer)
+        parallel(a_batch()[rank::2]).square().mean().backward()
+        if rank == 0:
+            torch.save([parameter.grad for parameter in layer.parameters()], f"{folder}/gradients")
+    finally:
+        destroy_process_group()
+
+
+def test_an_activation_in_place_behind_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rank_product.TILE, "cpu", 16)
+    net = nn.Sequential(by_rank(64, 64, rank=4), nn.ReLU(inplace=True))
+    net(torch.randn(50, 64)).sum().backward()
+    assert net[0].S.grad.any()
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="no gloo")
+def test_distributed_data_parallel(tmp_path: object) -> None:
+    torch.multiprocessing.spawn(one_of_two, (str(tmp_path),), nprocs=2)
+    layer = by_rank()
+    layer(a_batch()).square().mean().backward()
+    for mean, parameter in zip(torch.load(f"{tmp_path}/gradients"), layer.parameters(), strict=True):
+        torch.testing.assert_close(mean, parameter.grad)

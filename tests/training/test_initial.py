@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from phmctl.checkpoints import read_checkpoint
+from phmctl.checkpoints import model_tensors, read_checkpoint
 from phmctl.cli.main import app
 from phmctl.errors import RecipeError, RunError
 from phmctl.recipe.loading import load_recipe
@@ -197,3 +197,15 @@ def test_a_lower_rank_begins_with_the_strongest_terms(tmp_path: Path) -> None:
     kept = sorted(range(6), key=lambda r: terms[r].norm().item())[2:]
     rule = torch.einsum("ir,ar,rb->iab", *(start.tensors[f"{layer}{part}"] for part in "WUV"))
     torch.testing.assert_close(rule, torch.stack([terms[r] for r in kept]).sum(dim=0))
+
+
+def test_the_same_model_takes_everything(tiny_run: Run, miniature_data: Path) -> None:
+    recipe = changed(tiny_run.folder)
+    start = start_of(recipe, miniature_data)
+    assert (start.noted["new"], start.noted["left"]) == ([], [])
+    torch.manual_seed(5)
+    model = kind_of(recipe).open(recipe, miniature_data).build_model(torch.device("cpu"))
+    initialise(model, start.tensors)
+    own, theirs = model_tensors(model), tensors_of(tiny_run)
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)

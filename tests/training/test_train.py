@@ -11,15 +11,19 @@ import torch
 from torch import nn
 
 from phmctl import PHMLinear
+from phmctl.data.tokenizer import TokenizerPair
+from phmctl.devices import pick_device
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.metrics import read_metrics
+from phmctl.tasks.registry import kind_of
 from phmctl.training import measured
 from phmctl.training.train import TrainingResult, train, train_task
 from tests.conftest import TINY
 from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask, make_recipe
+from tests.training.test_resume import assert_equal
 
 
 def _train(recipe: Recipe, data: Path, runs: Path, **options: Any) -> TrainingResult:
@@ -120,3 +124,33 @@ def test_steps_or_minutes_but_not_both(settings: list[str]) -> None:
     with pytest.raises(RecipeError):
         load_recipe("miniature", settings)
     load_recipe("miniature", ["training.steps=0", "training.minutes=5"])
+
+
+def test_resuming_the_real_task_is_exact(copying_data: Path, tmp_path: Path) -> None:
+    """With dropout, across an epoch's end, accumulated: the longer run equals the one that went there in two goes."""
+    settings = {"accumulate": 2, "save_every": 10, "validate_every": 10, "log_every": 10, "keep": 2}
+    whole = _train(copying_recipe(steps=30, **settings), copying_data, tmp_path / "whole")
+    _train(copying_recipe(steps=10, **settings), copying_data, tmp_path / "parts")
+    second = _train(copying_recipe(steps=30, **settings), copying_data, tmp_path / "parts", resume=True)
+    assert second.steps == 30
+    assert_equal(second.run, whole.run)
+
+
+def test_more_time_is_more_steps(copying_data: Path) -> None:
+    recipe, cpu = _timed(1.0), pick_device("cpu")
+    task = kind_of(recipe).open(recipe, copying_data)
+    one, ten = (measured.steps_within(minutes, task, "dense", recipe.training, cpu) for minutes in (1.0, 10.0))
+    assert 3 < ten / one < 33
+    with pytest.raises(RecipeError):
+        measured.steps_within(1e-9, task, "dense", recipe.training, cpu)
+
+
+def test_the_run_needs_nothing_else(copying_data: Path, tmp_path: Path) -> None:
+    result = _train(copying_recipe(steps=2), copying_data, tmp_path)
+    tokenizers = TokenizerPair.load(result.run.tokenizer_folder)
+    text = (result.run.text_folder / "test.source").read_text().splitlines()
+    assert len(text) == 60
+    assert tokenizers.source.decode(tokenizers.source.encode(text[:1])[0]) == text[0]
+    said = result.as_json()
+    assert said.keys() == {"run", "steps", "steps_now", "seconds", "best_score", "best_step", "interrupted"}
+    assert (said["steps"], said["interrupted"]) == (2, False)
