@@ -29,10 +29,9 @@ from phmctl.files import (
     read_json_object,
     sweep,
     temporary_folder,
-    write_json,
     writing,
 )
-from phmctl.sealed import are_file_entries, describe, verify
+from phmctl.sealed import read_seal, seal, verify
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +77,8 @@ def whole_steps(folder: Path) -> list[int]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        return all((folder / each["name"]).stat().st_size == each["bytes"] for each in _read_manifest(folder).values())
-    except (RunError, OSError):
+        return all((folder / each["name"]).stat().st_size == each["bytes"] for each in _files(folder))
+    except (RunError, OSError, ValueError):  # a name that no file can have
         return False
 
 
@@ -92,8 +91,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
             (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 save_tensors(temporary / f"{group}.safetensors", named)
-            entries = {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in describe(temporary)}
-            write_json(temporary / MANIFEST, entries)
+            seal(temporary, MANIFEST, {})
             move_into_place(temporary, folder)
 
 
@@ -143,7 +141,7 @@ def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
 
 def checkpoint_digest(folder: Path, group: str) -> str:
     """The SHA-256 of a group's file, as the checkpoint's manifest has it. Raises RunError."""
-    return str(_read_manifest(folder)[f"{group}.safetensors"]["sha256"])
+    return next(str(each["sha256"]) for each in _files(folder) if each["name"] == f"{group}.safetensors")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -153,23 +151,16 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
     """Check the sizes and SHA-256 of what :func:`read_checkpoint` would read; raises as it does."""
-    manifest, names = _read_manifest(folder), [STATE, *(f"{group}.safetensors" for group in groups)]
-    for name in names:
-        if name not in manifest:
+    entries = {each["name"]: each for each in _files(folder)}
+    for name in [STATE, *(f"{group}.safetensors" for group in groups)]:
+        if name not in entries:
             raise RunError(f"{folder / name} is missing; {_advice(folder)}")
-    verify(folder, manifest.values(), RunError, _advice(folder), names)
+        verify(folder, [entries[name]], RunError, _advice(folder))
 
 
-def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    """The manifest: of each file by its name what :func:`~phmctl.sealed.file_entry` says."""
-    path = folder / MANIFEST
-    if not path.exists():
-        raise RunError(f"{folder} is no complete checkpoint: {MANIFEST} is missing; {_advice(folder)}")
-    manifest = read_json_object(path, RunError, _advice(folder))
-    entries = {name: {"name": name, **(each if isinstance(each, dict) else {})} for name, each in manifest.items()}
-    if not are_file_entries(list(entries.values())):
-        raise RunError(f"{path} is damaged; {_advice(folder)}")
-    return entries
+def _files(folder: Path) -> list[dict[str, Any]]:
+    """What the manifest says of each file; RunError where it is missing or damaged."""
+    return list(read_seal(folder / MANIFEST, RunError, _advice(folder))["files"])
 
 
 def _advice(folder: Path) -> str:

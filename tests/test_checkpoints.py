@@ -26,7 +26,7 @@ from phmctl.checkpoints import (
     write_checkpoint,
 )
 from phmctl.errors import OutputError, RunError
-from phmctl.files import sha256
+from phmctl.sealed import seal
 from tests.training.fake import FakeModel
 
 
@@ -71,7 +71,7 @@ def test_the_message_names_another_checkpoint(folder: Path) -> None:
 def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash before the end leaves no folder of the checkpoint's name, and the next write clears what it left."""
     monkeypatch.setattr("phmctl.files.shutil.rmtree", lambda *args, **kwargs: None)  # a crash cleans nothing up
-    monkeypatch.setattr("phmctl.checkpoints.write_json", _crash)
+    monkeypatch.setattr("phmctl.sealed.write_json", _crash)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path / "step-000001", {}, {})
     assert not (tmp_path / "step-000001").exists()
@@ -193,9 +193,7 @@ def test_tensors_that_no_library_reads_are_a_run_error(folder: Path) -> None:
     """Their SHA-256 is right: they were written so."""
     path = folder / "model.safetensors"
     path.write_bytes(b"\xff" * 64)
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest[path.name] = {"bytes": 64, "sha256": sha256(path)}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    seal(folder, MANIFEST, {})
     with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
         read_checkpoint(folder, ["model"])
 
@@ -214,9 +212,9 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
         read_checkpoint(folder, ["model"])
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"state.json": 3}', '{"state.json": {}}'])
+@pytest.mark.parametrize("content", ["{", '{"files": [{"name": "state.json"}]}', '{"files": []}'])
 def test_a_damaged_manifest_is_noticed(folder: Path, content: str) -> None:
-    (folder / "manifest.json").write_text(content)
+    (folder / MANIFEST).write_text(content)
     with pytest.raises(RunError, match="step-000010"):
         read_checkpoint(folder, ["model"])
 
@@ -236,11 +234,8 @@ def test_an_old_one_whose_place_is_taken_is_removed(folder: Path) -> None:
 
 
 def test_nothing_is_pickled(folder: Path) -> None:
-    assert json.loads((folder / "manifest.json").read_text()).keys() == {
-        "state.json",
-        "model.safetensors",
-        "random.safetensors",
-    }
+    names = {entry["name"] for entry in json.loads((folder / MANIFEST).read_text())["files"]}
+    assert names == {"state.json", "model.safetensors", "random.safetensors"}
 
 
 def test_any_tensor_keeps_type_shape_and_values(tmp_path: Path) -> None:

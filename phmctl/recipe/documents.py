@@ -124,7 +124,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 _LARGEST = 1 << 18  # characters of a document
-_NODES = 10_000  # keys and values, with aliases written out
+_NODES = 10_000  # keys and values
 _DEPTH = 32
 _DIGITS = 18  # of a whole number: what 64 bits always hold
 # What a value without quotes may be besides text: YAML 1.2's core schema, without its octal and hexadecimal numbers.
@@ -138,7 +138,6 @@ _PLAIN = {
         r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         "-+.0123456789",
     ),
-    "merge": (r"<<", "<"),
 }
 
 
@@ -149,35 +148,32 @@ class _Refusal(yaml.MarkedYAMLError):
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the values of YAML 1.2, lists as the schemas' tuples, and limits.
 
-    A file of some hundred bytes can stand for one of gigabytes (aliases of aliases), or be nested deeper than Python's
-    stack. It is refused at the node that is too much, so that reading takes time in proportion to the file.
+    A file that is too long, or nested deeper than Python's stack, is refused at the node that is too much. So are
+    aliases: some hundred bytes of them can stand for gigabytes.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = self._nodes = 0
-        self._sizes: dict[yaml.Node, int] = {}  # of the nodes that are complete, aliases written out
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node. Raises :class:`_Refusal` for a tag, too many nodes, or too deep a nesting."""
+        """Compose a node. Raises :class:`_Refusal` for a tag, an alias, too many nodes, or too deep a nesting."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        before = self._nodes
-        alias = isinstance(event, yaml.AliasEvent)
-        if not alias and event.tag is not None:
-            raise _Refusal(problem=f"tag {event.tag!r} is not read; write plain values", problem_mark=event.start_mark)
         self._depth += 1
-        if self._depth > _DEPTH:
-            raise _Refusal(problem=f"nested more than {_DEPTH} deep", problem_mark=event.start_mark)
+        self._nodes += 1
+        problem = None
+        if event.anchor is not None:
+            problem = f"anchors and aliases ({event.anchor}) are not read; write the values where they belong"
+        elif event.tag is not None:
+            problem = f"tag {event.tag!r} is not read; write plain values"
+        elif self._depth > _DEPTH:
+            problem = f"nested more than {_DEPTH} deep"
+        elif self._nodes > _NODES:
+            problem = f"more than {_NODES:,} keys and values"
+        if problem:
+            raise _Refusal(problem=problem, problem_mark=event.start_mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
-        if node is None:  # never: an event stands before each call
-            return None
-        if alias and node not in self._sizes:
-            raise _Refusal(problem=f"*{event.anchor} stands in itself", problem_mark=event.start_mark)
-        self._nodes += self._sizes[node] if alias else 1
-        self._sizes.setdefault(node, self._nodes - before)
-        if self._nodes > _NODES:
-            raise _Refusal(problem=f"more than {_NODES:,} keys and values", problem_mark=event.start_mark)
         return node
 
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl import __version__
-from phmctl.checkpoints import AVERAGE, MANIFEST, read_state, saved_steps, step_name, verify_checkpoint
+from phmctl.checkpoints import AVERAGE, MANIFEST, read_state, saved_steps, step_name, step_of, verify_checkpoint
 from phmctl.console import note
 from phmctl.devices import processor_name
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
@@ -186,7 +186,12 @@ class Run:
         RunError: there is none of this name; the message lists those that exist.
         """
         name = self.choice() if name == AUTO else name
-        names, folder = self.checkpoint_names(), self.checkpoints_folder
+        folder = self.checkpoints_folder
+        pointer = name in POINTERS and (folder / name).is_file()
+        target = _read_pointer(folder / name) if pointer else step_name(int(name)) if name.isdecimal() else name
+        if target is not None and (target == AVERAGE or step_of(target) is not None) and (folder / target).is_dir():
+            return folder / target
+        names = self.checkpoint_names()
         folders = [other for other in names if other not in POINTERS]
         if not folders:
             failed = None
@@ -195,22 +200,11 @@ class Run:
             if failed:
                 raise RunError(f"{self.folder} has no checkpoint, for its training failed: {failed}")
             raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
-        if name in POINTERS and name in names:
-            target = _read_pointer(folder / name)
-            if target not in folders and target in self.checkpoint_names():  # saved since they were listed
-                folders.append(target)
-            if target is None or target not in folders:
-                wrong = "is damaged" if target is None else f"names {target!r}, which does not exist"
-                raise RunError(f"{folder / name} {wrong}; use another: --checkpoint {' or '.join(folders)}")
-            return folder / target
-        if name in POINTERS:
-            why = f": {self._why_no_best()}" if name == "best" else ""
-            others = f"use --checkpoint {names[0]} (there are: {', '.join(names)})"
-            raise RunError(f"{self.folder} has no {name!r} checkpoint{why}; {others}")
-        step = step_name(int(name)) if name.isdecimal() else name
-        if step not in folders and not ((folder / step).is_dir() and (folder / step).parent == folder):
-            raise RunError(f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}")
-        return folder / step
+        if pointer:
+            wrong = "is damaged" if target is None else f"names {target!r}, which does not exist"
+            raise RunError(f"{folder / name} {wrong}; use another: --checkpoint {' or '.join(folders)}")
+        why = f" ({self._why_no_best()})" if name == "best" else nearest(name, names)
+        raise RunError(f"{self.folder} has no checkpoint {name!r}{why}; it has {', '.join(names)}: use --checkpoint {names[0]}")
 
     def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
         """What `read` makes of a checkpoint, given the name of its folder, which `name` is followed to once.

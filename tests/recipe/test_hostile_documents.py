@@ -20,25 +20,9 @@ def refusal(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def bomb(levels: int) -> str:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize("levels", [6, 60])
-def test_aliases_of_aliases_are_refused_where_they_are_too_many(levels: int) -> None:
-    assert refusal(bomb(levels)) == "r.yaml:5: more than 10,000 keys and values"
-
-
-def test_aliases_that_are_few_are_read() -> None:
-    document = parse_document("a: &a {b: 1}\nc: {<<: *a, d: 2}\ne: *a", "r.yaml", RecipeError)
-    assert document.content == {"a": {"b": 1}, "c": {"b": 1, "d": 2}, "e": {"b": 1}}
-
-
-@pytest.mark.parametrize("text", ["&a [*a]", "a: &a {b: *a}", "a: &a\n  b: [1, *a]"])
-def test_a_value_that_stands_in_itself_is_refused(text: str) -> None:
-    assert "*a stands in itself" in refusal(text)
+@pytest.mark.parametrize("text", ["a: &a {b: 1}\nc: {<<: *a}", "c: *a", "&a [*a]", "a: &a [x]"])
+def test_anchors_and_aliases_are_refused_where_they_stand(text: str) -> None:
+    assert refusal(text).startswith("r.yaml:1: anchors and aliases (a)")
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 400 + "]" * 400, "{a: " * 400 + "1" + "}" * 400])
@@ -51,7 +35,7 @@ def test_a_long_file_is_refused_unread() -> None:
 
 
 def test_a_file_of_unknown_keys_is_refused() -> None:
-    assert refusal("".join(f"k{n}: 1\n" for n in range(20_000))) == "r.yaml:5001: more than 10,000 keys and values"
+    assert refusal("".join(f"k{n}: 1\n" for n in range(20_000))) == "r.yaml:5000: more than 10,000 keys and values"
     problems = refusal("".join(f"k{n}: 1\n" for n in range(4_000))).split("\n")
     assert (len(problems), problems[-1]) == (101, "... and more")
 
