@@ -13,7 +13,7 @@ warning.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -51,24 +51,29 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    path: Path  # its file
+    """A result's file: the report, and what stands under `made`."""
+
+    path: Path  # the file
+    report: Mapping[str, Any]  # all that the task found, as eval --json prints it
+    answers: Path | None  # the file of what was scored, a line an example: .hyp, .predictions.tsv
     split: str  # test or valid
     checkpoint: str  # the name of the checkpoint's folder: step-001800, average
     settings: Mapping[str, Any]  # what decided it beside the weights: of a translator decoding and lowercase
     scores: Mapping[str, float]  # by name: BLEU, chrF and TER; accuracy, a share; a rule's errors
-    report: Mapping[str, Any]  # all that the task found, as eval --json prints it
-    against: str | None = None  # the baseline's name where the report holds a comparison
-    checkpoint_sha256: str | None = None  # of the checkpoint's manifest
-    seed: int | None = None  # of the training
-    version: str | None = None  # of phmctl
-    git: str | None = None  # its commit
-    date: str | None = None  # on which it was scored
-    answers: Path | None = None  # the file of what was scored, a line an example: .hyp, .predictions.tsv
+    against: str | None  # the baseline's name where the report holds a comparison
+    checkpoint_sha256: str  # of the checkpoint's manifest
+    seed: int  # of the training
+    phmctl: str  # its version
+    git: str | None  # its commit
+    date: str  # on which it was scored
 
     def as_json(self) -> dict[str, Any]:
         """What tells results apart, and the scores; the file has the report."""
-        names = ("split", "checkpoint", "settings", "scores", "against", "checkpoint_sha256", "seed", "version", "git")
-        return {"file": self.path.name, **{name: getattr(self, name) for name in names}}
+        return {"file": self.path.name, **{name: getattr(self, name) for name in _MADE}}
+
+
+# what a file holds under `made` in words of its own
+_MADE = tuple(field.name for field in fields(Result) if field.name not in ("path", "report", "answers"))
 
 
 def write_result(
@@ -125,29 +130,16 @@ def _read(path: Path) -> Result | None:
         if made["format"] != _FORMAT:
             warn(f"{path} is of format {made['format']!r}, and this phmctl reads {_FORMAT}; score the run anew")
             return None
-        if made.get("digest") not in (None, _digest(made, report)):
+        if made.get("digest") != _digest(made, report):
             warn(f"{path} is not what eval wrote, so its result is left out; remove it and score the run again")
             return None
-        answers = None if made["answers"] is None else path.with_name(Path(made["answers"]).name)
-        gone = answers is not None and not answers.is_file()
-        if answers is not None and not gone and made.get("answers_sha256") not in (None, sha256(answers)):
+        answers = None if made["answers"] is None else path.with_name(made["answers"])
+        if answers is not None and not answers.is_file():
+            answers = None
+        elif answers is not None and made["answers_sha256"] not in (None, sha256(answers)):
             warn(f"{answers} is not what was scored: no test has it; score the run again")
-            gone = True
-        return Result(
-            path,
-            str(made["split"]),
-            str(made["checkpoint"]),
-            dict(made["settings"]),
-            {name: float(value) for name, value in made["scores"].items()},
-            report,
-            made["against"],
-            made["checkpoint_sha256"],
-            made["seed"],
-            made["phmctl"],
-            made["git"],
-            made.get("date"),
-            None if gone else answers,
-        )
+            answers = None
+        return Result(path, report, answers, **{name: made[name] for name in _MADE})
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "something is missing"
         warn(f"{path} is damaged ({reason}), so its result is left out; remove it and score the run again")

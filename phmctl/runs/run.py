@@ -204,7 +204,9 @@ class Run:
             wrong = "is damaged" if target is None else f"names {target!r}, which does not exist"
             raise RunError(f"{folder / name} {wrong}; use another: --checkpoint {' or '.join(folders)}")
         why = f" ({self._why_no_best()})" if name == "best" else nearest(name, names)
-        raise RunError(f"{self.folder} has no checkpoint {name!r}{why}; it has {', '.join(names)}: use --checkpoint {names[0]}")
+        raise RunError(
+            f"{self.folder} has no checkpoint {name!r}{why}; it has {', '.join(names)}: use --checkpoint {names[0]}"
+        )
 
     def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
         """What `read` makes of a checkpoint, given the name of its folder, which `name` is followed to once.

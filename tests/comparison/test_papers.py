@@ -10,6 +10,8 @@ from phmctl.accounting.published import Column, PublishedTable, published_tables
 from phmctl.comparison.papers import Cell, compare_papers
 from phmctl.errors import UserError
 from phmctl.recipe.loading import common_overrides, flatten, load_recipe
+from phmctl.runs import Weights
+from phmctl.runs.results import Setting, read_results, write_result
 from phmctl.shipped import shipped_names
 from tests.calls import call
 from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
@@ -104,14 +106,14 @@ def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) ->
 
 def test_times_are_taken_from_result_and_log_and_stand_beside_table_3(tmp_path: Path) -> None:
     run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL)
-    (path,) = run.results_folder.glob("*.json")
-    report = json.loads(path.read_text())
     (found,) = compare_papers("3", root=tmp_path)
     cell = cell_of(found.cells, "Transformer", "inference s")
     assert (cell.values, cell.command) == ([], "phmctl bench decode table3-iwslt14-de-en --n 1")
     assert cell_of(found.cells, "PHM n=8", "inference s").command == "phmctl bench decode table3-iwslt14-de-en --n 8"
-    del report["made"]["digest"]
-    path.write_text(json.dumps({**report, "decoding_seconds": 41.5}))
+    (result,) = read_results(run)
+    setting = Setting("test", Weights(result.checkpoint, result.checkpoint_sha256), result.settings)
+    write_result(run, setting, {**result.report, "decoding_seconds": 41.5}, result.scores)
+    result.path.unlink()
     entries = [{"event": "train", "step": step, "seconds_per_step": each} for step, each in enumerate((0.5, 0.2, 0.1))]
     run.metrics_path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     (found,) = compare_papers("table3", root=tmp_path)

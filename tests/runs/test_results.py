@@ -26,7 +26,7 @@ def test_what_is_written_is_read_and_found_while_it_and_its_answers_are_whole(ru
     assert path.name.startswith("test.step-000010.beam-4.")
     assert (found.path, found.answers) == (path, answers)
     assert (found.settings, found.scores, found.report) == ({"beam": 4}, {"BLEU": 1.5}, {"bleu": 1.5})
-    assert (found.checkpoint_sha256, found.seed, found.version) == ("a" * 64, 7, __version__)
+    assert (found.checkpoint_sha256, found.seed, found.phmctl) == ("a" * 64, 7, __version__)
     answers.unlink()
     assert read_results(run)[0].answers is None
 
