@@ -145,7 +145,7 @@ def ledger_for(
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
     rows, rules = rows_of(kind.build(settings, sizes, device="meta"))
-    notes = [*settings.cautions, *kind.notes(settings, sizes)]
+    notes = [*kind.notes(settings, sizes)]
     tables = kind.tables(settings, sizes)
     for row in rows:
         asked, held = tables.get(row.component, row.shape[0]), row.shape[0]

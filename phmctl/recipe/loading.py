@@ -177,9 +177,6 @@ def validate_recipe(document: Document) -> Recipe:
             f"{document.place(('format',), '')}: format {written!r}, and this phmctl reads recipes of format {FORMAT}: "
             "take the version of phmctl that wrote it, or leave the key out"
         )
-    model = document.content.get("model")
-    if isinstance(model, dict) and model.get("pointer") is False:
-        del model["pointer"]  # runs written before 0.1.0 have the key, and no model has a pointer any more
     return document.validate(_schema(document), RecipeError)
 
 

@@ -117,11 +117,6 @@ class LinearSection(Section):
         return f"{name}-factors" if self.parametrization == "factors" else name
 
     @property
-    def cautions(self) -> tuple[str, ...]:
-        """What is allowed but probably not meant, for people."""
-        return ()
-
-    @property
     def dense_twin(self) -> Self:
         """The same model with every map dense."""
         dense = {"algebra": "real", "n": 1, "execution": "auto", "parametrization": "rule", "rank": None}
@@ -181,11 +176,13 @@ class StackSection(LinearSection):
                 raise ValueError("composition_rank needs compose_layers or compose_heads: bilinear")
             if not self.first_order:
                 raise ValueError("first_order: false needs compose_layers or compose_heads: bilinear")
-        if self.compose_layers != "none":
-            for key, layers in self.stacks.items():
-                self._check_parts("compose_layers", self.compose_layers, key, layers)
-        if self.compose_heads != "none":
-            self._check_parts("compose_heads", self.compose_heads, "heads", self.heads)
+        parts = [("compose_layers", self.compose_layers, *stack) for stack in self.stacks.items()]
+        parts.append(("compose_heads", self.compose_heads, "heads", self.heads))
+        for key, kind, counted, number in parts:
+            if kind != "none" and number < 2:
+                raise ValueError(f"{key} = {kind!r} composes two or more, and {counted} = {number}")
+            if kind == "hierarchical" and number % 2:
+                raise ValueError(f"{key} = {kind!r} joins two at each node: an even number, not {counted} = {number}")
         if self.composition_start == "base":
             self._check_start()
         return self
@@ -205,24 +202,6 @@ class StackSection(LinearSection):
                 "parametrization: rule"
             )
 
-    def _check_parts(self, key: str, kind: str, counted: str, parts: int) -> None:
-        """Refuse a composition of what is one thing, and a tree of parts that do not pair up."""
-        if parts < 2:
-            raise ValueError(
-                f"{key} = {kind!r} composes two or more, and {counted} = {parts}; raise it, or set {key} = 'none'"
-            )
-        if kind == "hierarchical" and parts % 2:
-            near = self._even_heads() if counted == "heads" else [parts - 1, parts + 1]
-            raise ValueError(
-                f"{key} = 'hierarchical' joins two at each node of its tree and takes an even number: "
-                f"{counted} = {parts} will not do, {' or '.join(map(str, near))} will"
-            )
-
-    def _even_heads(self) -> list[int]:
-        """Return the two even numbers of heads nearest to ours that divide the width."""
-        even = [heads for heads in range(2, self.width + 1, 2) if self.width % heads == 0]
-        return sorted(sorted(even, key=lambda heads: abs(heads - self.heads))[:2])
-
     @property
     def stacks(self) -> dict[str, int]:
         """How many layers each stack has, by the key that says so."""
@@ -240,17 +219,6 @@ class StackSection(LinearSection):
         name = f"{super().variant}-x{self.upsize}" if self.upsize > 1 else super().variant
         places = {"layers": self.compose_layers, "heads": self.compose_heads}
         return name + "".join(f"-{place}-{kind}" for place, kind in places.items() if kind != "none")
-
-    @property
-    def cautions(self) -> tuple[str, ...]:
-        """A rank above that of what a bilinear composition stands for."""
-        found, rank = [], self.pooling_rank
-        if self.compose_heads == "bilinear" and rank > self.upsize * self.width:
-            found.append(("compose_heads", self.upsize * self.width))
-        if self.compose_layers == "bilinear":
-            found += [("compose_layers", n * self.width) for n in self.stacks.values() if rank > n * self.width]
-        words = "model.composition_rank = {:,} is above {:,}, all that {} has side by side: no gain, only parameters"
-        return tuple(dict.fromkeys(words.format(rank, wide, place) for place, wide in found))
 
     @property
     def composes(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from phmctl.checkpoints import AVERAGE, Checkpoint, load_model, model_tensors, read_checkpoint, saved_steps
-from phmctl.console import note, warn
+from phmctl.console import note
 from phmctl.devices import check_compiler, has_bfloat16, isolated
 from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
@@ -83,8 +83,6 @@ def train(
 
     root = runs or runs_root()
     with joined(recipe.training.timeout) as processes:
-        for caution in recipe.model.cautions if not quiet else ():
-            warn(caution)
         with processes.agreed():
             old = _run_to_continue(root, recipe, resume, run) if processes.leads else None
             where = data or (data_of(old) if old else None) or data_root()
