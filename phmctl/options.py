@@ -41,17 +41,18 @@ class Option:
         return [yes if value else no] if self.type is bool else [yes, str(value)]
 
     def taken(self, value: Any) -> Any:
-        """Return what a program gave as the command line has it; raises UserError for several values of one."""
-        if self.many:
-            if isinstance(value, Mapping):
-                value = [f"{name}={each}" for name, each in value.items()]
-            return [str(each) for each in ([value] if isinstance(value, str | Path | int) else value)]
-        pair = self.metavar == "SRC,TGT"
-        if pair and isinstance(value, Sequence) and not isinstance(value, str):
+        """Return what a program gave as the command line has it; raises UserError for a value of another type."""
+        if self.metavar == "SRC,TGT" and isinstance(value, list | tuple):
             return ",".join(map(str, value))
-        if (isinstance(value, Mapping | Sequence) or pair) and not isinstance(value, str):
-            raise UserError(f"{self.written[0]} is one {(self.metavar or 'value').lower()}, not {value!r}")
-        return self.type(value) if self.type in (str, Path) else value
+        if self.many and isinstance(value, Mapping):
+            value = [f"{name}={each}" for name, each in value.items()]
+        if self.many and isinstance(value, list | tuple):
+            return [str(each) for each in value]
+        text = (str, Path, int) if self.metavar == "COLUMN" else (str, Path)
+        kinds: tuple[type, ...] = {int: (int,), float: (int, float), bool: (bool,)}.get(self.type, text)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.type is not bool):
+            raise UserError(f"{self.written[0]} is one {(self.metavar or self.type.__name__).lower()}, not {value!r}")
+        return [str(value)] if self.many else self.type(value) if self.type in (str, Path) else value
 
     def read(self, text: str) -> Any:
         """Return a value from text; raises RecipeError where it is no number and should be one."""

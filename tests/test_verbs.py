@@ -130,6 +130,9 @@ def test_arguments_are_taken_as_a_program_has_them(tmp_path: Path) -> None:
         {"label": ["mood"]},
         {"files": {"train": 5}},
         {"columns": 5},
+        {"vectors": 5},
+        {"header": "x"},
+        {"vocabulary": "many"},
     )
     for wrong in wrongs:
         with pytest.raises(UserError):
@@ -146,3 +149,5 @@ def test_a_section_in_settings_sets_the_keys_that_it_names() -> None:
         resolve("miniature", ["model.n=4"], {"model": {"n": 2}})
     with pytest.raises(RecipeError):
         resolve("miniature", [], "training.steps=3")
+    with pytest.raises(RecipeError):
+        resolve("miniature", settings=[5])

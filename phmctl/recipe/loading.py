@@ -94,7 +94,7 @@ def resolve(
     recipe: RecipeLike, overrides: Sequence[str | Override] = (), settings: Mapping[str, Any] | Sequence[str] = ()
 ) -> Recipe:
     """Return the recipe that a program names or gives."""
-    if isinstance(settings, str):
+    if isinstance(settings, str) or not all(isinstance(each, str) for each in settings):
         raise RecipeError(f"settings is a mapping of keys, or a list of 'key=value', not {settings!r}")
     if isinstance(settings, Mapping):
         further = [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
