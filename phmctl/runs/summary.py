@@ -22,7 +22,7 @@ from phmctl.recipe.loading import differences, flatten, load_recipe
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import ATTEMPT, ENVIRONMENT, LOCK, RECIPE, select_runs
-from phmctl.runs.metrics import read_entry
+from phmctl.runs.metrics import read_metrics
 from phmctl.runs.results import Result, read_results
 from phmctl.runs.run import Run, read_recipe
 from phmctl.shipped import shipped_names
@@ -32,8 +32,8 @@ State = Literal["running", "finished", "stopped", "failed"]
 _COLUMNS = {"model.algebra", "model.n", "training.seed"}  # differences that have a column of their own
 _NONE = "–"
 _KILLED = "it ended without a word: was it killed?"
-_VOCABULARY = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # tensors of the vocabulary's size
 _HEADER = 1 << 24  # bytes of a safetensors header, at most
+_VOCABULARY = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # tensors of the vocabulary's size
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ def summarise(folder: Path) -> Summary:
     whole = whole_steps(run.checkpoints_folder)
     newest = run.checkpoints_folder / step_name(whole[-1]) if whole else None
     state = {} if newest is None else read_state(newest)
-    last, best = _read_log(run.metrics_path, state)
+    entries = read_metrics(run.metrics_path)
     how, reason = _state(run, state)
-    tag, seconds = environment.get("tag"), last.get("seconds")
+    tag, timed = environment.get("tag"), [entry["seconds"] for entry in entries if "seconds" in entry]
     return Summary(
         run,
         tag if isinstance(tag, str) else None,
@@ -157,9 +157,9 @@ def summarise(folder: Path) -> Summary:
         written is not None,
         how,
         reason,
-        max(_count(state.get("step")), _count(last.get("step"))),
-        None if seconds is None or isinstance(seconds, bool) else float(seconds),
-        best,
+        max(_count(state.get("step")), max((entry["step"] for entry in entries), default=0)),
+        float(timed[-1]) if timed else None,
+        _best(entries, state),
         None if newest is None else count_stored(newest),
         tuple(read_results(run)),
     )
@@ -201,27 +201,16 @@ def _state(run: Run, state: Mapping[str, Any]) -> tuple[State, str | None]:
     return ("finished" if done and averaged else "stopped"), None
 
 
-def _read_log(path: Path, state: Mapping[str, Any]) -> tuple[dict[str, Any], Best | None]:
-    """The last entry that has a time, and the validation that a checkpoint's state calls the best.
-
-    The best's metric is the one that has the score. Other lines, many, are not parsed.
-    """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        lines = []
-    last = next((entry for line in reversed(lines) if (entry := read_entry(line)) and "seconds" in entry), {})
+def _best(entries: Sequence[Mapping[str, Any]], state: Mapping[str, Any]) -> Best | None:
+    """The validation that a checkpoint's state calls the best. Its metric is the one that has the score."""
     step, score = state.get("best_step"), state.get("best_score")
     if not isinstance(step, int) or not isinstance(score, (int, float)):
-        return last, None
-    metrics: dict[str, float] = {}
-    for entry in (read_entry(line) for line in lines if b'"validation"' in line):
-        if entry is not None and entry.get("event") == "validation" and entry["step"] == step:
-            numbers = {key: value for key, value in entry.items() if isinstance(value, int | float)}
-            metrics = {key: value for key, value in numbers.items() if not isinstance(value, bool)}
-    metrics = {key: value for key, value in metrics.items() if key not in ("step", "seconds")}
+        return None
+    found = [entry for entry in entries if entry.get("event") == "validation" and entry["step"] == step]
+    numbers = {key: value for key, value in (found or [{}])[-1].items() if type(value) in (int, float)}
+    metrics = {key: value for key, value in numbers.items() if key not in ("step", "seconds")}
     metric = next((name for name, value in metrics.items() if value in (score, -score)), None)
-    return last, Best(step, metric or "score", metrics[metric] if metric else score, metrics)
+    return Best(step, metric or "score", metrics[metric] if metric else score, metrics)
 
 
 def count_stored(checkpoint: Path) -> Parameters | None:
