@@ -138,7 +138,6 @@ OWN = (  # how tables are read, and what labelled text has besides
     _either("quoting", "Whether table cells may be quoted (default: only in CSV)."),
     _either("header", "Whether tables have a header; without one, columns are numbers from 0."),
     Option("extra", "Column of whole numbers; eval prints scores for each value.", metavar="COLUMN", many=True),
-    Option("extra_split", "Folder with a split that the card borrows.", metavar="SPLIT=DIR", many=True),
     Option("vectors", "Word vectors for labelled text, in GloVe's text format.", Path, metavar="FILE"),
     Option("skip_bad_lines", "Leave out and count lines of your own files that cannot be read.", bool),
 )
@@ -152,7 +151,6 @@ PREPARE = (
     *VOCABULARY,
     *CLEANING,
     DATA,
-    Option("workers", "Number of tokenizer threads.", int, 1, least=1),
     Option("force", "Prepare anew even if nothing has changed.", bool),
     Option("refetch", "Download the card's files again.", bool),
     Option("list_", "List the dataset cards, or show that of NAME.", bool),

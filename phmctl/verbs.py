@@ -32,7 +32,6 @@ def prepare(
     recipe: str | Path | None = None,
     files: Mapping[str, "Files"] | None = None,
     vocabulary_of: str | Path | None = None,
-    workers: int = 1,
     force: bool = False,
     refetch: bool = False,
     quiet: bool = True,
@@ -49,7 +48,6 @@ def prepare(
             be the name of a table with both sides in it, or a list of such pairs and tables, which follow one
             another. Beside ``test`` there may be ``test_news`` and the like.
         vocabulary_of: a run, or a folder of prepared data, whose vocabulary is taken instead of a new one.
-        workers: threads of the tokenizer.
         force: prepare even if nothing has changed.
         refetch: download the card's files again.
         quiet: print nothing on stderr.
@@ -92,7 +90,6 @@ def prepare(
             root=data_root() if data is None else Path(data),
             source=None if source is None else Path(source),
             cleaning=cleaning,
-            workers=workers,
             force=force,
             refetch=refetch,
         )

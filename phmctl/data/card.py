@@ -1,7 +1,7 @@
 """Dataset cards: what a corpus is, where it lies, and how its files are read.
 
 A card is of parallel text (``task: translation``) or of texts, or pairs of texts, with labels
-(``task: classification``). What only one of the two has is listed in :data:`_ONLY`.
+(``task: classification``).
 """
 
 import json
@@ -9,14 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from phmctl.errors import DataError, nearest
 from phmctl.files import sha256_text
@@ -86,9 +79,7 @@ class Rows(Section):
     header: bool = True  # the first line names the columns
     texts: Annotated[tuple[Column, ...], Field(min_length=1, max_length=2)]
     label: Column | None = None  # None: of parallel text
-    verb: None = None  # with `of_file`: always so, and named since manifests of prepared tables are compared with this
     extras: dict[ExtraName, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
-    of_file: Annotated[dict[str, int], Field(max_length=0)] = Field(default_factory=dict)
     split: Column | None = None  # names the split of a row, where one file holds all
     names: dict[str, str] = Field(default_factory=dict)  # the files' words for the card's labels
     unlabelled: tuple[str, ...] = ()  # what stands for "no label": such rows are dropped, and counted
@@ -97,12 +88,8 @@ class Rows(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        named = [column for column in self.columns if isinstance(column, str)]
-        if self.format == "jsonl" and len(named) < len(self.columns):
-            raise ValueError("columns of jsonl have names")
-        if self.odd_rows == "drop" and self.split is not None:
-            raise ValueError("odd_rows: drop wants files of one split each")
-        if not self.header and self.format != "jsonl" and (named or self.header_has):
+        named = self.header_has or any(isinstance(column, str) for column in self.columns)
+        if named and not self.header and self.format != "jsonl":
             raise ValueError("without a header columns are numbers, counted from 0")
         return self
 
@@ -113,7 +100,7 @@ class Rows(Section):
 
 
 class SplitFiles(Section):
-    """One split's files: two sides, or rows of tables. Names are relative; each may also end in ``.gz``.
+    """One split's files: two sides, or tables. Names are relative; each may also end in ``.gz``.
 
     A list of names alone is that of the tables, which are read as the layout's ``rows`` say.
     """
@@ -121,38 +108,27 @@ class SplitFiles(Section):
     format: Format = "text"
     source: FileNames = ()  # read one after another, in this order
     target: FileNames = ()
-    pairs: FileNames = ()  # source<TAB>target in one file
-    columns: tuple[int, int] = (0, 1)  # of `pairs`, counted from 0
     tables: FileNames = ()
-    hold_out: Literal["take", "leave"] | None = None  # every `period`-th pair: only those, or all the others
-    period: Annotated[int, Field(ge=2)] = 23
 
     @model_validator(mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return {"tables": value} if isinstance(value, list | tuple) else value
 
-    @model_serializer(mode="wrap")
-    def _as_listed(self, dump: SerializerFunctionWrapHandler) -> Any:
-        return list(self.tables) if self.tables else dump(self)
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        ways = [self.source, self.pairs, self.tables]
-        if sum(map(bool, ways)) != 1 or len(self.source) != len(self.target):
-            raise ValueError("wants either 'pairs', or 'source' and 'target' with as many files each")
-        if min(self.columns) < 0:
-            raise ValueError("'columns' are counted from 0")
+        if bool(self.source) == bool(self.tables) or len(self.source) != len(self.target):
+            raise ValueError("wants either a list of tables, or 'source' and 'target' with as many files each")
         return self
 
     @property
     def sides(self) -> dict[str, FileNames]:
-        """The file names by what is read from them: ``source``, ``target``, ``pairs`` of both, or ``rows``."""
-        return {"source": self.source, "target": self.target, "pairs": self.pairs, "rows": self.tables}
+        """The file names by what is read from them: ``source``, ``target``, or ``rows`` of both."""
+        return {"source": self.source, "target": self.target, "rows": self.tables}
 
     @property
     def names(self) -> FileNames:
-        return tuple(name for names in self.sides.values() for name in names)
+        return (*self.source, *self.target, *self.tables)
 
 
 class Layout(Section):
@@ -179,13 +155,6 @@ class Layout(Section):
         return {**self.splits, **self.optional}
 
 
-class Sides(Section):
-    """Where a hub's row holds the two sides; ``translation.de`` is the field `de` of the column `translation`."""
-
-    source: str
-    target: str
-
-
 class Hub(Section):
     """A dataset on the Hugging Face hub, or a local folder that ``datasets`` can load."""
 
@@ -194,21 +163,10 @@ class Hub(Section):
     folder: Annotated[str, AfterValidator(_below)] | None = None  # the folder in the repository that holds the files
     revision: str | None = None
     splits: dict[SplitName, str]
-    columns: Sides | None = None  # of parallel text
-    texts: Annotated[tuple[str, ...], Field(max_length=2)] = ()  # of labelled text
+    texts: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]  # columns; or `translation.de`, a field in one
     label: str | None = None
     names: dict[str, str] = Field(default_factory=dict)
     unlabelled: tuple[str, ...] = ("-1",)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if bool(self.columns) == bool(self.texts) or bool(self.texts) != (self.label is not None):
-            raise ValueError("wants either 'columns' (source and target), or 'texts' and 'label'")
-        return self
-
-    @property
-    def text_columns(self) -> tuple[str, ...]:
-        return (self.columns.source, self.columns.target) if self.columns else self.texts
 
 
 class Url(Section):
@@ -268,20 +226,6 @@ class Defaults(Section):
     max_tokens: PositiveInt | None = None
 
 
-class Borrowed(Section):
-    """A split of another card that is of interest here."""
-
-    card: str
-    split: SplitName = "test"
-
-
-# What a card of one task has and no other: what it must say, and what it may.
-_ONLY = {
-    "translation": (("source_language", "target_language"), ("built_in",)),
-    "classification": (("texts",), ("symmetric", "train_text", "labels", "borrowed")),
-}
-
-
 class Card(Section):
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     task: Literal["translation", "classification"] = "translation"
@@ -296,7 +240,7 @@ class Card(Section):
     symmetric: bool = False  # the order of a pair's texts means nothing: swapped, they are the same example
     train_text: bool = False  # train keeps its text too, for models with tokenizers of their own
     labels: tuple[str, ...] = ()  # the classes, in the order of their numbers; empty: those that train has, sorted
-    borrowed: dict[SplitName, Borrowed] = Field(default_factory=dict)
+    borrowed: dict[SplitName, str] = Field(default_factory=dict)  # cards whose test sets are of interest here
     sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows a split; empty where they are not known
     divide: Divide | None = None  # for what has no valid or test of its own
     defaults: Defaults = Defaults()
@@ -308,18 +252,14 @@ class Card(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for task, (required, others) in _ONLY.items():
-            given = [name for name in (*required, *others) if getattr(self, name)]
-            if task != self.task and given:
-                raise ValueError(f"{', '.join(given)}: only a card with 'task: {task}' has that")
-            missing = [name for name in required if name not in given]
-            if task == self.task and missing:
-                raise ValueError(f"wants {' and '.join(map(repr, missing))}")
-        for layout in self.local:
-            if layout.rows is not None and len(layout.rows.texts) != (self.texts or 2):
-                raise ValueError(f"layout {layout.name!r} reads another number of texts than {self.texts or 2}")
-            if self.labelled and layout.rows is not None and layout.rows.label is None:
-                raise ValueError(f"layout {layout.name!r}: 'rows' want a 'label' where there is something to classify")
+        for key in ("texts",) if self.labelled else ("source_language", "target_language"):
+            if not getattr(self, key):
+                raise ValueError(f"wants {key!r}, as every card with 'task: {self.task}'")
+        count = self.texts if self.labelled else 2
+        read: dict[str, Rows | Hub | None] = {f"layout {each.name!r}": each.rows for each in self.local}
+        for where, rows in {**read, "the hub": self.hub}.items():
+            if rows is not None and (len(rows.texts), rows.label is not None) != (count, self.labelled):
+                raise ValueError(f"{where} wants {count} 'texts' and {'a' if self.labelled else 'no'} 'label'")
         return self
 
     @property
@@ -331,15 +271,6 @@ class Card(Section):
         """Where the network has it, in the order in which they are asked."""
         order: tuple[Literal["hub", "urls"], ...] = ("hub", "urls") if self.prefer == "hub" else ("urls", "hub")
         return tuple(way for way in order if getattr(self, way))
-
-    @property
-    def here(self) -> dict[str, Path]:
-        """What the card would have read on this machine, by its own words."""
-        from urllib.request import Request, url2pathname  # brings ssl, for which nobody who answers lines should wait
-
-        files = [url.url for url in self.urls if url.url.startswith("file:")]
-        found = {url: Path(url2pathname(Request(url).selector)) for url in files}
-        return found | ({self.hub.id: Path(self.hub.id)} if self.hub and Path(self.hub.id).is_dir() else {})
 
     @property
     def digest(self) -> str:
@@ -384,10 +315,15 @@ def load_card(name_or_path: str) -> Card:
     """
     path = find_card(name_or_path)
     card = read_document(path, DataError).validate(Card, DataError)
-    for words, place in card.here.items():
+    here = [Path(card.hub.id)] if card.hub and Path(card.hub.id).is_dir() else []
+    if files := [url.url for url in card.urls if url.url.startswith("file:")]:
+        from urllib.request import Request, url2pathname  # brings ssl, for which nobody who answers lines should wait
+
+        here += [Path(url2pathname(Request(url).selector)) for url in files]
+    for place in here:
         if not place.resolve().is_relative_to(path.parent.resolve()):
             raise DataError(
-                f"{path}: {words} lies outside the card's folder; a card may name files of this machine only below "
+                f"{path}: {place} lies outside the card's folder; a card may name files of this machine only below "
                 "its own\nmove the card there, or name the folder of the files: --source DIR"
             )
     return card

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -34,9 +34,7 @@ _IN_WORDS = {
 REASONS = tuple(_IN_WORDS)
 CUT = "cut"  # a labelled text of valid or test that is kept in part
 SAME_SIDES = "same_sides"  # a pair of the same text twice: counted but kept
-# And a train pair of which one side alone stands in valid or test, or which stands there turned round.
-SWAPPED = "swapped_in_valid_or_test"
-SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test", SWAPPED)
+SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test")  # a train pair of which one side stands there
 
 # What Moses' escape-special-chars.perl writes, and nothing else: "&copy" in a text is meant.
 _ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
@@ -111,44 +109,36 @@ class HeldOut:
     def add(self, texts: Sequence[str]) -> bytes:
         """Take a row in, and return its digest."""
         keys = self._keys(texts)
-        self._seen.update(keys[: 1 + len(texts)])
+        self._seen.update(keys)
         return keys[0]
 
     def find(self, texts: Sequence[str]) -> list[bool]:
-        """Return whether a row stands in valid or test; with `sides`, each text, and the row turned round."""
+        """Return whether a row stands in valid or test; with `sides`, each text too."""
         return [key in self._seen for key in self._keys(texts)]
 
     def _keys(self, texts: Sequence[str]) -> list[bytes]:
-        """Return the digest of the row, and with `sides` those of its texts and of the row turned round."""
         same = [same_text(text) for text in texts]
         parts = [["row", *(sorted(same) if self._symmetric else same)]]
-        if self._by_side:
-            parts += [*([str(side), text] for side, text in enumerate(same)), ["row", *same[::-1]]]
+        parts += [[str(side), text] for side, text in enumerate(same) if self._by_side]
         return [blake2b("\n".join(part).encode("utf-8"), digest_size=12).digest() for part in parts]
 
 
+@dataclass
 class CleanRows:
     """A split, cleaned and judged. Can be iterated again; the counts are of the last time.
 
     Parallel and labelled text differ in this: of an over-long labelled text of valid or test a part stays, a sentence
-    stays whole. The end of sentence that a model reads is none of the `max_tokens`. The labels are None for parallel
-    text; `held_out` is None for valid and test.
+    stays whole. The end of sentence that a model reads is none of the `max_tokens`.
     """
 
-    def __init__(
-        self,
-        rows: RowSource,
-        settings: Cleaning,
-        max_tokens: int,
-        labels: Sequence[str] | None = None,
-        held_out: HeldOut | None = None,
-    ) -> None:
-        self._rows = rows
-        self._settings = settings
-        self._max_tokens = max_tokens
-        self._labels = labels
-        self._numbers: Mapping[str | None, int] = {label: number for number, label in enumerate(labels or ())}
-        self._held_out = held_out
+    rows: RowSource
+    settings: Cleaning
+    max_tokens: int
+    labels: Sequence[str] | None = None  # None: of parallel text
+    held_out: HeldOut | None = None  # None: this is valid or test
+
+    def __post_init__(self) -> None:
+        self._numbers: Mapping[str | None, int] = {label: number for number, label in enumerate(self.labels or ())}
         self._begin()
 
     def _begin(self) -> None:
@@ -159,8 +149,8 @@ class CleanRows:
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that stay, their lengths not yet judged; raises :class:`DataError` for unknown labels."""
         self._begin()
-        labels = self._labels
-        for row in self._rows:
+        labels = self.labels
+        for row in self.rows:
             self.tally.read += 1
             if not row.whole or (labels is not None and row.label is None):
                 self.tally.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
@@ -171,18 +161,17 @@ class CleanRows:
                 if len(labels) > 100:
                     guess = "; so many labels look like texts: are --text and --label exchanged?"
                 raise DataError(f"{row.named()}: unknown label {row.label!r}{guess}; known: {shown}")
-            cleaned = row._replace(texts=clean_texts(row.texts, self._settings))
+            cleaned = row._replace(texts=clean_texts(row.texts, self.settings))
             if self._stays(cleaned):
                 yield cleaned
 
     def sample(self, period: int) -> "CleanRows":
         """Return the first of every `period` rows of the files, cleaned and judged alike."""
-        rows = self._rows if period == 1 else hold_out(self._rows, period, (1,), held=True)
-        return CleanRows(rows, self._settings, self._max_tokens, self._labels, self._held_out)
+        return self if period == 1 else replace(self, rows=hold_out(self.rows, period, (1,), held=True))
 
     @property
     def labelled(self) -> bool:
-        return self._labels is not None
+        return self.labels is not None
 
     def number(self, row: Row) -> int:
         return self._numbers[row.label]
@@ -192,10 +181,10 @@ class CleanRows:
 
         The end of sentence counts in the ratio, which spares very short pairs: one token against two is 2 : 3.
         """
-        train, parallel, ratio = self._held_out is not None, self._labels is None, self._settings.max_ratio
+        train, parallel, ratio = self.held_out is not None, self.labels is None, self.settings.max_ratio
         longest, shortest = max(map(len, tokens)), min(map(len, tokens))
         stays = True
-        if longest > self._max_tokens:
+        if longest > self.max_tokens:
             stays = self._object(row, OVER_LONG if train or parallel else CUT, keep=not train)
         elif train and ratio > 0 and longest + 1 > ratio * (shortest + 1):
             stays = self._object(row, LOPSIDED, keep=False)
@@ -205,19 +194,19 @@ class CleanRows:
         if parallel:
             return tokens
         self.classes[str(row.label)] += 1
-        return [cut(each, self._max_tokens, self._settings) for each in tokens]
+        return [cut(each, self.max_tokens, self.settings) for each in tokens]
 
     def _stays(self, row: Row) -> bool:
-        train, parallel = self._held_out is not None, self._labels is None
+        train, parallel = self.held_out is not None, self.labels is None
         if parallel:
             self.tally.noted[SAME_SIDES] += row.texts[0] == row.texts[1] != ""
         if not all(text.strip() for text in row.texts):
             return self._object(row, EMPTY if parallel else EMPTY_TEXT, keep=not train)
-        if self._held_out is None:
+        if self.held_out is None:
             return True
-        again, *sides = self._held_out.find(row.texts)
+        again, *sides = self.held_out.find(row.texts)
         if again:
-            return self._object(row, HELD_OUT, keep=self._settings.duplicates == "keep")
+            return self._object(row, HELD_OUT, keep=self.settings.duplicates == "keep")
         for what, found in zip(SIDE_HELD_OUT, sides, strict=False):
             self.tally.noted[what] += found
         return True

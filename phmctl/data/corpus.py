@@ -3,14 +3,13 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import note, warn
+from phmctl.console import note
 from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
-from phmctl.data.find import Match, find_files, find_split
-from phmctl.data.readers import check_columns, first_cells, lines_or_errors, parallel_files, tables
+from phmctl.data.find import find_files, find_test
+from phmctl.data.readers import check_columns, first_cells, parallel_files, tables
 from phmctl.data.rows import (
     CORPORA,
     Row,
@@ -22,11 +21,10 @@ from phmctl.data.rows import (
     turned_round,
     with_copies,
 )
-from phmctl.errors import DataError, DownloadError, nearest
+from phmctl.errors import DataError, DownloadError
 from phmctl.files import locked, tidying
 
 OWN = "files given by the user"
-_LOOKED_AT = 1000  # lines of a table, for doubled quotes
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,10 @@ class Corpus:
             yield row.texts if self.languages else [*row.texts, row.label or ""]
 
 
-def open_corpus(
-    card: Card, source: Path | None, cache: Path, extra: Mapping[str, Path] | None = None, *, refetch: bool = False
-) -> Corpus:
+def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool = False) -> Corpus:
     """Open a card's corpus from a folder (``--source``), its URLs or the hub; only headers are read at once.
 
-    Downloads stay in the cache. `extra` has the folders of splits that the card borrows from others.
+    Downloads stay in the cache. A test set of another card is taken in where its files lie in the folder too.
     """
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
@@ -82,7 +78,12 @@ def open_corpus(
         corpus = _from_network(card, cache, refetch)
     if card.divide is not None:
         corpus = divided(corpus, card.divide)
-    return _with_borrowed(corpus, card, source, extra or {})
+    for name, lender in card.borrowed.items():
+        match = None if source is None else find_test(load_card(lender), source)
+        if match is not None:
+            files = [*corpus.files, *(replace(each, split=name) for each in match.files)]
+            corpus = replace(corpus, splits={**corpus.splits, name: match.read("test")}, files=files)
+    return corpus
 
 
 def divided(corpus: Corpus, divide: Divide) -> Corpus:
@@ -114,7 +115,7 @@ def _ordered(splits: Mapping[str, RowSource]) -> Splits:
 def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
     match = find_files(card, folder)
     splits = {split: match.read(split) for split in match.splits}
-    corpus = _of(card, splits, match.files(), f"{origin} ({match.layout.name})")
+    corpus = _of(card, splits, match.files, f"{origin} ({match.layout.name})")
     if match.layout.odd is None:
         return corpus
     made, held_out = CORPORA[match.layout.odd](splits)
@@ -123,7 +124,8 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
 
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
     """Ask the URLs and the hub in the card's order. One process fetches at a time; another finds what it fetched."""
-    from phmctl.data.fetch import fetch_all, load_rows
+    from phmctl.data.fetch import fetch_all
+    from phmctl.data.hub import load_rows
 
     refused = []
     lock, folder = cache / ".lock", cache / f"urls-{card.urls_digest[:12]}"
@@ -140,22 +142,6 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
         raise DownloadError(
             f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
         )
-
-
-def _with_borrowed(corpus: Corpus, card: Card, source: Path | None, extra: Mapping[str, Path]) -> Corpus:
-    for name in extra:
-        if name not in card.borrowed:
-            known = ", ".join(card.borrowed) or "none"
-            raise DataError(f"{card.id} has no extra split {name!r}{nearest(name, card.borrowed)}; it has {known}")
-    for name, borrowed in card.borrowed.items():
-        folder = extra.get(name, source)
-        match: Match | None = find_split(load_card(borrowed.card), borrowed.split, folder) if folder else None
-        if match is None and name in extra:
-            raise DataError(f"{extra[name]} holds no {borrowed.split} files of {borrowed.card!r}, which {name} is")
-        if match is not None:
-            files = [*corpus.files, *(replace(each, split=name) for each in match.files(borrowed.split))]
-            corpus = replace(corpus, splits={**corpus.splits, name: match.read(borrowed.split)}, files=files)
-    return corpus
 
 
 def reversed_corpus(corpus: Corpus) -> Corpus:
@@ -209,15 +195,13 @@ def own_corpus(
     files: list[SourceFile] = []
     for split, groups in given.items():
         parts: list[RowSource] = []
-        # A test set of parallel text has its name before the file.
-        said = option.format("test" if split.startswith("test_") and not labelled else split)
         for named in groups:
-            paths = _checked(said, named)
+            paths = _checked(option.format(split), named)
             if len(paths) == 1:
-                parts.append(table_rows(said, paths[0], rows, quoting, skip, chosen, told))
-                files.append(SourceFile(paths[0], split, "rows" if labelled else "pairs"))
+                parts.append(table_rows(paths[0], rows, quoting, skip, chosen, told))
+                files.append(SourceFile(paths[0], split, "rows"))
             elif rows is not None:
-                raise DataError(f"{said} {paths[0]} {paths[1]}: --columns is for a table with both sides in it")
+                raise DataError(f"{paths[0]} {paths[1]}: --columns is for a table with both sides in it")
             else:
                 parts.append(parallel_files(paths[:1], paths[1:], None, skip=skip))
                 files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
@@ -242,77 +226,48 @@ def _check_own(name: str, given: Iterable[str], form: str) -> None:
 
 def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
     """Return the files of one ``--train SRC TGT``, which are there."""
-    if len(paths) not in (1, 2):
-        raise DataError(f"{option} wants a source and a target file, or one table, not {len(paths)}")
+    if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
+        named = " ".join(map(str, paths))
+        raise DataError(f"{option} {named}: wants a source file and a target file, or one table of both sides")
     for path in paths:
         if not path.is_file():
-            what = f"{path} is a folder; name a file" if path.is_dir() else f"no file {path}"
-            raise DataError(f"{option}: {what}")
-    if len(paths) == 2 and paths[0].samefile(paths[1]):
-        raise DataError(
-            f"{option}: {paths[0]} is named as both sides; name the source file and the target file, or one table once"
-        )
+            raise DataError(f"{option}: {path} is no file")
     return paths
 
 
 def table_rows(
-    option: str,
-    path: Path,
-    rows: Rows | None,
-    quoting: bool | None,
-    skip: bool,
-    chosen: bool = True,
-    told: bool = True,
+    path: Path, rows: Rows | None, quoting: bool | None, skip: bool, chosen: bool = True, told: bool = True
 ) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
     name = path.name.removesuffix(".gz")
     kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
     how = {"format": kind, "quoting": kind == "csv" if quoting is None else quoting}
-    own = (rows or Rows(header=False, texts=(0, 1))).model_copy(
-        update={**how, "odd_rows": "drop" if skip else "refuse"}
-    )
-    if kind == "jsonl":
-        if any(isinstance(column, int) for column in own.columns):
-            raise DataError(f"{path}: the keys of JSON lines have names: --columns SOURCE,TARGET")
-    else:
+    how["odd_rows"] = "drop" if skip else "refuse"
+    own = (rows or Rows(header=False, texts=(0, 1))).model_copy(update=how)
+    if kind != "jsonl":
         own = _looked_at(path, own, told=rows is not None and told, chosen=rows is not None and chosen)
     check_columns(path, own)
     found = tables([path], own)
     if own.label is None and (first := next(iter(found), None)):
-        note(f"{option}: the first pair of {path.name} is {first.texts[0][:60]!r} → {first.texts[1][:60]!r}")
+        note(f"the first pair of {path.name} is {first.texts[0][:60]!r} → {first.texts[1][:60]!r}")
     return found
 
 
 def _looked_at(path: Path, rows: Rows, *, told: bool, chosen: bool) -> Rows:
-    """Return how a table is read, by its first lines where no option told; of odd columns ids would be trained on."""
+    """Return how a table is read, by its first line where no option told; of odd columns ids would be trained on."""
     cells = first_cells(path, rows)
-    if not told and len(cells) == 1:
+    if not chosen and len(cells) != 2:
+        shown = ", ".join(f"{place}: {cell.strip()[:30]!r}" for place, cell in enumerate(cells[:12]))
         raise DataError(
-            f"{path} has one column, and one file alone is read as a table of both sides; name two files: SOURCE TARGET"
+            f"{path} has {len(cells)} columns, and one file alone is read as a table of both sides; name two files, "
+            f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nits first line is {shown}"
         )
     places = [column for column in (*rows.texts, rows.label) if isinstance(column, int) and column < len(cells)]
     words = [cells[place].strip().lower() for place in places]
-    heading = bool(words) and all(word in _HEADINGS or _REGION.sub("", word) in _HEADINGS for word in words)
-    if not chosen and len(cells) > 2:
-        shown = ", ".join(f"{place}: {cell.strip()[:30]!r}" for place, cell in enumerate(cells[:12]))
-        raise DataError(
-            f"{path} has {len(cells)} columns; which are source and target? --columns SOURCE,TARGET, by numbers or by "
-            f"the names in a header\nits first line is {shown}"
-        )
-    if heading and not told and not rows.header:
-        note(f"{path}: the first line is a header by its words ({', '.join(words)}); if it is text: --no-header")
-        rows = rows.model_copy(update={"header": True})
-    elif heading and not rows.header:
-        warn(f"{path}: its first line is read as data and looks like a header ({', '.join(words)}); if it is: --header")
-    for number, line in () if rows.quoting else enumerate(islice(lines_or_errors(path), _LOOKED_AT), start=1):
-        cells = [f",{cell}," for cell in line.split("\t")] if isinstance(line, str) else []
-        if any('""' in cell[cell.find(',"') + 2 : max(0, cell.rfind('",'))] for cell in cells if ',"' in cell):
-            note(
-                f"{path}, line {number}: doubled quotes in a table that is read without quoting; "
-                "if its cells are quoted: --quoting"
-            )
-            break
-    return rows
+    if told or rows.header or not words or any(_REGION.sub("", word) not in _HEADINGS for word in words):
+        return rows
+    note(f"{path}: the first line is a header by its words ({', '.join(words)}); if it is text: --no-header")
+    return rows.model_copy(update={"header": True})
 
 
 # What columns are called; so are languages: en, deu, pt-br.

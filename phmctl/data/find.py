@@ -1,14 +1,13 @@
 """Finding a card's files in a folder as people really have it: by their names, and by the columns in them."""
 
-import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from phmctl.data.card import Card, Layout, Rows, SplitFiles
-from phmctl.data.readers import check_columns, missing_columns, parallel_files, tables
-from phmctl.data.rows import RowSource, SourceFile, hold_out
+from phmctl.data.readers import check_columns, parallel_files, tables
+from phmctl.data.rows import RowSource, SourceFile
 from phmctl.errors import DataError
 
 _DEPTH = 3  # subfolders that are searched below the folder given
@@ -21,69 +20,69 @@ class Match:
     folder: Path
     found: Mapping[str, Path]  # by the layout's names
     splits: Sequence[str]  # those that are there, each with all its files
-    missing: Mapping[str, Sequence[str]]  # of the other splits that it should have: the layout's names
+    missing: Sequence[str]  # the layout's names of the other splits' files
 
-    def files(self, split: str | None = None) -> list[SourceFile]:
-        """The files of a split, or of all, by split and side; one that two splits are taken from is there twice."""
+    @property
+    def files(self) -> list[SourceFile]:
+        """The files by split and side; one that two splits are taken from is there twice."""
         return [
-            SourceFile(self.found[name], each, side)
-            for each in ([split] if split else self.splits)
-            for side, names in self.layout.every[each].sides.items()
+            SourceFile(self.found[name], split, side)
+            for split in self.splits
+            for side, names in self.layout.every[split].sides.items()
             for name in names
         ]
 
     def read(self, split: str) -> RowSource:
         files = self.layout.every[split]
-        sides = {side: [self.found[name] for name in names] for side, names in files.sides.items()}
-        if files.tables and self.layout.rows:
-            rows = tables(sides["rows"], self.layout.rows, self.layout.parts.get(split))
-        elif files.pairs:
-            rows = tables(sides["pairs"], Rows(header=False, texts=files.columns))
-        else:
-            rows = parallel_files(sides["source"], sides["target"], files.format)
-        return hold_out(rows, files.period, held=files.hold_out == "take") if files.hold_out else rows
+        source, target, both = ([self.found[name] for name in names] for names in files.sides.values())
+        if both and self.layout.rows:
+            return tables(both, self.layout.rows, self.layout.parts.get(split))
+        return parallel_files(source, target, files.format)
 
-    def odd(self) -> tuple[Path, Rows] | None:
-        """Return a file without the columns that the layout reads: it is something else; None where all have them."""
-        rows = self.layout.rows
-        paths = (each.path for each in self.files() if each.side == "rows")
-        return next(((path, rows) for path in paths if rows and missing_columns(path, rows)), None)
+    def odd(self) -> DataError | None:
+        """Return what is wrong with a file that lacks the columns which the layout reads: it is something else."""
+        for each in self.files:
+            try:
+                if each.side == "rows" and self.layout.rows:
+                    check_columns(each.path, self.layout.rows)
+            except DataError as error:
+                return error
+        return None
 
 
 def find_files(card: Card, folder: Path) -> Match:
     """Return the first layout of a card that `folder`, or a subfolder of it, holds completely.
 
-    Where there is none the DataError says what the nearest layout lacks, and what lies there instead.
+    Where there is none the DataError says what the nearest layout lacks.
     """
     if not folder.is_dir():
         raise DataError(f"no folder {folder}: --source needs the folder with the files of {card.id!r}")
-    folders = _folders(folder)
     best: Match | None = None
-    odd: tuple[Path, Rows] | None = None
-    for layout in (*card.local, *generic_layouts(card)):
-        for places in [folders] if layout.scattered else ([each] for each in folders):
-            match = _match(layout, places)
-            if match.missing:
-                best = match if best is None or len(match.found) > len(best.found) else best
-                continue
-            other = match.odd()
-            if other is None:
-                return match
-            odd = odd or other
+    odd: DataError | None = None
+    for match in _matches([*card.local, *generic_layouts(card)], folder):
+        if match.missing:
+            best = match if best is None or len(match.found) > len(best.found) else best
+            continue
+        other = match.odd()
+        if other is None:
+            return match
+        odd = odd or other
     if odd is not None:
-        check_columns(*odd)
-    raise _incomplete(card, folder, best)
+        raise odd
+    known = [f"{layout.name} ({layout.splits['train'].names[0]}, ...)" for layout in card.local]
+    known += [] if card.labelled else ["plain text, .gz or .tsv"]
+    looked = f"looked in {folder} and below for: {'; '.join(known)}"
+    if best is None or not best.found:
+        raise DataError(f"{folder} holds no files of {card.id!r}\n{looked}")
+    lacking = f"missing: {', '.join(dict.fromkeys(best.missing))}"
+    raise DataError(f"{best.folder} holds {card.id!r} ({best.layout.name}) in part\n{lacking}\n{looked}")
 
 
-def find_split(card: Card, split: str, folder: Path) -> Match | None:
-    """Return a card's files of one split, of the layout that fits in the shallowest folder, or None."""
-    for candidate in _folders(folder):
-        for layout in card.local:
-            if split in layout.splits and not layout.makes:
-                match = _match(layout.model_copy(update={"splits": {split: layout.splits[split]}}), [candidate])
-                if not match.missing and match.odd() is None:
-                    return match
-    return None
+def find_test(card: Card, folder: Path) -> Match | None:
+    """Return a card's files of its test set alone, or None."""
+    local = [(each, each.splits["test"]) for each in card.local if "test" in each.splits]
+    layouts = [layout.model_copy(update={"splits": {"test": files}, "optional": {}}) for layout, files in local]
+    return next((each for each in _matches(layouts, folder) if not each.missing and each.odd() is None), None)
 
 
 def generic_layouts(card: Card) -> list[Layout]:
@@ -97,8 +96,9 @@ def generic_layouts(card: Card) -> list[Layout]:
         plain = {
             split: SplitFiles(source=(f"{name}.{one}",), target=(f"{name}.{other}",)) for split, name in names.items()
         }
-        tabbed = {split: SplitFiles(pairs=(f"{name}.tsv",)) for split, name in names.items()}
-        layouts += [Layout(name="plain text", splits=plain), Layout(name="tab-separated", splits=tabbed)]
+        tabbed = {split: SplitFiles(tables=(f"{name}.tsv",)) for split, name in names.items()}
+        layouts.append(Layout(name="plain text", splits=plain))
+        layouts.append(Layout(name="tab-separated", rows=Rows(header=False, texts=(0, 1)), splits=tabbed))
     made = card.divide.places if card.divide else {}
     for layout in layouts[:2] if made else ():  # a card that is divided is found without what this makes, too
         kept = {name: files for name, files in layout.splits.items() if name not in made}
@@ -106,29 +106,28 @@ def generic_layouts(card: Card) -> list[Layout]:
     return layouts
 
 
+def _matches(layouts: Iterable[Layout], top: Path) -> Iterator[Match]:
+    """Look for each layout: in each folder, or the files of one that is scattered each in the first that has it."""
+    folders = _folders(top)
+    for layout in layouts:
+        for places in [folders] if layout.scattered else ([each] for each in folders):
+            yield _match(layout, places)
+
+
 def _folders(top: Path) -> list[Path]:
-    """Return a folder and those below it, the shallower ones first."""
-    folders, level = list[Path](), [top]
-    for _ in range(_DEPTH + 1):
-        folders += level[: _FOLDERS - len(folders)]
-        inside = (path for folder in level for path in _content(folder))
-        level = sorted(
-            path for path in inside if not path.name.startswith(".") and path.is_dir() and os.access(path, os.X_OK)
-        )
-    return folders
-
-
-def _content(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []  # a folder that may not be read holds nothing for us
+    """Return a folder and those below it, the shallower ones first; what may not be read holds nothing for us."""
+    found = []
+    for place, below, _ in os.walk(top, followlinks=True):
+        depth = len(Path(place).relative_to(top).parts)
+        below[:] = [name for name in below if not name.startswith(".")] if depth < _DEPTH else []
+        found.append((depth, Path(place)))
+    return [path for _, path in sorted(found)[:_FOLDERS]]
 
 
 def _match(layout: Layout, places: Sequence[Path]) -> Match:
     """Look for a layout's files, plain or compressed, each in the first of these folders that has it."""
     found: dict[str, Path] = {}
-    missing: dict[str, Sequence[str]] = {}
+    missing: list[str] = []
     splits = []
     for split, files in layout.every.items():
         here = {}
@@ -140,30 +139,5 @@ def _match(layout: Layout, places: Sequence[Path]) -> Match:
         if len(here) == len(set(files.names)):
             splits.append(split)
         elif split in layout.splits:
-            missing[split] = [name for name in files.names if name not in here]
+            missing += [name for name in files.names if name not in here]
     return Match(layout, places[0], found, splits, missing)
-
-
-def _incomplete(card: Card, folder: Path, best: Match | None) -> DataError:
-    known = [f"{layout.name} ({layout.splits['train'].names[0]}, ...)" for layout in card.local]
-    known += [] if card.labelled else ["plain text, .gz or .tsv"]
-    looked = f"looked in {folder} and below for: {'; '.join(known)}"
-    if best is None or not best.found:
-        return DataError(f"{folder} holds no files of {card.id!r}\n{looked}")
-    lacking = [name for names in best.missing.values() for name in names]
-    described = ", ".join(f"{name}{_instead(best, name)}" for name in dict.fromkeys(lacking))
-    there = f"{' and '.join(best.splits)} found, " if best.splits else ""
-    part = f"in part: {there}{' and '.join(best.missing)} incomplete"
-    return DataError(f"{best.folder} holds {card.id!r} ({best.layout.name}) {part}\nmissing: {described}\n{looked}")
-
-
-def _instead(match: Match, name: str) -> str:
-    """Say which file that the layout does not know lies there under a similar name."""
-    wanted = Path(name).name
-    try:
-        others = {path.name for path in (match.folder / name).parent.iterdir() if path.is_file()}
-    except OSError:
-        return ""
-    others -= {path.name for path in match.found.values()}
-    nearest = difflib.get_close_matches(wanted, sorted(others), n=1, cutoff=0.7)
-    return f" (found {nearest[0]})" if nearest else ""

@@ -33,7 +33,6 @@ LONGEST_LINE = 1 << 24  # bytes; a bomb in .gz is one line without end
 # UTF-32's before UTF-16's, which it begins with.
 _MARKS = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
 _SUBWORD_MARK = re.compile(r"@@(?: |$)")
-_SEGMENT = re.compile(r"<seg\b")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
 # What the IWSLT releases put between the sentences of train.tags.*: a talk's data, never its words.
 _TALK_DATA = re.compile(
@@ -42,7 +41,7 @@ _TALK_DATA = re.compile(
 BLANKS = " \t"  # not str.strip(): NBSP belongs to the sentence
 
 _SEPARATOR = {"tsv": "\t", "csv": ","}
-_LONGEST_JSON = 1 << 28  # bytes of a corpus that is one JSON array: it is read at once
+_LONGEST_TEXT = 1 << 28  # characters of a file that is read at once
 _BEGINNING = 1 << 12  # bytes that tell an array from objects
 _BEFORE_JSON = BOM_UTF8 + BOM_UTF32_LE + BOM_UTF32_BE + b" \t\r\n"
 _WHOLE = range(-(2**31), 2**31)  # what an extra can be
@@ -106,8 +105,6 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
-        if isinstance(error, IsADirectoryError):
-            raise DataError(f"{path} is a folder; name a file") from error
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}; is the file there, and whole?") from error
 
@@ -138,15 +135,25 @@ def as_line(text: str) -> str:
     return text.replace("\r\n", " ").replace("\n", " ")
 
 
+def _whole_text(path: Path) -> str:
+    lines, size = [], 0
+    for line in read_lines(path, _LONGEST_TEXT):
+        lines.append(line)
+        size += len(line) + 1
+        if size > _LONGEST_TEXT:
+            raise DataError(f"{path} is read at once and has over {_LONGEST_TEXT:,} characters; divide it")
+    return "\n".join(lines)
+
+
 # ------------------------------------------------------------------------------------------------- parallel files
 
 
 def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
     """Yield the sentences of one side of a corpus; of ``bpe`` with subword-nmt's ``@@ `` undone."""
+    if form in ("iwslt-xml", "sgm"):
+        return _segments(path)
     lines = read_lines(path)
     match form:
-        case "iwslt-xml" | "sgm":
-            return _segments(lines, path)
         case "bpe":
             return (_SUBWORD_MARK.sub("", line) for line in lines)
         case "iwslt-tags":
@@ -154,39 +161,17 @@ def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
     return lines
 
 
-def _segments(lines: Iterable[str], path: Path) -> Iterator[str]:
+def _segments(path: Path) -> Iterator[str]:
     """Yield the ``<seg>`` texts of an IWSLT or WMT dev or test file, with XML's entities replaced."""
-    pending: list[str] = []  # of a segment that goes on in the next line
-    begun = size = 0
-    for number, line in enumerate(lines, start=1):
-        if not pending and "<seg" not in line:
-            continue
-        begun = begun if pending else number
-        pending.append(line)
-        size += len(line)
-        if "</seg>" in line:
-            found, rest = _complete(" ".join(pending))
-            for segment in found:  # an entity that is a line feed would break the line
-                yield _ENTITY.sub(lambda entity: html.unescape(entity[0]).replace("\n", " "), segment).strip(BLANKS)
-            pending, begun, size = ([rest] if rest else []), number, len(rest)
-        if size > LONGEST_LINE:
-            break
-    if pending:
-        raise DataError(f"{path}, line {begun}: a <seg> that is never closed; is the file whole?")
-
-
-def _complete(text: str) -> tuple[list[str], str]:
-    """Return the content of the complete segments, and what stands from one on that is not. Linear in the text."""
-    found: list[str] = []
-    end = 0
-    while begin := _SEGMENT.search(text, end):
-        inner = text.find(">", begin.end()) + 1
-        close = text.find("</seg>", inner) if inner else -1
-        if close < 0:
-            return found, text[begin.start() :]
-        found.append(text[inner:close])
-        end = close + len("</seg>")
-    return found, ""
+    number = 1
+    for index, part in enumerate(re.split(r"<seg\b", _whole_text(path))):
+        segment, closed, _ = part.partition(">")[2].partition("</seg>")
+        if index and not closed:
+            raise DataError(f"{path}, line {number}: a <seg> that is never closed; is the file whole?")
+        number += part.count("\n")
+        if index:  # an entity that is a line feed would break the line, too
+            segment = _ENTITY.sub(lambda entity: html.unescape(entity[0]), segment)
+            yield segment.replace("\n", " ").strip(BLANKS)
 
 
 def guess_format(path: Path) -> Format:
@@ -301,25 +286,20 @@ def columns_of(path: Path, rows: Rows) -> list[str] | None:
     return [*record, *dict.fromkeys(nested)]
 
 
-def missing_columns(path: Path, rows: Rows) -> list[str]:
-    present = columns_of(path, rows)
-    wanted = [column for column in (*rows.columns, *rows.header_has) if isinstance(column, str)]
-    return [] if present is None else [column for column in wanted if column not in present]
-
-
 def check_columns(path: Path, rows: Rows) -> None:
     """Refuse (DataError) a file that lacks a column, or has one that is read twice."""
-    present = columns_of(path, rows) or []
-    missing = missing_columns(path, rows)
+    present = columns_of(path, rows)
+    if present is None:
+        return
+    missing = [each for each in (*rows.columns, *rows.header_has) if isinstance(each, str) and each not in present]
     if missing and not present:
         raise DataError(f"{path} is empty; is the download or the copy whole?")
     if missing:
         guess = nearest(missing[0], present)
-        named = [column for column in rows.columns if isinstance(column, str)]
-        text = rows.format != "jsonl" and not guess and {*named} <= {*missing} and any(" " in cell for cell in present)
-        advice = "; if that is a line of text, the file has no header: name columns by numbers, from 0" if text else ""
-        shown = ", ".join(present)
-        raise DataError(f"{path} has no column {', '.join(map(repr, missing))}{guess}; it has {shown}{advice}")
+        raise DataError(
+            f"{path} has no column {', '.join(map(repr, missing))}{guess}; it has {', '.join(present)} "
+            "(columns of a table without a header are numbers, from 0)"
+        )
     for column in rows.columns:
         if isinstance(column, str) and present.count(column) > 1:
             raise DataError(f"{path} has {present.count(column)} columns {column!r}; give each a name of its own")
@@ -340,8 +320,6 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
         place = column if isinstance(column, int) else places[column]
         if place < len(record):
             return record[place]
-        if not any(record):
-            raise DataError(f"{where} is empty; a table has one row in each line: remove the empty lines")
         raise DataError(f"{where}: {len(record)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
     value = field_of(record, str(column))
     if value is None and column not in record:
@@ -355,16 +333,15 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
 
 
 def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str] | DataError]]:
-    """Yield each record's first line and its cells. Empty lines are no records; of mere pairs they are bad ones."""
+    """Yield each record's first line and its cells. Empty lines are no records."""
     separator = _SEPARATOR[rows.format]
     if rows.quoting:
         yield from _quoted(path, separator)
         return
-    mere_pairs = rows.label is None and not rows.header
     for number, line in enumerate(lines_or_errors(path), start=1):
         if isinstance(line, DataError):
             yield number, line
-        elif line or mere_pairs:
+        elif line:
             yield number, line.split(separator)
 
 
@@ -389,18 +366,12 @@ def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]
         beginning = handle.read(_BEGINNING).lstrip(_BEFORE_JSON)
     records: Iterable[Any]
     if beginning.startswith(b"["):
-        lines, size = [], 0
-        for line in read_lines(path, _LONGEST_JSON):
-            lines.append(line)
-            size += len(line)
-            if size > _LONGEST_JSON:
-                raise DataError(f"{path} is one JSON array of over {_LONGEST_JSON:,} bytes; write one object a line")
-        records = _parsed(path, 1, "\n".join(lines))
+        records = _parsed(path, 1, _whole_text(path))
         if isinstance(records, DataError):
             raise records
     else:
-        lines_or_bad = enumerate(lines_or_errors(path), start=1)
-        records = (_parsed(path, number, line) for number, line in lines_or_bad)
+        lines = enumerate(lines_or_errors(path), start=1)
+        records = (line if isinstance(line, DataError) else _parsed(path, number, line) for number, line in lines)
     for number, record in enumerate(records, start=1):
         if isinstance(record, dict | DataError):
             yield number, record
@@ -408,18 +379,9 @@ def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]
             yield number, DataError(f"{path}, line {number}: no JSON object but {str(record)[:40]!r}")
 
 
-def _parsed(path: Path, number: int, line: str | DataError) -> Any:
-    """Return a line's value, or the error; None of an empty line."""
-    if isinstance(line, DataError) or not line.strip():
-        return line if isinstance(line, DataError) else None
+def _parsed(path: Path, number: int, text: str) -> Any:
+    """Return a JSON text's value, or the error; None of an empty line."""
     try:
-        return json.loads(line, object_pairs_hook=_once)
+        return json.loads(text) if text.strip() else None
     except (ValueError, RecursionError) as error:
         return DataError(f"{path}, line {number}: no JSON ({error})")
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return found

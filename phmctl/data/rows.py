@@ -88,7 +88,7 @@ def with_copies(rows: RowSource) -> Iterator[Row]:
 
 
 @repeatable
-def hold_out(rows: RowSource, period: int, places: Iterable[int] = (0,), *, held: bool) -> Iterator[Row]:
+def hold_out(rows: RowSource, period: int, places: Iterable[int], *, held: bool) -> Iterator[Row]:
     """Yield the rows in these places of every `period`, the first of which is 1 (`held`), or all the others."""
     chosen = {place % period for place in places}
     return (row for number, row in enumerate(rows, start=1) if (number % period in chosen) is held)

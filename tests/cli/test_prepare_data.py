@@ -36,7 +36,7 @@ def test_a_table_tells_what_was_kept_and_dropped(tmp_path, files):
 
 
 def test_json_is_the_manifest_and_nothing_else(tmp_path, files):
-    result = prepare(tmp_path, "mine", *files, "--vocabulary", "300", "--max-tokens", "30", "--json", "--workers", "2")
+    result = prepare(tmp_path, "mine", *files, "--vocabulary", "300", "--max-tokens", "30", "--json")
     document = json.loads(result.stdout)
     assert document["folder"] == str(tmp_path / "data" / "prepared" / "mine" / "bpe-300-joint-30")
     assert document["splits"]["train"]["dropped"] == {"empty_side": 1, "in_valid_or_test": 5}

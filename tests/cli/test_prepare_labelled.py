@@ -42,15 +42,11 @@ def test_a_card_with_vectors(tmp_path):
         path = tmp_path / "all_combined" / f"{name}.tsv"
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"sentence1\tsentence2\tgold_label\n{name} a\tb\tneutral\n")
-    (tmp_path / "snli").mkdir()
-    (tmp_path / "snli" / "test.tsv").write_text("premise\thypothesis\tlabel\nx\ty\t1\n")
     (tmp_path / "v.txt").write_text("a 0.1 0.2\n")
     result = prepare(
         tmp_path,
         *("snli-counterfactual", "--source", str(tmp_path / "all_combined"), "--vectors", str(tmp_path / "v.txt")),
-        *("--extra-split", f"test_snli={tmp_path / 'snli'}"),
     )
-    assert "test_snli" in result.stdout
     assert "2-dimensional vectors of v.txt for 1 of 3 token types; of the tokens 33.3% of train" in result.stderr
 
 

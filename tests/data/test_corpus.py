@@ -13,7 +13,6 @@ from phmctl.data.card import Card, load_card
 from phmctl.data.corpus import open_corpus, own_corpus
 from phmctl.data.find import find_files
 from phmctl.data.readers import parallel_files, read_sentences
-from phmctl.data.rows import SourceFile
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import locked
 from tests.data.helpers import put, sizes, texts
@@ -34,7 +33,8 @@ def test_iwslt_originals(tmp_path):
     assert texts(corpus.splits["test"]) == [(f"{name} de", f"{name} en") for name in order]
     assert len({file.path for file in corpus.files}) == 12
     read = [(file.split, file.side) for file in corpus.files if file.path.name == "train.tags.de-en.en"]
-    assert read == [("train", "target"), ("valid", "target")]
+    assert read == [("train", "target")]
+    assert corpus.held_out == {"valid": "pairs 23, 46, 69, ..."}
     assert "original IWSLT files" in corpus.origin
 
 
@@ -78,18 +78,6 @@ def test_a_split_that_is_there_is_not_made(tmp_path):
     assert not corpus.held_out
 
 
-def test_valid_alone_is_held_out(tmp_path):
-    talks = [f"{{}} {number}" for number in range(1, 251)]
-    for side in ("en", "id"):
-        put(tmp_path / f"train.tags.en-id.{side}", "<url>u</url>", *(talk.format(side) for talk in talks))
-        put(tmp_path / f"IWSLT17.TED.tst2017plus.en-id.{side}.xml", f'<seg id="1"> test {side} </seg>')
-    corpus = open_corpus(load_card("iwslt17-en-id"), tmp_path, tmp_path / "cache")
-    assert sizes(corpus) == {"train": 248, "test": 1, "valid": 2}
-    assert texts(corpus.splits["valid"]) == [("en 100", "id 100"), ("en 200", "id 200")]
-    assert texts(corpus.splits["test"]) == [("test en", "test id")]
-    assert corpus.held_out == {"valid": "pairs 100, 200, 300, ..."}
-
-
 def test_rows_of_a_hub_are_divided_like_lines(tmp_path):
     """A set's division depends on the pairs' order alone: the hub's rows and the files of a folder give the same."""
     card = load_card("setimes-en-mk")
@@ -129,33 +117,13 @@ def test_wmt_archives_are_read_in_the_card_s_order_and_direction(tmp_path):
     assert texts(corpus.splits["test"]) == [("newstest2016 src.en", "newstest2016 ref.ro")]
 
 
-def test_own_files(tmp_path):
-    train = put(tmp_path / "t.de", "eins", "zwei"), put(tmp_path / "t.en", "one", "two")
-    valid = (put(tmp_path / "v.tsv", "drei\tthree"),)
-    corpus = own_corpus("mine", {"train": [train], "valid": [valid]})
-    assert texts(corpus.splits["train"]) == [("eins", "one"), ("zwei", "two")]
-    assert texts(corpus.splits["valid"]) == [("drei", "three")]
-    assert "test" not in corpus.splits
-    assert (corpus.name, corpus.languages) == ("mine", ("source", "target"))
-    assert corpus.files == [
-        SourceFile(train[0], "train", "source"),
-        SourceFile(train[1], "train", "target"),
-        SourceFile(valid[0], "valid", "pairs"),
-    ]
-
-
-def test_own_files_that_are_missing(tmp_path):
+def test_own_files_that_are_missing_or_twice_the_same(tmp_path):
     there, other = put(tmp_path / "t.de", "eins"), put(tmp_path / "t.en", "one")
-    with pytest.raises(DataError, match=r"--valid: no file .*v\.en"):
+    with pytest.raises(DataError, match=r"--valid: .*v\.en is no file"):
         own_corpus("mine", {"train": [(there, other)], "valid": [(there, tmp_path / "v.en")]})
-    with pytest.raises(DataError, match="--train wants a source and a target file, or one table, not 3"):
-        own_corpus("mine", {"train": [(there,) * 3], "valid": [(there, other)]})
-
-
-def test_one_text_named_as_both_sides_is_refused(tmp_path):
-    text = put(tmp_path / "t.de", "eins", "zwei")
-    with pytest.raises(DataError, match=r"--train: .*t\.de is named as both sides; name the source file and"):
-        own_corpus("mine", {"train": [(text, text)], "valid": [(text, text)]})
+    for named in ((there, other, tmp_path), (there, there)):
+        with pytest.raises(DataError, match=r"--train .*: wants a source file and a target file, or one table"):
+            own_corpus("mine", {"train": [named], "valid": [(there, other)]})
 
 
 def test_the_miniature_needs_no_files(tmp_path):
@@ -240,7 +208,7 @@ def test_when_nothing_answers_the_way_out_is_named(tmp_path, monkeypatch, prefer
     """The card says whom to ask first."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    hub = {"id": "a/b", "splits": {"train": "train"}, "columns": {"source": "de", "target": "en"}}
+    hub = {"id": "a/b", "splits": {"train": "train"}, "texts": ("de", "en")}
     card = card_with([tmp_path / "absent.de"], hub).model_copy(update={"prefer": prefer})
     begun = time.monotonic()
     with pytest.raises(DownloadError, match=f"cannot fetch 'multi30k-de-en': {first}") as caught:
@@ -289,7 +257,7 @@ def test_real_dev_and_test_sets_of_wmt(real_data, tmp_path, name, folder, missin
     for path in source.glob("news*"):
         (with_train / path.name).symlink_to(path)
     if name != "wmt14-en-de":  # there the toy set below is a whole corpus
-        with pytest.raises(DataError, match=rf"valid and test found, train incomplete\nmissing: {missing}"):
+        with pytest.raises(DataError, match=rf"in part\nmissing: {missing}"):
             open_corpus(card, source, tmp_path)
     for file in missing.split(", "):
         put(with_train / file, "one")
@@ -395,20 +363,13 @@ def test_files_of_other_layouts_must_lie_together(tmp_path):
         find_files(load_card("multi30k-de-en"), tmp_path)
 
 
-def test_what_is_not_divided_is_missing(tmp_path):
-    place(tmp_path, "train.en", "train.id")
-    with pytest.raises(DataError, match="train found, valid and test incomplete"):
-        find_files(load_card("iwslt17-en-id"), tmp_path)
-
-
-def test_missing_files_are_named_with_what_lies_there_instead(tmp_path):
+def test_missing_files_are_named(tmp_path):
     place(tmp_path, *RAW[1:], "train.de.zip")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'multi30k-de-en' \(raw captions\) in part\nmissing: train.de\nlooked in"):
         find_files(load_card("multi30k-de-en"), tmp_path)
-    lines = str(caught.value).splitlines()
-    assert lines[0].endswith("'multi30k-de-en' (raw captions) in part: valid and test found, train incomplete")
-    assert lines[1] == "missing: train.de (found train.de.zip)"
-    assert len(lines) == 3
+    place(tmp_path / "id", "train.en", "train.id")
+    with pytest.raises(DataError, match="in part\nmissing: valid.en, valid.id, test.en, test.id\n"):
+        find_files(load_card("iwslt17-en-id"), tmp_path)  # its test set is not made of train
 
 
 def test_an_empty_and_an_absent_folder(tmp_path):

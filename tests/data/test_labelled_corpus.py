@@ -150,30 +150,19 @@ def counterfactual(folder):
         put(folder / f"{name}.tsv", "sentence1\tsentence2\tgold_label", f"{name}\tb\tneutral")
 
 
-def test_a_borrowed_split_is_found_in_the_folder_or_named(tmp_path):
+def test_a_borrowed_split_is_found_below_the_folder(tmp_path):
     counterfactual(tmp_path / "all" / "cf")
     put(tmp_path / "all" / "snli" / "test.tsv", "premise\thypothesis\tlabel", "x\ty\t0", "x\tz\t-1")
     corpus = opened("snli-counterfactual", tmp_path / "all")
     assert sizes(corpus) == {"train": 1, "valid": 1, "test": 1, "test_original": 1, "test_snli": 2}
     assert [example.label for example in corpus.splits["test_snli"]] == ["entailment", None]
-    alone = opened("snli-counterfactual", tmp_path / "all" / "cf")
-    assert "test_snli" not in alone.splits
-    named = opened("snli-counterfactual", tmp_path / "all" / "cf", extra={"test_snli": tmp_path / "all" / "snli"})
-    assert sizes(named) == sizes(corpus)
-    assert [file.split for file in named.files if file.path.parent.name == "snli"] == ["test_snli"]
-
-
-def test_an_extra_split_that_cannot_be(tmp_path):
-    counterfactual(tmp_path)
-    with pytest.raises(DataError, match=r"no extra split 'test_snil' \(did you mean 'test_snli'\?\); it has test_snli"):
-        opened("snli-counterfactual", tmp_path, extra={"test_snil": tmp_path})
-    with pytest.raises(DataError, match="holds no test files of 'snli', which test_snli is"):
-        opened("snli-counterfactual", tmp_path, extra={"test_snli": tmp_path})
+    assert [file.split for file in corpus.files if file.path.parent.name == "snli"] == ["test_snli"]
+    assert "test_snli" not in opened("snli-counterfactual", tmp_path / "all" / "cf").splits
 
 
 def test_what_is_missing_is_told(tmp_path):
     put(tmp_path / "numpred.val", "VBZ\ta")
-    with pytest.raises(DataError, match=r"in part: valid found, train and test incomplete\nmissing: numpred.train"):
+    with pytest.raises(DataError, match=r"in part\nmissing: numpred.train"):
         opened("agreement", tmp_path)
     for name in ("train", "dev", "test"):
         put(tmp_path / "all_combined" / f"{name}.tsv", "sentence1\tsentence2\tlabel", "a\tb\tneutral")
@@ -198,7 +187,7 @@ def test_own_tables(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"train": "nowhere.tsv", "valid": "a.tsv"}, "--table train: no file"),
+        ({"train": "nowhere.tsv", "valid": "a.tsv"}, r"--table train: .*nowhere.tsv is no file"),
         ({"dev": "a.tsv"}, "no split can be called 'dev' .use train, valid, test, or test_ and a name"),
         ({"train": "a.tsv"}, "--table valid=FILE too"),
         ({"train": "a.tsv", "valid": "a.tsv"}, r"no column 'lable' \(did you mean 'label'\?\); it has label, text"),

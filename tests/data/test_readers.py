@@ -68,6 +68,8 @@ def test_invalid_utf8_names_file_and_line(tmp_path, name):
 def test_missing_and_damaged_files(tmp_path):
     with pytest.raises(DataError, match=r"absent\.de: No such file"):
         list(read_lines(tmp_path / "absent.de"))
+    with pytest.raises(DataError, match="Is a directory"):
+        list(read_lines(tmp_path))
     whole = put(tmp_path / "a.gz", *map(str, range(1000)))
     whole.write_bytes(whole.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"cannot read .*a\.gz"):
@@ -155,14 +157,6 @@ def test_tab_separated_pairs_with_a_choice_of_columns(tmp_path):
     path = put(tmp_path / "pairs.tsv.gz", '1\tein "Zitat\tone "quote', "2\tzwei\ttwo\trest")
     assert texts(table([path], (1, 2))) == [('ein "Zitat', 'one "quote'), ("zwei", "two")]
     assert texts(table([path], (2, 0))) == [('one "quote', "1"), ("two", "2")]
-
-
-def test_hold_out_divides_the_pairs():
-    pairs = [(str(number), "") for number in range(1, 51)]
-    held, rest = list(hold_out(pairs, 23, held=True)), list(hold_out(pairs, 23, held=False))
-    assert [one for one, _ in held] == ["23", "46"]
-    assert len(rest) == 48
-    assert sorted(held + rest) == sorted(pairs)
 
 
 @given(
@@ -267,8 +261,3 @@ def test_segments_take_time_in_proportion_to_the_file(tmp_path, piece):
     with pytest.raises(DataError, match="a <seg> that is never closed"):
         list(read_sentences(path, "sgm"))
     assert time.process_time() - begun < 10
-
-
-def test_a_folder_is_told_as_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder"):
-        list(read_lines(tmp_path))

@@ -9,11 +9,11 @@ train the texts themselves. The manifest has each file's SHA-256, which is compa
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +156,7 @@ _NONE: Tokens = np.empty(0, np.int32)
 
 
 class Ragged:
-    """N sequences of token ids, held flat: of chunks of consecutive rows, values and offsets. Rows are views."""
+    """N sequences of token ids, held flat: of chunks of consecutive rows, values and offsets."""
 
     def __init__(self, chunks: Sequence[tuple[Tokens, npt.NDArray[np.integer[Any]]]]) -> None:
         self._values = [values for values, _ in chunks]
@@ -169,13 +169,7 @@ class Ragged:
         return len(self.lengths)
 
     def __getitem__(self, row: int) -> Tokens:
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        row %= len(self)
-        start, end = int(self.offsets[row]), int(self.offsets[row + 1])
-        chunk = min(int(np.searchsorted(self._bounds, start, side="right")) - 1, len(self._values) - 1)
-        base = int(self._bounds[chunk])  # an empty row at the very end is of the last chunk
-        return self._values[chunk][start - base : end - base] if chunk >= 0 else _NONE
+        return self.gather(np.array([row]))
 
     @cached_property
     def values(self) -> Tokens:
@@ -186,7 +180,7 @@ class Ragged:
         lengths = self.lengths[rows]
         total = int(lengths.sum())
         before = np.cumsum(lengths) - lengths  # tokens of the rows in front
-        places = np.repeat(self.offsets[rows] - before, lengths) + np.arange(total)
+        places = np.repeat(self.offsets[:-1][rows] - before, lengths) + np.arange(total)
         if len(self._values) == 1:
             return self._values[0][places]
         tokens = np.empty(total, np.int32)
@@ -198,7 +192,7 @@ class Ragged:
 
 
 def ragged(column: Any) -> Ragged:
-    """Return an Arrow column of lists as flat arrays, without a copy. Meant for :func:`reading_columns`."""
+    """Return an Arrow column of lists as flat arrays, without a copy. Meant for :func:`reading_arrow`."""
     return Ragged(
         [
             (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
@@ -207,88 +201,52 @@ def ragged(column: Any) -> Ragged:
     )
 
 
-def read_table(path: Path) -> Any:
-    """Return the Arrow table of a file, mapped; raises DataError for one that is missing or damaged."""
-    import datasets
-    import pyarrow as pa
-
-    try:
-        table = datasets.Dataset.from_file(str(path)).data
-        table.table.validate()
-        return table
-    except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
-
-
 @contextmanager
-def reading_columns(path: Path) -> Iterator[None]:
-    """Turn what comes of an Arrow file without the right columns into a :class:`DataError`."""
+def reading_arrow(path: Path) -> Iterator[None]:
+    """Turn what comes of an Arrow file that is missing, damaged or without the right columns into a DataError."""
     import pyarrow as pa
 
     try:
         yield
-    except (pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
-        wrong = f"{path} has not the columns it should have ({error})"
-        raise DataError(f"{wrong}; prepare the data again with --force") from error
+    except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
 
 
-class SplitWriter:
-    """Writes one split's Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
+def write_split(
+    path: Path,
+    chunks: Iterable[Sequence[Sequence[Any]]],
+    columns: Sequence[str] = PARALLEL,
+    numbers: Sequence[str] = (),
+    *,
+    with_text: bool,
+) -> None:
+    """Write one split's Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
 
-    A context: the file is finished and flushed to the disk when the block ends well. A row is each text's ids (in the
-    `columns`), the label and the extras (the `numbers`), and, `with_text`, the texts.
+    A row is each text's ids (in the `columns`), the label and the extras (the `numbers`), and, `with_text`, the texts;
+    what stands behind the last column is left.
     """
+    import datasets
+    import pyarrow as pa
 
-    def __init__(
-        self, path: Path, columns: Sequence[str] = PARALLEL, numbers: Sequence[str] = (), *, with_text: bool
-    ) -> None:
-        import datasets
-        import pyarrow as pa
+    features: dict[str, Any] = {side: datasets.Sequence(datasets.Value("int32")) for side in columns}
+    features |= {name: datasets.Value("int32") for name in numbers}
+    features |= {f"{side}_text": datasets.Value("string") for side in columns if with_text}
+    schema = datasets.Features(features).arrow_schema
 
-        features: dict[str, Any] = {side: datasets.Sequence(datasets.Value("int32")) for side in columns}
-        features |= {name: datasets.Value("int32") for name in numbers}
-        features |= {f"{side}_text": datasets.Value("string") for side in columns if with_text}
-        self._path = path
-        self._schema = datasets.Features(features).arrow_schema
-        self._waiting: list[Any] = []  # record batches
-        self._rows = 0
-        with writing(path):
-            self._handle = path.open("wb")
-            self._stream = pa.ipc.new_stream(self._handle, self._schema)
+    def batches() -> Iterator[Any]:
+        waiting: list[Any] = []
+        for rows in chunks:
+            arrays = [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(schema.types)]
+            waiting.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+            if sum(batch.num_rows for batch in waiting) >= ROWS:
+                yield pa.Table.from_batches(waiting).combine_chunks()
+                waiting = []
+        if waiting:
+            yield pa.Table.from_batches(waiting).combine_chunks()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._flush()
-                with writing(self._path):
-                    self._stream.close()
-                    self._handle.flush()
-                    os.fsync(self._handle.fileno())
-        finally:
-            with writing(self._path) if kind is None else suppress(OSError):
-                self._handle.close()  # what is still buffered may not fit the disk
-
-    def add(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Append rows: a value for each column, in their order; what stands behind the last column is left."""
-        import pyarrow as pa
-
-        arrays = [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(self._schema.types)]
-        self._waiting.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        self._rows += len(rows)
-        if self._rows >= ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if self._rows:
-            table = pa.Table.from_batches(self._waiting, schema=self._schema).combine_chunks()
-            with writing(self._path):
-                self._stream.write_table(table)
-        self._waiting, self._rows = [], 0
+    with writing(path), path.open("wb") as handle, pa.ipc.new_stream(handle, schema) as stream:
+        for table in batches():
+            stream.write_table(table)
 
 
 class Split:
@@ -297,8 +255,11 @@ class Split:
     def __init__(self, path: Path, extras: list[str] | None = None) -> None:
         self.path = path
         self.name = path.stem
-        self._table = read_table(path)
-        with reading_columns(path):
+        import pyarrow as pa
+
+        with reading_arrow(path):
+            self._table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+            self._table.validate()
             names = self._table.column_names
             parallel = "first" not in names
             self._columns = PARALLEL if parallel else [name for name in LABELLED if name in names]
@@ -322,7 +283,7 @@ class Split:
         """The lines of each side of valid or test, cased. Train keeps none (DataError)."""
         if f"{self._columns[0]}_text" not in self._table.column_names:
             raise DataError(f"{self.path.name} keeps no text, only tokens; text is kept of valid and test")
-        with reading_columns(self.path):
+        with reading_arrow(self.path):
             columns = [self._table.column(f"{name}_text") for name in self._columns]
             for column in columns:
                 column.validate(full=True)  # a text that begins outside the file would end the process
@@ -366,7 +327,7 @@ class PreparedData:
                 meant = f" (it is in {', '.join(others)}, for other settings or another task)"
             raise DataError(f"{data.card} is not prepared in {folder}{meant}; run: {command}")
         labelled = isinstance(data, LabelledSection)
-        if labelled != (manifest.get("task") == TASK) or (labelled and not {"labels", "texts"} <= manifest.keys()):
+        if labelled != (manifest.get("task") == TASK):
             kind = "labelled text" if labelled else "parallel text"
             raise DataError(f"{folder} holds no {kind}: it was prepared for another task")
         return cls.open(folder, command)

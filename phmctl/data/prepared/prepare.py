@@ -7,26 +7,14 @@ only when it is complete.
 """
 
 import re
-from collections.abc import Mapping, Sequence, Sized
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from phmctl.console import note, progress, warn
 from phmctl.data.card import Card, Cleaning, is_card, load_card
-from phmctl.data.clean import (
-    HELD_OUT,
-    SAME_SIDES,
-    SWAPPED,
-    CleanRows,
-    HeldOut,
-    clean_texts,
-    exchanged,
-    in_words,
-    words_of,
-)
+from phmctl.data.clean import HELD_OUT, SAME_SIDES, CleanRows, HeldOut, clean_texts, exchanged, in_words, words_of
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.folder import (
     LABELLED,
@@ -36,15 +24,14 @@ from phmctl.data.prepared.folder import (
     PreparedData,
     Section,
     Split,
-    SplitWriter,
     has_copies,
     is_reversed,
     prepare_command,
     prepared_folder,
-    read_manifest,
     write_manifest,
+    write_split,
 )
-from phmctl.data.prepared.provenance import Sources, Vocabulary, build, current
+from phmctl.data.prepared.provenance import CARD, Vocabulary, build, changes, provenance
 from phmctl.data.rows import UNKNOWN, RowSource
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
@@ -58,7 +45,6 @@ from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
 LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 CHUNK = 4096  # rows that are tokenized at a time
 _FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
-_MIRRORED = 0.1  # of valid's pairs: as many train pairs that are those turned round are no accident
 _LOOKED_AT = 1000  # rows of a split, for its words
 _STRANGE = 0.2  # of unknown words: with more, another's vocabulary hardly is of this text
 
@@ -95,31 +81,29 @@ def prepare_named(
     settings: Mapping[str, Any] | None = None,
     cleaning: Mapping[str, Any] | None = None,
     vocabulary: Vocabulary | None = None,
-    extra: Mapping[str, Path] | None = None,
     vectors: Path | None = None,
-    workers: int = 1,
     force: bool = False,
     refetch: bool = False,
 ) -> PreparedData:
     """Prepare a card's corpus, or a user's own, whose content the `settings` decide on too; see ``prepare-data``.
 
     The cleaning has the fields that were set by hand, instead of the card's. Without vectors those of an earlier
-    preparation stay.
+    preparation stay while it is up to date.
     """
-    do = partial(prepare, data, root=root, vectors=vectors, vocabulary=vocabulary, workers=workers, force=force)
+    how: dict[str, Any] = {"root": root, "vectors": vectors, "vocabulary": vocabulary, "force": force}
     if own is not None:
         if source is not None:
             raise DataError("--source is for a card's files; with files of your own leave it out")
-        return do(own, _cleaning(Cleaning(), vocabulary, cleaning), more=settings)
+        return prepare(data, own, _cleaning(Cleaning(), vocabulary, cleaning), more=settings, **how)
     card = load_card(data.card)
     chosen = _cleaning(card.cleaning, vocabulary, cleaning)
     folder = prepared_folder(data, root)
-    unchanged = source is None and not (card.built_in or extra or vectors or force or refetch)  # published text stays
-    wanted = _settings(data, chosen, card, vocabulary)
-    if unchanged and current(folder, wanted, None, card=card.digest):
+    unchanged = source is None and not (card.built_in or vectors or force or refetch)  # published text stays
+    if unchanged and not changes(folder, _settings(data, chosen, card, vocabulary), {CARD: card.digest}):
+        note(f"{folder} is up to date")
         prepared = PreparedData.open(folder, prepare_command(data, root))
     else:
-        prepared = do(open_corpus(card, source, root / "raw" / card.id, extra, refetch=refetch), chosen)
+        prepared = prepare(data, open_corpus(card, source, root / "raw" / card.id, refetch=refetch), chosen, **how)
     splits, held_out = prepared.manifest["splits"], prepared.manifest.get("held_out", {})
     if held_out:  # their scores compare with nobody else's
         parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
@@ -143,13 +127,9 @@ def prepare(
     vectors: Path | None = None,
     vocabulary: Vocabulary | None = None,
     more: Mapping[str, Any] | None = None,
-    workers: int = 1,
     force: bool = False,
 ) -> PreparedData:
-    """Clean, tokenize and store a corpus, unless it is there already. The same text and settings give the same bytes.
-
-    The tokenizer's pool of threads is made at its first use in a process and keeps its size.
-    """
+    """Clean, tokenize and store a corpus, unless it is there. The same text and settings give the same bytes."""
     if vectors is not None and not vectors.is_file():
         raise DataError(f"--vectors: no file {vectors}")
     if vectors is not None and data.tokenizer != "word":
@@ -158,16 +138,12 @@ def prepare(
     settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
     corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
     corpus = copied_corpus(corpus) if has_copies(data) else corpus
-    sources = Sources(corpus, vectors)
+    made = provenance(corpus, vectors)
 
-    def write(temporary: Path, provenance: dict[str, Any]) -> None:
-        with suppress(DataError):
-            before = (read_manifest(folder) or {}).get("vectors")
-            if before and vectors is None:
-                warn(f"prepared anew without the vectors of {before['file']}; give --vectors again to have them")
-        _write(temporary, data, corpus, cleaning, vectors, vocabulary, provenance)
+    def write(temporary: Path) -> None:
+        _write(temporary, data, corpus, cleaning, vectors, vocabulary, {"settings": settings, **made})
 
-    build(folder, settings, sources, write, workers=workers, force=force)
+    build(folder, settings, made, write, force=force)
     return PreparedData.open(folder, prepare_command(data, root))
 
 
@@ -207,7 +183,7 @@ def _write(
     cleaning: Cleaning,
     vectors: Path | None,
     vocabulary: Vocabulary | None,
-    provenance: Mapping[str, Any],
+    made: Mapping[str, Any],
 ) -> None:
     labels = (list(corpus.labels) or labels_of(corpus.splits["train"])) if corpus.labelled else None
     splits = _clean_splits(corpus, cleaning, data.max_tokens, labels)
@@ -222,16 +198,20 @@ def _write(
     counts = {}
     for name, rows in splits.items():
         with_text = corpus.train_text or name != "train"
-        with SplitWriter(folder / f"{name}.arrow", columns, numbers, with_text=with_text) as writer:
-            counts[name] = _encode(writer, name, rows, tokenizers, extras)
+        sides = ("text",) if corpus.labelled else PARALLEL
+        tokens = {side: {"tokens": 0, "unknown": 0, "longest": 0} for side in sides}  # without the end of sentence
+        chunks = _encoded(name, rows, tokenizers, extras, tokens)
+        write_split(folder / f"{name}.arrow", chunks, columns, numbers, with_text=with_text)
+        classes = {"labels": dict(sorted(rows.classes.items()))} if corpus.labelled else {}
+        counts[name] = {**rows.tally.as_dict(), **classes, **tokens}
     _judge(corpus, counts, vocabulary, copies=has_copies(data))
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is not None:
         _check_classes(corpus, labels, counts, splits["train"])
         types, kind = {"text": tokenizers.source.size}, {"task": TASK, "labels": labels, "extras": extras}
-    found = {"vectors": _write_vectors(folder, vectors, tokenizers.source, [*splits])} if vectors else {}
-    write_manifest(folder, {**provenance, **kind, **told, "token_types": types, "splits": counts, **found})
+    covered = {"vectors": _write_vectors(folder, vectors, tokenizers.source, [*splits])} if vectors else {}
+    write_manifest(folder, {**made, **kind, **told, "token_types": types, "splits": counts, **covered})
 
 
 def labels_of(train: RowSource) -> list[str]:
@@ -295,8 +275,7 @@ def _empty(corpus: Corpus, split: str) -> DataError:
 def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) -> tuple[TokenizerPair, dict[str, str]]:
     """Return what is learned from train, and for the manifest from which part of it, if not all."""
     rows = corpus.splits["train"]
-    count = len(rows) if isinstance(rows, Sized) else sum(1 for _ in rows)
-    period = -(-count // LEARNED) or 1
+    period = -(-sum(1 for _ in rows) // LEARNED) or 1
     learned = f"one train {corpus.row} in {period}" if period > 1 else ""
     note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
     tokenizers = train_pair(
@@ -310,13 +289,11 @@ def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) 
     return tokenizers, {"learned_from": learned} if learned else {}
 
 
-def _encode(
-    writer: SplitWriter, name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str]
-) -> dict[str, Any]:
-    """Tokenize a split, write it, and return its counts: of labelled text those of all texts together."""
-    sides = ("text",) if rows.labelled else PARALLEL
+def _encoded(
+    name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str], counts: dict[str, dict[str, int]]
+) -> Iterator[list[list[Any]]]:
+    """Tokenize a split and yield what is stored of it, in chunks; count tokens by side, or of all texts together."""
     both = (tokenizers.source, tokenizers.target)  # of which a single text wants the first
-    counts = {side: {"tokens": 0, "unknown": 0, "longest": 0} for side in sides}  # without the end of sentence
     remaining = iter(rows)
     with progress(f"tokenizing {name}", None) as advance:
         while chunk := list(islice(remaining, CHUNK)):
@@ -324,20 +301,16 @@ def _encode(
             encoded = [tokenizer.encode(column) for tokenizer, column in zip(both, columns, strict=False)]
             judged = [(row, rows.fit(row, ids)) for row, ids in zip(chunk, zip(*encoded, strict=True), strict=True)]
             kept = [(row, ids) for row, ids in judged if ids is not None]
-            for side, column in zip(cycle(sides), zip(*(ids for _, ids in kept), strict=True), strict=False):
+            for side, column in zip(cycle(counts), zip(*(ids for _, ids in kept), strict=True), strict=False):
                 counts[side]["tokens"] += sum(map(len, column))
                 counts[side]["unknown"] += sum(ids.count(UNK) for ids in column)
                 counts[side]["longest"] = max(counts[side]["longest"], *map(len, column))
             number = [rows.number] if rows.labelled else []
-            writer.add(
-                [
-                    [*ids, *(each(row) for each in number), *(row.extras.get(x, UNKNOWN) for x in extras), *row.texts]
-                    for row, ids in kept
-                ]
-            )
+            yield [
+                [*ids, *(each(row) for each in number), *(row.extras.get(x, UNKNOWN) for x in extras), *row.texts]
+                for row, ids in kept
+            ]
             advance(len(chunk))
-    classes = {"labels": dict(sorted(rows.classes.items()))} if rows.labelled else {}
-    return {**rows.tally.as_dict(), **classes, **counts}
 
 
 def _judge(
@@ -356,10 +329,6 @@ def _judge(
             ask = "is it of this language" + (", and of this direction (--reverse)?" if side in PARALLEL else "?")
             whose = f"{unknown / tokens:.0%} of train's {side} tokens are unknown to"
             warn(f"{whose} the vocabulary of {vocabulary.origin}: {ask}")
-    if (swapped := train["noted"].get(SWAPPED, 0)) > _MIRRORED * counts["valid"]["read"]:
-        warn(
-            f"{swapped:,} train pairs stand in valid or test with source and target exchanged: scores will tell little"
-        )
     for name, split in counts.items():
         same = 0 if name == "train" and copies else split["noted"].get(SAME_SIDES, 0)
         if 2 * same > split["read"]:

@@ -2,9 +2,8 @@
 
 import glob
 import hashlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,54 +22,21 @@ from phmctl.runs import Run
 from phmctl.runs.find import find_run
 from phmctl.sealed import damage
 
-Entries = list[dict[str, Any]]
 CARD = "card_sha256"  # what a manifest calls the card's digest
 VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors
 
 
-class Sources:
-    """A corpus' origin, as the manifest keeps it: its files with SHA-256, or the text's own where it has no files.
+def provenance(corpus: Corpus, vectors: Path | None = None) -> dict[str, Any]:
+    """Return what the manifest says of a corpus' origin: its files with SHA-256, or that of the text where it has none.
 
     A file's entry says which split and side it is read as, so that two that change places are noticed.
     """
-
-    def __init__(self, corpus: Corpus, vectors: Path | None = None) -> None:
-        self._corpus = corpus
-        self._vectors = [] if vectors is None else [_entry(vectors, VECTORS, VECTORS)]
-        self._files = [_entry(file.path, file.split, file.side) for file in corpus.files]
-
-    def describe(self) -> dict[str, Any]:
-        corpus = self._corpus
-        return {
-            "corpus": corpus.name,
-            **corpus.sides,
-            "origin": corpus.origin,
-            **self._made(),
-            "sources": [*(self._files or self._texts(corpus.splits)), *self._vectors],
-        }
-
-    def changed(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return the names of what is another than in the manifest: of its keys, or of the sources."""
-        made, corpus = self._made(), self._corpus
-        # Lists in memory (the built-in corpora) are cheap to go through again. A hub's origin names the revision.
-        now = self._files or self._texts(name for name, rows in corpus.splits.items() if isinstance(rows, list))
-        changed = [key for key in (CARD, "held_out") if made.get(key) != manifest.get(key)]
-        if not now and corpus.origin != manifest["origin"]:
-            changed.append("origin")
-        if changed:
-            return changed
-        # without vectors, those that are there already do not matter
-        before = [entry for entry in manifest["sources"] if (self._vectors if entry.get("side") == VECTORS else now)]
-        now = [*now, *self._vectors]
-        names = {entry["name"] for entry in [*before, *now] if before.count(entry) != now.count(entry)}
-        return sorted(names) or ["sources"] * (before != now)
-
-    def _made(self) -> dict[str, Any]:
-        made = {CARD: self._corpus.card, "held_out": dict(self._corpus.held_out)}
-        return {key: value for key, value in made.items() if value}
-
-    def _texts(self, splits: Iterable[str]) -> Entries:
-        return [_split(name, self._corpus.lines(name)) for name in splits]
+    sources = [_entry(file.path, file.split, file.side) for file in corpus.files]
+    sources = sources or [_text(name, corpus.lines(name)) for name in corpus.splits]
+    sources += [] if vectors is None else [_entry(vectors, VECTORS, VECTORS)]
+    made = {CARD: corpus.card, "held_out": dict(corpus.held_out)}
+    told = {key: value for key, value in made.items() if value}
+    return {"corpus": corpus.name, **corpus.sides, "origin": corpus.origin, **told, "sources": sources}
 
 
 def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
@@ -80,7 +46,7 @@ def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
+def _text(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
     """Return the entry of a split without files: the digest of its lines, as ``source LF target LF``."""
     count, digest = 0, hashlib.sha256()
     for count, pair in enumerate(pairs, start=1):  # noqa: B007 (the last is how many there are)
@@ -88,79 +54,63 @@ def _split(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
     return {"name": name, "pairs": count, "sha256": digest.hexdigest()}
 
 
-def build(
-    folder: Path,
-    settings: Mapping[str, Any],
-    sources: Sources,
-    write: Callable[[Path, dict[str, Any]], None],
-    *,
-    workers: int = 1,
-    force: bool = False,
-) -> None:
-    """Build a prepared folder, unless it is there already, of the same sources and settings and whole.
+def changed_sources(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the sources that are others now; where no vectors are given, those there do not matter."""
+    if not any(entry.get("side") == VECTORS for entry in now):
+        before = [entry for entry in before if entry.get("side") != VECTORS]
+    names = {entry["name"] for entry in [*before, *now] if before.count(entry) != now.count(entry)}
+    return sorted(names) or ["sources"] * (before != now)
 
-    `write` writes everything into the empty folder given; its second argument is for the manifest. The folder takes its
-    name when it is complete.
+
+def build(
+    folder: Path, settings: Mapping[str, Any], made: Mapping[str, Any], write: Callable[[Path], None], *, force: bool
+) -> None:
+    """Build a prepared folder, unless it is there already, of the same provenance and settings and whole.
+
+    `write` writes everything into the empty folder given, which takes its name when it is complete.
     """
     lock = folder.with_name(f".{folder.name}.lock")
-    if force or not current(folder, settings, sources):
+    if force or changes(folder, settings, made):
         with locked(lock), tidying(lock):  # a second process waits, and then finds it done
             with writing(folder):
                 for entry in () if folder.exists() else temporaries(folder):
-                    if not _changed(entry, settings, sources):  # complete: its process was killed at the very end
+                    if not changes(entry, settings, made):  # complete: its process was killed at the very end
                         entry.rename(folder)
                         break
                 clear(folder)  # what is half written goes; without a new folder the former one is put back
-            if force or not current(folder, settings, sources, say=True):
-                with replacing(folder) as temporary, _threads(workers):
-                    write(temporary, {"settings": dict(settings), **sources.describe()})
+            changed = changes(folder, settings, made)
+            if force or changed:
+                if changed and (folder / MANIFEST).exists():
+                    note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
+                with replacing(folder) as temporary:
+                    write(temporary)
                 note(f"prepared in {folder}")
+                return
     elif temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old")):
         with suppress(OSError, OutputError), locked(lock, wait=False) as held:
             if held:  # what a process left that was killed; nobody else is at work there
                 clear(folder)
+    note(f"{folder} is up to date")
 
 
-def current(
-    folder: Path, settings: Mapping[str, Any], sources: Sources | None, *, card: str = "", say: bool = False
-) -> bool:
-    """Return whether a folder holds these sources (None: whichever the card with this digest has) so set, whole."""
-    changed = _changed(folder, settings, sources, card)
-    if not changed:
-        note(f"{folder} is up to date")
-    elif say and (folder / MANIFEST).exists():
-        note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
-    return not changed
+def changes(folder: Path, settings: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
+    """Return the names of what is another in a folder than the settings and the provenance say, or is damaged.
 
-
-def _changed(folder: Path, settings: Mapping[str, Any], sources: Sources | None, card: str = "") -> list[str]:
+    Of a card that is not at hand the provenance has the digest alone.
+    """
     try:
         manifest = read_manifest(folder)
         if manifest is None:
             return [MANIFEST]
         before = manifest["settings"]
         changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-        if sources is not None:
-            changed += sources.changed(manifest)
-        elif card and card != manifest.get(CARD):
-            changed.append(CARD)
-        return changed + [each["name"] for each in manifest["files"] if damage(folder, each)]
+        known = (CARD, "held_out") if "sources" in made else (CARD,)
+        changed += [key for key in known if made.get(key) != manifest.get(key)]
+        if not changed and "sources" in made:
+            changed = changed_sources(manifest["sources"], made["sources"])
+        return changed or [each["name"] for each in manifest["files"] if damage(folder, each)]
     except (DataError, KeyError, TypeError):  # damaged
         return [MANIFEST]
-
-
-@contextmanager
-def _threads(workers: int) -> Iterator[None]:
-    """Let the tokenizer use so many threads; it reads its limits from the environment."""
-    limits = {"TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false", "RAYON_NUM_THREADS": str(workers)}
-    before = {name: os.environ[name] for name in limits if name in os.environ}
-    os.environ.update(limits)
-    try:
-        yield
-    finally:
-        for name in limits:
-            os.environ.pop(name, None)
-        os.environ.update(before)
 
 
 _DECIDES = ("tokenizer", "vocabulary", "joint")  # settings that a vocabulary was made by

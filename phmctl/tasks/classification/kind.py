@@ -84,8 +84,7 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
         own, more = own_text(name, {split: [[path]] for split, path in tables.items()}, rows, given)
         if own is not None and recipe and load_recipe(recipe).task == "probing":
             own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
-        extra = assigned("extra-split", given.get("extra_split"), "SPLIT=DIR")
-        asked |= {"own": own, "vocabulary": vocabulary, "vectors": given.get("vectors"), "extra": extra}
+        asked |= {"own": own, "vocabulary": vocabulary, "vectors": given.get("vectors")}
         return prepare_named(section, settings=more, **asked)
 
     def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
@@ -290,7 +289,7 @@ def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> di
     if "table" not in table:
         raise UserError("--text and --label are columns of a table: give it with --table FILE")
     path = Path(table["table"])
-    found = list(table_rows("--table", path, labelled_rows(table), None, skip=False))
+    found = list(table_rows(path, labelled_rows(table), quoting=None, skip=False))
     for row in found:
         if row.label not in labels:
             raise DataError(f"{row.named()}: {run.name} knows no label {row.label!r}; it has {', '.join(labels)}")

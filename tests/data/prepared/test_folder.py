@@ -16,11 +16,11 @@ from phmctl.data.prepared.folder import (
     PreparedData,
     Ragged,
     Split,
-    SplitWriter,
     data_root,
     prepare_command,
     prepared_folder,
     read_manifest,
+    write_split,
 )
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ParallelSection
@@ -30,9 +30,7 @@ ROWS = [([5, 6], [7], "ein Hund", "a dog"), ([], [], "", ""), ([8], [9, 10, 11],
 
 
 def written(path, rows, *, with_text=True):
-    with SplitWriter(path, with_text=with_text) as writer:
-        for row in rows:
-            writer.add([row])
+    write_split(path, ([row] for row in rows), with_text=with_text)
     return Split(path)
 
 
@@ -63,7 +61,6 @@ def test_a_split_comes_back_from_the_disk(tmp_path):
     assert split.texts[1] == [row[3] for row in ROWS]
     assert split.source.values.dtype == np.int32
     assert not split.source.values.flags.owndata
-    assert np.shares_memory(split.source[0], split.source.values)
     train = written(tmp_path / "train.arrow", ROWS, with_text=False)
     with pytest.raises(DataError, match=r"train\.arrow keeps no text"):
         _ = train.texts[0]
@@ -87,7 +84,7 @@ def test_a_file_that_is_missing_or_no_arrow_is_a_users_error(tmp_path, content):
     path = tmp_path / "train.arrow"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=r"(cannot read .*train\.arrow|has not the columns).*again with --force"):
+    with pytest.raises(DataError, match=r"cannot read .*train\.arrow.*again with --force"):
         Split(path)
 
 
@@ -190,7 +187,7 @@ def test_an_arrow_file_of_other_columns_is_refused(tmp_path, columns):
     table = pa.table(columns)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(DataError, match=r"train\.arrow has not the columns"):
+    with pytest.raises(DataError, match=r"cannot read .*train\.arrow"):
         Split(path)
 
 
@@ -214,7 +211,7 @@ def test_a_text_that_cannot_be_read_is_a_users_error(tmp_path, right, wrong):
     assert right in content
     damaged = tmp_path / "test.arrow"  # no file that is mapped is written over
     damaged.write_bytes(content.replace(right, wrong, 1))
-    with pytest.raises(DataError, match=r"test\.arrow has not the columns it should have .*; prepare the data again"):
+    with pytest.raises(DataError, match=r"cannot read .*test\.arrow: .*; prepare the data again"):
         Split(damaged).texts  # noqa: B018
 
 
