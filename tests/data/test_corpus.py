@@ -368,7 +368,7 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"'multi30k-de-en' \(raw captions\) in part\nmissing: train.de\nlooked in"):
         find_files(load_card("multi30k-de-en"), tmp_path)
     place(tmp_path / "id", "train.en", "train.id")
-    with pytest.raises(DataError, match="in part\nmissing: valid.en, valid.id, test.en, test.id\n"):
+    with pytest.raises(DataError, match=r"in part\nmissing: valid.en, valid.id, test.en, test.id\n"):
         find_files(load_card("iwslt17-en-id"), tmp_path)  # its test set is not made of train
 
 

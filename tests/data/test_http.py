@@ -138,7 +138,7 @@ def test_a_refusal_is_final_and_clear(server, tmp_path):
     assert len(server.seen) == 1
     assert "--source DIR" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 2
-    with pytest.raises(DownloadError, match="cannot fetch .*Connection refused"):
+    with pytest.raises(DownloadError, match=r"cannot fetch .*Connection refused"):
         download("http://127.0.0.1:9/x", tmp_path / "train.de")
 
 
