@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from phmctl.devices import world
 from phmctl.errors import DataError, UserError
 
 if TYPE_CHECKING:
-    from phmctl.data.listing import Listed
     from phmctl.decoding.model import Model
     from phmctl.runs import Weights
 
@@ -51,21 +51,23 @@ def _listed_cards(name: str | None, data: Path | None) -> Shown:
     from phmctl.data.listing import list_cards
     from phmctl.data.prepared.folder import data_root
 
-    def cells(listed: "Listed") -> list[str]:
-        card = listed.card
-        labelled = f"{'pair' if card.texts == 2 else 'text'} → {len(card.labels) or '?'}"
-        sizes = (f"{card.sizes[split]:,}{'*' * (split in listed.divided)}" for split in SPLITS if split in card.sizes)
-        licence = card.licence.partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
-        columns = [card.id, " → ".join(listed.languages) or labelled, " / ".join(sizes) or "not known"]
-        return [*columns, licence, ", ".join(listed.origins), listed.here]
+    def cells(card: dict[str, Any]) -> list[str]:
+        labelled = f"{'pair' if card['texts'] == 2 else 'text'} → {len(card['labels']) or '?'}"
+        known = (split for split in SPLITS if split in card["sizes"])
+        sizes = (f"{card['sizes'][split]:,}{'*' * (split in card['divided'])}" for split in known)
+        licence = card["licence"].partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
+        columns = [card["name"], " → ".join(card["languages"]) or labelled, " / ".join(sizes) or "not known"]
+        here = "prepared" if card["prepared"] else "fetched" if card["fetched"] else "never tried"
+        local = not {"hub", "urls"} & {*card["origins"]}
+        return [*columns, licence, ", ".join(card["origins"]), "–" if local and here == "never tried" else here]
 
     root = data or data_root()
     cards = list_cards(root, name)
     titles = ["name", "what", "train / valid / test", "licence", "from", "here"]
-    grouped = groupby(cards, key=lambda listed: listed.card.task)
+    grouped = groupby(cards, key=itemgetter("task"))
     tables = [Table(task, titles, [*map(cells, group)], text=(1, 3, 4, 5)) for task, group in grouped]
-    held = "* held out of train, as the publishers have none; " * any(listed.divided for listed in cards)
-    document = {"data": str(root), "cards": [listed.as_json() for listed in cards]}
+    held = "* held out of train, as the publishers have none; " * any(card["divided"] for card in cards)
+    document = {"data": str(root), "cards": cards}
     return Shown(document, tables, notes=[f"{held}prepared data is in {root}"])
 
 

@@ -1,62 +1,35 @@
 """What people are shown of corpora: the cards, which of them are prepared, and the counts of a preparation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import Table, note
-from phmctl.data.card import Card, card_names, load_card
+from phmctl.data.card import card_names, load_card
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A card in the list, and the names of its prepared folders, one for each tokenizer setting."""
+def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """Return what is told of the shipped cards, by task and then by name, or of the one named.
 
-    card: Card
-    prepared: tuple[str, ...]
-    fetched: bool = False  # something of it lies in the cache of downloads
-
-    @property
-    def languages(self) -> tuple[str, ...]:
-        return () if self.card.labelled else (self.card.source_language, self.card.target_language)
-
-    @property
-    def origins(self) -> tuple[str, ...]:
-        """Where the text can come from, in the order in which they are asked; at worst from ``--source DIR`` alone."""
-        return ("built in",) if self.card.built_in else self.card.ways or ("local",)
-
-    @property
-    def here(self) -> str:
-        if self.prepared:
-            return "prepared"
-        return "fetched" if self.fetched else "never tried" if self.card.ways else "–"
-
-    @property
-    def divided(self) -> tuple[str, ...]:
-        made = dict.fromkeys(split for layout in self.card.local for split in layout.makes)
-        return tuple(self.card.divide.places if self.card.divide else made)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.card.id,
-            **self.card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
-            "languages": self.languages,
-            "texts": self.card.texts or 0,
-            "origins": self.origins,
-            "divided": self.divided,
-            "fetched": self.fetched,
-            "prepared": self.prepared,
-        }
-
-
-def list_cards(root: Path, name: str | None = None) -> list[Listed]:
-    """Return the shipped cards, by task and then by name, or the one named; `root` has raw and prepared data."""
+    `root` has raw and prepared data: ``prepared`` are a card's folders, one for each tokenizer setting, and ``fetched``
+    says whether something of it lies in the cache of downloads. ``origins`` are asked in their order.
+    """
     listed = []
     for card in sorted(map(load_card, [name] if name else card_names()), key=lambda card: (card.task, card.id)):
         manifests = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # only what is complete has such a name
-        fetched = any((root / "raw" / card.id).glob("[!.]*"))
-        listed.append(Listed(card, tuple(sorted(path.parent.name for path in manifests)), fetched))
+        made = card.divide.places if card.divide else (split for layout in card.local for split in layout.makes)
+        listed.append(
+            {
+                "name": card.id,
+                **card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
+                "languages": [] if card.labelled else [card.source_language, card.target_language],
+                "texts": card.texts or 0,
+                "origins": ["built in"] if card.built_in else list(card.ways or ("local",)),
+                "divided": [*dict.fromkeys(made)],
+                "fetched": any((root / "raw" / card.id).glob("[!.]*")),
+                "prepared": sorted(path.parent.name for path in manifests),
+            }
+        )
     return listed
 
 
@@ -65,7 +38,6 @@ def show_prepared(manifest: Mapping[str, Any]) -> None:
     splits = manifest["splits"]
     labelled = "labels" in manifest
     dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
-    dropped = dropped if labelled else sorted(dropped)
     noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
     titles = ["split", "read", *(f"− {reason}" for reason in dropped), "kept"]
     titles += [f"kept, {reason}" for reason in noted]

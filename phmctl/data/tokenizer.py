@@ -9,10 +9,9 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
-
-from pydantic import BaseModel, Field, model_validator
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from phmctl.data.rows import Row
 from phmctl.data.special import SPECIAL_TOKENS, UNK
@@ -39,24 +38,33 @@ JOINT_FILE = "tokenizer.json"
 SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
 
 
+@dataclass(frozen=True)
 class Tokenizer:
     """A vocabulary, in the order of its ids, and the rule that splits text into it; merges are the pairs BPE joins."""
 
-    def __init__(
-        self, kind: Kind, vocabulary: Sequence[str], merges: Sequence[tuple[str, str]] = (), *, lowercase: bool = False
-    ) -> None:
-        self.kind: Kind = kind
-        self.lowercase = lowercase
-        self.vocabulary = list(vocabulary)
-        self.merges = list(merges)
-        self._engine = _engine(kind, vocabulary, merges, lowercase)
+    kind: Kind
+    vocabulary: Sequence[str]
+    merges: Sequence[tuple[str, str]] = ()
+    lowercase: bool = False
 
-    def __eq__(self, other: object) -> bool:
-        """Whether the other makes the same ids of every text."""
-        return isinstance(other, Tokenizer) and self.engine_json() == other.engine_json()
+    @cached_property
+    def engine(self) -> "tokenizers.Tokenizer":
+        """The library's pipeline. It knows no special tokens as such, so that none is found in text."""
+        import tokenizers
+        from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    def __hash__(self) -> int:
-        return hash((self.kind, self.lowercase, self.size))
+        ids = {token: index for index, token in enumerate(self.vocabulary)}
+        if self.kind == "bpe":
+            engine = tokenizers.Tokenizer(models.BPE(ids, list(self.merges)))
+            engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            engine.decoder = decoders.ByteLevel()
+        else:
+            engine = tokenizers.Tokenizer(models.WordLevel(ids, SPECIAL_TOKENS[UNK]))
+            engine.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+            engine.decoder = decoders.Fuse()
+        lower = [normalizers.Lowercase()] if self.lowercase else []
+        engine.normalizer = normalizers.Sequence([*lower, normalizers.Prepend(" ")])
+        return engine
 
     @property
     def size(self) -> int:
@@ -64,27 +72,33 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without BOS or EOS. An empty text gives an empty list."""
-        return [encoding.ids for encoding in self._engine.encode_batch_fast(list(texts))]
+        return [encoding.ids for encoding in self.engine.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of a sequence of ids. Special tokens, the unknown word included, leave nothing behind."""
-        text: str = self._engine.decode([int(index) for index in ids if index >= len(SPECIAL_TOKENS)])
+        text: str = self.engine.decode([int(index) for index in ids if index >= len(SPECIAL_TOKENS)])
         return text.removeprefix(" ")
 
     def engine_json(self) -> str:
-        return str(self._engine.to_str())
+        return str(self.engine.to_str())
 
     def save(self, path: Path) -> None:
         write_atomic(path, self.engine_json() + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
+        """Read a tokenizer's file; raises DataError for one that phmctl would not have written."""
         content = read_json_object(path, DataError, "restore it or prepare anew")
-        if "model" not in content:
-            raise DataError(f"{path} is no tokenizer that this version of phmctl can read; prepare anew")
         try:
-            stored = _Stored.model_validate(_parts_of(content))
-            found = cls(stored.kind, stored.vocabulary, stored.merges, lowercase=stored.lowercase)
+            model = content["model"]
+            vocabulary = sorted(model["vocab"], key=model["vocab"].__getitem__)
+            if vocabulary[: len(SPECIAL_TOKENS)] != [*SPECIAL_TOKENS]:
+                raise ValueError("its vocabulary does not begin with the special tokens")
+            if [model["vocab"][token] for token in vocabulary] != list(range(len(vocabulary))):
+                raise ValueError("its ids are not 0, 1, 2, ...")
+            kind = cast("Kind", {"BPE": "bpe", "WordLevel": "word"}[model["type"]])
+            lowercase = any(step["type"] == "Lowercase" for step in content["normalizer"]["normalizers"])
+            found = cls(kind, vocabulary, _merges(model), lowercase=lowercase)
             if not _alike(json.loads(found.engine_json()), content):
                 raise ValueError("it splits text as none of phmctl's does")
             return found
@@ -93,35 +107,9 @@ class Tokenizer:
             raise DataError(f"{path} is damaged: {reason}; restore it or prepare anew") from error
 
 
-class _Stored(BaseModel):
-    """What a tokenizer's file holds. What the library does not check would end in a panic, or in wrong ids."""
-
-    kind: Kind
-    vocabulary: Annotated[list[str], Field(max_length=10**7)]
-    merges: list[tuple[str, str]]
-    lowercase: Annotated[bool, Field(strict=True)]
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        known = set(self.vocabulary)
-        if len(known) < len(self.vocabulary) or self.vocabulary[: len(SPECIAL_TOKENS)] != [*SPECIAL_TOKENS]:
-            raise ValueError("the vocabulary is not that of special tokens and different others")
-        if any(not {left, right, left + right} <= known for left, right in self.merges):
-            raise ValueError("a merge is of what is no token")
-        return self
-
-
-def _parts_of(content: dict[str, Any]) -> dict[str, Any]:
-    model = content["model"]
-    ids: dict[str, int] = model["vocab"]
-    if sorted(ids.values()) != list(range(len(ids))):
-        raise ValueError("its ids are not 0, 1, 2, ...")
-    return {
-        "kind": {"BPE": "bpe", "WordLevel": "word"}[model["type"]],
-        "vocabulary": sorted(ids, key=ids.__getitem__),
-        "merges": _pairs(model),
-        "lowercase": any(step["type"] == "Lowercase" for step in content["normalizer"]["normalizers"]),
-    }
+def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the pairs that a serialised model joins."""
+    return [(left, right) for left, right in model.get("merges", ())]
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
@@ -147,7 +135,7 @@ def train_tokenizer(
         )
     from tokenizers import pre_tokenizers, trainers
 
-    engine = _engine(kind, SPECIAL_TOKENS, (), lowercase)
+    engine = Tokenizer(kind, SPECIAL_TOKENS, lowercase=lowercase).engine
     how: dict[str, Any] = {"vocab_size": vocabulary - len(SPECIAL_TOKENS), "show_progress": False}
     if kind == "word":
         trainer: Any = trainers.WordLevelTrainer(min_frequency=min_count or 1, **how)
@@ -159,7 +147,7 @@ def train_tokenizer(
     engine.train_from_iterator(short, trainer)
     learned = json.loads(engine.to_str())["model"]
     tokens = [*SPECIAL_TOKENS, *sorted(learned["vocab"], key=learned["vocab"].__getitem__)]
-    return Tokenizer(kind, tokens, _pairs(learned), lowercase=lowercase)
+    return Tokenizer(kind, tokens, _merges(learned), lowercase=lowercase)
 
 
 @dataclass(frozen=True)
@@ -199,32 +187,3 @@ def train_pair(rows: Iterable[Row], kind: Kind, vocabulary: int, *, joint: bool,
         both = learn(text for row in rows for text in row.texts)
         return TokenizerPair(both, both)
     return TokenizerPair(learn(row.texts[0] for row in rows), learn(row.texts[1] for row in rows))
-
-
-def _engine(
-    kind: Kind, vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], lowercase: bool
-) -> "tokenizers.Tokenizer":
-    """Build the library's pipeline. It knows no special tokens as such, so that none is found in text."""
-    import tokenizers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
-
-    ids = {token: index for index, token in enumerate(vocabulary)}
-    if kind == "bpe":
-        engine = tokenizers.Tokenizer(models.BPE(ids, list(merges)))
-        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        engine.decoder = decoders.ByteLevel()
-    elif kind == "word":
-        engine = tokenizers.Tokenizer(models.WordLevel(ids, SPECIAL_TOKENS[UNK]))
-        engine.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
-        engine.decoder = decoders.Fuse()
-    else:
-        raise DataError(f"no tokenizer is called {kind!r}; choose bpe or word")
-    lower = [normalizers.Lowercase()] if lowercase else []
-    engine.normalizer = normalizers.Sequence([*lower, normalizers.Prepend(" ")])
-    return engine
-
-
-def _pairs(learned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the merges of a serialised model; older libraries wrote a pair as one string with a space."""
-    merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in learned.get("merges", ()))
-    return [(left, right) for left, right in merges]
