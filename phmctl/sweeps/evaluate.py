@@ -10,36 +10,30 @@ from phmctl.options import EVAL, command_line
 from phmctl.runs.find import select_runs
 from phmctl.runs.results import scores_of, tests_of
 from phmctl.runs.run import splits_asked
-from phmctl.sweeps.cells import Cell
+from phmctl.sweeps.cells import Cell, cells_of
 from phmctl.sweeps.pool import Job
 from phmctl.tasks.answers import p_words, signed
 
-OPTIONS = EVAL
 
-
-def expanded(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what was given with the folder of each run that is meant, and each split. Raises RunError, UserError."""
+def cells(given: Mapping[str, Any]) -> list[Cell]:
+    """Return a cell for each run that is meant, each split and each value. Raises RunError, UserError."""
     if given["probing"]:
         if given["every"] or len(given["names"]) > 1:
             raise UserError("--probing is for one run: its probes are many already; name one run")
-        return given
+        return cells_of(EVAL, given)
     opened = [open_model(run) for run in (select_runs(given["names"]) if given["every"] else given["names"])]
     own = given["source"] is None and given["table"] is None
     split = ",".join(splits_asked(opened, given["split"])) if own else given["split"]
-    return {**given, "names": [run.folder for run in opened], "split": split, "every": False}
+    return cells_of(EVAL, {**given, "names": [run.folder for run in opened], "split": split, "every": False})
 
 
 def jobs_of(cells: Sequence[Cell]) -> list[Job]:
     """Return a job for each scoring."""
-    return [
-        Job(cell.label, [*words, "--json"], cell.given["names"][0])
-        for cell, words in zip(cells, listed(cells), strict=True)
-    ]
-
-
-def listed(cells: Sequence[Cell]) -> list[list[str]]:
-    """Return the command of each scoring."""
-    return [["eval", *command_line(EVAL, cell.given)] for cell in cells]
+    jobs = []
+    for cell in cells:
+        words = ["eval", *command_line(EVAL, cell.given)]
+        jobs.append(Job(cell.label, [*words, "--json"], words, cell.given["names"][0]))
+    return jobs
 
 
 def look(job: Job) -> None:

@@ -1,7 +1,6 @@
 """The cells of a sweep, several at once, each a process, with the machine's threads divided among them."""
 
 import os
-import queue
 import shlex
 import subprocess
 import sys
@@ -9,14 +8,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 from phmctl.console import Shown, Table, note
 from phmctl.devices import check_jobs, cores
-from phmctl.sweeps.cells import cells_of
 from phmctl.training.signals import STARTER, StopRequest
 
 _KEPT = 30  # last lines of what a process says
@@ -32,12 +31,12 @@ class Job:
 
     label: str  # what it is called
     arguments: Sequence[str]  # of ``phmctl``
+    listed: Sequence[str] = ()  # those of a job array, by another process
     about: Any = None  # what its command's module knows of it
     state: str = "waiting"  # ``waiting``, ``finished``, ``stopped``, ``failed``, or ``running`` (by another process)
     code: int | None = None  # its exit code; None before it ended, negative for the signal that killed it
     said: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))  # the last lines on its stderr
     answer: str = ""  # its stdout
-    began: float = 0.0  # when it was started, by the monotonic clock
     seconds: float = 0.0  # how long it took
     figures: dict[str, str] = field(default_factory=dict)  # what came of it, for its line in the table
     found: dict[str, Any] = field(default_factory=dict)  # and in JSON
@@ -65,90 +64,72 @@ def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | No
     When this process is told to stop, so are the others, once: they save. Told twice, they stop at once. Where it is
     killed, they see that it is gone, and save and end as well.
     """
-    events: queue.Queue[tuple[Job, str | None]] = queue.Queue()
-    waiting, running, told = deque(jobs), dict[Job, subprocess.Popen[str]](), False
+    running, told, one_at_a_time = dict[Job, subprocess.Popen[str]](), set[subprocess.Popen[str]](), threading.Lock()
     environment = os.environ | {"OMP_NUM_THREADS": str(threads_each(at_once)), "PYTHONUNBUFFERED": "1"}
     environment[STARTER] = str(os.getpid())
-    with StopRequest() as stop:
-        try:
-            while running or (waiting and not stop.received):
-                while waiting and len(running) < at_once and not stop.received:
-                    job = waiting.popleft()
-                    running[job] = _start(job, environment, events)
-                    changed(job, None)
-                if stop.received and not told:
-                    told = True
-                    note(f"stopping {len(running)} of the processes; they save first")
-                    _terminate(running)
-                try:
-                    job, line = events.get(timeout=_TICK)
-                except queue.Empty:
-                    continue
-                if line is None:
-                    job.code, job.seconds = running.pop(job).wait(), time.monotonic() - job.began
-                    job.state = "finished" if job.code == 0 else "stopped" if job.code in _STOPPED else "failed"
-                changed(job, line)
-        finally:  # where something went wrong some still run: they stop at once
-            _terminate(running)
-            deadline = time.monotonic() + _PATIENCE
-            for process in running.values():
-                try:
-                    process.wait(max(deadline - time.monotonic(), 0.1))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-    return stop.exit_code
 
+    def tell(job: Job, line: str | None) -> None:
+        with one_at_a_time:
+            changed(job, line)
 
-def _start(
-    job: Job, environment: Mapping[str, str], events: "queue.Queue[tuple[Job, str | None]]"
-) -> "subprocess.Popen[str]":
-    # A session of its own: Ctrl-C would come from the terminal too, and a second signal means "at once".
-    output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-    process = subprocess.Popen(
-        [sys.executable, "-m", "phmctl", *job.arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=environment,
-        start_new_session=True,
-    )
-    job.began = time.monotonic()
-
-    def listen(stream: IO[str]) -> None:
-        with stream, output:
-            for line in stream:
+    def work(job: Job) -> None:
+        if stop.received:
+            return
+        how: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace", "env": environment}
+        how["start_new_session"] = True  # Ctrl-C would come from the terminal too, and a second signal means "at once"
+        command, began = [sys.executable, "-m", "phmctl", *job.arguments], time.monotonic()
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, **how
+            ) as process,
+        ):
+            running[job] = process
+            tell(job, None)
+            for line in process.stderr or ():
                 job.said.append(line.rstrip("\n"))
-                events.put((job, job.said[-1]))
-            process.wait()
+                tell(job, job.said[-1])
+            job.code, job.seconds = process.wait(), time.monotonic() - began
             output.seek(0)
             job.answer = output.read()
-        events.put((job, None))
+        del running[job]
+        job.state = "finished" if job.code == 0 else "stopped" if job.code in _STOPPED else "failed"
+        tell(job, None)
 
-    threading.Thread(target=listen, args=(process.stderr,), daemon=True).start()
-    return process
-
-
-def _terminate(running: Mapping[Job, "subprocess.Popen[str]"]) -> None:
-    for process in running.values():
-        if process.poll() is None:
-            process.terminate()
+    with StopRequest() as stop, ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(work, job) for job in jobs]
+        try:
+            while wait(futures, _TICK).not_done:
+                if stop.received and not told:
+                    note(f"stopping {len(running)} of the processes; they save first")
+                for process in list(running.values()) if stop.received else ():
+                    if process not in told:
+                        told.add(process)
+                        process.terminate()
+            for future in futures:
+                future.result()
+        finally:  # where something went wrong some still run: they stop at once
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running.values()):
+                process.terminate()
+            if wait([each for each in futures if not each.cancelled()], _PATIENCE).not_done:
+                for process in list(running.values()):
+                    process.kill()
+    return stop.exit_code
 
 
 def sweep(command: ModuleType, given: dict[str, Any], run: Callable[..., Shown | None]) -> Shown | None:
     """Call `run` with what was given; where that has several values, do or list each cell. Raises UserError."""
     at_once, listing = given.pop("jobs"), given.pop("list_")
-    cells = cells_of(command.OPTIONS, command.expanded(given))
+    cells = command.cells(given)
     if len(cells) == 1 and at_once is None and not listing:
         return run(**cells[0].given)
-    if listing:
-        lines = [shlex.join(["phmctl", *words]) for words in command.listed(cells)]
-        return Shown(lines, text="".join(f"{line}\n" for line in lines))
     check_jobs(at_once or 1)
-    return carry_out(command.jobs_of(cells), at_once or 1, command.look)
+    jobs = command.jobs_of(cells)
+    if listing:
+        lines = [shlex.join(["phmctl", *job.listed]) for job in jobs]
+        return Shown(lines, text="".join(f"{line}\n" for line in lines))
+    return carry_out(jobs, at_once or 1, command.look)
 
 
 def carry_out(jobs: Sequence[Job], at_once: int, look: Callable[[Job], None]) -> Shown:

@@ -13,19 +13,19 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import check_tag, runs_root, versions_in
 from phmctl.runs.summary import Summary, score, summarise
-from phmctl.sweeps.cells import Cell
+from phmctl.sweeps.cells import Cell, cells_of
 from phmctl.sweeps.pool import Job
 
-OPTIONS = TRAIN
 
-
-def expanded(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what was given with all its values."""
-    return given
+def cells(given: Mapping[str, Any]) -> list[Cell]:
+    return cells_of(TRAIN, given)
 
 
 def jobs_of(cells: Sequence[Cell]) -> list[Job]:
-    """Return a job for each training; one that was stopped goes on. Raises UserError."""
+    """Return a job for each training; one that was stopped goes on. A job array has a sweep of one cell for each.
+
+    Raises UserError, RunError.
+    """
     jobs = []
     for cell, recipe in _trainings(cells):
         if recipe.training.initialise_from is not None:
@@ -33,16 +33,11 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
         about = recipe, cell.given["runs"] or runs_root()
         run = newest_of(*about)
         further = {} if run is None else {"tag": None, "resume": run.run.folder}  # a tag names new runs
-        job = Job(cell.label, ["train", *command_line(TRAIN, {**cell.given, **further})], about)
+        words, listed = (["train", *command_line(TRAIN, each)] for each in ({**cell.given, **further}, cell.given))
+        jobs.append(Job(cell.label, words, [*listed, "--jobs", "1"], about))
         if run is not None and run.state in ("finished", "running"):
-            job.state = run.state
-        jobs.append(job)
+            jobs[-1].state = run.state
     return jobs
-
-
-def listed(cells: Sequence[Cell]) -> list[list[str]]:
-    """Return the commands of a job array, each a sweep of one cell: it starts, or goes on. Raises UserError."""
-    return [["train", *command_line(TRAIN, cell.given), "--jobs", "1"] for cell, _ in _trainings(cells)]
 
 
 def _trainings(cells: Sequence[Cell]) -> list[tuple[Cell, Recipe]]:
