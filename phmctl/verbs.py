@@ -65,6 +65,7 @@ def prepare(
         OutputError: the folder cannot be written.
     """
     from phmctl.data.prepared.folder import data_root
+    from phmctl.data.prepared.provenance import Vocabulary
     from phmctl.tasks.registry import kind_for_corpus
 
     if not isinstance(files or {}, Mapping):
@@ -85,7 +86,7 @@ def prepare(
             recipe=None if recipe is None else str(recipe),
             settings=vocabulary,
             files=groups,
-            vocabulary_of=None if vocabulary_of is None else Path(vocabulary_of),
+            vocabulary=None if vocabulary_of is None else Vocabulary.of(Path(vocabulary_of)),
             options=own,
             root=data_root() if data is None else Path(data),
             source=None if source is None else Path(source),

@@ -325,9 +325,9 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
 
 def copy_notes(variants: Iterable[Variant]) -> list[str]:
     """What copying the source scores, where both sides are one language; several lines if it was scored so."""
-    results = [one.result for variant in variants for one in variant.scored]
-    copies = [Copy.read(result.report.get("copy")) for result in results if result is not None]
-    return list(dict.fromkeys(str(copy) for copy in copies if copy is not None and copy.one_language))
+    found = [one.result.report.get("copy") for variant in variants for one in variant.scored if one.result is not None]
+    copies = [Copy(**kept) for kept in found if kept]
+    return list(dict.fromkeys(str(copy) for copy in copies if copy.one_language))
 
 
 def _machine(one: Trained) -> str:

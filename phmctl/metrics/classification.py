@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _MOST, _RANGES = 12, 10  # values that have a part each; parts of more values
 Value = int | str | None  # that of all of a part's items, or the range of theirs; None: not known
+Part = tuple[Value, list[int]]  # of some items: the value, and their rows
 
 _Z = 1.959963984540054  # the 97.5 % point of the normal distribution
 
@@ -105,7 +106,7 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def parts(values: Sequence[int]) -> list[tuple[Value, list[int]]]:
+def parts(values: Sequence[int]) -> list[Part]:
     """Return the rows of each value, ascending, those of an unknown one (below 0) last.
 
     More than twelve values make ten ranges, or fewer, of about as many items each.
@@ -117,7 +118,7 @@ def parts(values: Sequence[int]) -> list[tuple[Value, list[int]]]:
     rows: list[list[int]] = [[] for _ in range(len(cuts) + 1)]
     for row, value in enumerate(values):
         rows[bisect_right(cuts, value) - 1].append(row)  # below the first cut: the last list
-    found: list[tuple[Value, list[int]]] = []
+    found: list[Part] = []
     for members in filter(None, rows[:-1]):
         low, high = min(values[row] for row in members), max(values[row] for row in members)
         found.append((low if low == high else f"{low}–{high}", members))

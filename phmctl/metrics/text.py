@@ -4,14 +4,14 @@ Hypotheses are detokenised text, references are raw text; sacrebleu does its own
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
-from phmctl.metrics.classification import Value, part_name, parts
+from phmctl.metrics.classification import Part, Value, part_name
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Numbers, Scorer
@@ -20,7 +20,7 @@ USUAL, CHARACTERS = "13a", "char"
 # What sacrebleu splits by where words have no blanks between them, or endings that are words; all others by 13a.
 TOKENIZE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(("th", "lo", "km", "my"), CHARACTERS)
 _NO_BLANKS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and Chinese characters
-LENGTH_BINS = (0, 10, 20, 30, 40)  # lower ends, in words of the source; the last bin is open
+_LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}  # by the lower end, in words
 # Of modern English 0.43 to 0.49 stand in Shakespeare's, of English 0.11 in the Romanian of the news, of German less.
 _ONE_LANGUAGE = 1 / 3
 
@@ -41,14 +41,6 @@ class Copy:
     bleu: float  # of the source as the translation
     shared_words: float  # the share of the source's words that stand in their references, whatever their case
 
-    @classmethod
-    def read(cls, kept: object) -> Self | None:
-        """What a result has of it; None where it has nothing."""
-        try:
-            return cls(**{name: float(value) for name, value in dict(kept).items()})  # type: ignore[call-overload]
-        except (TypeError, ValueError):
-            return None
-
     @property
     def one_language(self) -> bool:
         """Whether both sides are evidently one language."""
@@ -59,27 +51,12 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class LengthBin:
-    """BLEU over the sentences whose source has from `low` to `high` words (`high` included; None is no end)."""
-
-    low: int
-    high: int | None
-    sentences: int
-    bleu: float | None  # None: no sentence
-
-    @property
-    def name(self) -> str:
-        """``11–20``, or ``41+``."""
-        return f"{self.low}–{self.high}" if self.high else f"{self.low}+"
-
-
-@dataclass(frozen=True)
-class ValueBin:
+class Bin:
     """BLEU over the sentences of which a number has this value, or lies in this range; None: it is not known."""
 
     value: Value
     sentences: int
-    bleu: float | None
+    bleu: float
 
     @property
     def name(self) -> str:
@@ -147,9 +124,7 @@ def _words(text: str) -> Counter[str]:
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> list[float]:
-    _check(hypotheses, references)
-    metric = _metric("chrF", lowercase)
-    pairs = zip(hypotheses, references, strict=True)
+    metric, pairs = _metric("chrF", None, lowercase=lowercase), zip(hypotheses, references, strict=True)
     return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
@@ -159,34 +134,25 @@ def looks_tokenised(references: Sequence[str]) -> bool:
     return 2 * sum(line.endswith(" .") for line in full_stops) > len(full_stops)
 
 
-def bleu_by_length(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]
-) -> list[LengthBin]:
-    """BLEU over the sentences of each source length in words, by white space; a Chinese character is one.
-
-    A bin holds lengths above its lower end, up to the next one's; the first also lengths of zero.
-    """
-    _check(sources, references)
-    lengths = [len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source)) for source in sources]
-    places = [max(sum(length > low for low in LENGTH_BINS) - 1, 0) for length in lengths]
-    scored = {one.value: one for one in bleu_by_value(places, hypotheses, references, **how)}
-    none = ValueBin(None, 0, None)
-    bins = zip_longest(LENGTH_BINS, LENGTH_BINS[1:])
-    found = [(low, high, scored.get(place, none)) for place, (low, high) in enumerate(bins)]
-    return [LengthBin(low + 1, high, one.sentences, one.bleu) for low, high, one in found]
+def length_parts(sources: Sequence[str]) -> list[Part]:
+    """Return the rows of each length in words, by white space; a Chinese character is one."""
+    rows: dict[int, list[int]] = {low: [] for low in _LENGTHS}
+    for row, source in enumerate(sources):
+        length = len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source))
+        rows[[*_LENGTHS][max(bisect_left([*_LENGTHS], length) - 1, 0)]].append(row)
+    return [(_LENGTHS[low], own) for low, own in rows.items() if own]
 
 
-def bleu_by_value(
-    values: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]
-) -> list[ValueBin]:
-    """BLEU over the sentences of each of the :func:`~phmctl.metrics.classification.parts`."""
-    _check(hypotheses, references)
+def bleu_by(
+    parts: Sequence[Part], hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]
+) -> list[Bin]:
+    """BLEU over the sentences of each part."""
     found = []
-    for value, rows in parts(values):
+    for value, rows in parts:
         texts = (hypotheses, references, *how.get("others", ()))
         given, right, *more = ([text[row] for row in rows] for text in texts)
         own: How = {**how, "others": more}
-        found.append(ValueBin(value, len(rows), bleu(given, right, **own).value))
+        found.append(Bin(value, len(rows), bleu(given, right, **own).value))
     return found
 
 
@@ -201,9 +167,7 @@ def paired_bootstrap(
 
     _check(baseline, references)
     _check(system, references)
-    right = [list(each) for each in (references, *how.get("others", ()))]
-    lowercase, tokenize = how.get("lowercase", False), how.get("tokenize", USUAL)
-    metrics = {name: _metric(name, lowercase, right, tokenize) for name in ("BLEU", "chrF")}
+    metrics = {name: _metric(name, references, **how) for name in ("BLEU", "chrF")}
     systems = [("baseline", list(baseline)), ("system", list(system))]
     signatures, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=1000)()
     scores.pop("System")
@@ -217,16 +181,14 @@ def paired_bootstrap(
     return found
 
 
-def text_scorer(
-    name: str, systems: Sequence[Sequence[str]], references: Sequence[str], lowercase: bool, tokenize: str
-) -> "Scorer":
+def text_scorer(name: str, systems: Sequence[Sequence[str]], references: Sequence[str], **how: Unpack[How]) -> "Scorer":
     """What scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`.
 
     `name` is as the metric's score has it (``BLEU``, ``chrF2``, ``TER``), `systems` the hypotheses of each training.
     """
     import numpy as np
 
-    metric = _metric(name.rstrip("0123456789"), lowercase, [list(references)], tokenize, _has_no_blanks(references))
+    metric = _metric(name.rstrip("0123456789"), references, **how)
     for hypotheses in systems:
         _check(hypotheses, references)
     statistics = np.array([metric._extract_corpus_statistics(list(one), None) for one in systems], float)  # (S, N, K)
@@ -240,46 +202,36 @@ def text_scorer(
 
 def check_tokenizer(name: str) -> None:
     """Refuse (UserError) a tokenizer that sacrebleu does not have, or that cannot be used here."""
-    _metric("BLEU", False, tokenize=name)
+    _metric("BLEU", None, tokenize=name)
 
 
-def _has_no_blanks(texts: Sequence[str]) -> bool:
-    """Tell whether most characters are of a writing without blanks between words."""
-    text = "".join("".join(texts).split())
-    return 2 * len(re.findall(f"[{_NO_BLANKS}]", text)) > len(text)
-
-
-def _metric(
-    name: str,
-    lowercase: bool,
-    references: list[list[str]] | None = None,
-    tokenize: str = USUAL,
-    no_blanks: bool = False,
-) -> Any:
+def _metric(name: str, references: Sequence[str] | None, **how: Unpack[How]) -> Any:
     """The sacrebleu metric, with the references' statistics kept when they are given."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    if name == "BLEU":
-        if tokenize not in BLEU.TOKENIZERS:
-            known = ", ".join(sorted(BLEU.TOKENIZERS))
-            raise UserError(f"--tokenize {tokenize}: sacrebleu has {known}{nearest(tokenize, BLEU.TOKENIZERS)}")
-        try:  # `looks_tokenised` warns once instead of sacrebleu
-            return BLEU(lowercase=lowercase, references=references, tokenize=tokenize, force=True)
-        except (ImportError, RuntimeError, OSError) as error:  # a library, or a model that it would fetch
-            reason = " ".join(str(error).split())
-            raise UserError(f"--tokenize {tokenize}: {reason or type(error).__name__}") from error
+    right = None if references is None else [list(each) for each in (references, *how.get("others", ()))]
+    lowercase, tokenize = how.get("lowercase", False), how.get("tokenize", USUAL)
     if name == "chrF":
-        return CHRF(lowercase=lowercase, references=references)
-    return TER(references=references, normalized=no_blanks, asian_support=no_blanks)
+        return CHRF(lowercase=lowercase, references=right)
+    if name == "TER":
+        text = "".join("".join(references or ()).split())
+        no_blanks = 2 * len(re.findall(f"[{_NO_BLANKS}]", text)) > len(text)  # between words of most of it
+        return TER(references=right, normalized=no_blanks, asian_support=no_blanks)
+    if tokenize not in BLEU.TOKENIZERS:
+        known = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise UserError(f"--tokenize {tokenize}: sacrebleu has {known}{nearest(tokenize, BLEU.TOKENIZERS)}")
+    try:  # `looks_tokenised` warns once instead of sacrebleu
+        return BLEU(lowercase=lowercase, references=right, tokenize=tokenize, force=True)
+    except (ImportError, RuntimeError, OSError) as error:  # a library, or a model that it would fetch
+        reason = " ".join(str(error).split())
+        raise UserError(f"--tokenize {tokenize}: {reason or type(error).__name__}") from error
 
 
 def _score(name: str, hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> Score:
-    right = [list(each) for each in (references, *how.get("others", ()))]
-    for each in right:
+    for each in (references, *how.get("others", ())):
         _check(hypotheses, each)
-    lowercase = how.get("lowercase", False) and name != "TER"
-    metric = _metric(name, lowercase, None, how.get("tokenize", USUAL), _has_no_blanks(references))
-    result = metric.corpus_score(list(hypotheses), right)
+    metric = _metric(name, references, **how)
+    result = metric.corpus_score(list(hypotheses), None)
     return Score(result.name, float(result.score), str(metric.get_signature()))
 
 

@@ -8,22 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import require
-from phmctl.tasks.answers import spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from phmctl.tasks.answers import Breakdown
-
 Points = Sequence[tuple[float, float]]
-_INK, _FAINT = "#1c2127", "#6b7480"
 _SERIES = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
 _STYLES = ("-", "--", ":", "-.")
 _LONGEST = 44  # characters of a label
 _DECADES = 1000  # a ratio of values from which an axis is logarithmic
 _MOST = 240  # points of a line
-_POSITIVE, _NEGATIVE = (0.20, 0.47, 0.74), (0.80, 0.33, 0.25)
 _SQUARE = 8  # rules of this order and below are shown with their nearest algebra, larger ones by themselves
 _STYLE = {
     "svg.fonttype": "none",
@@ -73,11 +68,6 @@ def _label(text: str) -> str:
     return f" {short}" if short.startswith("_") else short
 
 
-def series(index: int) -> str:
-    """The colour of a series, from 0 on; after eight they begin again."""
-    return _SERIES[index % len(_SERIES)]
-
-
 def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
     """Draw curves over the steps: a colour a model, a style of line a seed."""
     figure = _figure()
@@ -90,7 +80,7 @@ def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
                 [part[-1][0] for part in parts],
                 [math.fsum(value for _, value in part) / len(part) for part in parts],
                 _STYLES[number % len(_STYLES)],
-                color=series(index),
+                color=_SERIES[index % len(_SERIES)],
                 marker="o" if len(parts) < 12 else None,
                 markersize=3,
                 label=_label(label) if number == 0 else "_",
@@ -102,53 +92,28 @@ def curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
     return figure
 
 
-def breakdown(found: Mapping[str, "Breakdown"], models: Sequence[str]) -> "Figure":
-    """Draw the scores of parts of the items as bars, each model in its colour; whiskers: the deviation over seeds."""
-    first = next(iter(found.values()))
-    names = [(name, count) for name, count, _ in first.parts]
-    figure = _figure(max(4.4, min(0.6 * len(names), 8)))
-    axes = figure.add_subplot(title=first.title)
-    wide = 0.8 / len(found)
-    for index, (label, one) in enumerate(found.items()):
-        rows = {name: scores for name, _, scores in one.parts}
-        places = [place - 0.4 + wide * (index + 0.5) for place in range(len(names))]
-        scores = [rows.get(name, ()) for name, _ in names]
-        heights = [math.fsum(each) / len(each) if each else math.nan for each in scores]
-        errors = [spread(each) or 0.0 for each in scores]
-        look: dict[str, Any] = {"color": series(models.index(label)), "ecolor": _INK, "label": _label(label)}
-        axes.bar(places, heights, wide * 0.92, yerr=errors, **look)
-    axes.set_xticks(range(len(names)), [f"{_label(name)[:12]}\n{count:,}" for name, count in names])
-    axes.grid(visible=False, axis="x")
-    axes.set_xlabel("below each part, how many items it has")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
-    return figure
-
-
 def heat(rule: "Tensor", aligned: "Tensor", known: "Tensor") -> "Figure":
     """Draw the matrices of a rule as they were learned, in the basis nearest to a known algebra, and that algebra.
 
-    Blue is positive, red negative; a cell is the stronger coloured the larger its number beside the largest of its row.
+    Blue is positive, red negative, the stronger the larger beside the largest number of the same tensor.
     """
     import numpy as np
 
-    n = len(rule)
-    columns, lines = min(n, _SQUARE), math.ceil(n / min(n, _SQUARE))
+    n, width = len(rule), min(len(rule), _SQUARE)
+    height = math.ceil(n / width)
     shown = [(rule, "A"), (aligned, "P·A"), (known, "A*")][: 3 if n <= _SQUARE else 1]
-    height, bands = lines * (n + 1) - 1, []
+    bands = []
     for matrices, _ in shown:
         values = matrices.detach().double().numpy()
-        band = np.zeros((height, columns * (n + 1) - 1, 4))
-        largest = float(np.abs(values).max()) or 1.0
-        for index, matrix in enumerate(values):  # eight a line
-            top, left = (n + 1) * (index // columns), (n + 1) * (index % columns)
-            cells = band[top : top + n, left : left + n]
-            cells[..., :3] = np.where(matrix[..., None] >= 0, _POSITIVE, _NEGATIVE)
-            cells[..., 3] = 0.06 + 0.94 * np.abs(matrix) / largest
-        bands += [band, np.zeros((1, band.shape[1], 4))]
-    figure = _figure(0.6 + 0.62 * columns, 0.1 + 0.62 * (3 if n <= _SQUARE else lines))
+        band = np.full((height * (n + 1), width * (n + 1)), np.nan)
+        for index, matrix in enumerate(values / (np.abs(values).max() or 1.0)):
+            top, left = (n + 1) * (index // width), (n + 1) * (index % width)
+            band[top : top + n, left : left + n] = matrix
+        bands.append(band)
+    figure = _figure(0.6 + 0.62 * width, 0.1 + 0.62 * height * len(shown))
     axes = figure.add_subplot()
-    axes.imshow(np.concatenate(bands[:-1]), interpolation="none", aspect="equal")
-    ticks = [(height + 1) * place + (height - 1) / 2 for place in range(len(shown))]
+    axes.imshow(np.concatenate(bands)[:-1, :-1], cmap="RdBu", vmin=-1, vmax=1, interpolation="none")
+    ticks = [len(bands[0]) * (place + 0.5) - 1 for place in range(len(shown))]
     axes.set_yticks(ticks, [label for _, label in shown])
     axes.set_xticks([])
     axes.tick_params(length=0)

@@ -14,11 +14,11 @@ from phmctl.comparison.variants import Trained, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
 from phmctl.files import write_atomic
+from phmctl.metrics.classification import part_name, parts
 from phmctl.recipe.loading import dump_recipe
 from phmctl.reports import plots
 from phmctl.reports.plots import picture, style
 from phmctl.runs.metrics import read_metrics, series
-from phmctl.tasks.answers import Breakdown
 from phmctl.tasks.registry import kind_of
 
 if TYPE_CHECKING:
@@ -111,21 +111,20 @@ def _curves(found: Comparison) -> Blocks:
 
 
 def _breakdowns(found: Comparison) -> Blocks:
-    comparer = kind_of(found.baseline.first.run.recipe).comparer
-    by_title: dict[str, dict[str, Breakdown]] = {}
-    for variant in found.variants:
-        for each in comparer.breakdowns(variant.answered) if comparer and variant.answered else ():
-            by_title.setdefault(each.title, {})[variant.label] = each
-    pictures = []
-    for index, (title, parts) in enumerate(by_title.items()):
-        words = "; ".join(
-            f"{label}: " + ", ".join(f"{name} {mean_and_spread(scores)}" for name, _, scores in each.parts)
-            for label, each in parts.items()
-        )
-        caption = f"{title[0].upper()}{title[1:]}. Whiskers: standard deviation over seeds, where there are several."
-        drawn = plots.breakdown(parts, [variant.label for variant in found.variants])
-        pictures.append(picture(drawn, f"part-{index}", f"{title}. {words}", caption))
-    return [("grid", pictures)] if pictures else []
+    """Scores of parts of the items: as the task divides them, and by each number that they have."""
+    by = kind_of(found.baseline.first.run.recipe).comparer
+    models = {each.label: each.answered for each in found.variants if each.answered}
+    if by is None or not models:
+        return []
+    first, blocks = next(iter(models.values()))[0], Blocks()
+    for name, each in {by.own: by.divided(first), **{key: parts(of) for key, of in first.groups.items()}}.items():
+        columns = [zip(*(by.scores(run, each) for run in runs), strict=True) for runs in models.values()]
+        rows = [
+            (part_name(value), f"{len(rows):,}", *map(mean_and_spread, scores))
+            for (value, rows), *scores in zip(each, *columns, strict=True)
+        ]
+        blocks.append(("table", Table(f"{by.figure} by {name}", [name, "items", *models], rows)))
+    return blocks
 
 
 def _ledger(found: Comparison) -> Blocks:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from phmctl.metrics.classification import part_name, parts
+from phmctl.metrics.classification import Part, mcnemar
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Scorer
-    from phmctl.metrics.text import How, LengthBin, ValueBin
+    from phmctl.metrics.text import How
 
 
 def within(value: float, low: float, high: float, form: str = ".2f") -> str:
@@ -36,11 +36,6 @@ class Metric:
     higher: bool = True  # whether a larger one is better
     tested: bool = False  # whether differences are tested
 
-    def show(self, value: float) -> str:
-        """Return a value of a result as people read it."""
-        value *= self.scale
-        return f"{value:.2f}" if abs(value) >= 0.01 or not value else f"{value:.1e}"
-
 
 @dataclass(frozen=True)
 class Answers:
@@ -51,8 +46,7 @@ class Answers:
     given: Sequence[str]  # the answer
     # numbers of the items by which scores are broken down (attractors), by name; -1 is not known
     groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    lowercase: bool = False  # whether case counts not
-    tokenize: str = "13a"  # what BLEU splits by; see :func:`phmctl.metrics.text.bleu`
+    how: How = field(default_factory=dict)  # type: ignore[assignment]  # of text: how it is scored
 
     @property
     def items(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -69,15 +63,6 @@ class Test:
     metric: str
     method: str  # in words
     found: Difference  # the means, the difference, p
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """Scores of parts of the items."""
-
-    title: str  # by what they are divided: ``BLEU by words of the source``
-    # of each its name, how many items it has, and the score of each run in it
-    parts: Sequence[tuple[str, int, Sequence[float]]]
 
 
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
@@ -111,51 +96,44 @@ def spread(values: Sequence[float]) -> float | None:
 class TextComparer:
     """How translations are compared: by BLEU and chrF, and sacrebleu's paired bootstrap (Koehn 2004)."""
 
+    figure, own = "BLEU", "words of the source"  # of a breakdown: what it shows, and by what it divides first
+
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
         """Return what scores a model's trainings on samples of the items."""
         from phmctl.metrics.text import text_scorer
 
-        first, given = runs[0], [run.given for run in runs]
-        return text_scorer(metric, given, first.right, first.lowercase, first.tokenize)
+        return text_scorer(metric, [run.given for run in runs], runs[0].right, **runs[0].how)
 
     def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
         """Compare one training a side by the task's own test: its name, and p."""
         from phmctl.metrics.text import paired_bootstrap
 
-        lowercase, tokenize = system.lowercase, system.tokenize
-        found = paired_bootstrap(baseline.given, system.given, system.right, lowercase=lowercase, tokenize=tokenize)
+        found = paired_bootstrap(baseline.given, system.given, system.right, **system.how)
         return "paired bootstrap", next(one.p_value for one in found if one.name == metric)
 
     def item_scores(self, run: Answers) -> list[float]:
         """Return a score of each item by itself, in per cent: by these, samples are chosen."""
         from phmctl.metrics.text import sentence_chrf
 
-        return sentence_chrf(run.given, run.right, lowercase=run.lowercase)
+        return sentence_chrf(run.given, run.right, lowercase=run.how.get("lowercase", False))
 
-    def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
-        """Return BLEU by words of the source, where there are such sentences, and by each number that they have."""
-        from phmctl.metrics.text import bleu_by_length, bleu_by_value
+    def divided(self, run: Answers) -> list[Part]:
+        """Return the items of each part, as the task divides them."""
+        from phmctl.metrics.text import length_parts
 
-        first = runs[0]
-        how: How = {"lowercase": first.lowercase, "tokenize": first.tokenize}
-        divided: dict[str, Sequence[Sequence[LengthBin | ValueBin]]] = {
-            "words of the source": [bleu_by_length(first.asked, run.given, run.right, **how) for run in runs]
-        }
-        for name, values in first.groups.items():
-            divided[name] = [bleu_by_value(values, run.given, run.right, **how) for run in runs]
-        return [
-            Breakdown(f"BLEU by {name}", [part for bins in zip(*each, strict=True) if (part := _part(bins))[2]])
-            for name, each in divided.items()
-        ]
+        return length_parts(run.asked)
 
+    def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
+        """Return the score of each part."""
+        from phmctl.metrics.text import bleu_by
 
-def _part(bins: Sequence[LengthBin | ValueBin]) -> tuple[str, int, list[float]]:
-    """Return a part of the items, of which each run has a score; none where it is empty."""
-    return bins[0].name, bins[0].sentences, [one.bleu for one in bins if one.bleu is not None]
+        return [one.bleu for one in bleu_by(parts, run.given, run.right, **run.how)]
 
 
 class LabelComparer:
     """How labels are compared: by accuracy, and McNemar's exact test; else as :class:`TextComparer`."""
+
+    figure, own = "accuracy (%)", "label"
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
         from phmctl.metrics.significance import accuracy_scorer
@@ -163,29 +141,17 @@ class LabelComparer:
         return accuracy_scorer([list(map(str.__eq__, run.given, run.right)) for run in runs])
 
     def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
-        from phmctl.metrics.classification import mcnemar
-
         return "McNemar's exact test", mcnemar(baseline.given, system.given, system.right).p_value
 
     def item_scores(self, run: Answers) -> list[float]:
         return [100.0 * (given == right) for given, right in zip(run.given, run.right, strict=True)]
 
-    def breakdowns(self, runs: Sequence[Answers]) -> list[Breakdown]:
-        """Return the accuracy by label, and by each number that the items have."""
-        scores = [self.item_scores(run) for run in runs]
-        right = runs[0].right
-        labels = sorted(set(right))
-        divided = {"label": [(label, [row for row, own in enumerate(right) if own == label]) for label in labels]}
-        for name, values in runs[0].groups.items():
-            divided[name] = [(part_name(value), rows) for value, rows in parts(values)]
+    def divided(self, run: Answers) -> list[Part]:
+        return [(label, [row for row, own in enumerate(run.right) if own == label]) for label in sorted({*run.right})]
 
-        def means(rows: Sequence[int]) -> list[float]:
-            return [math.fsum(run[row] for row in rows) / len(rows) for run in scores]
-
-        return [
-            Breakdown(f"accuracy (%) by {name}", [(part, len(rows), means(rows)) for part, rows in each])
-            for name, each in divided.items()
-        ]
+    def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
+        each = self.item_scores(run)
+        return [math.fsum(each[row] for row in rows) / len(rows) for _, rows in parts]
 
 
 Comparer: TypeAlias = TextComparer | LabelComparer

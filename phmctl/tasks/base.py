@@ -16,7 +16,7 @@ from phmctl.decoding.model import Model
 from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.runs.results import Result, Setting
+from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, Comparer, Metric
 
 if TYPE_CHECKING:
@@ -155,12 +155,8 @@ class TaskKind(ABC, Generic[R]):
     def name(self) -> str:
         return str(self.recipe.model_fields["task"].default)
 
-    def prepare(self, name: str, **asked: Any) -> PreparedData:
-        """Prepare a corpus. Raises DataError, RecipeError, OutputError.
-
-        Asked are ``recipe``, ``settings`` of the data section, the user's own ``files`` by split, ``vocabulary_of``,
-        the task's own ``options``, and what :func:`~phmctl.data.prepared.prepare.prepare_named` takes as it is.
-        """
+    def prepare(self, name: str, *args: Any, **asked: Any) -> PreparedData:
+        """Prepare a corpus; :meth:`phmctl.tasks.own.TextKind.prepare` says from what."""
         raise self.lacks("prepare-data")
 
     def open(self, recipe: R, data: Path) -> Task:
@@ -178,10 +174,6 @@ class TaskKind(ABC, Generic[R]):
     def evaluate(self, asked: Asked) -> Report:
         """Score a run on a split and write the scores into it; compare it with another. Raises RunError, UserError."""
         raise self.lacks("eval")
-
-    def setting(self, asked: Asked) -> Setting:
-        """Return what decides the result that :meth:`evaluate` writes. Raises RunError."""
-        return Setting(asked.split, asked.run.weights(asked.checkpoint))
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         """Return what a result of a run is about; None where the task or the result has no answers. Raises RunError."""

@@ -87,7 +87,7 @@ def test_equal_and_wholly_different_systems() -> None:
 def test_texts_are_scored_as_sacrebleu_scores_the_sample() -> None:
     references = ["the cat sat on the mat", "a dog barks at the moon tonight", "birds fly south in the autumn"]
     systems = [[line.replace("the", "a") for line in references], references]
-    score = text_scorer("BLEU", systems, references, False, "13a")
+    score = text_scorer("BLEU", systems, references)
     counts = np.array([[1.0, 1, 1], [2, 0, 1]])
     drawn = [references[0], references[0], references[2]]
     expected = bleu([line.replace("the", "a") for line in drawn], drawn).value

@@ -11,12 +11,12 @@ import pytest
 
 from phmctl.errors import UserError
 from phmctl.metrics.text import (
-    Copy,
     all_scores,
     bleu,
-    bleu_by_length,
+    bleu_by,
     check_tokenizer,
     copy_baseline,
+    length_parts,
     looks_tokenised,
     paired_bootstrap,
     usual_tokenizer,
@@ -61,12 +61,6 @@ def test_two_languages_are_not_one_for_their_names_and_numbers() -> None:
     assert copy_baseline(["a b", "c"], ["x y", "c"], others=[["a z", "w"]]).shared_words == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("kept", [None, 3, "text", {"bleu": "much"}, {"bleu": 1.0, "other": 2.0}])
-def test_a_result_without_a_copy_baseline_or_with_another_has_none(kept: object) -> None:
-    assert Copy.read(kept) is None
-    assert Copy.read({"bleu": 1.5, "shared_words": 0.5}) == Copy(1.5, 0.5)
-
-
 def test_case_counts_unless_lowercase_is_asked_for() -> None:
     assert bleu(["The Cat Sat On The Mat"], REFERENCES[:1]).value < 10
     score = bleu(["The Cat Sat On The Mat"], REFERENCES[:1], lowercase=True)
@@ -91,17 +85,18 @@ def test_tokenised_references_are_told(references: list[str], tokenised: bool) -
     assert looks_tokenised(references) is tokenised
 
 
-def test_bleu_by_length_scores_each_bin_on_its_own() -> None:
-    sources = [" ".join("w" * length) for length in (2, 11, 0, 10)]  # a bin's upper end belongs to it
+def by_length(sources, *texts, **how):
+    return bleu_by(length_parts(sources), *texts, **how)
+
+
+def test_bleu_by_length_scores_each_part_on_its_own() -> None:
+    sources = [" ".join("w" * length) for length in (2, 11, 0, 10)]  # a part's upper end belongs to it
     hypotheses = [REFERENCES[0], "the cat sat on the rug", REFERENCES[0], REFERENCES[0]]
-    found = bleu_by_length(sources, hypotheses, REFERENCES[:1] * 4)
-    ends = [(one.low, one.high) for one in found]
-    assert ends == [(1, 10), (11, 20), (21, 30), (31, 40), (41, None)]
-    assert [one.sentences for one in found] == [3, 1, 0, 0, 0]
-    assert [one.bleu for one in found[:2]] == pytest.approx([100, bleu(hypotheses[1:2], REFERENCES[:1]).value])
-    assert found[3].bleu is None
-    characters = bleu_by_length(["我们明天去", "我们明天去北京看看他们的新 A380 飞机"], REFERENCES, REFERENCES)
-    assert [one.sentences for one in characters] == [1, 1, 0, 0, 0]
+    found = by_length(sources, hypotheses, REFERENCES[:1] * 4)
+    assert [(one.value, one.sentences) for one in found] == [("1–10", 3), ("11–20", 1)]
+    assert [one.bleu for one in found] == pytest.approx([100, bleu(hypotheses[1:2], REFERENCES[:1]).value])
+    characters = by_length(["我们明天去", "我们明天去北京看看他们的新 A380 飞机"], REFERENCES, REFERENCES)
+    assert [one.sentences for one in characters] == [1, 1]
 
 
 def test_bootstrap_of_a_clearly_better_system() -> None:
@@ -135,7 +130,7 @@ def test_several_references_are_one_corpus() -> None:
     assert both[2].value == pytest.approx(100 / 6)
     found = paired_bootstrap(hypotheses * 3, second * 3, first * 3, others=[second * 3])
     assert found[0].system == pytest.approx(100)
-    (one, *_) = bleu_by_length(["a b c"], hypotheses, first, others=[second])
+    (one,) = by_length(["a b c"], hypotheses, first, others=[second])
     assert one.bleu == pytest.approx(both[0].value)
 
 

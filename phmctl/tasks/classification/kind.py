@@ -28,74 +28,49 @@ from phmctl.metrics.classification import (
     parts,
 )
 from phmctl.metrics.degenerate import remarks
-from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Result, Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
-from phmctl.tasks.base import Asked, Sizes, TaskKind, option_name
-from phmctl.tasks.own import TABLES, assigned, own_text, rows_of, vocabulary_sizes
+from phmctl.tasks.base import Asked, option_name
+from phmctl.tasks.own import TABLES, TextKind, assigned, own_text, refuse_others, rows_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from phmctl.assembly import ClassifierSection
-    from phmctl.data.prepared.folder import PreparedData
+    from phmctl.data.corpus import Corpus
     from phmctl.decoding.model import Classified
-    from phmctl.tasks.classification.task import ClassificationTask, TextClassifier
+    from phmctl.tasks.classification.task import TextClassifier
 
-_CLASSES = 2  # counted where the data is not there to tell
-# Options of parallel text; labelled text has one vocabulary, no direction and no targets.
-_PARALLEL = {"joint": "--joint and --separate are", "direction": "--reverse is", "copies": "--copies is"}
-_PARALLEL |= {"languages": "--languages is", "columns": "--columns is"}
+_OPTIONS = ("tokenizer", "vocabulary", "max_tokens", "table", "text", "label", *TABLES, "vectors")
 
 
-class ClassificationKind(TaskKind[ClassificationRecipe]):
+class ClassificationKind(TextKind[ClassificationRecipe]):
     """Labels for texts or pairs of texts: accuracy, one vocabulary."""
 
-    recipe = ClassificationRecipe
+    recipe, section = ClassificationRecipe, LabelledSection
+    task = "phmctl.tasks.classification.task:ClassificationTask"
+    sides, found, classes = ("vocabulary", "classes"), "{:,} token types and {:,} classes", 2
     corpus_options = ("table",)
     decode_options = ("execution",)
     eval_options = (*decode_options, "table", "text", "label")
     metrics = (Metric("accuracy", scale=100, tested=True),)
     comparer = LabelComparer()
 
-    def prepare(self, name: str, **asked: Any) -> PreparedData:
-        from phmctl.data.prepared.prepare import choose_section, prepare_named
-        from phmctl.data.prepared.provenance import Vocabulary
-
-        given, files, settings = dict(asked.pop("options")), asked.pop("files"), asked.pop("settings")
-        recipe, vocabulary_of = asked.pop("recipe"), asked.pop("vocabulary_of")
-        if files:
-            named = ", ".join(map(option_name, files))
-            raise DataError(f"{named} is for parallel text; {name} is labelled text: give --table SPLIT=FILE")
-        for key, option in _PARALLEL.items():
-            if key in settings or key in given:
-                raise DataError(f"{option} for translation; {name} is labelled text: --text COLUMN --label COLUMN")
-        vocabulary = Vocabulary.of(vocabulary_of) if vocabulary_of else None
-        section = choose_section(name, recipe, settings, LabelledSection, vocabulary)
-        tables = assigned("table", given.get("table"), "SPLIT=FILE")
-        columns = [option_name(key) for key in ("text", "label", *TABLES) if given.get(key) not in (None, [], ())]
+    def corpus(
+        self, name: str, files: Mapping[str, Any], options: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[Corpus | None, dict[str, Any], dict[str, Any]]:
+        refuse_others(name, (*files, *options, *settings), _OPTIONS, "labelled", "parallel")
+        tables = assigned("table", options.get("table"), "SPLIT=FILE")
+        columns = [option_name(key) for key in ("text", "label", *TABLES) if options.get(key) not in (None, [], ())]
         if columns and not tables:
             raise DataError(f"{', '.join(columns)} is for your own tables: give those with --table SPLIT=FILE")
-        rows = labelled_rows(given) if tables else None
-        own, more = own_text(name, {split: [[path]] for split, path in tables.items()}, rows, given)
-        if own is not None and recipe and load_recipe(recipe).task == "probing":
-            own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
-        asked |= {"own": own, "vocabulary": vocabulary, "vectors": given.get("vectors")}
-        return prepare_named(section, settings=more, **asked)
-
-    def open(self, recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
-        from phmctl.data.prepared.folder import PreparedData
-        from phmctl.tasks.classification.task import ClassificationTask
-
-        return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
-
-    def sizes(self, recipe: ClassificationRecipe, data: Path | None = None) -> Sizes:
-        found = "vocabulary: {:,} token types and {:,} classes, as in the prepared data"
-        return vocabulary_sizes(recipe, data, ("vocabulary", "classes"), found, others=_CLASSES)
+        rows = labelled_rows(options) if tables else None
+        own, more = own_text(name, {split: [[path]] for split, path in tables.items()}, rows, options)
+        return own, more, {"vectors": options.get("vectors")}
 
     def build(
         self, settings: ClassifierSection, sizes: Mapping[str, int], device: torch.device | str | None = None
@@ -115,11 +90,6 @@ class ClassificationKind(TaskKind[ClassificationRecipe]):
 
     def evaluate(self, asked: Asked) -> ClassifierReport:
         return evaluate(asked)
-
-    def setting(self, asked: Asked) -> Setting:
-        execution = asked.options.get("execution")
-        values = {} if execution is None else {"execution": execution}
-        return Setting(asked.split, asked.run.weights(asked.checkpoint), values, execution or "")
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         return None if result.answers is None else read_predictions(result.answers)
@@ -254,7 +224,8 @@ def evaluate(asked: Asked) -> ClassifierReport:
     report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
     if table:
         return report
-    setting = replace(KIND.setting(asked), weights=weights)
+    execution = asked.options.get("execution")
+    setting = Setting(split, weights, {"execution": execution} if execution else {}, execution or "")
     paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
     for name, own in examples.items():
         if len(set(own.labels)) > 1:

@@ -23,19 +23,20 @@ from phmctl.decoding.translator import Translator, change_decoding, load_transla
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export, decoding_of_export
 from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
+from phmctl.metrics.classification import parts
 from phmctl.metrics.degenerate import remarks
 from phmctl.metrics.text import (
     USUAL,
+    Bin,
     Comparison,
     Copy,
-    LengthBin,
+    How,
     Score,
-    ValueBin,
     all_scores,
-    bleu_by_length,
-    bleu_by_value,
+    bleu_by,
     check_tokenizer,
     copy_baseline,
+    length_parts,
     looks_tokenised,
     paired_bootstrap,
     usual_tokenizer,
@@ -45,15 +46,14 @@ from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, signed, within
-from phmctl.tasks.base import USUAL_COMMANDS, Asked, Sizes, TaskKind, option_name
-from phmctl.tasks.own import TABLES, own_text, rows_of, vocabulary_sizes
+from phmctl.tasks.base import USUAL_COMMANDS, Asked, option_name
+from phmctl.tasks.own import TABLES, TextKind, own_text, refuse_others, rows_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from phmctl.data.prepared.folder import PreparedData
-    from phmctl.tasks.translation.task import TranslationTask
+    from phmctl.data.corpus import Corpus
 
 EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by name, JSON
 _ORIGIN = ".decoding.json"
@@ -62,10 +62,11 @@ _COLUMNS = ("columns", "header", "quoting", "extra")  # how a table with both si
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # of a language: de, pt-br, zh-Hant
 
 
-class TranslationKind(TaskKind[TranslationRecipe]):
+class TranslationKind(TextKind[TranslationRecipe]):
     """Sequence to sequence: beam search, BLEU, two vocabularies."""
 
-    recipe = TranslationRecipe
+    recipe, section, task = TranslationRecipe, ParallelSection, "phmctl.tasks.translation.task:TranslationTask"
+    sides, found = ("source", "target"), "{:,} source and {:,} target token types"
     commands = (*USUAL_COMMANDS, "bench decode")
     corpus_options = ("train", "valid", "test")
     eval_options = (*_SEARCH, "lowercase", "tokenize", "source", "reference")
@@ -73,44 +74,25 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     metrics = (Metric("BLEU", tested=True), Metric("chrF2", tested=True), Metric("TER", higher=False))
     comparer = TextComparer()
 
-    def prepare(self, name: str, **asked: Any) -> PreparedData:
-        from phmctl.data.prepared.prepare import choose_section, prepare_named
-        from phmctl.data.prepared.provenance import Vocabulary
-
-        given, files, settings = dict(asked.pop("options")), asked.pop("files"), asked.pop("settings")
-        recipe, vocabulary_of = asked.pop("recipe"), asked.pop("vocabulary_of")
-        if wrong := [option_name(key) for key in given if key not in (*TABLES, "columns", "languages")]:
-            raise DataError(
-                f"{', '.join(wrong)} is for labelled text; {name} is parallel text, to translate; "
-                "labelled text comes with --table train=FILE --table valid=FILE"
-            )
-        if given and not files:
-            names = ", ".join(map(option_name, given))
+    def corpus(
+        self, name: str, files: Mapping[str, Any], options: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[Corpus | None, dict[str, Any], dict[str, Any]]:
+        refuse_others(name, options, (*TABLES, "columns", "languages"), "parallel", "labelled")
+        if options and not files:
+            names = ", ".join(map(option_name, options))
             raise DataError(f"{names} is for your own files: give those with --train FILE --valid FILE")
-        vocabulary = Vocabulary.of(vocabulary_of) if vocabulary_of else None
-        section = choose_section(name, recipe, settings, ParallelSection, vocabulary)
-        how: dict[str, Any] = {"chosen": "columns" in given}
-        if codes := given.pop("languages", None):
-            how["languages"] = languages = tuple(codes.split(","))
-            if len({*languages}) != 2 or len(languages) != 2 or not all(map(_CODE.fullmatch, languages)):
+        how = {}
+        if codes := options.get("languages"):
+            how["languages"] = _pair("languages", codes)
+            if not all(map(_CODE.fullmatch, how["languages"])):
                 raise DataError(f"--languages {codes}: expected two codes, SOURCE,TARGET, as de,en")
-        columns = [column.strip() for column in given.get("columns", "0,1").split(",")]
-        if len({*columns}) != 2 or len(columns) != 2 or not all(columns):
-            raise DataError(f"--columns {given['columns']}: wants two, SOURCE,TARGET: names, or numbers counted from 0")
-        rows = rows_of("--columns", columns, None, given) if {*_COLUMNS} & {*given} else None
-        own, more = own_text(section.card, files, rows, given, **how)
-        more |= {"languages": how["languages"]} if codes else {}
-        return prepare_named(section, own=own, settings=more, vocabulary=vocabulary, **asked)
+        columns = _pair("columns", options.get("columns", "0,1"))
+        rows = rows_of("--columns", columns, None, options) if {*_COLUMNS} & {*options} else None
+        own, more = own_text(name, files, rows, options, chosen="columns" in options, **how)
+        return own, more | how, {}
 
-    def open(self, recipe: TranslationRecipe, data: Path) -> TranslationTask:
-        from phmctl.data.prepared.folder import PreparedData
-        from phmctl.tasks.translation.task import TranslationTask
-
-        return TranslationTask(recipe, PreparedData.find(recipe.data, data))
-
-    def sizes(self, recipe: TranslationRecipe, data: Path | None = None) -> Sizes:
-        found = "vocabulary: {:,} source and {:,} target token types, as in the prepared data"
-        return vocabulary_sizes(recipe, data, ("source", "target"), found)
+    def evaluate(self, asked: Asked) -> Evaluation:
+        return evaluate(asked)
 
     def build(
         self, settings: TransformerSection, sizes: Mapping[str, int], device: torch.device | str | None = None
@@ -131,21 +113,14 @@ class TranslationKind(TaskKind[TranslationRecipe]):
     def split_lines(self, run: Run, split: str) -> list[str]:
         return read_text(run, split, "source")
 
-    def evaluate(self, asked: Asked) -> Evaluation:
-        return evaluate(asked)
-
-    def setting(self, asked: Asked) -> Setting:
-        text, decoding, compared = _read(asked)
-        return _scoring(_search_setting(asked.run, text, asked.checkpoint, decoding), text, compared)
-
     def answers(self, run: Run, result: Result) -> Answers | None:
         if result.answers is None or "source_sha256" in result.settings:  # of text that is not the run's
             return None
         given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
         asked, right = (read_text(run, result.split, side) for side in ("source", "target"))
         lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
-        tokenize = str(result.settings.get("tokenize", USUAL))
-        return Answers(asked, right, given, read_extras(run, result.split), lowercase=lowercase, tokenize=tokenize)
+        how: How = {"lowercase": lowercase, "tokenize": str(result.settings.get("tokenize", USUAL))}
+        return Answers(asked, right, given, read_extras(run, result.split), how)
 
     def tables(self, settings: TransformerSection, sizes: Mapping[str, int]) -> dict[str, int]:
         return {"source_embedding": sizes["source"], "target_embedding": sizes["target"], "generator": sizes["target"]}
@@ -157,6 +132,14 @@ class TranslationKind(TaskKind[TranslationRecipe]):
 
 
 KIND = TranslationKind()
+
+
+def _pair(option: str, text: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(","))
+    if len(found) != 2 or len({*found, ""}) != 3:
+        raise DataError(f"--{option} {text}: wants two, SOURCE,TARGET; columns are names, or numbers counted from 0")
+    return found
+
 
 # ------------------------------------------------------------------------------------------------------ evaluation
 
@@ -176,10 +159,7 @@ class Text:
 
 def text_of(run: Run, split: str) -> Text:
     """Return a split that the run keeps. Raises RunError."""
-    source, target = (read_text(run, split, side) for side in ("source", "target"))
-    if len(source) != len(target):
-        raise RunError(f"{run.folder}: {split} has {len(source):,} sources and {len(target):,} targets; {ADVICE}")
-    return Text(split, source, [target], read_extras(run, split))
+    return Text(split, read_text(run, split, "source"), [read_text(run, split, "target")], read_extras(run, split))
 
 
 def read_extras(run: Run, split: str) -> dict[str, list[int]]:
@@ -227,8 +207,8 @@ class Evaluation:
     seconds: float | None  # that the search took when the translations were made; None of an earlier version's
     scores: list[Score]  # BLEU, chrF and TER
     copy: Copy  # what copying the source scores
-    by_length: list[LengthBin]  # BLEU by source length
-    by_value: Mapping[str, list[ValueBin]]  # BLEU by the values of each extra that the corpus has
+    by_length: list[Bin]  # BLEU by source length
+    by_value: Mapping[str, list[Bin]]  # BLEU by the values of each extra that the corpus has
     against: str | None = None  # the baseline's name
     comparisons: list[Comparison] = field(default_factory=list)  # the paired bootstrap against the baseline, by metric
 
@@ -246,11 +226,9 @@ class Evaluation:
         copied = [f"{self.copy}"] if self.copy.one_language else []
         found = [(score.name, f"{score.value:.2f}") for score in self.scores]
         yield Table(title, ["metric", "score"], found, below=[*copied, *_signatures(self.scores)])
-        divided: dict[str, Sequence[LengthBin | ValueBin]] = {"source length": self.by_length, **self.by_value}
-        for name, bins in divided.items():
-            rows = [(one.name, one.sentences, f"{one.bleu:.2f}") for one in bins if one.bleu is not None]
-            first = "words" if bins is self.by_length else name
-            yield Table(f"BLEU by {name}", [first, "sentences", "BLEU"], rows)
+        for name, bins in {"words of the source": self.by_length, **self.by_value}.items():
+            rows = [(one.name, one.sentences, f"{one.bleu:.2f}") for one in bins]
+            yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], rows)
         if self.against:
             cells = []
             for one in self.comparisons:
@@ -277,24 +255,26 @@ def evaluate(asked: Asked) -> Evaluation:
     if looks_tokenised(references):
         note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
     check_tokenizer(compared["tokenize"])
-    how: dict[str, Any] = {**compared, "others": others}
+    how: How = {**compared, "others": others}
     answered = _answered(run, text, asked, decoding)
-    hypotheses, setting = answered.lines, _scoring(answered.setting, text, compared)
+    hypotheses, made = answered.lines, answered.setting
     for remark in remarks(text.source, hypotheses, equal=0.5):
-        warn(f"{run.name}, {setting.weights.name}: {remark}")
+        warn(f"{run.name}, {made.weights.name}: {remark}")
     evaluation = Evaluation(
         run.name,
         text.name,
-        setting.weights.name,
+        made.weights.name,
         decoding,
         sentences=len(references),
         seconds=answered.seconds,
         scores=all_scores(hypotheses, references, **how),
         copy=copy_baseline(text.source, references, **how),
-        by_length=bleu_by_length(text.source, hypotheses, references, **how),
-        by_value={name: bleu_by_value(each, hypotheses, references, **how) for name, each in text.extras.items()},
+        by_length=bleu_by(length_parts(text.source), hypotheses, references, **how),
+        by_value={name: bleu_by(parts(each), hypotheses, references, **how) for name, each in text.extras.items()},
     )
     scores = {score.name: score.value for score in evaluation.scores}
+    named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", USUAL)}
+    setting = replace(made, values={**made.values, **text.origin, **named})
     write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)
     if against is None:
         return evaluation
@@ -307,7 +287,7 @@ def evaluate(asked: Asked) -> Evaluation:
     return evaluation
 
 
-def _read(asked: Asked) -> tuple[Text, DecodingSection, dict[str, Any]]:
+def _read(asked: Asked) -> tuple[Text, DecodingSection, How]:
     """Return the text, the search, and how translations are compared: as asked, or as is usual for the run's text."""
     run, given = asked.run, dict(asked.options)
     lowercase, tokenize = given.pop("lowercase", None), given.pop("tokenize", None)
@@ -321,12 +301,6 @@ def _read(asked: Asked) -> tuple[Text, DecodingSection, dict[str, Any]]:
         lowercase = load_tokenizers(run).target.lowercase
     tokenize = tokenize or recipe.training.bleu_tokenizer or usual_tokenizer(run.data().get("target_language"))
     return text, change_decoding(recipe.decoding, **given), {"lowercase": lowercase, "tokenize": tokenize}
-
-
-def _scoring(setting: Setting, text: Text, compared: Mapping[str, Any]) -> Setting:
-    """Return what decides scores: what decides the translations, and how they are compared with which references."""
-    named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", USUAL)}
-    return replace(setting, values={**setting.values, **text.origin, **named})
 
 
 class _Answered(NamedTuple):

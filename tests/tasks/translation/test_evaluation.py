@@ -8,7 +8,7 @@ import pytest
 from phmctl.decoding.translator import Translator, change_decoding, load_translator
 from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
-from phmctl.metrics.text import bleu, bleu_by_length, copy_baseline
+from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation import kind as module
@@ -57,7 +57,7 @@ def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
     (result,) = read_results(run)
     assert lines_of(result.answers) == expected
     assert found.scores[0] == bleu(expected, REFERENCES)
-    assert found.by_length == bleu_by_length(SOURCES, expected, REFERENCES)
+    assert found.by_length == bleu_by(length_parts(SOURCES), expected, REFERENCES)
     assert found.sentences == len(SOURCES)
     assert found.checkpoint == "step-000002"
     assert found.comparisons == []
