@@ -221,12 +221,14 @@ def _latex(text: str) -> str:
 
 
 def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as CSV with a column for each name; what one does not have is empty."""
+    """Return records as CSV: a column for each figure, ``scores.BLEU.mean``. What is not known is empty."""
+    from phmctl.recipe.loading import flatten
+
+    rows = [{name: value for name, value in flatten(each) if not isinstance(value, list)} for each in records]
     text = io.StringIO()
-    names = dict.fromkeys(name for record in records for name in record)
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows(rows)
     return text.getvalue()
 
 

@@ -79,7 +79,13 @@ def distil(
         raise UserError("beam and references are of translators; this teacher is a classifier")
     root, recipe = data_root() if data is None else Path(data), run.recipe if recipe is None else recipe
     student = resolve(recipe, common_overrides(n=n, algebra=algebra, seed=seed, steps=steps), settings)
-    _check_student(run, student)
+    keys = {"card", "tokenizer", "vocabulary", "joint", "direction"}
+    theirs, ours = ({"task": each.task, **each.data.model_dump(include=keys)} for each in (run.recipe, student))
+    if theirs != ours:
+        raise RunError(
+            f"{run.folder} was trained with {theirs}, and the student's is {ours}: "
+            "a teacher and its student read the same tokens"
+        )
     kind_of(run.recipe).open(run.recipe, root).check_run(run)
     folder = str(run.folder.resolve())
     if task == "translation":
@@ -98,17 +104,6 @@ def distil(
         recipe,
         n=n, algebra=algebra, seed=seed, steps=steps, settings=settings, data=root, runs=runs, tag=tag, quiet=quiet,
     )  # fmt: skip
-
-
-def _check_student(run: "Run", student: "Recipe") -> None:
-    """Refuse (RunError) a student of another task, corpus or vocabulary."""
-    theirs, ours = ({"task": each.task, **each.data.model_dump()} for each in (run.recipe, student))
-    for key in ("task", "card", "tokenizer", "vocabulary", "joint", "direction"):
-        if theirs.get(key) != ours.get(key):
-            raise RunError(
-                f"{run.folder} was trained with {key} = {theirs.get(key)}, and the student's is {ours.get(key)}: "
-                "a teacher and its student read the same tokens"
-            )
 
 
 def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, references: bool) -> str:

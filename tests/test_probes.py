@@ -14,7 +14,7 @@ from phmctl.cli.main import app
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare_named
 from phmctl.data.special import EOS
-from phmctl.errors import DataError, NonFiniteError, RunError, UserError
+from phmctl.errors import DataError, NonFiniteError, RunError
 from phmctl.metrics.classification import accuracy
 from phmctl.probes import TASKS, Encoder, ProbingReport, TaskScores, answers_of, probe, train_probe
 from phmctl.recipe.loading import load_recipe
@@ -219,11 +219,3 @@ def test_data_that_cannot_be_probed_is_refused(tiny_run: Run, copied_data: Path,
         manifest.write_text(json.dumps(changed))
         with pytest.raises(DataError, match=words):
             probe(tiny_run.folder, data=copied_data)
-
-
-def test_a_probe_is_no_run() -> None:
-    result = CliRunner().invoke(app, ["train", "probe"])
-    assert isinstance(result.exception, UserError)
-    assert "eval RUN --probing" in str(result.exception)
-    counted = CliRunner().invoke(app, ["count-params", "probe", "--json"], catch_exceptions=False)
-    assert json.loads(counted.stdout)["variants"][0]["totals"]["parameters"] == 512 * 50 + 50 + 50 * 2 + 2

@@ -106,19 +106,21 @@ def compare(
 
     asked: dict[str, Any] = {"recipe": recipe, "root": runs, "checkpoint": checkpoint}
     found: Sequence[Any]
+    document: dict[str, Any]
     if paper is None:
         found, words = compare_splits(names or (), **asked, **given), "without a result yet (or add --eval):"
         told = [each.as_json() for each in found]
+        records = [{"split": each["split"], **one} for each in told for one in each["variants"]]
         document = told[0] if len(told) == 1 else {"comparisons": told}
     elif any(value for name, value in given.items() if name != "split") or given["split"] != "test":
         raise UserError("--baseline, --best-of, --budget, --eval and --split have no part in --paper: leave them out")
     else:
         found, words = compare_papers(paper, names or (), **asked), "commands that fill empty cells, then phmctl eval:"
         document = {"tables": [each.as_json() for each in found]}
+        records = [{"table": each["key"], **one} for each in document["tables"] for one in each["cells"]]
     commands = [line for each in found for line in each.missing()]
     notes = [f"· {line}" for each in found for line in each.said()]
     tables = [table for each in found for table in each.tables()]
-    records = [record for each in found for record in each.records()]
     return Shown(document, tables, records, notes=[*notes, *[words] * bool(commands), *commands])
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,33 @@ from phmctl.comparison.variants import (
     mean,
     mean_and_spread,
     settle,
+    spread,
     within_budget,
 )
 from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, nearest
-from phmctl.metrics.significance import holm
+from phmctl.metrics.significance import Difference, compare, holm
 from phmctl.metrics.text import Copy
-from phmctl.recipe.loading import flatten
 from phmctl.runs.run import check_checkpoint, check_split, splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
-from phmctl.tasks.answers import ONE_SEED, Metric, Test, p_words, spread, test_answers, within
+from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
 from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
+
+OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
+POOLED = f"{OVER_SEEDS}; the single seed is taken to vary as the other side's"
+
+
+@dataclass(frozen=True)
+class Test:
+    """A difference that was tested."""
+
+    __test__ = False  # for pytest
+
+    metric: str
+    method: str  # in words
+    found: Difference  # the means, the difference, p
+    p_holm: float = 1.0  # p corrected by Holm's procedure: a family is all variants of one metric
 
 
 @dataclass(frozen=True)
@@ -39,20 +54,10 @@ class Comparison:
     metrics: tuple[Metric, ...]  # the task's figures
     variants: tuple[Variant, ...]  # in the order of their recipes, algebras and n
     baseline: Variant  # that which the others are compared with
-    tests: Mapping[str, tuple[Test, ...]]  # by label, the tested differences from the baseline
+    tests: Mapping[str, Sequence[Test]]  # by label, the tested differences from the baseline
     checkpoint: str | None = None  # the only one whose results were asked for
     # of each model, the values of a key it was tried with; of these the best on valid is compared.
     trials: tuple[Trials, ...] = ()
-
-    @cached_property
-    def corrected(self) -> dict[tuple[str, str], float]:
-        """Holm's p by label and metric: a family is all variants of one metric."""
-        found = dict[tuple[str, str], float]()
-        for metric in self.metrics:
-            tests = {label: test for label, each in self.tests.items() for test in each if test.metric == metric.name}
-            corrected = holm([test.found.p_value for test in tests.values()])
-            found |= {(label, metric.name): p for label, p in zip(tests, corrected, strict=True)}
-        return found
 
     @cached_property
     def same_machine(self) -> bool:
@@ -86,10 +91,9 @@ class Comparison:
                 if one.result is None and self.split in (one.run.splits() or [self.split]):
                     yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
 
-    def said(self) -> Iterator[str]:
+    def said(self) -> list[str]:
         """All lines that people are told beside the tables."""
-        yield from self.differences()
-        yield from self.notes()
+        return [*self.differences(), *self.notes()]
 
     def tables(self) -> Iterator[Table]:
         """Yield the scores, the tested differences, and sizes and speeds; each fits 80 columns if names are short."""
@@ -104,14 +108,14 @@ class Comparison:
             single = [label for label, (test, *_) in self.tests.items() if test.method.endswith(ONE_SEED)]
             about = "" if len(single) == len(self.tests) else f"{', '.join(single)}: "
             title = f"difference from {self.baseline.label} (95 % interval)" + f";\n{about}{ONE_SEED}" * bool(single)
-            tested = []
+            tested, methods = [], dict[str, None]()
             for label, test in ((label, test) for label, tests in self.tests.items() for test in tests):
-                change, p_values = test.found.difference, (test.found.p_value, self.corrected[label, test.metric])
+                change, p_values = test.found.difference, (test.found.p_value, test.p_holm)
                 interval = within(change.value, change.low, change.high, "+.2f")
                 tested.append((label, test.metric, interval, *map(p_words, p_values)))
-            methods = list(dict.fromkeys(f"tested by: {test.method}" for each in self.tests.values() for test in each))
+                methods[f"tested by: {test.method}"] = None
             columns = ["model", "metric", "difference", "p", "p (Holm)"]
-            yield Table(title, columns, tested, text=(1,), below=methods)
+            yield Table(title, columns, tested, text=(1,), below=[*methods])
         columns = ["model", "parameters", "without emb.", "tokens/s" if self.same_machine else "tokens/s *", "minutes"]
         sizes = []
         for each in self.variants:
@@ -119,11 +123,6 @@ class Comparison:
             shown = ["–" if count is None else f"{count:,.0f}" for count in (*counts, each.speed)]
             sizes.append([each.label, *shown, "–" if each.minutes is None else f"{each.minutes:,.1f}"])
         yield Table("size and speed of training", columns, sizes)
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """A record a variant, with every figure in a column of its own."""
-        for each in self.as_json()["variants"]:
-            yield {"split": self.split} | {key: value for key, value in flatten(each) if not isinstance(value, list)}
 
     def as_json(self) -> dict[str, Any]:
         variants = []
@@ -149,8 +148,7 @@ class Comparison:
                 "tokens_per_second": variant.speed,
                 "minutes": variant.minutes,
                 "tests": {
-                    test.metric: {"method": test.method, **asdict(test.found)}
-                    | {"p_holm": self.corrected[variant.label, test.metric]}
+                    test.metric: {"method": test.method, **asdict(test.found), "p_holm": test.p_holm}
                     for test in self.tests.get(variant.label, ())
                 },
             }
@@ -187,7 +185,13 @@ def compare_splits(
     result. `best`: a recipe key; of each model's runs those count whose value of it is best on valid. `budget`:
     ``parameters`` or ``minutes``; compare those only that spend, within a tenth, what the baseline does.
     """
-    summaries = select(names, recipe, root, baseline)
+    wanted = [*names, *([recipe] if recipe else [])]
+    if not wanted:
+        raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
+    wanted += [baseline] if names and baseline is not None and Path(baseline).is_dir() else []
+    summaries = readable_runs(wanted, root)
+    if not summaries:
+        raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
     summaries, trials = best_of(summaries, best) if best else (summaries, [])
     found = []
     for each in splits_asked([one.run for one in summaries], split):
@@ -197,7 +201,7 @@ def compare_splits(
         for run in bare:
             kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
         if bare:
-            trained = settle(select([one.run.folder for one in trained], None, root, None), each, checkpoint)
+            trained = settle(readable_runs([one.run.folder for one in trained], root), each, checkpoint)
         variants = group(trained)
         first = _find_baseline(variants, baseline)
         if budget is not None:
@@ -216,19 +220,6 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
         check_split(runs, split, {result.split for result in results})
     if runs and checkpoint is not None:
         check_checkpoint(runs, checkpoint, {result.checkpoint for result in results})
-
-
-def select(names: Sequence[str | Path], recipe: str | None, root: Path | None, baseline: str | None) -> list[Summary]:
-    """What is known of the runs that are meant, the baseline's too; RunError where that is none."""
-    wanted = [*names, *([recipe] if recipe else [])]
-    if not wanted:
-        raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
-    if names and baseline is not None and Path(baseline).is_dir():
-        wanted.append(baseline)
-    found = readable_runs(wanted, root)
-    if not found:
-        raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
-    return found
 
 
 def readable_runs(names: Sequence[str | Path], root: Path | None) -> list[Summary]:
@@ -256,31 +247,45 @@ def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> 
     """Refuse runs whose scores mean different things."""
     task = baseline.first.run.recipe.task
     runs = [one for variant in (baseline, *variants) for one in variant.runs]
-    where, items = next(((one.run.folder, one.answers.items) for one in runs if one.answers), (None, None))
     for one in runs:
         if one.run.recipe.task != task:
             raise RunError(f"{one.run.folder} is of task {one.run.recipe.task!r}, not {task!r}: scores do not compare")
-        if items is not None and one.answers is not None and one.answers.items != items:
-            raise RunError(
-                f"{one.run.folder} has other {split} text than {where}: their scores do not compare; leave one out"
-            )
+    items = [(one.run.folder, (one.answers.asked, one.answers.right)) for one in runs if one.answers]
+    for folder, own in items:
+        if own != items[0][1]:
+            raise RunError(f"{folder} has other {split} text than {items[0][0]}; leave one out: scores do not compare")
 
 
-def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, tuple[Test, ...]]:
+def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[Test]]:
+    """Test the differences from the baseline, of which the answers are kept."""
     kind = kind_of(baseline.first.run.recipe)
-    comparer, metrics = kind.comparer, [metric for metric in kind.metrics if metric.tested]
+    comparer, metrics = kind.comparer, [metric.name for metric in kind.metrics if metric.tested]
     others = [variant for variant in variants if variant is not baseline and variant.answered]
     if comparer is None or not baseline.answered or not others:
         return {}
-    found = {}
+    families = []
     with progress("drawing samples", len(others) * len(metrics)) as advance:
-        for variant in others:
+        for metric in metrics:
             tests = []
-            for metric in metrics:
-                tests.append(test_answers(comparer, metric.name, baseline.answered, variant.answered))
+            for variant in others:
+                tests.append(test_answers(comparer, metric, baseline.answered, variant.answered))
                 advance(1)
-            found[variant.label] = tuple(tests)
-    return found
+            corrected = holm([test.found.p_value for test in tests])
+            families.append([replace(test, p_holm=p) for test, p in zip(tests, corrected, strict=True)])
+    return {variant.label: tests for variant, *tests in zip(others, *families, strict=True)}
+
+
+def test_answers(by: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers]) -> Test:
+    """Test the difference of two models' means over seeds, the system's less the baseline's.
+
+    With several seeds on a side as :mod:`phmctl.metrics.significance` says; with one each by the task's own paired
+    test, which speaks of these two trainings.
+    """
+    found = compare(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given))
+    if len(baseline) > 1 or len(system) > 1:
+        return Test(metric, POOLED if 1 in (len(baseline), len(system)) else OVER_SEEDS, found)
+    method, p_value = by.paired(metric, baseline[0], system[0])
+    return Test(metric, f"{method}; {ONE_SEED}", replace(found, p_value=p_value))
 
 
 def differences(one: Trained, other: Trained) -> dict[str, tuple[Any, Any]]:
@@ -325,8 +330,7 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
 
 def copy_notes(variants: Iterable[Variant]) -> list[str]:
     """What copying the source scores, where both sides are one language; several lines if it was scored so."""
-    found = [one.result.report.get("copy") for variant in variants for one in variant.scored if one.result is not None]
-    copies = [Copy(**kept) for kept in found if kept]
+    copies = [Copy(**kept) for variant in variants for one in variant.results if (kept := one.report.get("copy"))]
     return list(dict.fromkeys(str(copy) for copy in copies if copy.one_language))
 
 

@@ -11,13 +11,13 @@ from typing import Any
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
 from phmctl.comparison.compare import check_asked, copy_notes, readable_runs, shared
-from phmctl.comparison.variants import Variant, conditions, group, mean, mean_and_spread, settle
+from phmctl.comparison.variants import Variant, conditions, group, mean, mean_and_spread, settle, spread
 from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.runs.summary import value_words
-from phmctl.tasks.answers import spread
+from phmctl.tasks.answers import Metric
 
 SPEED = "seconds/100 steps"  # the metric that is read from a training's log
 
@@ -48,11 +48,10 @@ class Cell:
             steps = [sorted(value for _, value in series(log, "train", "seconds_per_step")) for log in logs]
             return [100 * each[len(each) // 2] for each in steps if each]
         if self.column.metric == "seconds":
-            kept = [one.result.report.get("decoding_seconds") for one in self.variant.scored if one.result is not None]
-            return [float(seconds) for seconds in kept if isinstance(seconds, (int, float))]
-        scale = 100 if self.column.metric.startswith("accuracy") else 1
-        scores = [one.result.scores for one in self.variant.scored if one.result is not None]
-        return [scale * each[self.column.metric] for each in scores if self.column.metric in each]
+            kept = [one.report.get("decoding_seconds") for one in self.variant.results]
+            return [float(seconds) for seconds in kept if seconds is not None]
+        metric = self.column.metric
+        return self.variant.values(Metric(metric, scale=100 if metric.startswith("accuracy") else 1))
 
     @property
     def stands_in(self) -> bool:
@@ -174,11 +173,6 @@ class PaperComparison:
             "notes": self.said(),
             "missing": self.missing(),
         }
-
-    def records(self) -> list[dict[str, Any]]:
-        """A record a cell."""
-        told = [{"table": self.printed.key, **cell.as_json()} for cell in self.cells]
-        return [{name: value for name, value in each.items() if not isinstance(value, list)} for each in told]
 
 
 def compare_papers(

@@ -26,7 +26,7 @@ from phmctl.runs.summary import (
     same_model,
     value_words,
 )
-from phmctl.tasks.answers import Answers, Metric, spread
+from phmctl.tasks.answers import Answers, Metric
 from phmctl.tasks.registry import kind_of
 
 BUDGETS = ("parameters", "minutes")
@@ -71,11 +71,9 @@ class Trained:
         if self.asked not in (None, AUTO):
             return self.asked
         for name in ("best", "last"):
-            try:
+            with suppress(RunError):
                 if self.run.checkpoint(name).name == self.result.checkpoint:
                     return name
-            except RunError:
-                continue
         return self.result.checkpoint
 
 
@@ -97,14 +95,17 @@ class Variant:
         return tuple(one for one in self.runs if one.result is not None)
 
     @property
+    def results(self) -> list[Result]:
+        return [one.result for one in self.runs if one.result is not None]
+
+    @property
     def answered(self) -> list[Answers]:
         """The answers of those that have them."""
         return [one.answers for one in self.scored if one.answers is not None]
 
     def values(self, metric: Metric) -> list[float]:
         """A metric's value of each seed that has it, as it is shown."""
-        found = (one.result.scores.get(metric.name) for one in self.scored if one.result is not None)
-        return [metric.scale * value for value in found if value is not None]
+        return [metric.scale * one.scores[metric.name] for one in self.results if metric.name in one.scores]
 
     @property
     def parameters(self) -> Parameters | None:
@@ -125,6 +126,11 @@ def mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def spread(values: Sequence[float]) -> float | None:
+    """The standard deviation of a sample; None of fewer than two."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
 def mean_and_spread(values: Sequence[float]) -> str:
     """``40.21 ± 0.35``, the sample's standard deviation; of one value the value alone; of none a dash."""
     if not values:
@@ -136,17 +142,16 @@ def mean_and_spread(values: Sequence[float]) -> str:
 
 def conditions(variants: Iterable[Variant]) -> list[str]:
     """Under what figures were found: the metrics' signatures; decoding, checkpoints, seeds and dates."""
-    scored = [(one, one.result) for variant in variants for one in variant.scored if one.result is not None]
-    signatures = [
-        f"{score['name']}: {score['signature']}" for _, result in scored for score in result.report.get("scores", ())
-    ]
-    decoding = [result.settings.get("decoding") or {} for _, result in scored]
+    scored = [one for variant in variants for one in variant.scored]
+    results = [one.result for one in scored if one.result is not None]
+    signatures = [f"{score['name']}: {score['signature']}" for one in results for score in one.report.get("scores", ())]
+    decoding = [one.settings.get("decoding") or {} for one in results]
     facts = {
         "beam": {str(each["beam"]) for each in decoding if "beam" in each},
         "alpha": {f"{each['alpha']:g}" for each in decoding if "alpha" in each},
-        "checkpoint": {one.checkpoint or "" for one, _ in scored},
-        "seed": {str(one.seed) for one, _ in scored},
-        "scored on": {result.date or "" for _, result in scored} - {""},
+        "checkpoint": {one.checkpoint or "" for one in scored},
+        "seed": {str(one.seed) for one in scored},
+        "scored on": {one.date for one in results if one.date},
     }
     told = "; ".join(f"{name} {', '.join(sorted(values))}" for name, values in facts.items() if values)
     return [*dict.fromkeys(signatures), *([told] if told else [])]
@@ -259,18 +264,14 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean over
     seeds of the validation that chose each run's best checkpoint.
     """
-    models: list[list[tuple[float | str, Summary, Best]]] = []
     if unscored := [one.run.name for one in summaries if one.best is None]:
         warn(f"left out, for they have no validation yet: {', '.join(unscored)}")
+    models: list[list[tuple[float | str, Summary, Best]]] = []
     for one in summaries:
-        keys = dict(flatten(one.recipe.model_dump()))
-        if key not in keys:
-            raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
-        value = keys[key] if type(keys[key]) in (int, float) else str(keys[key])
-        alike = next((members for members in models if same_model(members[0][1].run, one.run, key)), None)
-        if one.best is not None and alike is None:
-            models.append([(value, one, one.best)])
-        elif one.best is not None and alike is not None:
+        value = _value(one, key)
+        alike = next((members for members in models if same_model(members[0][1].run, one.run, key)), [])
+        if one.best is not None:
+            models += [] if alike else [alike]
             alike.append((value, one, one.best))
     if not models:
         raise RunError("no run has a validation to choose by; train one")
@@ -287,13 +288,19 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     return kept, trials
 
 
+def _value(one: Summary, key: str) -> float | str:
+    keys = dict(flatten(one.recipe.model_dump()))
+    if key not in keys:
+        raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
+    return keys[key] if type(keys[key]) in (int, float) else str(keys[key])
+
+
 def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -> list[Variant]:
     """The baseline and the models that spend, within a tenth, what it does; warn of those left out."""
     check_known("budget", budget, BUDGETS)
     spent: dict[str, float | None] = {each.label: each.minutes for each in variants}
     if budget == "parameters":
-        sizes = {each.label: each.parameters for each in variants}
-        spent = {label: None if size is None else size.without_embeddings for label, size in sizes.items()}
+        spent = {each.label: each.parameters and each.parameters.without_embeddings for each in variants}  # type: ignore
     allowed = spent[baseline.label]
     if allowed is None:
         raise RunError(f"--budget {budget}: {baseline.label} does not say how much it spends")

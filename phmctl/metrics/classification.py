@@ -51,8 +51,7 @@ class McNemar:
 
 
 def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
-    total = _count(predictions, references)
-    right = sum(map(str.__eq__, predictions, references))
+    right, total = sum(map(str.__eq__, predictions, references)), len(references)
     share, weight = right / total, _Z * _Z / total
     centre = (share + weight / 2) / (1 + weight)
     half = _Z * math.sqrt(share * (1 - share) / total + weight / (4 * total)) / (1 + weight)
@@ -60,7 +59,6 @@ def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
 
 
 def class_scores(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> list[ClassScore]:
-    _count(predictions, references)
     predicted, support = Counter(predictions), Counter(references)
     right = Counter(guess for guess, truth in zip(predictions, references, strict=True) if guess == truth)
     return [
@@ -77,15 +75,12 @@ def class_scores(predictions: Sequence[str], references: Sequence[str], labels: 
 
 def confusion(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> list[list[int]]:
     """Return how often each label (row) was predicted as each (column)."""
-    _count(predictions, references)
     pairs = Counter(zip(references, predictions, strict=True))
     return [[pairs[truth, guess] for guess in labels] for truth in labels]
 
 
 def mcnemar(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> McNemar:
     """Compare two classifiers by McNemar's exact test (McNemar 1947): a binomial test of the items that differ."""
-    total = _count(baseline, references)
-    _count(system, references)
     outcomes = Counter((old == true, new == true) for old, new, true in zip(baseline, system, references, strict=True))
     lost, won = outcomes[True, False], outcomes[False, True]
     count = lost + won
@@ -93,13 +88,7 @@ def mcnemar(baseline: Sequence[str], system: Sequence[str], references: Sequence
     for k in range(min(lost, won)):
         term = term * (count - k) // (k + 1)
         tail += term
-    return McNemar((won - lost) / total, lost, won, min(1.0, 2 * tail / (1 << count)))
-
-
-def _count(predictions: Sequence[str], references: Sequence[str]) -> int:
-    if len(predictions) != len(references) or not references:
-        raise ValueError(f"{len(predictions)} predictions for {len(references)} references")
-    return len(references)
+    return McNemar((won - lost) / len(references), lost, won, min(1.0, 2 * tail / (1 << count)))
 
 
 def _ratio(part: int, whole: int) -> float:

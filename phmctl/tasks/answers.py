@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from phmctl.metrics.classification import Part, mcnemar
 
 if TYPE_CHECKING:
-    from phmctl.metrics.significance import Difference, Scorer
+    from phmctl.metrics.significance import Scorer
     from phmctl.metrics.text import How
 
 
@@ -48,49 +48,8 @@ class Answers:
     groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
     how: How = field(default_factory=dict)  # type: ignore[assignment]  # of text: how it is scored
 
-    @property
-    def items(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What two runs must share to be compared."""
-        return tuple(self.asked), tuple(self.right)
 
-
-@dataclass(frozen=True)
-class Test:
-    """A difference that was tested."""
-
-    __test__ = False  # for pytest
-
-    metric: str
-    method: str  # in words
-    found: Difference  # the means, the difference, p
-
-
-OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
-POOLED = f"{OVER_SEEDS}; the single seed is taken to vary as the other side's"
 ONE_SEED = "one seed each: valid for these two trainings only"
-
-
-def test_answers(by: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers]) -> Test:
-    """Test the difference of two models' means over seeds, the system's less the baseline's.
-
-    With several seeds on a side as :mod:`phmctl.metrics.significance` says; with one each by the task's own paired
-    test, which speaks of these two trainings.
-    """
-    from phmctl.metrics.significance import Difference, compare
-
-    found = compare(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given))
-    if len(baseline) > 1 or len(system) > 1:
-        return Test(metric, POOLED if 1 in (len(baseline), len(system)) else OVER_SEEDS, found)
-    method, p_value = by.paired(metric, baseline[0], system[0])
-    return Test(metric, f"{method}; {ONE_SEED}", Difference(found.baseline, found.system, found.difference, p_value))
-
-
-def spread(values: Sequence[float]) -> float | None:
-    """Return the standard deviation of a sample; None of fewer than two."""
-    if len(values) < 2:
-        return None
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 class TextComparer:

@@ -33,6 +33,7 @@ def test_each_recipe_has_a_line_and_one_is_shown_with_its_comments() -> None:
     [
         ("ceng501-de-en --n 1,16", ["ceng501-de-en real", "ceng501-de-en phm-n16"], [27_309_056, 1_844_224]),
         ("octonion", ["phm-n8"], [640]),
+        ("probe", ["real"], [512 * 50 + 50 + 50 * 2 + 2]),
         ("miniature --algebra low-rank --set model.rank=8", ["miniature low-rank-r8"], None),
         ("miniature --n 2,4 --set model.parametrization=factors", ["phm-n2-factors", "phm-n4-factors"], None),
         ("miniature --algebra monarch --n 2,4", ["miniature monarch-n2", "miniature monarch-n4"], None),

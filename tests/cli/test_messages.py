@@ -49,6 +49,7 @@ PREPARE = [
 TRAIN = [
     ("multi30k-deen", "did you mean 'multi30k-de-en'"),
     ("", "train needs a RECIPE"),
+    ("probe", "eval RUN --probing"),
     ("miniature --n 3", "n = 3 does not divide"),
     ("miniature --n 3,4", "in the cell n=3"),
     ("miniature --n 1 --n 4", "--n is given 2 times"),
@@ -92,6 +93,10 @@ OTHERS = [
     ("compare RUN --budget dollars", "dollars"),
     ("compare --paper tabel2", "did you mean 'table2'"),
     ("compare --paper table2 --eval", "--eval"),
+    ("compare --paper table2 --best-of training.seed", "--best-of"),
+    ("compare --paper 4 --recipe multi30k-de-en", "no recipe of table4 'multi30k-de-en'"),
+    ("compare --paper 4 RUN", "no recipe of table4 'tiny'"),
+    ("compare RUN --best-of training.learning_rat", "did you mean 'training.learning_rate'"),
     ("recipes hamiltn", "did you mean 'hamilton'"),
     ("runs x", "no run at x"),
     ("runs --runs a --runs b", "--runs is given 2 times"),

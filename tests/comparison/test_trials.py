@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.errors import RecipeError, RunError, UserError
-from tests.calls import call
+from phmctl.errors import RunError
 from tests.comparison.runs import REFERENCES, make_run, worse
 from tests.references import compare_runs
 
@@ -65,13 +64,3 @@ def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:
     make_run(tmp_path, settings=(*SMALL, "model.dropout=0.3"))
     found = compare_runs(recipe="miniature", root=tmp_path, budget="parameters")
     assert {variant.first.run.recipe.model.algebra for variant in found.variants} == {"real"}
-
-
-def test_what_cannot_be_compared_so(root: Path) -> None:
-    with pytest.raises(RecipeError):
-        compare_runs(recipe="miniature", root=root, best="training.learning_rat")
-    with pytest.raises(UserError):
-        compare_runs(recipe="miniature", root=root, budget="dollars")
-    with pytest.raises(UserError):
-        call("compare", "--paper", "table2", "--best-of", KEY)
-    assert call("compare", "--recipe", "miniature", "--runs", root, "--best-of", KEY, "--json").exit_code == 0

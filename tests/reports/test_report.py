@@ -1,7 +1,6 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from phmctl.reports.report import learned_rules, render, write_report
 from tests.calls import call
 from tests.comparison.runs import REFERENCES, SOURCES, make_classifier, make_run, worse
 from tests.references import compare_runs
-from tests.serving.browser import CHROMIUM, Page, browser
 
 SMALL = ("model.width=16", "model.feed_forward=16", "model.encoder_layers=1", "model.decoder_layers=1")
 PHM = (*SMALL, "model.algebra=phm", "model.n=4")
@@ -194,24 +192,3 @@ def test_without_matplotlib_or_a_file_to_write_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OutputError, match="is a folder"):
         write_report([root], tmp_path)
-
-
-@pytest.fixture
-def tab(tmp_path: Path) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    with browser(tmp_path / "profile", ["--disable-features=DialMediaRouteProvider"]) as opened:
-        yield opened
-
-
-def test_in_a_browser_nothing_is_logged_and_nothing_sticks_out(tab: Page, page: str, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(page, encoding="utf-8")
-    for width in (1280, 400):
-        for scheme in ("light", "dark"):
-            tab.open(path.as_uri(), width=width, scheme=scheme)
-            assert tab.run("document.documentElement.scrollWidth") <= width
-            assert tab.run("document.querySelectorAll('svg').length") == page.count("<svg")
-            size = tab.run("document.querySelector('svg text').getBoundingClientRect().height")
-            assert size >= 9
-    assert tab.complaints == []

@@ -104,20 +104,8 @@ def _begun(command: list[str], *runs: Path) -> subprocess.Popen[str]:
 
 def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     where = ["--data", copying_data, "--runs", tmp_path / "runs"]
-    listed = call(
-        "train",
-        copying_file,
-        "--n",
-        "1,2",
-        "--seed",
-        "1,2",
-        "--steps",
-        2,
-        "--set",
-        'description="a, b"',
-        *where,
-        "--list",
-    )
+    grid = ["--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"']
+    listed = call("train", copying_file, *grid, *where, "--list")
     commands = listed.stdout.splitlines()
     assert len(commands) == 4
     assert not (tmp_path / "runs").exists()

@@ -216,28 +216,26 @@ def evaluate(asked: Asked) -> ClassifierReport:
     table = {name: asked.options[name] for name in ("table", "text", "label") if name in asked.options}
     examples = _read_table(run, labels_of(run), table) if table else _kept(run, split, against)
     weights, answers = _answers(run, asked, examples, cleaned=not table)
-    rival = None if against is None else _answers(against, asked, examples, cleaned=not table)
-    results = [
-        _score(name, labels_of(run), own, answers[name], None if rival is None else rival[1][name])
-        for name, own in examples.items()
-    ]
-    report = ClassifierReport(run.name, weights.name, results, against.name if against else None)
-    if table:
-        return report
+    results = [_score(name, labels_of(run), own, answers[name]) for name, own in examples.items()]
+    report = ClassifierReport(run.name, weights.name, results)
     execution = asked.options.get("execution")
     setting = Setting(split, weights, {"execution": execution} if execution else {}, execution or "")
-    paths = {name: replace(setting, split=name).path(run, "predictions.tsv") for name in examples}
-    for name, own in examples.items():
-        if len(set(own.labels)) > 1:
-            for remark in remarks([" ".join(texts) for texts in own.texts], [each.label for each in answers[name]]):
-                warn(f"{run.name}, {weights.name}, {name}: {remark}")
-        write_predictions(paths[name], own, answers[name])
     first, *others = results
     figures = {"accuracy": first.accuracy.value, **{f"accuracy {one.split}": one.accuracy.value for one in others}}
-    alone = replace(report, splits=[replace(one, compared=None) for one in results], against=None)
-    write_result(run, setting, alone.as_json(), figures, answers=paths[split])
-    if against is not None and rival is not None:
-        write_result(run, setting.beside(against.name, rival[0]), report.as_json(), figures, against=against.name)
+    if not table:
+        for name, own in examples.items():
+            write_predictions(replace(setting, split=name).path(run, "predictions.tsv"), own, answers[name])
+            if len(set(own.labels)) > 1:
+                for remark in remarks([" ".join(texts) for texts in own.texts], _labels(answers[name])):
+                    warn(f"{run.name}, {weights.name}, {name}: {remark}")
+        write_result(run, setting, report.as_json(), figures, answers=setting.path(run, "predictions.tsv"))
+    if against is None:
+        return report
+    theirs, rival = _answers(against, asked, examples, cleaned=not table)
+    tests = {name: mcnemar(_labels(rival[name]), _labels(answers[name]), examples[name].labels) for name in examples}
+    report = replace(report, splits=[replace(one, compared=tests[one.split]) for one in results], against=against.name)
+    if not table:
+        write_result(run, setting.beside(against.name, theirs), report.as_json(), figures, against=against.name)
     return report
 
 
@@ -291,14 +289,12 @@ def _answers(
     return weights, answers
 
 
-def _score(
-    split: str,
-    labels: list[str],
-    examples: Examples,
-    answers: Sequence[Classified],
-    baseline: Sequence[Classified] | None,
-) -> SplitScores:
-    given, right = [answer.label for answer in answers], examples.labels
+def _labels(answers: Sequence[Classified]) -> list[str]:
+    return [each.label for each in answers]
+
+
+def _score(split: str, labels: list[str], examples: Examples, answers: Sequence[Classified]) -> SplitScores:
+    given, right = _labels(answers), examples.labels
     classes = class_scores(given, right, labels)
 
     def group(value: Value, rows: Sequence[int]) -> Group:
@@ -313,7 +309,6 @@ def _score(
         {name: [group(*part) for part in parts(values)] for name, values in examples.extras.items()},
         max(each.support for each in classes) / len(right),
         sum(each.f1 for each in classes) / len(classes),
-        None if baseline is None else mcnemar([answer.label for answer in baseline], given, right),
     )
 
 

@@ -157,11 +157,6 @@ class Text:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-def text_of(run: Run, split: str) -> Text:
-    """Return a split that the run keeps. Raises RunError."""
-    return Text(split, read_text(run, split, "source"), [read_text(run, split, "target")], read_extras(run, split))
-
-
 def read_extras(run: Run, split: str) -> dict[str, list[int]]:
     """Return the numbers by which a split's scores are broken down, by name; -1 is not known. Raises RunError."""
     path = run.text_folder / f"{split}{EXTRAS}"
@@ -174,7 +169,7 @@ def read_extras(run: Run, split: str) -> dict[str, list[int]]:
 
 def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text:
     """Return files as the run's own text is: cleaned as it was. Raises DataError."""
-    from phmctl.data.clean import clean_line, exchanged, words_of
+    from phmctl.data.clean import clean_line
     from phmctl.data.readers import guess_format, read_sentences
 
     if source is None or not references:
@@ -185,10 +180,6 @@ def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path
     for path, lines in zip(paths[1:], texts[1:], strict=True):
         if len(lines) != len(texts[0]) or not lines:
             raise DataError(f"{source} has {len(texts[0]):,} lines, and {path} has {len(lines):,}")
-    for split in run.splits()[:1]:
-        usual = [words_of(read_text(run, split, side)) for side in ("source", "target")]
-        if exchanged([words_of(lines) for lines in texts[:2]], usual):
-            warn(f"{source} has the words of the run's target language; are source and reference exchanged?")
     source_sha256, *others = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
     return Text(
         paths[0].name, texts[0], texts[1:], origin={"source_sha256": source_sha256, "references_sha256": others}
@@ -293,7 +284,11 @@ def _read(asked: Asked) -> tuple[Text, DecodingSection, How]:
     lowercase, tokenize = given.pop("lowercase", None), given.pop("tokenize", None)
     source, references = given.pop("source", None), given.pop("reference", None)
     own = source is not None or bool(references)
-    text = text_of_files(run, source, references) if own else text_of(run, asked.split)
+    if own:
+        text = text_of_files(run, source, references)
+    else:
+        lines, right = (read_text(run, asked.split, side) for side in ("source", "target"))
+        text = Text(asked.split, lines, [right], read_extras(run, asked.split))
     if own and asked.split != "test":
         raise UserError(f"--split {asked.split} is for the run's own text, --source for other text: give one of them")
     recipe = run.recipe_of(TranslationRecipe)
@@ -317,11 +312,13 @@ def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> 
     lines = text.source if text.origin else read_text(run, text.name, "source")
 
     def find_or_make(name: str) -> _Answered:
-        setting = _search_setting(run, text, name, decoding)
+        search = decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
+        own = {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
+        label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
+        setting = Setting(text.name, run.weights(name), {"decoding": search, **own}, label)
         paths = [setting.path(run, "hyp")]
         if run is not asked.run:
-            own = f"against.{run.name.replace('/', '-')}.{paths[0].name}"
-            paths.append(asked.run.results_folder / own)
+            paths.append(asked.run.results_folder / f"against.{run.name.replace('/', '-')}.{paths[0].name}")
         source_sha256 = sha256_text(f"{line}\n" for line in lines)
         for path in paths:
             with suppress(OSError, ValueError, LookupError, TypeError):  # not there, torn, or made from other text
@@ -341,11 +338,3 @@ def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> 
         return _Answered(paths[-1], setting, made, seconds)
 
     return run.use(asked.checkpoint, find_or_make)
-
-
-def _search_setting(run: Run, text: Text, checkpoint: str, decoding: DecodingSection) -> Setting:
-    """Return what determines translations: weights, search and the source text."""
-    search = decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
-    own = {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
-    label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
-    return Setting(text.name, run.weights(checkpoint), {"decoding": search, **own}, label)

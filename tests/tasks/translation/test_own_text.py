@@ -15,7 +15,7 @@ from phmctl.files import write_json
 from phmctl.metrics.text import all_scores
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.translation.kind import KIND, text_of_files
+from phmctl.tasks.translation.kind import KIND
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
 
 OTHERS = ["something else .", *REFERENCES[1:]]
@@ -107,11 +107,3 @@ def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) ->
     assert "tok:zh" in evaluate(run)["scores"][0]["signature"]
     with pytest.raises(UserError, match=r"tokenize.13b: sacrebleu has"):
         evaluate(run, "--tokenize", "13b")
-
-
-def test_exchanged_files_are_warned_of(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, reference = put(tmp_path / "s", SOURCES), put(tmp_path / "r", REFERENCES)
-    text_of_files(run, source, [reference])
-    assert capsys.readouterr().err == ""
-    text_of_files(run, reference, [source])
-    assert "exchanged" in capsys.readouterr().err
