@@ -95,7 +95,7 @@ OTHERS = [
     ("compare --paper table2 --eval", "--eval"),
     ("compare --paper table2 --best-of training.seed", "--best-of"),
     ("compare --paper 4 --recipe multi30k-de-en", "no recipe of table4 'multi30k-de-en'"),
-    ("compare --paper 4 RUN", "no recipe of table4 'tiny'"),
+    ("compare --paper 4 RUN", "no recipe of table4 'miniature'"),
     ("compare RUN --best-of training.learning_rat", "did you mean 'training.learning_rate'"),
     ("recipes hamiltn", "did you mean 'hamilton'"),
     ("runs x", "no run at x"),
