@@ -130,16 +130,3 @@ def own_text(
     if rows and not told:
         settings["header"] = "by its words"
     return own_corpus(name, files, rows, quoting=quoting, skip=skip, told=told, **how), settings
-
-
-def assigned(option: str, values: Sequence[str] | None, form: str) -> dict[str, Path]:
-    """Return what ``--option NAME=PATH`` says, by name."""
-    found: dict[str, Path] = {}
-    for value in values or ():
-        name, equals, path = value.partition("=")
-        if not (name and equals and path):
-            raise DataError(f"--{option} {value}: wants {form}")
-        if name in found:
-            raise DataError(f"--{option} {name} is given twice")
-        found[name] = Path(path)
-    return found

@@ -34,7 +34,7 @@ from phmctl.runs import Run, Weights
 from phmctl.runs.results import Result, Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
 from phmctl.tasks.base import Asked, option_name
-from phmctl.tasks.own import TABLES, TextKind, assigned, own_text, refuse_others, rows_of
+from phmctl.tasks.own import TABLES, TextKind, own_text, refuse_others, rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,13 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         self, name: str, files: Mapping[str, Any], options: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> tuple[Corpus | None, dict[str, Any], dict[str, Any]]:
         refuse_others(name, (*files, *options, *settings), _OPTIONS, "labelled", "parallel")
-        tables = assigned("table", options.get("table"), "SPLIT=FILE")
+        tables: dict[str, Path] = {}
+        for value in options.get("table") or ():
+            split, _, path = value.partition("=")
+            if not (split and path) or split in tables:
+                twice = f"{split} is given twice" if split in tables else f"{value}: wants SPLIT=FILE"
+                raise DataError(f"--table {twice}")
+            tables[split] = Path(path)
         columns = [option_name(key) for key in ("text", "label", *TABLES) if options.get(key) not in (None, [], ())]
         if columns and not tables:
             raise DataError(f"{', '.join(columns)} is for your own tables: give those with --table SPLIT=FILE")
