@@ -49,10 +49,10 @@ def tiny_recipe() -> TranslationRecipe:
 @pytest.fixture(scope="session")
 def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationRecipe) -> Path:
     """A data folder with the miniature corpus prepared."""
-    from phmctl.data.prepared.prepare import prepare_named
+    from phmctl.data.prepared.prepare import prepare
 
     root = tmp_path_factory.mktemp("data")
-    prepare_named(tiny_recipe.data, root=root)
+    prepare(tiny_recipe.data, root=root)
     return root
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from phmctl import probes
 from phmctl.cli.main import app
 from phmctl.data.prepared.folder import PreparedData
-from phmctl.data.prepared.prepare import prepare_named
+from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import EOS
 from phmctl.errors import DataError, NonFiniteError, RunError
 from phmctl.metrics.classification import accuracy
@@ -49,7 +49,7 @@ def probing_data(
     lines = [f"{part}\t{label}\t{text}\n" for part, own in rows.items() for label, text in own]
     folder, root = tmp_path_factory.mktemp("senteval"), tmp_path_factory.mktemp("probing")
     (folder / "subj_number.txt").write_text("".join(lines), encoding="utf-8")
-    prepare_named(recipe().data, root=root, source=folder)
+    prepare(recipe().data, root=root, source=folder)
     return root
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from phmctl.errors import DataError, nearest
 from phmctl.files import sha256_text
@@ -204,17 +204,10 @@ class Cleaning(Section):
     lowercase: bool = False
     entities: Literal["decode", "keep"] = "keep"  # Moses' &apos; and the like
     normalise: bool = False  # Unicode NFC, and blanks of all kinds to one
-    max_ratio: float = 0.0  # longer text / shorter text in tokens, at least 1, train only; 0 is off
+    max_ratio: float = 0.0  # longer text / shorter text in tokens, so at least 1, train only; 0 is off
     min_count: PositiveInt | None = None  # of a word, or of a pair that BPE joins; None: 1 of a word, 2 of a pair
     duplicates: Literal["drop", "keep"] = "drop"  # train rows whose text stands in valid or test
     keep: Literal["start", "end"] = "start"  # which tokens stay of a labelled text of valid or test that is too long
-
-    @field_validator("max_ratio")
-    @classmethod
-    def _longer_to_shorter(cls, value: float) -> float:
-        if value and value < 1:
-            raise ValueError("is the longer text by the shorter: at least 1, or 0 for no limit")
-        return value
 
 
 class Defaults(Section):

@@ -1,6 +1,5 @@
 """A corpus: the splits of a card, or of a user's own files, ready to be read."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from phmctl.console import note
 from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
 from phmctl.data.find import find_files, find_test
-from phmctl.data.readers import check_columns, first_cells, parallel_files, tables
+from phmctl.data.readers import check_columns, columns_of, first_cells, parallel_files, tables
 from phmctl.data.rows import (
     CORPORA,
     Row,
@@ -176,7 +175,6 @@ def own_corpus(
     skip: bool = False,
     languages: tuple[str, str] = ("source", "target"),
     chosen: bool = True,
-    told: bool = True,
 ) -> Corpus:
     """Make a corpus of a user's own files: of labelled text if the rows have a label, otherwise of parallel text.
 
@@ -186,7 +184,6 @@ def own_corpus(
         quoting: whether a table's cells may stand in quotes; None: in CSV alone.
         skip: whether bad lines are left out, and counted.
         chosen: whether the user has named the columns of `rows`.
-        told: whether the user has said if there is a header; otherwise its words tell.
     """
     labelled = rows is not None and rows.label is not None
     option = "--table {}" if labelled else "--{}"
@@ -198,7 +195,7 @@ def own_corpus(
         for named in groups:
             paths = _checked(option.format(split), named)
             if len(paths) == 1:
-                parts.append(table_rows(paths[0], rows, quoting, skip, chosen, told))
+                parts.append(table_rows(paths[0], rows, quoting, skip, chosen))
                 files.append(SourceFile(paths[0], split, "rows"))
             elif rows is not None:
                 raise DataError(f"{paths[0]} {paths[1]}: --columns is for a table with both sides in it")
@@ -235,47 +232,23 @@ def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
     return paths
 
 
-def table_rows(
-    path: Path, rows: Rows | None, quoting: bool | None, skip: bool, chosen: bool = True, told: bool = True
-) -> RowSource:
+def table_rows(path: Path, rows: Rows | None, quoting: bool | None, skip: bool, chosen: bool = True) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
     name = path.name.removesuffix(".gz")
     kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
     how = {"format": kind, "quoting": kind == "csv" if quoting is None else quoting}
     how["odd_rows"] = "drop" if skip else "refuse"
     own = (rows or Rows(header=False, texts=(0, 1))).model_copy(update=how)
-    if kind != "jsonl":
-        own = _looked_at(path, own, told=rows is not None and told, chosen=rows is not None and chosen)
-    check_columns(path, own)
-    found = tables([path], own)
-    if own.label is None and (first := next(iter(found), None)):
-        note(f"the first pair of {path.name} is {first.texts[0][:60]!r} → {first.texts[1][:60]!r}")
-    return found
-
-
-def _looked_at(path: Path, rows: Rows, *, told: bool, chosen: bool) -> Rows:
-    """Return how a table is read, by its first line where no option told; of odd columns ids would be trained on."""
-    cells = first_cells(path, rows)
-    if not chosen and len(cells) != 2:
+    looked = None if rows and chosen else columns_of(path, own) if kind == "jsonl" else first_cells(path, own)
+    if (cells := looked or []) and (kind == "jsonl" or len(cells) != 2):  # ids, or scores, would be learned
         shown = ", ".join(f"{place}: {cell.strip()[:30]!r}" for place, cell in enumerate(cells[:12]))
         raise DataError(
             f"{path} has {len(cells)} columns, and one file alone is read as a table of both sides; name two files, "
-            f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nits first line is {shown}"
+            f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nthey are {shown}"
         )
-    places = [column for column in (*rows.texts, rows.label) if isinstance(column, int) and column < len(cells)]
-    words = [cells[place].strip().lower() for place in places]
-    if told or rows.header or not words or any(_REGION.sub("", word) not in _HEADINGS for word in words):
-        return rows
-    note(f"{path}: the first line is a header by its words ({', '.join(words)}); if it is text: --no-header")
-    return rows.model_copy(update={"header": True})
-
-
-# What columns are called; so are languages: en, deu, pt-br.
-_HEADINGS = re.findall(
-    r"\w+",
-    "source target src tgt trg text label sentence premise hypothesis id text1 text2 sentence1 sentence2 source_text "
-    "target_text original translation english german french spanish italian dutch russian chinese japanese score "
-    "ar bg cs da de el en es et fi fr he hi hu id it ja ko mk nl no pl pt ro ru sr sv tr uk vi zh "
-    "ces deu eng est fin fra heb hin ind ita jpn kor mkd nld pol por ron rus spa swe tur ukr vie zho",
-)
-_REGION = re.compile(r"[-_][a-z]{2,4}$")
+    check_columns(path, own)
+    found = tables([path], own)
+    if own.label is None and (first := next(iter(found), None)):
+        pair = f"{first.texts[0][:60]!r} → {first.texts[1][:60]!r}"
+        note(f"the first pair of {path.name} is {pair}{'' if own.header else ' (if that is a header: --header)'}")
+    return found

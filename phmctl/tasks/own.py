@@ -46,21 +46,21 @@ class TextKind(TaskKind[R]):
         """Prepare a corpus. Raises DataError, RecipeError, OutputError.
 
         `settings` are of the data section, `files` the user's own by split, `options` the task's own; others are as
-        :func:`~phmctl.data.prepared.prepare.prepare_named` has them.
+        :func:`~phmctl.data.prepared.prepare.prepare` has them.
         """
-        from phmctl.data.prepared.prepare import choose_section, prepare_named
+        from phmctl.data.prepared.prepare import choose_section, prepare
 
         own, more, further = self.corpus(name, files, options, settings)
         section = choose_section(name, recipe, settings, self.section, vocabulary)
         if own is not None and recipe and load_recipe(recipe).task == "probing":
             own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
-        return prepare_named(section, own=own, settings=more, vocabulary=vocabulary, **further, **asked)
+        return prepare(section, own=own, settings=more, vocabulary=vocabulary, **further, **asked)
 
     @abstractmethod
     def corpus(
         self, name: str, files: Mapping[str, Any], options: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> tuple[Corpus | None, dict[str, Any], dict[str, Any]]:
-        """Return a user's own corpus, the settings that decide what it holds, and more for ``prepare_named``."""
+        """Return a user's own corpus, the settings that decide what it holds, and more for ``prepare``."""
 
     def open(self, recipe: Any, data: Path) -> Task:
         from phmctl.data.prepared.folder import PreparedData
@@ -124,9 +124,6 @@ def own_text(
     if not files:
         return None, {}
     quoting, skip = given.get("quoting"), bool(given.get("skip_bad_lines"))
-    told = "header" in given or bool(rows and rows.header)
     settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
     settings |= {"skip_bad_lines": True} if skip else {}
-    if rows and not told:
-        settings["header"] = "by its words"
-    return own_corpus(name, files, rows, quoting=quoting, skip=skip, told=told, **how), settings
+    return own_corpus(name, files, rows, quoting=quoting, skip=skip, **how), settings

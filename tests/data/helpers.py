@@ -10,7 +10,7 @@ from typing import Any
 from phmctl.data.card import Rows
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepared.folder import PreparedData
-from phmctl.data.prepared.prepare import prepare_named
+from phmctl.data.prepared.prepare import prepare
 from phmctl.data.rows import Row
 from phmctl.recipe.schema import LabelledSection, ParallelSection
 
@@ -61,7 +61,7 @@ def parallel(splits: Mapping[str, Iterable[tuple[str, str]]], **more: Any) -> Co
 
 def prepare_files(data: ParallelSection, *, files: Mapping[str, Sequence[Path]], **more: Any) -> PreparedData:
     """Prepare a user's own parallel files."""
-    return prepare_named(data, own=own_corpus(data.card, {split: [pair] for split, pair in files.items()}), **more)
+    return prepare(data, own=own_corpus(data.card, {split: [pair] for split, pair in files.items()}), **more)
 
 
 def as_given(tables: Mapping[str, Path]) -> dict[str, list[list[Path]]]:
@@ -74,6 +74,4 @@ def prepare_tables(
 ) -> PreparedData:
     """Prepare a user's own tables of labelled text."""
     settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting}
-    return prepare_named(
-        data, own=own_corpus(data.card, as_given(tables), rows, quoting=quoting), settings=settings, **more
-    )
+    return prepare(data, own=own_corpus(data.card, as_given(tables), rows, quoting=quoting), settings=settings, **more)

@@ -139,10 +139,10 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     recipe = changed(tiny_run.folder, setting)
     if setting.startswith("data"):
-        from phmctl.data.prepared.prepare import prepare_named
+        from phmctl.data.prepared.prepare import prepare
 
         miniature_data = tmp_path / "data"
-        prepare_named(recipe.data, root=miniature_data)
+        prepare(recipe.data, root=miniature_data)
     with pytest.raises(RunError, match=re.escape(words)):
         train(recipe, data=miniature_data, runs=tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()  # nothing was begun

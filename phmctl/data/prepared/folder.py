@@ -22,24 +22,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from phmctl.data.card import card_names, corpus_name, is_card
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
 from phmctl.errors import DataError, nearest
-from phmctl.files import read_json_object, refuse_pipes, writing
+from phmctl.files import refuse_pipes, writing
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
-from phmctl.sealed import seal, verify
+from phmctl.sealed import read_seal, seal, verify
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"
 FORMAT = 3
-
-
-class _File(BaseModel):
-    """A file of the folder. Its name is plain, since it is read."""
-
-    name: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
-    bytes: Annotated[int, Field(ge=0)]
-    sha256: str
 
 
 class _Manifest(BaseModel):
@@ -51,7 +43,6 @@ class _Manifest(BaseModel):
     token_types: dict[str, PositiveInt]
     splits: dict[str, dict[str, Any]]
     sources: list[dict[str, Any]] = []
-    files: list[_File]
     labels: list[str] = []
     texts: Annotated[int, Field(ge=1, le=2)] = 1
     extras: list[str] = []
@@ -70,7 +61,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     refuse_pipes(folder, DataError)
-    manifest = read_json_object(path, DataError, "prepare the data again with --force")
+    manifest = read_seal(path, DataError, "prepare the data again with --force")
     if manifest.get("format") != FORMAT:
         raise DataError(
             f"{path} is of format {manifest.get('format')!r}, and this phmctl reads {FORMAT}: take the version "

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from phmctl.console import note, progress, warn
 from phmctl.data.card import Card, Cleaning, is_card, load_card
-from phmctl.data.clean import HELD_OUT, SAME_SIDES, CleanRows, HeldOut, clean_texts, exchanged, in_words, words_of
+from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_texts, exchanged, in_words, words_of
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.folder import (
     LABELLED,
@@ -66,101 +66,72 @@ def choose_section(
         proposed = load_card(name).defaults.model_dump(exclude_none=True) if is_card(name) else {}
         told = {} if vocabulary is None else vocabulary.settings_for(section)
         base = section(card=name, **{**proposed, **told})
-    chosen = change(base.model_copy(update={"card": name}), given, DataError)
-    if vocabulary is not None:
-        vocabulary.check(chosen)
-    return chosen
+    return change(base.model_copy(update={"card": name}), given, DataError)
 
 
-def prepare_named(
+def prepare(
     data: Section,
+    own: Corpus | None = None,
+    cleaning: Mapping[str, Any] | None = None,
     *,
     root: Path,
     source: Path | None = None,
-    own: Corpus | None = None,
     settings: Mapping[str, Any] | None = None,
-    cleaning: Mapping[str, Any] | None = None,
     vocabulary: Vocabulary | None = None,
     vectors: Path | None = None,
     force: bool = False,
     refetch: bool = False,
 ) -> PreparedData:
-    """Prepare a card's corpus, or a user's own, whose content the `settings` decide on too; see ``prepare-data``.
+    """Clean, tokenize and store a card's corpus, or one's own, unless it is there; see ``prepare-data``.
 
-    The cleaning has the fields that were set by hand, instead of the card's. Without vectors those of an earlier
+    The same text and settings give the same bytes. The `settings` decide on the content of one's own corpus. The
+    cleaning has the fields that were set by hand, instead of the card's. Without vectors those of an earlier
     preparation stay while it is up to date.
     """
-    how: dict[str, Any] = {"root": root, "vectors": vectors, "vocabulary": vocabulary, "force": force}
-    if own is not None:
-        if source is not None:
-            raise DataError("--source is for a card's files; with files of your own leave it out")
-        return prepare(data, own, _cleaning(Cleaning(), vocabulary, cleaning), more=settings, **how)
-    card = load_card(data.card)
-    chosen = _cleaning(card.cleaning, vocabulary, cleaning)
+    if own is not None and source is not None:
+        raise DataError("--source is for a card's files; with files of your own leave it out")
+    if vectors is not None and data.tokenizer != "word":
+        raise DataError(f"word vectors want --tokenizer word, not {data.tokenizer}")
+    of = load_card(data.card) if own is None else own
+    usual = vocabulary.cleaning if vocabulary else of.cleaning if isinstance(of, Card) else Cleaning()
+    chosen = change(usual, cleaning or {}, DataError)
+    if vocabulary is not None:
+        vocabulary.check(data, chosen)
     folder = prepared_folder(data, root)
-    unchanged = source is None and not (card.built_in or vectors or force or refetch)  # published text stays
-    if unchanged and not changes(folder, _settings(data, chosen, card, vocabulary), {CARD: card.digest}):
-        note(f"{folder} is up to date")
-        prepared = PreparedData.open(folder, prepare_command(data, root))
+    wanted = {**_settings(data, chosen, of, vocabulary), **(settings or {})}
+    anew = source or vectors or force or refetch or (isinstance(of, Card) and of.built_in)
+    if isinstance(of, Card) and not anew and not changes(folder, wanted, {CARD: of.digest}):
+        note(f"{folder} is up to date")  # what was published stays as it is: the network need not be asked again
     else:
-        prepared = prepare(data, open_corpus(card, source, root / "raw" / card.id, refetch=refetch), chosen, **how)
-    splits, held_out = prepared.manifest["splits"], prepared.manifest.get("held_out", {})
-    if held_out:  # their scores compare with nobody else's
-        parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
-        name = prepared.manifest["corpus"]
-        note(f"{name} has no {' and '.join(held_out)} of its own: {parts}; train is the rest")
-    rows = "rows" if card.labelled else "pairs"
-    for split, number in card.sizes.items():
-        if split in splits or not card.labelled:  # labelled text: not everybody has all
-            read = splits.get(split, {}).get("read", 0)
-            if read < _FEW * number:
-                warn(f"{split} of {card.id} has {read:,} {rows} where {number:,} were published; is the source whole?")
+        corpus = open_corpus(of, source, root / "raw" / of.id, refetch=refetch) if isinstance(of, Card) else of
+        corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
+        corpus = copied_corpus(corpus) if has_copies(data) else corpus
+        made = provenance(corpus, vectors)
+
+        def write(temporary: Path) -> None:
+            _write(temporary, data, corpus, chosen, vectors, vocabulary, {"settings": wanted, **made})
+
+        build(folder, wanted, made, write, force=force)
+    prepared = PreparedData.open(folder, prepare_command(data, root))
+    if isinstance(of, Card):
+        _compare(prepared.manifest, of)
     return prepared
 
 
-def prepare(
-    data: Section,
-    corpus: Corpus,
-    cleaning: Cleaning,
-    *,
-    root: Path,
-    vectors: Path | None = None,
-    vocabulary: Vocabulary | None = None,
-    more: Mapping[str, Any] | None = None,
-    force: bool = False,
-) -> PreparedData:
-    """Clean, tokenize and store a corpus, unless it is there. The same text and settings give the same bytes."""
-    if vectors is not None and not vectors.is_file():
-        raise DataError(f"--vectors: no file {vectors}")
-    if vectors is not None and data.tokenizer != "word":
-        raise DataError(f"word vectors want --tokenizer word, not {data.tokenizer}")
-    folder = prepared_folder(data, root)
-    settings = {**_settings(data, cleaning, corpus, vocabulary), **(more or {})}
-    corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
-    corpus = copied_corpus(corpus) if has_copies(data) else corpus
-    made = provenance(corpus, vectors)
-
-    def write(temporary: Path) -> None:
-        _write(temporary, data, corpus, cleaning, vectors, vocabulary, {"settings": settings, **made})
-
-    build(folder, settings, made, write, force=force)
-    return PreparedData.open(folder, prepare_command(data, root))
+def _compare(manifest: Mapping[str, Any], card: Card) -> None:
+    """Say which splits of a card were held out of train, and where there is much less text than was published."""
+    splits, held_out = manifest["splits"], manifest.get("held_out", {})
+    if held_out:  # their scores compare with nobody else's
+        parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
+        note(f"{card.id} has no {' and '.join(held_out)} of its own: {parts}; train is the rest")
+    for split, number in card.sizes.items():
+        read = splits.get(split, {}).get("read", 0)
+        if read < _FEW * number and (split in splits or not card.labelled):  # of labelled text not everybody has all
+            rows = "rows" if card.labelled else "pairs"
+            warn(f"{split} of {card.id} has {read:,} {rows} where {number:,} were published; is the source whole?")
 
 
-def _cleaning(base: Cleaning, vocabulary: Vocabulary | None, given: Mapping[str, Any] | None) -> Cleaning:
-    """Return the cleaning that is asked for; with another's vocabulary it is that one's where nothing is said."""
-    chosen = change(vocabulary.cleaning if vocabulary else base, given or {}, DataError)
-    if vocabulary is not None and chosen.lowercase != vocabulary.cleaning.lowercase:
-        cased = "lower-cased" if vocabulary.cleaning.lowercase else "cased"
-        raise DataError(f"--lowercase: the vocabulary of {vocabulary.origin} is {cased}; leave it out")
-    if vocabulary is not None and chosen.min_count != vocabulary.cleaning.min_count:
-        raise DataError(f"--min-count: the vocabulary of {vocabulary.origin} is learned already; leave it out")
-    return chosen
-
-
-def _settings(
-    data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None = None
-) -> dict[str, Any]:
+def _settings(data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """Return what decides on a folder's content beside its sources; folders of before a setting do not name it."""
     new = {"direction": is_reversed(data), "copies": has_copies(data)}
     left_out = {"card", *(key for key, used in new.items() if not used)}
@@ -204,7 +175,7 @@ def _write(
         write_split(folder / f"{name}.arrow", chunks, columns, numbers, with_text=with_text)
         classes = {"labels": dict(sorted(rows.classes.items()))} if corpus.labelled else {}
         counts[name] = {**rows.tally.as_dict(), **classes, **tokens}
-    _judge(corpus, counts, vocabulary, copies=has_copies(data))
+    _judge(corpus, counts["train"], vocabulary)
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is not None:
@@ -246,8 +217,6 @@ def _clean_splits(
             raise _empty(corpus, name)
         if name != "valid" and len(again := rows[name] & rows["valid"]) > len(rows[name]) / 2:
             warn(f"{len(again):,} of {len(rows[name]):,} rows of {name} stand in valid too; is it the same file?")
-    if corpus.labelled and not any(True for _ in corpus.splits["train"]):
-        raise _empty(corpus, "train")
     words = {
         name: [words_of(lines) for lines in zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)]
         for name, rows in corpus.splits.items()
@@ -313,11 +282,8 @@ def _encoded(
             advance(len(chunk))
 
 
-def _judge(
-    corpus: Corpus, counts: Mapping[str, Mapping[str, Any]], vocabulary: Vocabulary | None, *, copies: bool
-) -> None:
-    """Refuse a train split of which nothing was kept; warn of a strange vocabulary, and of sides that are the same."""
-    train = counts["train"]
+def _judge(corpus: Corpus, train: Mapping[str, Any], vocabulary: Vocabulary | None) -> None:
+    """Refuse a train split of which nothing was kept; warn of a strange vocabulary."""
     if not train["kept"]:
         twice = 2 * train["dropped"].get(HELD_OUT, 0) > train["read"]
         advice = "was the same file given for train and for another split?" if twice else "check the files"
@@ -329,37 +295,20 @@ def _judge(
             ask = "is it of this language" + (", and of this direction (--reverse)?" if side in PARALLEL else "?")
             whose = f"{unknown / tokens:.0%} of train's {side} tokens are unknown to"
             warn(f"{whose} the vocabulary of {vocabulary.origin}: {ask}")
-    for name, split in counts.items():
-        same = 0 if name == "train" and copies else split["noted"].get(SAME_SIDES, 0)
-        if 2 * same > split["read"]:
-            warn(f"{same:,} of {split['read']:,} {name} pairs have the same text on both sides; is it a translation?")
 
 
 def _check_classes(
     corpus: Corpus, labels: Sequence[str], counts: Mapping[str, Mapping[str, Any]], train: CleanRows
 ) -> None:
     """Refuse a class of which train keeps no example: nothing trains its output. Of a card's own classes, only tell."""
-    shown = counts["train"]["labels"]
-    for name, split in counts.items():
-        unseen = [label for label in split["labels"] if label not in shown]
-        if unseen:
-            raise DataError(
-                f"{name} of {corpus.name!r} has the label {', '.join(map(repr, unseen))}, and train has not; "
-                f"train has {', '.join(shown)}"
-            )
-        absent = [label for label in shown if label not in split["labels"]]
-        if absent:
-            warn(f"{name} of {corpus.name} has no example of {', '.join(map(repr, absent))}, which train has")
     for label in labels:
-        if label in shown:
+        if label in counts["train"]["labels"]:
             continue
-        why = in_words(train.lost[label])
-        if not corpus.labels:
-            raise DataError(
-                f"train of {corpus.name!r} has no example of the label {label!r} left ({why}); "
-                "leave the label's rows out, or give others"
-            )
-        warn(f"train of {corpus.name} has no example of {label!r} ({why}): it is not learned")
+        has = ", ".join(name for name, split in counts.items() if label in split["labels"])
+        lost = f"train of {corpus.name!r} has no example of the label {label!r} left ({in_words(train.lost[label])})"
+        if has or not corpus.labels:
+            raise DataError(f"{lost}{f', and {has} has' if has else ''}; leave the label's rows out, or give others")
+        warn(f"{lost}: it is not learned")
 
 
 def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Sequence[str]) -> dict[str, Any]:

@@ -148,12 +148,14 @@ class Vocabulary:
         made = {"joint": self.tokenizers.joint, **self.settings}  # of labelled text the settings do not name it
         return {key: made[key] for key in (*_DECIDES, "max_tokens") if key in section.model_fields}
 
-    def check(self, data: Section) -> None:
+    def check(self, data: Section, cleaning: Cleaning) -> None:
         if not hasattr(data, "joint") and not self.tokenizers.joint:
             raise DataError(f"{self.origin} has one vocabulary for each side; labelled text has one in all")
-        for key, value in self.settings_for(type(data)).items():
-            if key in _DECIDES and getattr(data, key) != value:
+        made = {key: (value, getattr(data, key)) for key, value in self.settings_for(type(data)).items()}
+        made |= {key: (getattr(self.cleaning, key), getattr(cleaning, key)) for key in ("lowercase", "min_count")}
+        for key, (theirs, asked) in made.items():
+            if theirs != asked and key != "max_tokens":
                 raise DataError(
-                    f"the vocabulary of {self.origin} was made with {key} {value!r}, not {getattr(data, key)!r}: "
-                    f"leave that out, or set data.{key} so in the recipe"
+                    f"--{key.replace('_', '-')}: the vocabulary of {self.origin} was made with {theirs!r}, not "
+                    f"{asked!r}; leave that out, or set it so in the recipe"
                 )

@@ -9,10 +9,10 @@ import pytest
 
 import phmctl.data.prepared.prepare as preparation
 from phmctl.data.batches import lengths_of, plan_by_tokens, real_token_share
-from phmctl.data.card import Cleaning, Divide
+from phmctl.data.card import Divide
 from phmctl.data.corpus import Corpus, divided, own_corpus
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, read_manifest
-from phmctl.data.prepared.prepare import choose_section, prepare, prepare_named
+from phmctl.data.prepared.prepare import choose_section, prepare
 from phmctl.data.prepared.provenance import CARD, changed_sources, changes, provenance
 from phmctl.data.rows import SourceFile
 from phmctl.errors import DataError, OutputError, RecipeError
@@ -24,7 +24,7 @@ TRAIN += [("", "empty"), ("das ist ein Test", "this is a test"), ("lang " * 60, 
 VALID = [("Das ist  ein Test", "This is a test"), ("", ""), ("lang " * 60, "long " * 60)]
 TEST = [("Ein Hund\u2028läuft", "A dog runs")]
 SECTION = ParallelSection(card="tiny", vocabulary=300, max_tokens=40)
-CLEANING = Cleaning(max_ratio=3.0)
+CLEANING = {"max_ratio": 3.0}
 
 
 def corpus(train=TRAIN, **others):
@@ -74,7 +74,7 @@ def test_the_tokenizer_sees_train_alone(tmp_path):
 
 
 def test_references_keep_their_case_under_lower_casing(tmp_path):
-    prepared = prepare(SECTION, corpus(), Cleaning(lowercase=True), root=tmp_path)
+    prepared = prepare(SECTION, corpus(), {"lowercase": True}, root=tmp_path)
     test = prepared.split("test")
     assert test.texts[1] == ["A dog runs"]
     assert prepared.tokenizers.target.decode(test.target[0]) == "a dog runs"
@@ -160,7 +160,7 @@ def division(test: int) -> Corpus:
     ("before", "after", "cleaning", "reason"),
     [
         (corpus(), corpus(TRAIN[:200]), CLEANING, "train changed"),
-        (corpus(), corpus(), Cleaning(lowercase=True), "cleaning changed"),
+        (corpus(), corpus(), {"lowercase": True}, "cleaning changed"),
         (division(50), division(51), CLEANING, "held_out changed"),
         (replace(corpus(), card="a" * 64), replace(corpus(), card="b" * 64), CLEANING, "card_sha256 changed"),
     ],
@@ -206,15 +206,6 @@ def test_damage_is_found_when_the_data_is_used(tmp_path, name, damage):
     damage(path)
     with pytest.raises(DataError, match=rf"{name} is (damaged|missing).*; run: phmctl prepare-data tiny .* --force$"):
         PreparedData.find(SECTION, tmp_path).split(path.stem)
-
-
-@pytest.mark.parametrize(("copies", "said"), [(250, True), (100, False)])
-def test_sides_that_are_mostly_the_same_are_warned_of(tmp_path, capsys, copies, said):
-    train = [(f"wort {i}", f"wort {i}" if i < copies else f"word {i}") for i in range(400)]
-    manifest = prepare(SECTION, corpus(train), CLEANING, root=tmp_path).manifest
-    assert manifest["splits"]["train"]["noted"]["same_sides"] == copies
-    warned = "warning: 250 of 400 train pairs have the same text on both sides" in capsys.readouterr().err
-    assert warned is said
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("line 3 is not UTF-8"), OSError(28, "No space left")])
@@ -319,7 +310,7 @@ def test_empty_files_are_named_and_leave_nothing_prepared(tmp_path, split):
 def test_a_corpus_without_test_is_prepared(tmp_path):
     files = write_files(tmp_path / "raw")
     own = own_corpus("mine", {name: [files[name]] for name in ("train", "valid")})
-    prepared = prepare(ParallelSection(card="mine", vocabulary=300), own, Cleaning(), root=tmp_path)
+    prepared = prepare(ParallelSection(card="mine", vocabulary=300), own, {}, root=tmp_path)
     with pytest.raises(DataError, match=r"no split 'test'.*there are train, valid"):
         prepared.split("test")
 
@@ -332,11 +323,11 @@ def test_a_card_that_is_prepared_needs_no_network(tmp_path, monkeypatch, capsys)
             data = old.with_suffix(f".{suffix}").read_bytes()
             (raw / f"{new}.{suffix}.gz").write_bytes(gzip.compress(data))
     section = ParallelSection(card="multi30k-de-en", vocabulary=300)
-    first = prepare_named(section, root=tmp_path, source=raw)
+    first = prepare(section, root=tmp_path, source=raw)
     said = capsys.readouterr().err
     assert "warning: train of multi30k-de-en has 300 pairs where 29,000 were published; is the source whole?" in said
     monkeypatch.setattr(preparation, "open_corpus", lambda *_: pytest.fail("the corpus was opened"))
-    assert prepare_named(section, root=tmp_path).manifest == first.manifest
+    assert prepare(section, root=tmp_path).manifest == first.manifest
 
 
 def test_own_files_want_a_name_of_their_own(tmp_path):
@@ -372,7 +363,7 @@ def test_real_captions_fill_their_batches(tmp_path, real_data):
     folder = real_data / "multi30k-de-en"
     if not folder.is_dir():
         pytest.skip("no real data")
-    prepared = prepare_named(ParallelSection(card="multi30k-de-en"), root=tmp_path, source=folder)
+    prepared = prepare(ParallelSection(card="multi30k-de-en"), root=tmp_path, source=folder)
     train = prepared.split("train")
     assert len(train) == 29_000
     assert [len(prepared.split(name)) for name in ("valid", "test")] == [1014, 1000]
@@ -391,7 +382,7 @@ def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
         lines = "".join(f"{TRAIN[number % 300][side]} {number}\n" for number in range(250))
         (folder / f"SETIMES.en-mk.{language}").write_text(lines, encoding="utf-8")
     section = ParallelSection(card="setimes-en-mk", vocabulary=300)
-    prepared = prepare_named(section, root=tmp_path, source=folder)
+    prepared = prepare(section, root=tmp_path, source=folder)
     assert prepared.manifest["held_out"] == {"valid": "pairs 100, 200, 300, ...", "test": "pairs 50, 150, 250, ..."}
     assert {name: counts["read"] for name, counts in prepared.manifest["splits"].items()} == {
         "train": 245,
@@ -401,7 +392,7 @@ def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
     said = "setimes-en-mk has no valid and test of its own: valid is pairs 100, 200, 300, ...; test is pairs 50"
     assert said in capsys.readouterr().err
     before = content(prepared.folder)
-    prepare_named(section, root=tmp_path, source=folder)
+    prepare(section, root=tmp_path, source=folder)
     said_again = capsys.readouterr().err
     assert "up to date" in said_again
     assert said in said_again

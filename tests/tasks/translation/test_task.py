@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
-from phmctl.data.card import Cleaning
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
@@ -87,7 +86,7 @@ def entities_data(folder: Path, tiny_recipe: TranslationRecipe, pattern: str) ->
     data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300})
     training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
     recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
-    cleaning = Cleaning(entities="decode", lowercase=True)
+    cleaning = {"entities": "decode", "lowercase": True}
     return recipe, prepare(data, patterned(folder, pattern), cleaning, root=folder)
 
 
@@ -163,7 +162,7 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_r
     data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300, "max_tokens": 12})
     training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
     recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
-    task = TranslationTask(recipe, prepare(data, corpus, Cleaning(), root=tmp_path))
+    task = TranslationTask(recipe, prepare(data, corpus, root=tmp_path))
     began = time.perf_counter()
     assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid")) <= 100
     assert time.perf_counter() - began < 5
@@ -172,7 +171,7 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(tmp_path: Path, tiny_r
 def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tiny_recipe, monkeypatch) -> None:
     corpus = replace(patterned(tmp_path, "Line {} ."), languages=("de", "zh"))
     data, asked = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300}), list[str]()
-    prepared = prepare(data, corpus, Cleaning(), root=tmp_path)
+    prepared = prepare(data, corpus, root=tmp_path)
     monkeypatch.setattr(
         "phmctl.tasks.translation.task.bleu", lambda *_, tokenize, **__: asked.append(tokenize) or Score("BLEU", 1, "")
     )
