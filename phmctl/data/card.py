@@ -19,7 +19,7 @@ from phmctl.shipped import shipped, shipped_names
 
 Column = str | NonNegativeInt  # by its name in the header, or counted from 0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags", "sgm"]
+Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags"]
 
 
 def _below(name: str) -> str:
@@ -60,13 +60,6 @@ _SIDES = ("text", "first", "second", "source", "target")
 RESERVED = ("label", "predicted", "probability", "texts", *_SIDES, *(f"{name}_text" for name in _SIDES))
 
 
-def _unreserved(name: str) -> str:
-    if name in RESERVED:
-        raise ValueError(f"{name!r} is a column's name in prepared data or predictions; choose another")
-    return name
-
-
-ExtraName = Annotated[str, AfterValidator(_unreserved)]
 SplitName = Annotated[str, AfterValidator(check_split)]
 FileNames = tuple[Annotated[str, AfterValidator(_below)], ...]
 
@@ -79,7 +72,7 @@ class Rows(Section):
     header: bool = True  # the first line names the columns
     texts: Annotated[tuple[Column, ...], Field(min_length=1, max_length=2)]
     label: Column | None = None  # None: of parallel text
-    extras: dict[ExtraName, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
+    extras: dict[str, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
     split: Column | None = None  # names the split of a row, where one file holds all
     names: dict[str, str] = Field(default_factory=dict)  # the files' words for the card's labels
     unlabelled: tuple[str, ...] = ()  # what stands for "no label": such rows are dropped, and counted

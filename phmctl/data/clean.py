@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -31,29 +31,12 @@ _IN_WORDS = {
     OVER_LONG: "that are too long",
     LOPSIDED: "with sides of too unequal lengths",
 }
-REASONS = tuple(_IN_WORDS)
 CUT = "cut"  # a labelled text of valid or test that is kept in part
 SAME_SIDES = "same_sides"  # a pair of the same text twice: counted but kept
 SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test")  # a train pair of which one side stands there
 
 # What Moses' escape-special-chars.perl writes, and nothing else: "&copy" in a text is meant.
 _ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
-
-
-@dataclass
-class Tally:
-    read: int = 0  # from the files
-    kept: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)  # by reason
-    noted: Counter[str] = field(default_factory=Counter)  # kept although something is unusual: by what it is
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "read": self.read,
-            "kept": self.kept,
-            "dropped": {reason: self.dropped[reason] for reason in REASONS if self.dropped[reason]},
-            "noted": {what: self.noted[what] for what in sorted(self.noted) if self.noted[what]},
-        }
 
 
 def in_words(dropped: Mapping[str, int]) -> str:
@@ -142,7 +125,9 @@ class CleanRows:
         self._begin()
 
     def _begin(self) -> None:
-        self.tally = Tally()
+        self.read = self.kept = 0
+        self.dropped: Counter[str] = Counter()  # by reason
+        self.noted: Counter[str] = Counter()  # kept although something is unusual: by what it is
         self.classes: Counter[str] = Counter()  # the examples of each class, of those that stay
         self.lost: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by class: why it lost examples
 
@@ -151,9 +136,9 @@ class CleanRows:
         self._begin()
         labels = self.labels
         for row in self.rows:
-            self.tally.read += 1
+            self.read += 1
             if not row.whole or (labels is not None and row.label is None):
-                self.tally.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
+                self.dropped[UNLABELLED if row.whole else ODD_ROW] += 1
                 continue
             if labels is not None and row.label not in self._numbers:
                 shown, guess = ", ".join(labels[:8]), nearest(str(row.label), labels)
@@ -164,6 +149,13 @@ class CleanRows:
             cleaned = row._replace(texts=clean_texts(row.texts, self.settings))
             if self._stays(cleaned):
                 yield cleaned
+
+    def counts(self) -> dict[str, Any]:
+        """Return what the manifest says of the rows, and of labelled text of the classes."""
+        dropped = {reason: self.dropped[reason] for reason in _IN_WORDS if self.dropped[reason]}
+        noted = {what: self.noted[what] for what in sorted(self.noted) if self.noted[what]}
+        classes = {"labels": dict(sorted(self.classes.items()))} if self.labelled else {}
+        return {"read": self.read, "kept": self.kept, "dropped": dropped, "noted": noted, **classes}
 
     def sample(self, period: int) -> "CleanRows":
         """Return the first of every `period` rows of the files, cleaned and judged alike."""
@@ -190,7 +182,7 @@ class CleanRows:
             stays = self._object(row, LOPSIDED, keep=False)
         if not stays:
             return None
-        self.tally.kept += 1
+        self.kept += 1
         if parallel:
             return tokens
         self.classes[str(row.label)] += 1
@@ -199,7 +191,7 @@ class CleanRows:
     def _stays(self, row: Row) -> bool:
         train, parallel = self.held_out is not None, self.labels is None
         if parallel:
-            self.tally.noted[SAME_SIDES] += row.texts[0] == row.texts[1] != ""
+            self.noted[SAME_SIDES] += row.texts[0] == row.texts[1] != ""
         if not all(text.strip() for text in row.texts):
             return self._object(row, EMPTY if parallel else EMPTY_TEXT, keep=not train)
         if self.held_out is None:
@@ -208,12 +200,12 @@ class CleanRows:
         if again:
             return self._object(row, HELD_OUT, keep=self.settings.duplicates == "keep")
         for what, found in zip(SIDE_HELD_OUT, sides, strict=False):
-            self.tally.noted[what] += found
+            self.noted[what] += found
         return True
 
     def _object(self, row: Row, reason: str, *, keep: bool) -> bool:
         """Count an objection to a row, and return whether it stays all the same."""
         if not keep:
             self.lost[str(row.label)][reason] += 1
-        (self.tally.noted if keep else self.tally.dropped)[reason] += 1
+        (self.noted if keep else self.dropped)[reason] += 1
         return keep

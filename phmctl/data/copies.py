@@ -57,10 +57,12 @@ def read_text(run: Run, split: str, side: str) -> list[str]:
         raise RunError(
             f"{path} is missing: the run has no {side} text of a split {split!r}{nearest(split, splits)}; it has {has}"
         ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read ({error}); {ADVICE}") from error
 
 
 def refuse_damaged_copy(run: Run, path: Path) -> None:
-    entries: Any = run.data().get(_COPIES)
+    entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
     if not are_file_entries(entries):
         raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} is no list of files; {ADVICE}")
     verify(run.folder, entries, RunError, ADVICE, [str(path.relative_to(run.folder))])

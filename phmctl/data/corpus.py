@@ -1,6 +1,6 @@
 """A corpus: the splits of a card, or of a user's own files, ready to be read."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from phmctl.data.rows import (
     RowSource,
     SourceFile,
     Splits,
-    divide_train,
+    hold_out,
     joined,
     turned_round,
     with_copies,
@@ -56,10 +56,6 @@ class Corpus:
             return {"texts": self.texts}
         return dict(zip(("source_language", "target_language"), self.languages, strict=True))
 
-    def lines(self, split: str) -> Iterator[Sequence[str]]:
-        for row in self.splits[split]:
-            yield row.texts if self.languages else [*row.texts, row.label or ""]
-
 
 def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool = False) -> Corpus:
     """Open a card's corpus from a folder (``--source``), its URLs or the hub; only headers are read at once.
@@ -87,8 +83,16 @@ def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool =
 
 def divided(corpus: Corpus, divide: Divide) -> Corpus:
     """Return a corpus whose missing splits are rows held out of train: always the same ones, whatever the source."""
-    made, held_out = divide_train(corpus.splits, divide, "pairs" if corpus.languages else "rows")
-    return replace(corpus, splits=_ordered({**corpus.splits, **made}), held_out=held_out) if made else corpus
+    places = {split: place for split, place in divide.places.items() if split not in corpus.splits}
+    if not places:
+        return corpus
+    whole, period, rows = corpus.splits["train"], divide.period, "rows" if corpus.labelled else "pairs"
+    made = {split: hold_out(whole, period, [place], held=True) for split, place in places.items()}
+    made["train"] = hold_out(whole, period, places.values(), held=False)
+    words = {
+        split: f"{rows} {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
+    }
+    return replace(corpus, splits=_ordered({**corpus.splits, **made}), held_out=words)
 
 
 def _of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile], origin: str) -> Corpus:

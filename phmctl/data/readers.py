@@ -150,7 +150,7 @@ def _whole_text(path: Path) -> str:
 
 def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
     """Yield the sentences of one side of a corpus; of ``bpe`` with subword-nmt's ``@@ `` undone."""
-    if form in ("iwslt-xml", "sgm"):
+    if form == "iwslt-xml":
         return _segments(path)
     lines = read_lines(path)
     match form:
@@ -179,9 +179,7 @@ def guess_format(path: Path) -> Format:
     name = path.name.removesuffix(".gz")
     if name.startswith("train.tags."):
         return "iwslt-tags"
-    if name.endswith(".sgm"):
-        return "sgm"
-    return "iwslt-xml" if name.endswith(".xml") else "text"
+    return "iwslt-xml" if name.endswith((".xml", ".sgm")) else "text"
 
 
 @repeatable

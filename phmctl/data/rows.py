@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, ParamSpec
 
-from phmctl.data.card import Divide
 from phmctl.errors import DataError
 
 UNKNOWN = -1  # an extra that is not known
@@ -92,17 +91,6 @@ def hold_out(rows: RowSource, period: int, places: Iterable[int], *, held: bool)
     """Yield the rows in these places of every `period`, the first of which is 1 (`held`), or all the others."""
     chosen = {place % period for place in places}
     return (row for number, row in enumerate(rows, start=1) if (number % period in chosen) is held)
-
-
-def divide_train(splits: Mapping[str, RowSource], divide: Divide, rows: str) -> tuple[Splits, dict[str, str]]:
-    """Hold the splits that a corpus lacks out of train; return them with train, and in words which rows those are."""
-    places = {split: place for split, place in divide.places.items() if split not in splits}
-    whole, period = splits["train"], divide.period
-    made = {split: hold_out(whole, period, [place], held=True) for split, place in places.items()}
-    words = {
-        split: f"{rows} {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
-    }
-    return ({"train": hold_out(whole, period, places.values(), held=False), **made} if made else {}), words
 
 
 Made = tuple[Splits, dict[str, str]]

@@ -52,22 +52,22 @@ def test_train_loses_empty_sides_and_held_out_pairs_with_counts():
     ]
     clean = cleaned(pairs, PLAIN, 10, held_out(("Guten Tag .", "Hello."), ("Ja", "Yes")))
     assert texts(clean) == [pairs[0], *pairs[5:]]
-    assert clean.tally.as_dict() == {
+    assert clean.counts() == {
         "read": 8,
         "kept": 0,
         "dropped": {"empty_side": 3, "in_valid_or_test": 1},
         "noted": {"source_in_valid_or_test": 2, "target_in_valid_or_test": 2},
     }
     assert texts(clean) == [pairs[0], *pairs[5:]]
-    assert clean.tally.read == 8
+    assert clean.read == 8
 
 
 def test_train_loses_what_is_too_long_or_too_unequal():
     train = cleaned([], Cleaning(max_ratio=1.5), 10, held_out())
     lengths = [(10, 10), (11, 10), (10, 11), (1, 2), (5, 3), (6, 3), (3, 6), (1, 3)]
     assert [fits(train, *pair) for pair in lengths] == [True, False, False, True, True, False, False, False]
-    assert train.tally.as_dict()["dropped"] == {"over_long": 2, "length_ratio": 3}
-    assert train.tally.kept == 3
+    assert train.counts()["dropped"] == {"over_long": 2, "length_ratio": 3}
+    assert train.kept == 3
     assert fits(cleaned([], PLAIN, 10, held_out()), 1, 9)
 
 
@@ -86,7 +86,7 @@ def test_valid_and_test_keep_every_line():
     assert texts(clean) == pairs
     assert fits(clean, 50, 1)
     assert fits(clean, 1, 5)
-    assert clean.tally.as_dict() == {
+    assert clean.counts() == {
         "read": 3,
         "kept": 2,
         "dropped": {},

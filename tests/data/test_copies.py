@@ -80,8 +80,36 @@ def test_without_the_manifest_nothing_is_used(run: Run, name: str, damage: Calla
         use(run, name)
 
 
-@pytest.mark.parametrize("record", [None, 5, ["text/test.source"], [{"name": "text/test.source"}]])
+def forget_copies(run: Run) -> None:
+    """Make it a run of a version that recorded nothing."""
+    content = run.data()
+    del content["copies"]
+    write_json(run.folder / "data.json", content)
+
+
+def test_a_run_without_the_record_works_unchecked(run: Run) -> None:
+    forget_copies(run)
+    whole = read_text(run, "test", "source")
+    flip(run.text_folder / "test.source")
+    assert len(read_text(run, "test", "source")) == len(whole)
+    assert load_tokenizers(run).source.size > 4
+
+
+@pytest.mark.parametrize("record", [5, ["text/test.source"], [{"name": "text/test.source"}]])
 def test_a_record_that_is_none_is_refused(run: Run, record: object) -> None:
     write_json(run.folder / "data.json", run.data() | {"copies": record})
     with pytest.raises(RunError, match=r"data\.json is damaged: 'copies' is no list of files"):
+        read_text(run, "test", "source")
+
+
+def test_files_without_the_record_that_cannot_be_read(run: Run) -> None:
+    forget_copies(run)
+    cut(run.folder / "tokenizer/tokenizer.json")
+    with pytest.raises(RunError, match=r"run/tokenizer/tokenizer\.json"):
+        load_tokenizers(run)
+    (run.text_folder / "valid.source").unlink()
+    with pytest.raises(RunError, match=r"run/text/valid\.source is missing"):
+        read_text(run, "valid", "source")
+    (run.text_folder / "test.source").write_bytes(b"\xff\n")
+    with pytest.raises(RunError, match=r"text/test\.source cannot be read .*invalid start byte"):
         read_text(run, "test", "source")

@@ -169,7 +169,8 @@ def test_an_archive_is_unpacked_in_the_cache(tmp_path):
         archive.unlink(missing_ok=True)
 
 
-def test_refetch_asks_again_and_loses_nothing(tmp_path):
+def test_refetch_asks_again_and_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("phmctl.data.fetch._PAUSE", 0.01)
     paths = serve(tmp_path / "server", "old")
     card, cache = card_with(paths), tmp_path / "cache"
     assert first(card, cache, "test") == ("old test.de", "old test.en")

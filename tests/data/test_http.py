@@ -146,13 +146,3 @@ def test_a_folder_that_cannot_be_written(server, tmp_path):
     (tmp_path / "raw").write_bytes(b"a file")
     with pytest.raises(OutputError, match="cannot write"):
         fetch(server, tmp_path)
-
-
-def test_refetch_replaces_the_file_when_the_new_one_is_whole(server, tmp_path):
-    target = fetch(server, tmp_path)
-    target.write_bytes(b"old")
-    server.answers = [404]
-    with pytest.raises(DownloadError):
-        fetch(server, tmp_path, refetch=True)
-    assert target.read_bytes() == b"old"
-    assert fetch(server, tmp_path, refetch=True).read_bytes() == CONTENT

@@ -3,12 +3,11 @@
 import random
 from collections import Counter
 
-import datasets
 import pytest
-import yaml
 
 from phmctl.data.card import Rows, load_card
 from phmctl.data.corpus import open_corpus, own_corpus
+from phmctl.data.hub import hub_rows
 from phmctl.errors import DataError
 from tests.data.helpers import as_given, put, sizes
 
@@ -199,22 +198,11 @@ def test_own_tables_that_cannot_be(tmp_path, files, message):
         own_corpus("own", {k: [[tmp_path / v]] for k, v in files.items()}, Rows(texts=("text",), label="lable"))
 
 
-def test_a_hub_dataset(tmp_path):
-    """A local folder that `datasets` loads stands for the hub: whole numbers are labels, -1 is none."""
-    for name in ("train", "validation", "test"):
-        rows = [
-            {"premise": f"{name} a", "hypothesis": "b", "label": 2},
-            {"premise": "c", "hypothesis": "d", "label": -1},
-        ]
-        datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "hub" / f"{name}.parquet"))
-    raw = load_card("snli").model_dump(mode="json") | {"urls": [], "id": "own"}
-    raw["hub"]["id"] = str(tmp_path / "hub")
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(raw))
-    corpus = open_corpus(load_card(str(path)), None, tmp_path / "cache")
-    assert sizes(corpus) == {"train": 2, "valid": 2, "test": 2}
-    first, second = corpus.splits["train"]
-    assert (first.texts, first.label, second.label) == (("train a", "b"), "contradiction", None)
+def test_labels_of_the_hub():
+    """Whole numbers are labels, -1 is none."""
+    rows = [{"premise": "a", "hypothesis": "b", "label": 2}, {"premise": "c", "hypothesis": "d", "label": -1}]
+    first, second = hub_rows(rows, load_card("snli").hub, "snli")
+    assert (first.texts, first.label, second.label) == (("a", "b"), "contradiction", None)
 
 
 REAL = [

@@ -45,16 +45,6 @@ def test_a_quoted_table_unquotes_and_may_hold_separators_and_line_feeds(tmp_path
     assert [example.place[1] for example in examples] == [2, 3, 5]
 
 
-def test_csv_and_compressed_and_lines_that_end_at_line_feeds_alone(tmp_path):
-    path = tmp_path / "q.csv.gz"
-    path.write_bytes(gzip.compress(b'"","id","q1","q2","same"\n"7",1,"a, b","c",0\n'))
-    (example,) = read(path, format="csv", quoting=True, texts=("q1", "q2"), label="same")
-    assert (example.texts, example.label) == (("a, b", "c"), "0")
-    path = put(tmp_path / "a.tsv", "A\tone\u2028two\x85three", "B\t\u00a0x\u200b")
-    lines = [example.texts[0] for example in read(path, header=False, texts=(1,), label=0)]
-    assert lines == ["one\u2028two\x85three", "\u00a0x\u200b"]
-
-
 def test_labels_are_renamed_and_none_or_a_blank_is_none(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", "a\tc\t-1", "a\td\t-", "a\te\tother")
     rows = {**PAIR, "names": {"0": "entailment"}, "unlabelled": ("-", "-1")}
@@ -72,14 +62,6 @@ def test_an_unknown_label_is_told_with_file_line_and_the_known(tmp_path):
     message = r"a.tsv, line 2: unknown label 'neutrl' \(did you mean 'neutral'\?\); known: entailment, neutral"
     with pytest.raises(DataError, match=message):
         list(rows)
-
-
-def test_a_missing_column_names_the_nearest(tmp_path):
-    path = put(tmp_path / "a.tsv", "premise\thypothesis\tgold_label", "a\tb\t0")
-    message = r"has no column 'label' \(did you mean 'gold_label'\?\); it has premise, hypothesis, gold_label"
-    for attempt in (check_columns, lambda path, rows: list(tables([path], rows))):
-        with pytest.raises(DataError, match=message):
-            attempt(path, Rows(**PAIR))
 
 
 @pytest.mark.parametrize("quoting", [True, False])

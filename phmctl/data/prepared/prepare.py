@@ -173,8 +173,7 @@ def _write(
         tokens = {side: {"tokens": 0, "unknown": 0, "longest": 0} for side in sides}  # without the end of sentence
         chunks = _encoded(name, rows, tokenizers, extras, tokens)
         write_split(folder / f"{name}.arrow", chunks, columns, numbers, with_text=with_text)
-        classes = {"labels": dict(sorted(rows.classes.items()))} if corpus.labelled else {}
-        counts[name] = {**rows.tally.as_dict(), **classes, **tokens}
+        counts[name] = {**rows.counts(), **tokens}
     _judge(corpus, counts["train"], vocabulary)
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}

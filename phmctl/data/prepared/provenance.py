@@ -15,6 +15,7 @@ from phmctl.data.card import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.corpus import Corpus
 from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
+from phmctl.data.rows import Row
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError, OutputError
 from phmctl.files import clear, locked, replacing, sha256, sha256_text, temporaries, tidying, writing
@@ -32,7 +33,7 @@ def provenance(corpus: Corpus, vectors: Path | None = None) -> dict[str, Any]:
     A file's entry says which split and side it is read as, so that two that change places are noticed.
     """
     sources = [_entry(file.path, file.split, file.side) for file in corpus.files]
-    sources = sources or [_text(name, corpus.lines(name)) for name in corpus.splits]
+    sources = sources or [_text(name, rows) for name, rows in corpus.splits.items()]
     sources += [] if vectors is None else [_entry(vectors, VECTORS, VECTORS)]
     made = {CARD: corpus.card, "held_out": dict(corpus.held_out)}
     told = {key: value for key, value in made.items() if value}
@@ -46,11 +47,12 @@ def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _text(name: str, pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
+def _text(name: str, rows: Iterable[Row]) -> dict[str, Any]:
     """Return the entry of a split without files: the digest of its lines, as ``source LF target LF``."""
     count, digest = 0, hashlib.sha256()
-    for count, pair in enumerate(pairs, start=1):  # noqa: B007 (the last is how many there are)
-        digest.update(("\n".join(pair) + "\n").encode("utf-8"))
+    for count, row in enumerate(rows, start=1):  # noqa: B007 (the last is how many there are)
+        parts = row.texts if row.label is None else (*row.texts, row.label)
+        digest.update(("\n".join(parts) + "\n").encode("utf-8"))
     return {"name": name, "pairs": count, "sha256": digest.hexdigest()}
 
 

@@ -70,15 +70,6 @@ def test_a_split_comes_back_from_the_disk(tmp_path):
     assert dataset[2] == {"source": [8], "target": [9, 10, 11], "source_text": "Äpfel\u2028", "target_text": "<s>"}
 
 
-def test_large_splits_are_written_in_record_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("phmctl.data.prepared.folder.ROWS", 2)
-    rows = [([4] * (i % 3), [5] * i, str(i), "") for i in range(7)]
-    split = written(tmp_path / "valid.arrow", rows)
-    assert [split.target[i].tolist() for i in range(7)] == [row[1] for row in rows]
-    assert split.source.gather(np.array([5, 2])).tolist() == [4, 4, 4, 4]
-    assert split.texts[0] == [str(i) for i in range(7)]
-
-
 @pytest.mark.parametrize("content", [None, b"no arrow", b"", b"ARROW1", b"\xff" * 1000, b"\0" * 1000])
 def test_a_file_that_is_missing_or_no_arrow_is_a_users_error(tmp_path, content):
     path = tmp_path / "train.arrow"
