@@ -68,7 +68,7 @@ class Rows(Section):
     """How a table's row, or a line's JSON object, becomes texts and a label."""
 
     format: Literal["tsv", "csv", "jsonl"] = "tsv"
-    quoting: bool = False  # cells may stand in quotes, as CSV has it; without it a quote is a character like others
+    quoting: bool | None = None  # cells may stand in quotes; otherwise a quote is a character. None: as CSV has it
     header: bool = True  # the first line names the columns
     texts: Annotated[tuple[Column, ...], Field(min_length=1, max_length=2)]
     label: Column | None = None  # None: of parallel text
@@ -85,6 +85,10 @@ class Rows(Section):
         if named and not self.header and self.format != "jsonl":
             raise ValueError("without a header columns are numbers, counted from 0")
         return self
+
+    @property
+    def quoted(self) -> bool:
+        return self.format == "csv" if self.quoting is None else self.quoting
 
     @property
     def columns(self) -> list[Column]:
@@ -129,18 +133,12 @@ class Layout(Section):
 
     name: str
     scattered: bool = False  # several archives: each file may lie in a subfolder of its own
-    rows: Rows | None = None  # how tables are read
+    rows: Rows = Rows(header=False, texts=(0, 1))  # how tables are read
     splits: dict[SplitName, SplitFiles]
     optional: dict[SplitName, SplitFiles] = Field(default_factory=dict)  # splits that not everybody has
     parts: dict[SplitName, str] = Field(default_factory=dict)  # what `rows.split` says of each split's rows
     odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # of `phmctl.data.rows`
     makes: tuple[SplitName, ...] = ()  # the splits that this function makes of train
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.rows is None and any(files.tables for files in self.every.values()):
-            raise ValueError("files without a side want 'rows', which say how they are read")
-        return self
 
     @property
     def every(self) -> dict[str, SplitFiles]:
@@ -177,13 +175,6 @@ class Divide(Section):
     period: Annotated[int, Field(ge=2)]
     valid: PositiveInt | None = None  # the row with this number, counted from 1, and every `period`-th after it
     test: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        places = self.places.values()
-        if not places or max(places) > self.period or len(set(places)) < len(places):
-            raise ValueError("wants 'valid', 'test' or both: two different numbers up to 'period'")
-        return self
 
     @property
     def places(self) -> dict[str, int]:
@@ -242,9 +233,9 @@ class Card(Section):
             if not getattr(self, key):
                 raise ValueError(f"wants {key!r}, as every card with 'task: {self.task}'")
         count = self.texts if self.labelled else 2
-        read: dict[str, Rows | Hub | None] = {f"layout {each.name!r}": each.rows for each in self.local}
-        for where, rows in {**read, "the hub": self.hub}.items():
-            if rows is not None and (len(rows.texts), rows.label is not None) != (count, self.labelled):
+        read: dict[str, Rows | Hub] = {f"layout {each.name!r}": each.rows for each in self.local}
+        for where, rows in {**read, **({"the hub": self.hub} if self.hub else {})}.items():
+            if (len(rows.texts), rows.label is not None) != (count, self.labelled):
                 raise ValueError(f"{where} wants {count} 'texts' and {'a' if self.labelled else 'no'} 'label'")
         return self
 
@@ -324,6 +315,5 @@ def find_card(name_or_path: str) -> Path:
         return shipped("cards") / f"{name_or_path}.yaml"
     raise DataError(
         f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}; phmctl prepare-data --list shows all\n"
-        "for a corpus of your own: phmctl prepare-data NAME --train SRC TGT --valid SRC TGT --test SRC TGT\n"
-        "of labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
+        "your own text comes with --train, --valid and --test; labelled text with --table, --text and --label"
     )

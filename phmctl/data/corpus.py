@@ -175,7 +175,6 @@ def own_corpus(
     given: Mapping[str, Sequence[Sequence[Path]]],
     rows: Rows | None = None,
     *,
-    quoting: bool | None = None,
     skip: bool = False,
     languages: tuple[str, str] = ("source", "target"),
     chosen: bool = True,
@@ -185,7 +184,6 @@ def own_corpus(
     Args:
         given: of each split the tables, or pairs of a source and a target file, that follow one another.
         rows: how tables are read, in the format that their names say. None: source and target.
-        quoting: whether a table's cells may stand in quotes; None: in CSV alone.
         skip: whether bad lines are left out, and counted.
         chosen: whether the user has named the columns of `rows`.
     """
@@ -199,7 +197,7 @@ def own_corpus(
         for named in groups:
             paths = _checked(option.format(split), named)
             if len(paths) == 1:
-                parts.append(table_rows(paths[0], rows, quoting, skip, chosen))
+                parts.append(table_rows(paths[0], rows, skip, chosen))
                 files.append(SourceFile(paths[0], split, "rows"))
             elif rows is not None:
                 raise DataError(f"{paths[0]} {paths[1]}: --columns is for a table with both sides in it")
@@ -236,12 +234,11 @@ def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
     return paths
 
 
-def table_rows(path: Path, rows: Rows | None, quoting: bool | None, skip: bool, chosen: bool = True) -> RowSource:
+def table_rows(path: Path, rows: Rows | None, skip: bool = False, chosen: bool = True) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
     name = path.name.removesuffix(".gz")
     kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
-    how = {"format": kind, "quoting": kind == "csv" if quoting is None else quoting}
-    how["odd_rows"] = "drop" if skip else "refuse"
+    how = {"format": kind, "odd_rows": "drop" if skip else "refuse"}
     own = (rows or Rows(header=False, texts=(0, 1))).model_copy(update=how)
     looked = None if rows and chosen else columns_of(path, own) if kind == "jsonl" else first_cells(path, own)
     if (cells := looked or []) and (kind == "jsonl" or len(cells) != 2):  # ids, or scores, would be learned

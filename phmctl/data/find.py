@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phmctl.data.card import Card, Layout, Rows, SplitFiles
+from phmctl.data.card import Card, Layout, SplitFiles
 from phmctl.data.readers import check_columns, parallel_files, tables
 from phmctl.data.rows import RowSource, SourceFile
 from phmctl.errors import DataError
@@ -35,7 +35,7 @@ class Match:
     def read(self, split: str) -> RowSource:
         files = self.layout.every[split]
         source, target, both = ([self.found[name] for name in names] for names in files.sides.values())
-        if both and self.layout.rows:
+        if both:
             return tables(both, self.layout.rows, self.layout.parts.get(split))
         return parallel_files(source, target, files.format)
 
@@ -43,7 +43,7 @@ class Match:
         """Return what is wrong with a file that lacks the columns which the layout reads: it is something else."""
         for each in self.files:
             try:
-                if each.side == "rows" and self.layout.rows:
+                if each.side == "rows":
                     check_columns(each.path, self.layout.rows)
             except DataError as error:
                 return error
@@ -98,7 +98,7 @@ def generic_layouts(card: Card) -> list[Layout]:
         }
         tabbed = {split: SplitFiles(tables=(f"{name}.tsv",)) for split, name in names.items()}
         layouts.append(Layout(name="plain text", splits=plain))
-        layouts.append(Layout(name="tab-separated", rows=Rows(header=False, texts=(0, 1)), splits=tabbed))
+        layouts.append(Layout(name="tab-separated", splits=tabbed))
     made = card.divide.places if card.divide else {}
     for layout in layouts[:2] if made else ():  # a card that is divided is found without what this makes, too
         kept = {name: files for name, files in layout.splits.items() if name not in made}

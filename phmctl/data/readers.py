@@ -15,7 +15,7 @@ import json
 import re
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader, TextIOWrapper
@@ -26,8 +26,6 @@ from typing import Any, cast
 from phmctl.data.card import Column, Format, Hub, Rows
 from phmctl.data.rows import UNKNOWN, Row, repeatable
 from phmctl.errors import DataError, nearest
-
-Pick = Callable[[Column], str]  # what returns the columns of a record
 
 LONGEST_LINE = 1 << 24  # bytes; a bomb in .gz is one line without end
 # UTF-32's before UTF-16's, which it begins with.
@@ -221,44 +219,37 @@ def tables(paths: Sequence[Path], rows: Rows, part: str | None = None) -> Iterat
         header: Sequence[str] = ()
         if rows.header and rows.format != "jsonl":
             check_columns(path, rows)
-            header = columns_of(path, rows) or ()
-            next(records, None)
+            header = first_cells(path, rows)
+            next(records)
         places = {name: place for place, name in enumerate(header)}
         for number, record in records:
-            place = (str(path), number)
+            where = f"{path}, line {number}"
             try:
                 if isinstance(record, DataError):
                     raise record
                 if header and len(record) != len(header):
-                    quoting = f"is quoting {'on' if rows.quoting else 'off'} correct for this file?"
                     raise DataError(
-                        f"{path}, line {number}: {len(record)} columns, but the header names {len(header)}; {quoting} "
-                        "--skip-bad-lines leaves such rows out"
+                        f"{where}: {len(record)} columns, but the header names {len(header)}; is quoting "
+                        f"{'on' if rows.quoted else 'off'} correct for this file? --skip-bad-lines leaves such rows out"
                     )
-                pick = partial(_value, f"{path}, line {number}", record, places)
+                pick = partial(_value, where, record, places)
                 if part is None or rows.split is None or pick(rows.split) == part:
-                    yield _row(pick, rows, place)
+                    texts = tuple(as_line(pick(column)) for column in rows.texts)
+                    extras = {name: _whole(pick(column), column, where) for name, column in rows.extras.items()}
+                    label = None if rows.label is None else named_label(pick(rows.label), rows)
+                    yield Row(texts, label, extras, (str(path), number))
             except DataError:
                 if rows.odd_rows == "refuse":
                     raise
                 unknown = dict.fromkeys(rows.extras, UNKNOWN)
-                yield Row(("",) * len(rows.texts), None, unknown, place, whole=False)
+                yield Row(("",) * len(rows.texts), None, unknown, (str(path), number), whole=False)
 
 
-def _row(pick: Pick, rows: Rows, place: tuple[str, int]) -> Row:
-    texts = tuple(as_line(pick(column)) for column in rows.texts)
-    extras = {name: _whole(pick(column), column, place) for name, column in rows.extras.items()}
-    label = None if rows.label is None else named_label(pick(rows.label), rows)
-    return Row(texts, label, extras, place)
-
-
-def _whole(value: str, column: Column, place: tuple[str, int]) -> int:
+def _whole(value: str, column: Column, where: str) -> int:
     try:
         return _WHOLE.start + _WHOLE.index(int(value))
     except ValueError as error:
-        raise DataError(
-            f"{place[0]}, line {place[1]}: column {column!r} holds {value!r}, not a whole number of 32 bits"
-        ) from error
+        raise DataError(f"{where}: column {column!r} holds {value!r}, not a whole number of 32 bits") from error
 
 
 def named_label(value: str, naming: Rows | Hub) -> str | None:
@@ -333,7 +324,7 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
 def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str] | DataError]]:
     """Yield each record's first line and its cells. Empty lines are no records."""
     separator = _SEPARATOR[rows.format]
-    if rows.quoting:
+    if rows.quoted:
         yield from _quoted(path, separator)
         return
     for number, line in enumerate(lines_or_errors(path), start=1):

@@ -104,7 +104,7 @@ def rows_of(option: str, texts: Sequence[str], label: str | None, given: Mapping
         label=None if label is None else columns[label],
         extras={name: columns[name] for name in extras},
         header=header,
-        quoting=label is not None and bool(given.get("quoting")),
+        quoting=given.get("quoting"),
     )
 
 
@@ -123,7 +123,7 @@ def own_text(
 
     if not files:
         return None, {}
-    quoting, skip = given.get("quoting"), bool(given.get("skip_bad_lines"))
-    settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting} if rows else {}
+    skip = bool(given.get("skip_bad_lines"))
+    settings: dict[str, Any] = {"rows": rows.model_dump(mode="json")} if rows else {}
     settings |= {"skip_bad_lines": True} if skip else {}
-    return own_corpus(name, files, rows, quoting=quoting, skip=skip, **how), settings
+    return own_corpus(name, files, rows, skip=skip, **how), settings

@@ -69,9 +69,7 @@ def as_given(tables: Mapping[str, Path]) -> dict[str, list[list[Path]]]:
     return {split: [[table]] for split, table in tables.items()}
 
 
-def prepare_tables(
-    data: LabelledSection, *, tables: Mapping[str, Path], rows: Rows, quoting: bool | None = None, **more: Any
-) -> PreparedData:
+def prepare_tables(data: LabelledSection, *, tables: Mapping[str, Path], rows: Rows, **more: Any) -> PreparedData:
     """Prepare a user's own tables of labelled text."""
-    settings = {"rows": rows.model_dump(mode="json"), "quoting": quoting}
-    return prepare(data, own=own_corpus(data.card, as_given(tables), rows, quoting=quoting), settings=settings, **more)
+    settings = {"rows": rows.model_dump(mode="json")}
+    return prepare(data, own_corpus(data.card, as_given(tables), rows), settings=settings, **more)

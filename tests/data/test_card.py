@@ -100,13 +100,6 @@ def _language(name: str, language: str) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "divide", [{}, {"valid": 101}, {"valid": 50, "test": 50}, {"valid": 0}, {"valid": 1, "period": 1}]
-)
-def test_a_division_that_cannot_be(tmp_path, divide):
-    assert "divide" in refusal(tmp_path, divide={"period": 100} | divide)
-
-
 def test_unknown_card_names_the_nearest():
     with pytest.raises(DataError, match=r"no dataset card 'multi30k'.*did you mean 'multi30k-de-en'"):
         load_card("multi30k")

@@ -300,23 +300,6 @@ def test_real_iwslt_files_in_the_order_of_the_usual_test_set(real_data):
         assert all(re.search("&amp; (amp|gt) ;", line) for _, line in unlike)
 
 
-def test_a_card_of_parallel_text_may_read_tables(tmp_path):
-    rows = {"format": "csv", "quoting": True, "texts": ["en", "de"]}
-    splits = {"train": ["t.csv"], "valid": ["v.csv"], "test_news": ["n.csv"]}
-    tables = {"name": "tables", "rows": rows, "splits": splits}
-    raw = load_card("multi30k-de-en").model_dump(mode="json", exclude={"urls", "hub", "local"}) | {"local": [tables]}
-    card = Card.model_validate(raw, strict=False)
-    for name, line in (("t", '"a, b","eins"'), ("v", "c,zwei"), ("n", "d,drei")):
-        put(tmp_path / f"{name}.csv", "en,de", line)
-    corpus = open_corpus(card, tmp_path, tmp_path / "cache")
-    assert {name: texts(split) for name, split in corpus.splits.items()} == {
-        "train": [("a, b", "eins")],
-        "valid": [("c", "zwei")],
-        "test_news": [("d", "drei")],
-    }
-    assert [file.side for file in corpus.files] == ["rows"] * 3
-
-
 def place(folder, *names, content=b"x\n"):
     for name in names:
         path = folder / name

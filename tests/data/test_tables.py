@@ -6,8 +6,7 @@ import json
 import pytest
 
 from phmctl.data import readers
-from phmctl.data.card import Cleaning, Rows
-from phmctl.data.clean import CleanRows
+from phmctl.data.card import Rows
 from phmctl.data.readers import check_columns, tables
 from phmctl.errors import DataError
 from tests.data.helpers import put
@@ -52,16 +51,6 @@ def test_labels_are_renamed_and_none_or_a_blank_is_none(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", "a,", "b,  ", "c, yes", "d,yes ")
     labels = [example.label for example in read(path, format="csv", texts=("text",), label="label")]
     assert labels == [None, None, "yes", "yes"]
-
-
-def test_an_unknown_label_is_told_with_file_line_and_the_known(tmp_path):
-    path = put(tmp_path / "a.tsv", "neutral\tx", "neutrl\ty")
-    examples = read(path, header=False, texts=(1,), label=0)
-    rows = CleanRows(examples, Cleaning(), 9, ["entailment", "neutral"])
-    assert rows.number(next(iter(rows))) == 1
-    message = r"a.tsv, line 2: unknown label 'neutrl' \(did you mean 'neutral'\?\); known: entailment, neutral"
-    with pytest.raises(DataError, match=message):
-        list(rows)
 
 
 @pytest.mark.parametrize("quoting", [True, False])

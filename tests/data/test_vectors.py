@@ -43,21 +43,20 @@ def test_a_word_that_ends_in_a_whole_number(tmp_path):
     np.testing.assert_allclose(found.table[[8, 9, 10]], [[0.7, 0.8], [0.5, 0.6], [0.9, 1e-3]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("number", ["nan", "inf", "-Infinity", "1e60"])
-def test_numbers_that_are_not_finite(tmp_path, number):
-    with pytest.raises(DataError, match=r"v, line 2: a number is infinite, or none \(nan\)"):
-        read_vectors(put(tmp_path / "v", "dog 0.1 0.2", f"cat {number} 0.1"), WORDS)
+FINITE, WIDTH = r"a number is infinite, or none \(nan\)", r"\d numbers behind the word, but the first row has 2"
 
 
-@pytest.mark.parametrize("row", ["cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", "cat -1E3 2e1 3e1"])
-def test_a_row_of_another_width(tmp_path, row):
-    with pytest.raises(DataError, match=r"v, line 2: \d numbers behind the word, but the first row has 2"):
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        *((f"cat {number} 0.1", FINITE) for number in ("nan", "inf", "-Infinity", "1e60")),
+        *((row, WIDTH) for row in ("cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", "cat -1E3 2e1 3e1")),
+        ("cat a b", "not all fields behind the word are numbers"),
+    ],
+)
+def test_rows_that_cannot_be(tmp_path, row, said):
+    with pytest.raises(DataError, match=f"v, line 2: {said}"):
         read_vectors(put(tmp_path / "v", "dog 0.1 0.2", row), WORDS)
-
-
-def test_what_is_no_number(tmp_path):
-    with pytest.raises(DataError, match=r"v, line 2: not all fields behind the word are numbers"):
-        read_vectors(put(tmp_path / "v", "dog 0.1 0.2", "cat a b"), WORDS)
 
 
 def test_no_word_that_is_wanted(tmp_path):

@@ -264,7 +264,7 @@ def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> di
     if "table" not in table:
         raise UserError("--text and --label are columns of a table: give it with --table FILE")
     path = Path(table["table"])
-    found = list(table_rows(path, labelled_rows(table), quoting=None, skip=False))
+    found = list(table_rows(path, labelled_rows(table)))
     for row in found:
         if row.label not in labels:
             raise DataError(f"{row.named()}: {run.name} knows no label {row.label!r}; it has {', '.join(labels)}")

@@ -64,11 +64,11 @@ def labelled_data(tmp_path_factory: pytest.TempPathFactory, small: Callable[...,
     rows = Rows(texts=("text",), label="label", extras={"distractors": "distractors"})
     folder = tmp_path_factory.mktemp("texts")
     tables = write_tables(folder, "label\ttext\tdistractors", texts)
-    prepare_tables(small("encoder").data, root=root, tables=tables, rows=rows, quoting=False)
+    prepare_tables(small("encoder").data, root=root, tables=tables, rows=rows)
     folder = tmp_path_factory.mktemp("pairs")
     tables = write_tables(folder, "label\tone\ttwo", {name: pairs(*count) for name, count in counts.items()})
     rows = Rows(texts=("one", "two"), label="label")
-    prepare_tables(small("lstm-pair").data, root=root, tables=tables, rows=rows, quoting=False)
+    prepare_tables(small("lstm-pair").data, root=root, tables=tables, rows=rows)
     return root
 
 

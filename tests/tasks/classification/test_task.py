@@ -99,7 +99,7 @@ def with_vectors(tmp_path_factory: pytest.TempPathFactory, small: Small) -> Path
     rows = Rows(texts=("one", "two"), label="label")
     root = folder / "data"
     prepare_tables(
-        small("lstm-pair").data, root=root, tables=tables, rows=rows, quoting=False, vectors=folder / "vectors.txt"
+        small("lstm-pair").data, root=root, tables=tables, rows=rows, vectors=folder / "vectors.txt"
     )
     return root
 
