@@ -315,5 +315,6 @@ def find_card(name_or_path: str) -> Path:
         return shipped("cards") / f"{name_or_path}.yaml"
     raise DataError(
         f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}; phmctl prepare-data --list shows all\n"
-        "your own text comes with --train, --valid and --test; labelled text with --table, --text and --label"
+        "for a corpus of your own: phmctl prepare-data NAME --train SRC TGT --valid SRC TGT --test SRC TGT\n"
+        "of labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
     )

@@ -98,9 +98,7 @@ def with_vectors(tmp_path_factory: pytest.TempPathFactory, small: Small) -> Path
     tables = write_tables(folder, "label\tone\ttwo", {"train": pairs(80, 1), "valid": pairs(20, 2)})
     rows = Rows(texts=("one", "two"), label="label")
     root = folder / "data"
-    prepare_tables(
-        small("lstm-pair").data, root=root, tables=tables, rows=rows, vectors=folder / "vectors.txt"
-    )
+    prepare_tables(small("lstm-pair").data, root=root, tables=tables, rows=rows, vectors=folder / "vectors.txt")
     return root
 
 
