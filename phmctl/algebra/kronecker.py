@@ -76,72 +76,45 @@ class NearestSum(NamedTuple):
     relative_error: float  # ‖W − H‖ / ‖W‖, Frobenius norms
 
 
-def check_numbers(weight: Tensor) -> None:
-    """Refuse (UserError) a weight without numbers, or with some that are not finite."""
-    if weight.is_meta:
-        raise UserError("the weight is on the meta device and has no numbers; load them first")
-    if not weight.isfinite().all():
-        raise UserError("the weight has NaN or infinite numbers; no sum of Kronecker products is near to it")
-
-
-def _blocks(weight: Tensor, n: int) -> Tensor:
-    """Return the blocks of a matrix (k, d) as rows, (n², kd/n²), in float64."""
-    k, d = weight.shape
-    check_divides(n, in_features=d, out_features=k)
-    check_numbers(weight)
-    return weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)
-
-
 @torch.no_grad()
-def nearest_sum(weight: Tensor, n: int) -> NearestSum:
-    """Return the sum of n Kronecker products nearest to a matrix in the Frobenius norm.
+def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED) -> NearestSum:
+    """Return the sum of n Kronecker products nearest to a matrix in the Frobenius norm. Computed in float64.
 
     Rearranged so that each block is a row, a Kronecker product is a matrix of rank one, and the nearest sum is the
-    truncated singular value decomposition (Van Loan and Pitsianis, 1993). Computed in float64. The fibres of the rule
-    have unit length in the mean, as at initialisation.
+    truncated singular value decomposition (Van Loan and Pitsianis, 1993); the fibres of its rule have unit length in
+    the mean, as at initialisation. With the rule of a fixed algebra S is found by least squares.
 
     Args:
         weight: (k, d).
         n: the order of the blocks' grid and the number of terms.
+        algebra: ``phm``, or a fixed algebra of dimension n.
 
     Raises:
         DimensionError: n does not divide k and d.
         UserError: the weight has no numbers, or some that are not finite.
     """
     k, d = weight.shape
-    blocks = _blocks(weight, n)  # (a b, s t)
-    left, singular, right = torch.linalg.svd(blocks, full_matrices=False)  # (a b, r), (r,), (r, s t)
-    terms = min(n, len(singular))
-    # A layer so small that it has fewer terms than n keeps a rule for the idle ones: with A = S = 0 neither would ever
-    # get a gradient.
-    A = weight.new_full((n, n * n), 1 / math.sqrt(n), dtype=torch.float64)
-    S = weight.new_zeros(n, blocks.shape[1], dtype=torch.float64)
-    A[:terms] = left[:, :terms].t() * math.sqrt(n)
-    S[:terms] = right[:terms] * singular[:terms, None] / math.sqrt(n)
-    norm = singular.norm().item()
-    error = singular[terms:].norm().item() / norm if norm else 0.0
-    return NearestSum(A.view(n, n, n).to(weight.dtype), S.view(n, k // n, d // n).to(weight.dtype), error)
-
-
-@torch.no_grad()
-def nearest_components(weight: Tensor, A: Tensor) -> tuple[Tensor, float]:
-    """Return the components S whose sum with a given rule is nearest to a matrix, by least squares in float64.
-
-    Args:
-        weight: (k, d).
-        A: (n, n, n).
-
-    Returns:
-        S (n, k/n, d/n) and the relative error ‖W − H‖ / ‖W‖ (Frobenius).
-
-    Raises:
-        DimensionError: n does not divide k and d.
-        UserError: the weight has no numbers, or some that are not finite.
-    """
-    n, (k, d) = len(A), weight.shape
-    blocks = _blocks(weight, n)  # (a b, s t)
-    rule = A.double().reshape(n, n * n).t()  # (a b, i)
-    S = torch.linalg.pinv(rule) @ blocks  # (i, s t)
+    check_divides(n, in_features=d, out_features=k)
+    if weight.is_meta:
+        raise UserError("the weight is on the meta device and has no numbers; load them first")
+    if not weight.isfinite().all():
+        raise UserError("the weight has NaN or infinite numbers; no sum of Kronecker products is near to it")
+    blocks = weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)  # (a b, s t)
     norm = blocks.norm().item()
-    error = (rule @ S - blocks).norm().item() / norm if norm else 0.0
-    return S.view(n, k // n, d // n).to(weight.dtype), error
+    if algebra != LEARNED:
+        A = fixed_rule(algebra, device=weight.device, dtype=torch.float64)
+        rule = A.reshape(n, n * n).t()  # (a b, i)
+        S = torch.linalg.pinv(rule) @ blocks  # (i, s t)
+        left = (rule @ S - blocks).norm().item()
+    else:
+        vectors, singular, right = torch.linalg.svd(blocks, full_matrices=False)  # (a b, r), (r,), (r, s t)
+        terms = min(n, len(singular))
+        # A layer so small that it has fewer terms than n keeps a rule for the idle ones: with A = S = 0 neither would
+        # ever get a gradient.
+        A = weight.new_full((n, n * n), 1 / math.sqrt(n), dtype=torch.float64)
+        S = weight.new_zeros(n, blocks.shape[1], dtype=torch.float64)
+        A[:terms] = vectors[:, :terms].t() * math.sqrt(n)
+        S[:terms] = right[:terms] * singular[:terms, None] / math.sqrt(n)
+        left = singular[terms:].norm().item()
+    error = left / norm if norm else 0.0
+    return NearestSum(A.view(n, n, n).to(weight.dtype), S.view(n, k // n, d // n).to(weight.dtype), error)

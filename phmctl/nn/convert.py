@@ -22,7 +22,6 @@ from phmctl.algebra.kronecker import (
     check_algebra,
     fixed_rule,
     kronecker_sum,
-    nearest_components,
     nearest_sum,
 )
 from phmctl.algebra.modes import without_autocast
@@ -77,11 +76,8 @@ class Kronecker(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Return the nearest A and S of a weight (k, d), or the S alone that is nearest with a fixed rule."""
-        parts = weight.chunk(self.parts)
-        if self.algebra == LEARNED:
-            nearest = [nearest_sum(part, self.n)[:2] for part in parts]
-        else:  # one tensor in a tuple: torch would write a bare one into the weight itself
-            nearest = [nearest_components(part, self.A)[:1] for part in parts]  # type: ignore[misc]
+        own = slice(0 if self.algebra == LEARNED else 1, 2)  # a tuple: torch would write a bare S into the weight itself
+        nearest = [nearest_sum(part, self.n, self.algebra)[own] for part in weight.chunk(self.parts)]
         return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
 
     def extra_repr(self) -> str:

@@ -20,14 +20,7 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
     natural_rank,
 )
-from phmctl.algebra.kronecker import (
-    LEARNED,
-    check_algebra,
-    fixed_rule,
-    kronecker_sum,
-    nearest_components,
-    nearest_sum,
-)
+from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum, nearest_sum
 from phmctl.algebra.modes import full_precision
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.dimension import check_divides
@@ -266,19 +259,14 @@ class PHMLinear(KroneckerWeight):
             UserError: the weight has no numbers, or some that are not finite.
         """
         weight, bias = linear.weight.detach(), linear.bias
-        layer = cls(
-            linear.in_features, linear.out_features, bias is not None, n=n, algebra=algebra, device="meta"
-        )  # no random numbers are drawn
+        sizes = linear.in_features, linear.out_features, bias is not None
+        layer = cls(*sizes, n=n, algebra=algebra, device="meta")  # no random numbers are drawn
         layer = layer.to(weight.dtype).to_empty(device=weight.device).train(linear.training)
-        if n == 1:
-            state, error = {"weight": weight}, 0.0
-        elif algebra == LEARNED:
-            A, S, error = nearest_sum(weight, n)
-            state = {"A": A, "S": S}
-        else:
-            S, error = nearest_components(weight, layer.A)
-            state = {"S": S}
-        layer.load_state_dict(state if bias is None else state | {"bias": bias.detach()})
+        A, S, error = (None, None, 0.0) if n == 1 else nearest_sum(weight, n, algebra)
+        found = {"A": A, "S": S, "weight": weight, "bias": bias}
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                parameter.copy_(found[name])
         return layer, error
 
     @torch.no_grad()

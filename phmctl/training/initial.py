@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.kronecker import LEARNED, fixed_rule, nearest_components, nearest_sum
+from phmctl.algebra.kronecker import nearest_sum
 from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
 from phmctl.errors import RunError
 from phmctl.nn.linear import KroneckerWeight
@@ -125,13 +125,9 @@ def _nearest_sums(theirs: Mapping[str, Tensor], model: nn.Module) -> dict[str, T
         weight = theirs.get(f"{name}.weight")
         if not isinstance(module, KroneckerWeight) or module.n == 1 or module.holds_factors or weight is None:
             continue
-        rows, columns = module.n * module.S.shape[1], module.n * module.S.shape[2]
-        if weight.shape != (rows, columns):
-            continue
-        if module.algebra == LEARNED and module.owns_rule:
-            found[f"{name}.A"], found[f"{name}.S"], _ = nearest_sum(weight, module.n)
-        elif module.algebra != LEARNED:
-            found[f"{name}.S"], _ = nearest_components(weight, fixed_rule(module.algebra, dtype=weight.dtype))
+        fits = weight.shape == (module.n * module.S.shape[1], module.n * module.S.shape[2])
+        if fits and module.owns_rule:
+            found[f"{name}.A"], found[f"{name}.S"], _ = nearest_sum(weight, module.n, module.algebra)
     return found
 
 
