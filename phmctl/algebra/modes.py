@@ -1,15 +1,10 @@
 """What torch is told to do with operations at the moment: autocast, compilers, tracing, transformations."""
 
-import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def needs_plain_operations() -> bool:
@@ -36,14 +31,3 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a scope without autocast; on the meta device, which has none, a scope that does nothing."""
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
-
-
-def full_precision(method: Method) -> Method:
-    """Decorate a method of a module: it computes without autocast on the device of the module's parameters."""
-
-    @functools.wraps(method)
-    def called(self: Any, *args: Any, **options: Any) -> Any:
-        with without_autocast(next(self.parameters()).device.type):
-            return method(self, *args, **options)
-
-    return cast("Method", called)

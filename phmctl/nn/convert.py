@@ -392,22 +392,27 @@ def _replaced(model: nn.Module, *, inplace: bool, by_blocks: bool) -> nn.Module:
     return replaced.get(id(model), model)
 
 
+@torch.no_grad()
 def _dense(
     module: PHMLinear | PHMEmbedding | NarrowEmbedding | TwoFactorLinear, weights: dict[tuple[int, ...], nn.Parameter]
 ) -> nn.Module:
     """Return a module's dense layer; maps made of the same tensors get the same weight."""
-    dense = module.to_dense()
-    weight = cast("nn.Parameter", dense.weight)
-    plain, bias = (module._parameters.get(name) for name in ("weight", "bias"))
-    if plain is not None:  # n = 1
-        plain.data.copy_(weight)  # a table's row of padding is zero there
-        dense.weight = plain
-    else:
-        sources = [part for name, part in module.named_parameters() if "bias" not in name.split(".")]
-        weight.requires_grad_(any(part.requires_grad for part in sources))
-        same = weights.setdefault(tuple(map(id, sources)), weight)
-        if same.is_meta or torch.equal(same, weight):  # not the same tensors by another parametrization
-            dense.weight = same
-    if bias is not None:
-        dense.bias = bias
-    return dense
+    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    padding = getattr(module, "padding_idx", None)
+    sources = [part for name, part in module.named_parameters() if "bias" not in name.split(".")]
+    if weight is None:  # with n = 1 it is there, and stays the same parameter
+        with without_autocast(sources[0].device.type):
+            weight = nn.Parameter(module.weight, any(part.requires_grad for part in sources))
+    if padding is not None:  # a row of zeros, as its lookup gives them
+        weight.data[padding] = 0
+    same = weights.setdefault(tuple(map(id, sources)), weight)
+    if same.is_meta or torch.equal(same, weight):  # not the same tensors by another parametrization
+        weight = same
+    dense: nn.Linear | nn.Embedding
+    if isinstance(module, (PHMEmbedding, NarrowEmbedding)):
+        dense = nn.Embedding(*weight.shape, padding, _weight=weight)
+    else:  # on meta no random numbers are drawn
+        dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+        dense.bias = cast("nn.Parameter", bias)
+    dense.weight = weight
+    return dense.train(module.training)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phmctl.algebra.kronecker import LEARNED
-from phmctl.algebra.modes import full_precision, without_autocast
+from phmctl.algebra.modes import without_autocast
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError
 from phmctl.nn.linear import KroneckerWeight, PHMLinear, TwoFactorLinear
@@ -87,19 +87,6 @@ class PHMEmbedding(KroneckerWeight):
         parts = F.embedding(inner, self.S.reshape(n * height, width))  # (T, i, t)
         return torch.bmm(rules.view(-1, n, n), parts).view(-1, n * width)  # (T, b t)
 
-    @full_precision
-    @torch.no_grad()
-    def to_dense(self) -> nn.Embedding:
-        """Return an ``nn.Embedding`` with H as its table: the same lookup, to rounding, with parameters of its own.
-
-        The row of `padding_idx` is zero there, as its lookup is here.
-        """
-        table = self.weight.clone()
-        if self.padding_idx is not None:
-            table[self.padding_idx] = 0
-        sizes = self.num_embeddings, self.embedding_dim, self.padding_idx
-        return nn.Embedding(*sizes, _weight=table).train(self.training)
-
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
@@ -134,10 +121,3 @@ class NarrowEmbedding(nn.Module):
     def as_output(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return states (..., d) at the table's width, (..., e), and the table (V, e): their products are logits."""
         return F.linear(hidden, self.map.weight.T), self.table.weight
-
-    @full_precision
-    @torch.no_grad()
-    def to_dense(self) -> nn.Embedding:
-        """Return an ``nn.Embedding`` of d columns: the same lookup, to rounding, with parameters of its own."""
-        table = nn.Embedding(self.num_embeddings, self.embedding_dim, _weight=self.weight.clone())
-        return table.train(self.training)

@@ -21,7 +21,6 @@ from phmctl.algebra.initialisation import (
     natural_rank,
 )
 from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum, nearest_sum
-from phmctl.algebra.modes import full_precision
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.dimension import check_divides
 from phmctl.errors import RankError, UserError, check_known
@@ -292,27 +291,12 @@ class PHMLinear(KroneckerWeight):
             layer.bias.copy_(self.bias)
         return layer
 
-    @full_precision
-    @torch.no_grad()
-    def to_dense(self) -> nn.Linear:
-        """Return an ``nn.Linear`` with H as its weight: the same map, to rounding, with parameters of its own."""
-        return as_linear(self.weight, self.bias, training=self.training)
-
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, n={self.n}, "
             f"bias={self.bias is not None}, algebra={self.algebra!r}"
         )
-
-
-def as_linear(weight: Tensor, bias: Tensor | None, *, training: bool) -> nn.Linear:
-    """Return an ``nn.Linear`` with copies of a weight (k, d) and a bias (k,). No random numbers are drawn."""
-    dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta").train(training)
-    dense.weight = nn.Parameter(weight.detach().clone())
-    if bias is not None:
-        dense.bias = nn.Parameter(bias.detach().clone())
-    return dense
 
 
 class TwoFactorLinear(nn.Module):
@@ -378,9 +362,3 @@ class TwoFactorLinear(nn.Module):
         """The matrix that it is, (k, d)."""
         dense: Tensor = self(torch.eye(self.in_features, device=self.R.device, dtype=self.R.dtype))  # (d, k)
         return (dense if self.bias is None else dense - self.bias).T
-
-    @full_precision
-    @torch.no_grad()
-    def to_dense(self) -> nn.Linear:
-        """Return an ``nn.Linear`` of the same function, to rounding, with parameters of its own."""
-        return as_linear(self.weight, self.bias, training=self.training)

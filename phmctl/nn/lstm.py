@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from phmctl.algebra.kronecker import LEARNED
-from phmctl.algebra.modes import compute_dtype, full_precision, needs_plain_operations, without_autocast
+from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.build import LinearBuilder
 
@@ -182,7 +182,6 @@ class PHMLSTM(nn.Module):
             if value.shape != wanted:
                 raise DimensionError(f"state of shape {tuple(value.shape)} is not (layers, batch, hidden) = {wanted}")
 
-    @full_precision
     @torch.no_grad()
     def to_dense(self) -> nn.LSTM:
         """Return the ``nn.LSTM(batch_first=True)`` of the same function, to rounding, with parameters of its own.
@@ -196,8 +195,8 @@ class PHMLSTM(nn.Module):
             raise UserError(
                 f"nn.LSTM has no cell {self.cell!r}, only 'standard'; phmctl.to_dense keeps it, with dense maps"
             )
-        with torch.enable_grad():  # so that each weight says whether it learns
-            weights = self._weights()
+        with torch.enable_grad(), without_autocast(next(self.parameters()).device.type):
+            weights = self._weights()  # with gradients, so that each says whether it learns
         bias = weights[0][2] is not None
         sizes = self.input_size, self.hidden_size, self.num_layers
         dense = nn.LSTM(*sizes, bias, True, device="meta").train(self.training)  # no random numbers are drawn

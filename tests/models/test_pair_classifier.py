@@ -16,7 +16,6 @@ from phmctl.models.classifiers import PairClassifier
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import PairClassifierSection
 from tests.models.test_encoder_classifier import VOCABULARY, padded
-from tests.nn.test_lstm import torch_lstm
 
 SMALL: dict[str, Any] = {"kind": "lstm-pair", "width": 20, "embedding_width": 10, "hidden": 7, "dropout": 0.0}
 CHOICES = [("real", 1), ("phm", 2), ("phm", 5), ("phm", 10), ("complex", 2)]
@@ -33,7 +32,7 @@ def build(vectors: Tensor | None = None, **changes: Any) -> PairClassifier:
 
 def reference(model: PairClassifier, first: list[int], second: list[int]) -> Tensor:
     """The logits of one pair: no batch, no padding, materialised weights, torch's own LSTM."""
-    lstm = torch_lstm(model.lstm)
+    lstm = model.lstm.to_dense()
     vectors = []
     for text in (first, second):
         states = lstm(F.embedding(torch.tensor([text]), model.embedding.weight))[0][0]  # (T, h)

@@ -145,7 +145,7 @@ def test_transforms_of_every_default(options: dict[str, Any], tokens: int) -> No
     def call(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(layer, parameters, (x,))
 
-    H = layer.to_dense().weight.detach()
+    H = phmctl.to_dense(layer).weight.detach()
     each_row = torch.func.vmap(torch.func.grad(lambda p, row: call(p, row).square().sum()), in_dims=(None, 0))
     layer(x).square().sum().backward()
     torch.testing.assert_close(each_row(parameters, x)["S"].sum(dim=0), layer.S.grad, rtol=1e-3, atol=1e-3)

@@ -227,7 +227,7 @@ def test_no_random_number_is_drawn(algebra: str) -> None:
     net, layer, lstm = nn.Sequential(*parts), PHMLinear(8, 8, n=4), phmctl.PHMLSTM(4, 4, n=2)
     state = torch.get_rng_state()
     converted, report = phmctl.convert(net, 4, algebra=algebra)
-    phmctl.to_dense(converted), layer.to_dense(), lstm.to_dense()
+    phmctl.to_dense(converted), phmctl.to_dense(layer), lstm.to_dense()
     assert not any(row.skipped for row in report.rows)
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -17,7 +17,7 @@ EXACT = {"atol": 1e-12, "rtol": 1e-12}
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_map(algebra: str, n: int, bias: bool) -> None:
     layer = PHMLinear(8, 12, n=n, bias=bias, algebra=algebra, dtype=torch.float64).eval()
-    dense = layer.to_dense()
+    dense = phmctl.to_dense(layer)
     assert type(dense) is nn.Linear
     assert not dense.training
     assert (dense.bias is None) is not bias
@@ -31,20 +31,8 @@ def test_a_linear_map(algebra: str, n: int, bias: bool) -> None:
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_table_with_a_padding_row(n: int) -> None:
     table, ids = PHMEmbedding(12, 8, n=n, padding_idx=0), torch.arange(12)
-    torch.testing.assert_close(table.to_dense()(ids), table(ids))
     torch.testing.assert_close(phmctl.to_dense(table)(ids), table(ids))
-
-
-@pytest.mark.parametrize("gates", ["separate", "fused"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_an_lstm(gates, bias: bool) -> None:
-    layer = PHMLSTM(8, 4, n=2, num_layers=2, gates=gates, bias=bias).double()
-    dense = layer.to_dense()
-    assert type(dense) is nn.LSTM
-    x, state = torch.randn(3, 5, 8).double(), (torch.randn(2, 3, 4).double(), torch.randn(2, 3, 4).double())
-    (y, (h, c)), (wanted, (wanted_h, wanted_c)) = dense(x, state), layer(x, None, state)
-    for got, expected in ((y, wanted), (h, wanted_h), (c, wanted_c)):
-        torch.testing.assert_close(got, expected, **EXACT)
+    torch.testing.assert_close(phmctl.to_dense(table)(ids), table(ids))
 
 
 def test_a_cell_that_torch_has_not() -> None:

@@ -16,7 +16,6 @@ ALGEBRAS = [
     ("phm", 1), ("phm", 2), ("phm", 3), ("phm", 5), ("real", 1), ("complex", 2), ("quaternion", 4), ("octonion", 8),
     ("sedenion", 16),
 ]  # fmt: skip
-TORCH_ORDER = [1, 0, 3, 2]  # nn.LSTM has i, f, g, o; the paper f, i, o, x′. Its own inverse.
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
 
@@ -42,25 +41,6 @@ def stacked(layer: LSTMLayer) -> tuple[Tensor, Tensor | None, Tensor]:
 
 def H_of(linear: PHMLinear) -> Tensor:
     return linear.weight if linear.n == 1 else kronecker_sum_reference(linear.A, linear.S)
-
-
-def in_torch_order(rows: Tensor) -> Tensor:
-    return torch.cat([rows.chunk(4)[i] for i in TORCH_ORDER])
-
-
-def torch_lstm(model: PHMLSTM) -> nn.LSTM:
-    """An ``nn.LSTM`` with the materialised weights copied in."""
-    bias = stacked(model.layers[0])[1] is not None
-    twin = nn.LSTM(model.input_size, model.hidden_size, model.num_layers, bias, batch_first=True, dtype=torch.float64)
-    with torch.no_grad():
-        for index, layer in enumerate(model.layers):
-            from_input, b, from_hidden = stacked(layer)
-            getattr(twin, f"weight_ih_l{index}").copy_(in_torch_order(from_input))
-            getattr(twin, f"weight_hh_l{index}").copy_(in_torch_order(from_hidden))
-            if b is not None:
-                getattr(twin, f"bias_ih_l{index}").copy_(in_torch_order(b))
-                getattr(twin, f"bias_hh_l{index}").zero_()
-    return twin
 
 
 def run_torch(twin: nn.LSTM, x: Tensor, lengths: Tensor | None, state: tuple[Tensor, Tensor] | None):
@@ -130,35 +110,20 @@ def case(drawn, **options):
     return model, x, drawn["lengths"], (normal(*shape), normal(*shape)) if drawn["state"] else None
 
 
-def taken_back(model: PHMLSTM, dense: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """From gradients of ``nn.LSTM``'s weights those of A, S and b, through the sum of ``torch.kron``."""
-    roots, weights = [], []
-    for index, layer in enumerate(model.layers):
-        for root, name in zip(stacked(layer), ("weight_ih", "bias_ih", "weight_hh"), strict=True):
-            if root is not None:
-                roots.append(root)
-                weights.append(in_torch_order(dense[f"{name}_l{index}"]))
-    return gradients(roots, list(model.parameters()), weights)
-
-
 @given(drawn=batches())
 @settings(max_examples=60, deadline=None)
 def test_equals_nn_lstm(drawn) -> None:
+    """With the weights that it takes from the layer; the equations below check these, and their gradients."""
     model, x, lengths, state = case(drawn)
-    twin = torch_lstm(model)
+    twin = model.to_dense()
+    assert type(twin) is nn.LSTM
     given = (lengths, state) if lengths is not None else (state,)  # the state may stand where nn.LSTM has it
     ours, theirs = flat(model(x, *given)), flat(run_torch(twin, x, lengths, state))
     weights = [torch.randn_like(value) for value in ours]
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, **CLOSE)
-
     leaves = (x, *(state or ()))
-    found = gradients(ours, (*leaves, *model.parameters()), weights)
-    expected = gradients(theirs, (*leaves, *twin.parameters()), weights)
-    for mine, other in zip(found[: len(leaves)], expected[: len(leaves)], strict=True):
-        torch.testing.assert_close(mine, other, **CLOSE)
-    dense = dict(zip(dict(twin.named_parameters()), expected[len(leaves) :], strict=True))
-    for mine, other in zip(found[len(leaves) :], taken_back(model, dense), strict=True):
+    pairs = [*zip(ours, theirs, strict=True)]
+    pairs += zip(gradients(ours, leaves, weights), gradients(theirs, leaves, weights), strict=True)
+    for mine, other in pairs:
         torch.testing.assert_close(mine, other, **CLOSE)
 
 

@@ -40,7 +40,7 @@ def test_it_is_the_product_of_its_matrices(shape: tuple[int, ...]) -> None:
     weight = _definition(layer)
     torch.testing.assert_close(layer(x), x @ weight.T + layer.bias)
     torch.testing.assert_close(layer.weight, weight)
-    torch.testing.assert_close(layer.to_dense()(x), layer(x))
+    torch.testing.assert_close(to_dense(layer)(x), layer(x))
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
