@@ -6,7 +6,7 @@ Parts are built in a fixed order, for the order decides which random numbers eac
 
 import warnings
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -151,20 +151,10 @@ def build_classifier(
     """
     builder = builder_for(section, device)
     if isinstance(section, PairClassifierSection):
-        return PairClassifier(
-            builder,
-            vocabulary,
-            classes,
-            embedding_width=section.embedding_width,
-            width=section.width,
-            hidden=section.hidden,
-            gates=section.gates,
-            cell=section.cell,
-            combination=section.combination,
-            dropout=section.dropout,
-            vectors=vectors if section.embeddings != "trained" else None,
-            device=device,
-        )
+        own = ("embedding_width", "width", "hidden", "gates", "cell", "combination", "dropout")
+        options: dict[str, Any] = {name: getattr(section, name) for name in own}
+        vectors = None if section.embeddings == "trained" else vectors
+        return PairClassifier(builder, vocabulary, classes, vectors=vectors, **options)
     dense = LinearBuilder("real", 1, device=device)
     return EncoderClassifier(
         _table(section, builder, vocabulary, hypercomplex=False),
@@ -205,7 +195,8 @@ def _table(
 
 def _stack(section: StackSection, builder: LinearBuilder, count: int, side: Side) -> Stack:
     """Build a stack's layers, and what composes their heads and them."""
-    width, inner, device = section.width, section.upsize * section.width, builder.device
+    width, heads, device = section.width, section.heads, builder.device
+    inner, hidden = section.upsize * width, section.upsize * section.feed_forward
     residual = partial(Residual, width, section.dropout, pre_norm=section.norm == "pre", device=device)
 
     def attention(*, cross: bool = False) -> MultiHeadAttention:
@@ -214,15 +205,14 @@ def _stack(section: StackSection, builder: LinearBuilder, count: int, side: Side
             maps,
             width,
             inner,
-            section.heads,
+            heads,
             cross=cross,
             projections=section.projections,
             dropout=section.attention_dropout,
-            output=_over_heads(section, maps),
+            output=_composition(section, maps, section.compose_heads, heads, inner // heads, inner, joined=True),
         )
 
     def feed_forward() -> FeedForward:
-        hidden = section.upsize * section.feed_forward
         return FeedForward(builder.sublayer(), width, hidden, section.activation_dropout)
 
     def layer() -> nn.Module:
@@ -231,49 +221,30 @@ def _stack(section: StackSection, builder: LinearBuilder, count: int, side: Side
         return DecoderLayer(attention(), attention(cross=True), feed_forward(), residual)
 
     layers = [layer() for _ in range(count)]
-    return Stack(layers, _over_layers(section, builder, count))
+    composed = _composition(section, builder.sublayer(), section.compose_layers, count, width, hidden, joined=False)
+    return Stack(layers, composed)
 
 
 def _final_norm(section: StackSection, device: Device) -> nn.Module:
     return nn.LayerNorm(section.width, device=device) if section.final_norm else nn.Identity()
 
 
-def _over_layers(section: StackSection, builder: LinearBuilder, layers: int) -> nn.Module | None:
-    """Build what composes the outputs of a stack's layers, or None where its top layer's is the stack's."""
-    maps, width = _composing(section, builder.sublayer()), section.width
-    match section.compose_layers:
-        case "linear":
-            return _begun(section, LinearComposition(maps, [width] * layers, width))
-        case "hierarchical":
-            return HierarchicalComposition(maps, layers, width, section.upsize * section.feed_forward)
-        case "bilinear":
-            return _bilinear(section, maps, [width] * layers)
-    return None
-
-
-def _over_heads(section: StackSection, builder: LinearBuilder) -> nn.Module | None:
-    """Build what composes the heads of an attention module, or None where it has its own output map."""
-    maps, inner, heads = _composing(section, builder), section.upsize * section.width, section.heads
-    match section.compose_heads:
-        case "hierarchical":
-            return HierarchicalComposition(maps, heads, inner // heads, inner, section.width, joined=True)
-        case "bilinear":
-            return _bilinear(section, maps, [inner])
-    return None
-
-
-def _bilinear(section: StackSection, maps: LinearBuilder, widths: list[int]) -> nn.Module:
-    rank, first_order = section.pooling_rank, section.first_order
-    return _begun(section, BilinearComposition(maps, widths, section.width, rank, first_order=first_order))
-
-
-def _begun(section: StackSection, composition: LinearComposition | BilinearComposition) -> nn.Module:
+def _composition(
+    section: StackSection, builder: LinearBuilder, kind: str, parts: int, width: int, hidden: int, *, joined: bool
+) -> nn.Module | None:
+    """Build what composes parts (..., width), in a list or joined side by side in a tensor; None where nothing does."""
+    maps, out, first_order = builder, section.width, section.first_order
+    if section.composition_maps != "algebra":
+        maps = LinearBuilder("real", 1, bias=section.bias, device=builder.device)
+    if kind == "hierarchical":
+        return HierarchicalComposition(maps, parts, width, hidden, out, joined=joined)
+    widths = [parts * width] if joined else [width] * parts
+    if kind == "linear":
+        made: LinearComposition | BilinearComposition = LinearComposition(maps, widths, out)
+    elif kind == "bilinear":
+        made = BilinearComposition(maps, widths, out, section.pooling_rank, first_order=first_order)
+    else:
+        return None
     if section.composition_start == "base":
-        begin_as_base(composition)
-    return composition
-
-
-def _composing(section: StackSection, builder: LinearBuilder) -> LinearBuilder:
-    if section.composition_maps == "algebra":
-        return builder
-    return LinearBuilder("real", 1, bias=section.bias, device=builder.device)
+        begin_as_base(made)
+    return made

@@ -103,11 +103,10 @@ class PairClassifier(nn.Module):
         combination: str = "concat",
         dropout: float = 0.0,
         vectors: Tensor | None = None,
-        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.combination, self.dropout = combination, dropout
-        dense = LinearBuilder("real", 1, device=device)
+        dense = LinearBuilder("real", 1, device=builder.device)
         self.embedding: PHMEmbedding = dense.embedding(
             vocabulary, embedding_width, hypercomplex=False, initialization="standard_normal"
         )

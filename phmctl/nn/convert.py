@@ -76,7 +76,8 @@ class Kronecker(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Return the nearest A and S of a weight (k, d), or the S alone that is nearest with a fixed rule."""
-        own = slice(0 if self.algebra == LEARNED else 1, 2)  # a tuple: torch would write a bare S into the weight itself
+        # A tuple of one where the rule is fixed: torch would write a bare S into the weight itself.
+        own = slice(0 if self.algebra == LEARNED else 1, 2)
         nearest = [nearest_sum(part, self.n, self.algebra)[own] for part in weight.chunk(self.parts)]
         return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
 
