@@ -4,7 +4,6 @@ The models themselves (:mod:`phmctl.models`, :mod:`phmctl.nn`) take numbers and 
 Parts are built in a fixed order, for the order decides which random numbers each draws.
 """
 
-import warnings
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.errors import check_known
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe, RuleModel
-from phmctl.models.transformer import BareTransformer, DecoderLayer, EncoderLayer, Stack, Transformer
+from phmctl.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
 from phmctl.nn.convert import freeze, to_dense
@@ -114,27 +113,6 @@ def build_transformer(
         generator=generator,
         dropout=section.dropout,
     )
-
-
-def bare_transformer(section: TransformerSection, vocabulary: int) -> BareTransformer:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a fast path of inference only
-        inner = nn.Transformer(
-            section.width,
-            section.heads,
-            section.encoder_layers,
-            section.decoder_layers,
-            section.feed_forward,
-            section.dropout,
-            batch_first=True,
-            norm_first=section.norm == "pre",
-        )
-    for layer in (*inner.encoder.layers, *inner.decoder.layers):
-        layer.dropout.p = section.activation_dropout
-        layer.self_attn.dropout = section.attention_dropout
-        if hasattr(layer, "multihead_attn"):
-            layer.multihead_attn.dropout = section.attention_dropout
-    return BareTransformer(vocabulary, inner)
 
 
 def texts_of(section: ClassifierSection) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.ratios import Bench, check_positive, compare, machine
+from phmctl.benchmarks.ratios import Bench, Timing, compare, machine
 from phmctl.benchmarks.training import variants_of
 from phmctl.console import silence
 from phmctl.data.copies import read_text
@@ -22,7 +22,6 @@ from phmctl.decoding.beam import Seq2Seq, beam_search, pad
 from phmctl.decoding.translator import (
     CTRANSLATE2,
     ENGINES,
-    TORCH,
     Hypothesis,
     Translation,
     Translator,
@@ -51,22 +50,15 @@ def bench_decoding(
 ) -> Bench:
     """Measure beam search on a split of a recipe's prepared data, by the dense copy that translates.
 
-    Args:
-        recipe: the experiment; its dense twin is the same with ``algebra: real``.
-        data: the data folder; None is the default one.
-        split: whose sources are searched, to the lengths of their references.
-        sentences: how many, evenly chosen.
-        rounds: samples of each candidate.
-        baseline: ``dense``; of a composed model also ``base``, its dense twin without compositions.
+    The arguments are the options of ``bench decode``.
 
     Returns:
         a row for each candidate; `speed` is to the baseline's.
 
     Raises:
         DataError: the data is not prepared, or has no such split.
-        UserError: there is no such candidate, or no sentence.
+        UserError: there is no such candidate.
     """
-    check_positive(sentences=sentences)
     variants = variants_of(recipe)
     check_known("candidate", baseline, list(variants))
     prepared = PreparedData.find(recipe.data, data or data_root())
@@ -82,15 +74,7 @@ def bench_decoding(
         model: Any = to_dense(build_transformer(each.model, *sizes, device).eval())
         searches[name] = searcher(model, sources, lengths, recipe, sizes[1])
     timings = compare("searches", searches, rounds=rounds, baseline=baseline, device=device)
-    measured = [
-        {
-            "candidate": name,
-            "search_seconds": timing.seconds,
-            "sentences_per_second": len(rows) / timing.seconds.median,
-            "speed": timing.ratio.inverse,
-        }
-        for name, timing in timings.items()
-    ]
+    measured = [{"candidate": name, **_speed(timing, len(rows))} for name, timing in timings.items()]
     beam = recipe.decoding.beam
     about = {"recipe": recipe.name, "sentences": len(rows), "output_tokens": sum(lengths) + len(lengths), "beam": beam}
     about |= {"batch_tokens": recipe.decoding.batch_tokens, "baseline": baseline}
@@ -98,9 +82,15 @@ def bench_decoding(
     return Bench(title, {**about, **machine(device)}, measured)
 
 
+def _speed(timing: Timing, sentences: int) -> dict[str, Any]:
+    rate = sentences / timing.seconds.median
+    return {"search_seconds": timing.seconds, "sentences_per_second": rate, "speed": timing.ratio.inverse}
+
+
 def evenly(total: int, count: int) -> list[int]:
     """Return `count` of the numbers below a total, evenly apart; all where there are not so many."""
-    return [row * total // count for row in range(count)] if count < total else list(range(total))
+    count = min(count, total)
+    return [row * total // count for row in range(count)]
 
 
 class _Endless:
@@ -143,23 +133,15 @@ def searcher(
 
 def bench_engines(
     run: Run,
-    engines: Sequence[str] = (TORCH, CTRANSLATE2),
+    engines: Sequence[str],
     *,
-    checkpoint: str = "best",
     split: str = "test",
     sentences: int = 1000,
     rounds: int = 5,
 ) -> Bench:
-    """Measure a run's engines.
+    """Measure a translator's engines, on text of its run.
 
-    Args:
-        run: a translator's run.
-        engines: ``torch``, ``onnx``, ``ctranslate2`` or ``ctranslate2:int8``; the first is what the others are compared
-            with.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``.
-        split: whose sources are translated.
-        sentences: how many, evenly chosen.
-        rounds: samples of each engine.
+    The arguments are the options of ``bench decode``.
 
     Returns:
         a row for each engine: `speed` is to the first engine's; `same` counts the best translations that equal the
@@ -173,7 +155,7 @@ def bench_engines(
     settings = run.recipe_of(TranslationRecipe).decoding
     rows = evenly(len(read_text(run, split, "source")), sentences)
     lines, references = ([read_text(run, split, side)[row] for row in rows] for side in ("source", "target"))
-    translators = {name: _translator(run, name, checkpoint) for name in dict.fromkeys(engines)}
+    translators = {name: _translator(run, name) for name in dict.fromkeys(engines)}
     found: dict[str, list[list[Translation]]] = {}
 
     def candidate(name: str, translator: Translator) -> Callable[[], object]:
@@ -191,9 +173,7 @@ def bench_engines(
     measured = [
         {
             "engine": name,
-            "search_seconds": timing.seconds,
-            "sentences_per_second": len(lines) / timing.seconds.median,
-            "speed": timing.ratio.inverse,
+            **_speed(timing, len(lines)),
             "same": sum(one == other for one, other in zip(best[name], best[first], strict=True)),
             "bleu": scores[name].value,
         }
@@ -205,11 +185,10 @@ def bench_engines(
     return Bench(title, {**about, "signature": signature, **machine()}, measured)
 
 
-def _translator(run: Run, name: str, checkpoint: str) -> Translator:
+def _translator(run: Run, name: str) -> Translator:
     engine, _, quantize = name.partition(":")
     check_known("engine", engine, ENGINES)
     if quantize and engine != CTRANSLATE2:
         raise UserError(f"{name}: only ctranslate2 has types; write {engine}")
-    chosen = with_engine(run, engine, checkpoint, quantize or None)
-    checkpoint = checkpoint if chosen is run else "best"
-    return load_translator(chosen, checkpoint, "cpu", cleaned=True, threads=torch.get_num_threads())
+    chosen = with_engine(run, engine, "best", quantize or None)
+    return load_translator(chosen, "best", "cpu", cleaned=True, threads=torch.get_num_threads())

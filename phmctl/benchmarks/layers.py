@@ -8,16 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.benchmarks.ratios import (
-    Bench,
-    Forward,
-    Timing,
-    check_positive,
-    compare,
-    machine,
-    parameters_of,
-    training_call,
-)
+from phmctl.benchmarks.ratios import Bench, Forward, Timing, compare, machine, parameters_of, training_call
 from phmctl.devices import pick_device
 from phmctl.errors import check_known
 from phmctl.nn.convert import to_dense
@@ -44,29 +35,16 @@ def bench_layer(
 ) -> Bench:
     """Measure ``PHMLinear`` beside ``nn.Linear``: forward and backward, and the forward pass of training alone.
 
-    Args:
-        d: in-features.
-        k: out-features.
-        orders: n, one or several.
-        tokens: rows of the input, one number or several.
-        algebra: ``phm`` or a fixed algebra of dimension n.
-        parametrization: of a learned rule, ``rule`` or ``factors``.
-        rank: R of the factors, which it implies; by default that of a random rule.
-        executions: ``dense``, ``rank`` or both; empty: ``dense``, and ``rank`` where factors are held.
-        dtype: of parameters and input: ``float32``, ``float64``, ``bfloat16``, ``float16``.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        rounds: samples a measurement.
-        compiled: by ``torch.compile``, all layers.
+    The arguments are the options of ``bench layer``, and whether all layers are `compiled` by ``torch.compile``.
 
     Returns:
         a row for each n, number of tokens, mode and execution; `ratio` is of PHM's seconds to ``nn.Linear``'s.
 
     Raises:
         DimensionError: n does not divide a dimension.
-        UserError: no such algebra, dtype, device or execution, or a number of tokens or rounds below one.
+        UserError: no such algebra, dtype, device or execution.
     """
     check_known("dtype", dtype, tuple(_DTYPES))
-    check_positive(tokens=min(tokens), rounds=rounds)
     parametrization = parametrization if rank is None else FACTORS
     executions = executions or (("dense", "rank") if parametrization == FACTORS else ("dense",))
     factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}
@@ -106,16 +84,7 @@ def bench_lstm(
 ) -> Bench:
     """Measure ``PHMLSTM`` beside ``nn.LSTM``, on sequences of one length, in float32.
 
-    Args:
-        d: features of the input.
-        h: features of the state.
-        orders: n, one or several.
-        batch: sequences.
-        steps: of each sequence.
-        algebra: ``phm`` or a fixed algebra of dimension n.
-        gates: ``separate`` or ``fused``.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        rounds: samples a measurement.
+    The arguments are the options of ``bench lstm``.
 
     Returns:
         two rows for each n: forward and backward, and `eval`, the dense copy without gradients; `ratio` is of PHM's
@@ -123,9 +92,8 @@ def bench_lstm(
 
     Raises:
         DimensionError: n does not divide a dimension.
-        UserError: no such algebra, gates or device, or a batch, steps or rounds below one.
+        UserError: no such algebra, gates or device.
     """
-    check_positive(batch=batch, steps=steps, rounds=rounds)
     target = pick_device(device)
     dense = nn.LSTM(d, h, batch_first=True, device=target)
     x = torch.randn(batch, steps, d, device=target)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from phmctl.console import Table, progress
 from phmctl.devices import processor_name
-from phmctl.errors import UserError
 from phmctl.timing import alternate
 
 Forward = Callable[[Tensor], Tensor]  # from the input to the output that is measured
@@ -92,11 +91,7 @@ def compare(
         rounds: samples of each.
         baseline: the candidate that ratios are to; None is the first.
         device: what the calls run on.
-
-    Raises:
-        UserError: no round.
     """
-    check_positive(rounds=rounds)
     with progress(f"measuring {what}", len(calls) * (rounds + 1), plain=False) as advance:
         samples = alternate(calls, rounds=rounds, device=device, advance=advance)
     base = samples[baseline or next(iter(calls))]
@@ -136,10 +131,3 @@ def training_call(module: nn.Module, forward: Forward, x: Tensor) -> Callable[[]
 def parameters_of(module: nn.Module) -> int:
     """Return the number of a module's parameters that are trained."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-
-
-def check_positive(**counts: int) -> None:
-    """Refuse (UserError) a number below one."""
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name} = {value} must be at least 1")

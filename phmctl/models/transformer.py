@@ -266,34 +266,3 @@ class Transformer(nn.Module):
 
     def _embed(self, embedding: nn.Module, ids: Tensor) -> Tensor:
         return embed(embedding, self.positions, ids, self.dropout if self.training else 0.0)  # (B, T, d)
-
-
-class BareTransformer(nn.Module):
-    """Embedding, batch-first ``nn.Transformer``, tied generator, for one vocabulary: ``bench train``'s yardstick."""
-
-    def __init__(self, vocabulary: int, transformer: nn.Transformer) -> None:
-        super().__init__()
-        self.scale = math.sqrt(transformer.d_model)
-        self.embedding = nn.Embedding(vocabulary, transformer.d_model)
-        nn.init.normal_(self.embedding.weight, std=1 / self.scale)
-        self.positions = nn.Parameter(torch.zeros(1024, transformer.d_model), requires_grad=False)
-        self.transformer = transformer
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Map ids (B, S) and (B, T) to logits (B, T, V)."""
-        padding, table = source == PAD, self.embedding.weight  # (B, S)
-        embedded = [F.embedding(ids, table) * self.scale + self.positions[: ids.shape[1]] for ids in (source, target)]
-        hidden = self.transformer(
-            *embedded,
-            tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device),  # (T, T)
-            tgt_is_causal=True,
-            src_key_padding_mask=padding,
-            memory_key_padding_mask=padding,
-        )  # (B, T, d)
-        return F.linear(hidden, table)
-
-
-def bare_loss(model: nn.Module, source: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """Return the mean label-smoothed cross-entropy of a batch: source (B, S), target (B, T + 1) from BOS to EOS."""
-    logits = model(source, target[:, :-1])  # (B, T, V)
-    return F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=PAD, label_smoothing=smoothing)

@@ -76,9 +76,9 @@ class Kronecker(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Return the nearest A and S of a weight (k, d), or the S alone that is nearest with a fixed rule."""
-        # A tuple of one where the rule is fixed: torch would write a bare S into the weight itself.
-        own = slice(0 if self.algebra == LEARNED else 1, 2)
-        nearest = [nearest_sum(part, self.n, self.algebra)[own] for part in weight.chunk(self.parts)]
+        found = [nearest_sum(part, self.n, self.algebra) for part in weight.chunk(self.parts)]
+        learned = self.algebra == LEARNED  # a tuple of one, if not: torch would write a bare S into the weight itself
+        nearest = [(each.A, each.S) if learned else (each.S,) for each in found]
         return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
 
     def extra_repr(self) -> str:
@@ -411,7 +411,7 @@ def _dense(
         weight = same
     dense: nn.Linear | nn.Embedding
     if isinstance(module, (PHMEmbedding, NarrowEmbedding)):
-        dense = nn.Embedding(*weight.shape, padding, _weight=weight)
+        dense = nn.Embedding(weight.shape[0], weight.shape[1], padding, _weight=weight)
     else:  # on meta no random numbers are drawn
         dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
         dense.bias = cast("nn.Parameter", bias)

@@ -262,7 +262,7 @@ class PHMLinear(KroneckerWeight):
         layer = cls(*sizes, n=n, algebra=algebra, device="meta")  # no random numbers are drawn
         layer = layer.to(weight.dtype).to_empty(device=weight.device).train(linear.training)
         A, S, error = (None, None, 0.0) if n == 1 else nearest_sum(weight, n, algebra)
-        found = {"A": A, "S": S, "weight": weight, "bias": bias}
+        found: dict[str, Any] = {"A": A, "S": S, "weight": weight, "bias": bias}
         with torch.no_grad():
             for name, parameter in layer.named_parameters():
                 parameter.copy_(found[name])
