@@ -9,24 +9,12 @@ import torch
 Call = Callable[[], object]
 
 
-def synchronize(device: torch.device | str | None = None) -> None:
-    """Wait until a CUDA device has done all that was submitted to it; on a CPU there is nothing to wait for.
-
-    Args:
-        device: None means the current CUDA device where this process uses one, else the CPU.
-    """
-    if device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-    elif device is not None and torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def alternate(
     calls: Mapping[str, Call],
     *,
     rounds: int,
     seconds: float = 0.002,
-    device: torch.device | str | None = None,
+    device: torch.device | str = "cpu",
     advance: Callable[[int], object] = lambda count: None,
 ) -> dict[str, list[float]]:
     """Return the seconds of one call in each round, by name.
@@ -38,7 +26,7 @@ def alternate(
         calls: what to time, by name.
         rounds: samples of each.
         seconds: a sample repeats its call until it lasts about so long.
-        device: what the calls run on; a CUDA device is synchronised around each sample. None: as :func:`synchronize`.
+        device: what the calls run on; a CUDA device is waited for before and after each sample.
         advance: called with 1 after each sample and each warm-up, ``(rounds + 1) * len(calls)`` times.
     """
     names = list(calls)
@@ -57,11 +45,16 @@ def alternate(
     return samples
 
 
-def _sample(call: Call, repeats: int, device: torch.device | str | None) -> float:
+def _sample(call: Call, repeats: int, device: torch.device | str) -> float:
     """Return the mean seconds of a call."""
-    synchronize(device)
+
+    def wait() -> None:
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)
+
+    wait()
     began = time.perf_counter()
     for _ in range(repeats):
         call()
-    synchronize(device)
+    wait()
     return (time.perf_counter() - began) / repeats

@@ -166,5 +166,6 @@ def _fastest(layer: PHMLinear, tokens: int) -> str:
         with torch.enable_grad():
             torch.autograd.grad(layer(x), [x, *leaves], gradient)
 
-    seconds = alternate({name: partial(step, name) for name in (DENSE, RANK)}, rounds=5, seconds=0.02)
+    calls = {name: partial(step, name) for name in (DENSE, RANK)}
+    seconds = alternate(calls, rounds=5, seconds=0.02, device=layer.S.device)
     return min(seconds, key=lambda name: median(seconds[name]))

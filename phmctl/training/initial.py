@@ -55,23 +55,6 @@ def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
     RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
     vocabulary; or has no tensor that fits.
     """
-    run = _source(recipe)
-    if run is None or task is None:
-        return None
-    task.check_vocabulary(run)
-    name = "best" if "best" in run.checkpoint_names() else "last"
-    return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
-
-
-def initialise(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors into those of a model that have their names."""
-    theirs = model_tensors(model)
-    for name, tensor in tensors.items():
-        theirs[name].copy_(tensor)
-
-
-def _source(recipe: Recipe) -> Run | None:
-    """Return the run of ``training.initialise_from``; None where none is named, RunError where no tensor can fit."""
     if recipe.training.initialise_from is None:
         return None
     run = Run.open(Path(recipe.training.initialise_from))
@@ -84,7 +67,18 @@ def _source(recipe: Recipe) -> Run | None:
             f"{where} has model.{key} = {theirs}, and this recipe has {ours}: no tensor would fit; "
             f"set model.{key}={theirs}, or name another run"
         )
-    return run
+    if task is None:
+        return None
+    task.check_vocabulary(run)
+    name = "best" if "best" in run.checkpoint_names() else "last"
+    return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
+
+
+def initialise(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors into those of a model that have their names."""
+    theirs = model_tensors(model)
+    for name, tensor in tensors.items():
+        theirs[name].copy_(tensor)
 
 
 def other_shape(one: Recipe, other: Recipe) -> str | None:

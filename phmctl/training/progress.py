@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -16,11 +15,6 @@ from phmctl.runs.metrics import entry_line, read_lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-
-def clock(seconds: float) -> str:
-    """Return ``h:mm:ss``."""
-    return str(timedelta(seconds=round(seconds)))
 
 
 class Throughput:

@@ -31,23 +31,18 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
 
-def run_to_resume(root: Path, recipe: Recipe) -> Run:
-    """Return the run that ``--resume`` means: the newest one that the recipe would continue, with a checkpoint or not.
+def run_to_resume(root: Path, recipe: Recipe, *, needed: bool) -> Run | None:
+    """Return the newest run that a recipe would continue, with a checkpoint or not: no key differs that changes a step.
 
-    RunError: there is none of this variant. RecipeError: the newest differs in what a step computes.
+    None if there is none; where one is `needed`, RecipeError: the newest differs, or RunError: none is of this variant.
     """
-    newest = newest_like(root, recipe)
-    for run in () if newest else Run.versions(root, recipe):
-        check_same(run, recipe)
-    if newest is None:
+    newest = next((run for run in Run.versions(root, recipe) if not forbidden(run.recipe, recipe)), None)
+    if newest is None and needed:
+        for run in Run.versions(root, recipe):
+            check_same(run, recipe)
         where = root / recipe.name / recipe.variant
         raise RunError(f"nothing to resume: no run in {where}; leave --resume out to start one")
     return newest
-
-
-def newest_like(root: Path, recipe: Recipe) -> Run | None:
-    """Return the newest run that a recipe would continue: it differs in nothing that a step computes. None if none."""
-    return next((run for run in Run.versions(root, recipe) if not forbidden(run.recipe, recipe)), None)
 
 
 def data_of(run: Run) -> Path | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from phmctl.checkpoints import AVERAGE, Checkpoint, load_model, model_tensors, read_checkpoint, saved_steps
+from phmctl.checkpoints import AVERAGE, Checkpoint, load_model, model_tensors, saved_steps
 from phmctl.console import note
 from phmctl.devices import check_compiler, has_bfloat16, isolated
 from phmctl.errors import UserError
@@ -20,15 +20,7 @@ from phmctl.training.initial import Start, find_start
 from phmctl.training.measured import steps_within
 from phmctl.training.processes import Processes, joined, restarts
 from phmctl.training.progress import MetricsLog, ProgressLine, summary_writer
-from phmctl.training.resume import (
-    check_same,
-    continue_at,
-    data_of,
-    finish,
-    newest_like,
-    read_to_resume,
-    run_to_resume,
-)
+from phmctl.training.resume import check_same, continue_at, data_of, finish, read_to_resume, run_to_resume
 from phmctl.training.saving import average_checkpoints, averaged_steps, scheduled_steps
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
@@ -84,7 +76,11 @@ def train(
     root = runs or runs_root()
     with joined(recipe.training.timeout) as processes:
         with processes.agreed():
-            old = _run_to_continue(root, recipe, resume, run) if processes.leads else None
+            old = run if processes.leads else None
+            if old is not None:
+                check_same(old, recipe)
+            elif processes.leads and (resume or restarts()):
+                old = run_to_resume(root, recipe, needed=resume is True)
             where = data or (data_of(old) if old else None) or data_root()
         where = processes.broadcast(where)
         with processes.agreed():
@@ -92,8 +88,8 @@ def train(
             if recipe.training.minutes:
                 noted = {**(noted or {}), "minutes": recipe.training.minutes}
                 recipe = _with_steps(recipe, task, old, processes)
-        more: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "processes": processes, "noted": noted}
-        return train_task(task, recipe, root, old=old, data=where, **more)
+        how: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "processes": processes, "noted": noted}
+        return train_task(task, recipe, root, old=old, data=where, **how)
 
 
 def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Processes) -> Recipe:
@@ -108,16 +104,6 @@ def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Proces
         steps = steps_within(training.minutes, task, recipe.model.execution, training, device)
         note(f"training.minutes = {training.minutes:g}: {steps:,} steps")
     return recipe.model_copy(update={"training": training.model_copy(update={"steps": steps, "minutes": 0.0})})
-
-
-def _run_to_continue(root: Path, recipe: Recipe, resume: bool | Literal["auto"], run: Run | None) -> Run | None:
-    """Return the run to continue; None to start one."""
-    if run is not None:
-        check_same(run, recipe)
-        return run
-    if resume is True:
-        return run_to_resume(root, recipe)
-    return newest_like(root, recipe) if resume == "auto" or restarts() else None
 
 
 def train_task(
@@ -235,11 +221,9 @@ def _average(trainer: Trainer) -> None:
         if processes.leads and settings.average:
             final = step if trainer.finished else None
             steps = scheduled_steps(folder, settings.save_every, final)[-settings.average :]
-            made = averaged_steps(folder) == steps
-            missing = bool(steps) and not (made and trainer.log.has(AVERAGE, step))
+            missing = bool(steps) and not (averaged_steps(folder) == steps and trainer.log.has(AVERAGE, step))
             if missing:
-                means = read_checkpoint(folder / AVERAGE, ["model"]).tensors["model"] if made else None
-                load_model(trainer.model, means or average_checkpoints(folder, steps), folder / AVERAGE)
+                load_model(trainer.model, average_checkpoints(folder, steps), folder / AVERAGE)
     if not processes.broadcast(missing):
         return
     processes.broadcast_tensors(model_tensors(trainer.model).values())

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from math import gcd
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,7 @@ from phmctl.training.optimiser import (
     skip_updates_when,
 )
 from phmctl.training.processes import GivenUpError, Processes, ValidationShare
-from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput, clock
+from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput
 from phmctl.training.saving import TrainingState, derive
 from phmctl.training.signals import StopRequest
 
@@ -139,20 +139,14 @@ class Part:
     counts: bool = True  # if not, the process has nothing to do and only takes part in the exchange of gradients
 
 
-def pieces_of(micro_batches: int, processes: int) -> int:
-    """Return in how many pieces each micro-batch of a step is cut, so that all processes get as many of them.
-
-    One where there are enough micro-batches: 4 on 3 processes are 2, 1 and 1; cutting would change dropout.
-    """
-    return 1 if micro_batches >= processes else processes // gcd(micro_batches, processes)
-
-
 def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
     """Return the parts of a step, given as the rows of its micro-batches, of the process r of W: the r-th, r + W-th, …
 
-    Rows of a micro-batch are sorted by length, so a piece is every so many-th of them: all cost the same.
+    Where there are too few micro-batches each is cut into pieces, so that all processes get as many of them; where
+    there are enough none is, for that would change dropout: 4 on 3 processes are 2, 1 and 1. Rows of a micro-batch are
+    sorted by length, so a piece is every so many-th of them: all cost the same.
     """
-    pieces = pieces_of(len(plan), processes)
+    pieces = 1 if len(plan) >= processes else processes // math.gcd(len(plan), processes)
     every = [Part(number, piece, rows[piece::pieces]) for number, rows in enumerate(plan) for piece in range(pieces)]
     return [part for part in every[rank::processes] if len(part.rows)] or [Part(0, 0, plan[0][:1], counts=False)]
 
@@ -345,7 +339,7 @@ class Trainer:
         }
         values |= self._throughput.rates()
         self.log.add("train", state.step, values)
-        left = clock(values["seconds_per_step"] * (self.settings.steps - state.step))
+        left = timedelta(seconds=round(values["seconds_per_step"] * (self.settings.steps - state.step)))
         rate = f"{values['target_tokens_per_second']:,.0f} {self.task.unit}/s"
         self.progress.log(state.step, f"loss {loss:.4f}  lr {values['learning_rate']:.2e}  {rate}  {left} left")
         self._loss.zero_()

@@ -15,7 +15,7 @@ from phmctl.checkpoints import MANIFEST, read_checkpoint, step_name, write_check
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.resume import check_same, newest_like, run_to_resume
+from phmctl.training.resume import check_same, run_to_resume
 from phmctl.training.saving import averaged_steps
 from phmctl.training.train import train_task
 from tests.training.conftest import Fit
@@ -286,17 +286,17 @@ def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
 def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: Path) -> None:
     """A sweep leaves many runs in one folder: each command goes on with its own."""
     with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out"):
-        run_to_resume(tmp_path, make_recipe())
+        run_to_resume(tmp_path, make_recipe(), needed=True)
     runs = {key: fit(steps=5, **dict([key])).run.folder for key in (("seed", 1), ("seed", 2), ("clip", 0.5))}
     for (name, value), folder in runs.items():
         recipe = make_recipe(steps=9, keep=4, **{name: value})
-        assert run_to_resume(tmp_path, recipe).folder == folder
-        found = newest_like(tmp_path, recipe)
-        assert found is not None
-        assert found.folder == folder
+        for needed in (True, False):
+            found = run_to_resume(tmp_path, recipe, needed=needed)
+            assert found is not None
+            assert found.folder == folder
     with pytest.raises(RecipeError, match=r"v003 was trained with:\n(.*\n)?  training.clip: 0.5 in the run, 0.25 now"):
-        run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25))
-    assert newest_like(tmp_path, make_recipe(seed=2, clip=0.25)) is None
+        run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), needed=True)
+    assert run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), needed=False) is None
 
 
 FREE = [("training.patience", 7), ("training.save_every", 4), ("training.validate_every", 3), ("training.average", 2)]
@@ -405,6 +405,8 @@ def test_a_run_without_a_checkpoint_is_resumed_before_an_older_one_that_is_finis
     finished = fit(steps=5).run
     begun = Run.create(tmp_path, make_recipe(steps=5))
     before = _everything(finished)
-    assert run_to_resume(tmp_path, make_recipe(steps=5)).folder == begun.folder
+    found = run_to_resume(tmp_path, make_recipe(steps=5), needed=True)
+    assert found is not None
+    assert found.folder == begun.folder
     assert fit(old=begun, steps=5).steps_now == 5
     assert _everything(finished) == before
