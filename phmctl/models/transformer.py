@@ -136,8 +136,8 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
-class Stack(nn.Module):
-    """Layers one after another, indexed, counted, iterated and named as a ``nn.ModuleList`` of them.
+class Stack(nn.ModuleList):
+    """Layers one after another, and what composes them, which the list does not count.
 
     A composition makes the stack's output (B, T, d) of the list of all layers' outputs, not of the input (Li et al.
     2020, eq. 5); without one it is the top layer's. It looks at one position at a time, so that a decoding step
@@ -145,34 +145,27 @@ class Stack(nn.Module):
     """
 
     def __init__(self, layers: Iterable[nn.Module], composition: nn.Module | None = None) -> None:
-        super().__init__()
-        self._count = 0
-        for layer in layers:
-            self.add_module(str(self._count), layer)
-            self._count += 1
+        super().__init__(layers)
         self.composition = composition
 
     def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Any:
-        return self._modules[str(range(self._count)[index])]
+        return len(self._modules) - ("composition" in self._modules)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(self._count))
+        return (self[index] for index in range(len(self)))
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         """Pass states (B, T, d) through all layers, each with the same `context`: masks, a memory."""
-        return self._through(x, lambda index, states: self[index](states, *context))
+        return self._through(x, lambda layer, index, states: layer(states, *context))
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
         """Pass one position of K beams, (B, K, d), through all layers, each with its own past."""
-        return self._through(x, lambda index, states: self[index].step(states, state, index))
+        return self._through(x, lambda layer, index, states: layer.step(states, state, index))
 
-    def _through(self, x: Tensor, layer: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def _through(self, x: Tensor, apply: Callable[[Any, int, Tensor], Tensor]) -> Tensor:
         parts = []
-        for index in range(self._count):
-            x = layer(index, x)
+        for index, layer in enumerate(self):
+            x = apply(layer, index, x)
             if self.composition is not None:
                 parts.append(x)
         return x if self.composition is None else self.composition(parts)

@@ -26,6 +26,7 @@ from phmctl.algebra.kronecker import (
 )
 from phmctl.algebra.modes import without_autocast
 from phmctl.algebra.rank_product import block_sums, rank_linear
+from phmctl.console import Table
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
@@ -118,15 +119,15 @@ class Conversion:
     after: int = 0  # those of the converted one
 
     def __str__(self) -> str:
-        lines = [("module", "kind", "shape", "before", "after", "error")]
+        cells = []
         for row in self.rows:
             error = f"{row.error:.4f}" if row.error is not None else f"skipped: {row.skipped}"
-            shape = "×".join(map(str, row.shape))
-            lines.append((row.name, row.kind, shape, f"{row.before:,}", f"{row.after:,}", error))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        share = self.after / self.before if self.before else 1.0
-        return "\n".join([*table, f"{self.before:,} → {self.after:,} parameters ({share:.1%})"])
+            cells.append(
+                (row.name, row.kind, "×".join(map(str, row.shape)), f"{row.before:,}", f"{row.after:,}", error)
+            )
+        columns, share = ("module", "kind", "shape", "before", "after", "error"), self.after / max(self.before, 1)
+        below = f"{self.before:,} → {self.after:,} parameters ({share:.1%})"
+        return Table("", columns, cells, text=(1, 2, 5), below=[below]).drawn().rstrip()
 
 
 @torch.no_grad()
