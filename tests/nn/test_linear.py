@@ -33,15 +33,17 @@ def reference(layer: PHMLinear, x: Tensor) -> Tensor:
 
 @given(
     algebra=st.sampled_from(ALGEBRAS),
+    execution=st.sampled_from([*EXECUTIONS]),
     blocks=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     leading=st.lists(st.integers(0, 5), max_size=3),
     bias=st.booleans(),
     training=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_leading_shape_against_the_definition(algebra, blocks, leading, bias, training) -> None:
+def test_any_leading_shape_against_the_definition(algebra, execution, blocks, leading, bias, training) -> None:
     name, n = algebra
-    layer = PHMLinear(n * blocks[0], n * blocks[1], n=n, bias=bias, algebra=name).train(training)
+    held = {"execution": execution, **EXECUTIONS[execution]} if name == "phm" and n > 1 else {}
+    layer = PHMLinear(n * blocks[0], n * blocks[1], n=n, bias=bias, algebra=name, **held).train(training)
     x = torch.randn(*leading, n * blocks[0])
     with torch.no_grad():
         y = layer(x)

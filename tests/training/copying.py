@@ -28,8 +28,9 @@ def prepare_copying(root: Path) -> PreparedData:
     return prepare_files(_DATA, root=root, files=files)
 
 
-def copying_recipe(*, n: int = 4, dropout: float = 0.1, **training: Any) -> TranslationRecipe:
-    """Return a recipe for a Transformer of one layer a side."""
+def copying_recipe(*, n: int = 4, dropout: float = 0.1, rank: int | None = None, **training: Any) -> TranslationRecipe:
+    """Return a recipe for a Transformer of one layer a side; of a `rank` its maps are applied by block products."""
+    by_rank = {} if rank is None else {"parametrization": "factors", "execution": "rank", "rank": rank}
     settings = {
         "steps": 300,
         "batch_tokens": 512,
@@ -51,6 +52,7 @@ def copying_recipe(*, n: int = 4, dropout: float = 0.1, **training: Any) -> Tran
         decoder_layers=1,
         dropout=dropout,
         share_embeddings=False,
+        **by_rank,
     )
     return TranslationRecipe(
         name="copying", data=_DATA, model=model, training=TranslationTraining(**(settings | training))

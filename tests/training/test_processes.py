@@ -15,7 +15,8 @@ from phmctl.training.processes import is_loss
 from tests.training import jobs
 from tests.training.jobs import curve, weights
 
-HALF: dict[str, Any] = {"accumulate": 1, "dropout": 0.0}  # of a micro-batch for each of two processes
+# Half of a micro-batch for each of two processes, and maps by block products.
+HALF: dict[str, Any] = {"accumulate": 1, "dropout": 0.0, "rank": 4}
 
 
 @pytest.fixture(scope="module")
