@@ -14,7 +14,6 @@ from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection, ParallelSection, TranslationRecipe
 from phmctl.shipped import shipped, shipped_names
-from tests.references import ledger_for_settings
 
 ALL = shipped_names("recipes")
 NAMES = [name for name in ALL if isinstance(load_recipe(name), TranslationRecipe)]  # of translation
@@ -121,22 +120,6 @@ def test_the_recipes_of_table_2_differ_in_corpus_shape_and_steps_alone(name):
     assert recipe.data.model_dump(exclude={"card"}) == other.data.model_dump(exclude={"card"})
     schedule = {"steps", "learning_rate"}
     assert recipe.training.model_dump(exclude=schedule) == other.training.model_dump(exclude=schedule)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("table2", "table3"))])
-def test_every_corpus_of_table_2_has_the_published_counts_beside_it(name):
-    (table,) = published_tables(name)
-    assert table.key == name.partition("-")[0]
-    assert {"44M", "11M", "5.5M"} <= {row.figure for row in table.rows}
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("table2")])
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_a_dagger_row_builds_and_has_twice_the_components(name, n):
-    plain = load_recipe(name, common_overrides(n=n))
-    doubled = load_recipe(name, [*common_overrides(n=n), "model.upsize=2"])
-    once, twice = (ledger_for_settings(recipe.model, 8, 8).without_embeddings for recipe in (plain, doubled))
-    assert twice.components == 2 * once.components
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("table")])

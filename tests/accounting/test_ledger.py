@@ -1,14 +1,12 @@
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from phmctl.accounting.ledger import Ledger, ledger_for, rows_of
-from phmctl.assembly import ClassifierSection, build_classifier, build_transformer
+from phmctl.accounting.ledger import ledger_for, rows_of
+from phmctl.assembly import build_transformer
 from phmctl.nn.linear import PHMLinear
-from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
+from phmctl.recipe.models import EncoderClassifierSection, LinearSection, PairClassifierSection, TransformerSection
 from phmctl.tasks.registry import task_kind
 from tests.references import ledger_for_settings
 
@@ -25,41 +23,43 @@ def real_count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-shared = {
-    "choice": st.sampled_from([("real", 1), ("complex", 2), ("quaternion", 4), ("phm", 2), ("phm", 4), ("phm", 8)]),
-    "rules": st.sampled_from(["separate", "sublayer", "model"]),
-    "bias": st.booleans(),
-}
-choices = st.fixed_dictionaries(
-    {
-        **shared,
-        "projections": st.sampled_from(["fused", "separate", "packed"]),
-        "embeddings": st.sampled_from(["dense", "phm"]),
-        "generator": st.sampled_from(["dense", "phm", "tied"]),
-        "share_embeddings": st.booleans(),
-        "final_norm": st.booleans(),
-        "upsize": st.sampled_from([1, 2]),
-    }
-)
+def sections(kind: type[LinearSection], shape: dict[str, object], **choices: list[object]) -> st.SearchStrategy:
+    """Models of a kind with any algebra, any reach of the rules, and any of the choices."""
+    algebras = [("real", 1), ("complex", 2), ("quaternion", 4), ("phm", 2), ("phm", 4), ("phm", 8)]
+    reach = st.sampled_from(["separate", "sublayer", "model"])
+    drawn = {"rules": reach, "bias": st.booleans(), **{key: st.sampled_from(values) for key, values in choices.items()}}
+    return st.builds(
+        lambda choice, held, rest: kind(
+            **shape, algebra=choice[0], n=choice[1], parametrization=held if choice[0] == "phm" else "rule", **rest
+        ),
+        st.sampled_from(algebras),
+        st.sampled_from(["rule", "factors"]),
+        st.fixed_dictionaries(drawn),
+    )
 
 
-@settings(max_examples=40, deadline=None)
-@given(choices, st.booleans(), st.integers(8, 40), st.integers(8, 40))
-def test_the_ledger_adds_up_to_the_real_model(chosen, factors, source, target):
-    algebra, n = chosen.pop("choice")
-    held = "factors" if factors and algebra == "phm" else "rule"
-    model = small(algebra=algebra, n=n, parametrization=held, **chosen)
-    ledger = ledger_for_settings(model, source, target)
-    assert ledger.totals.parameters == real_count(build_transformer(model, source, target))
+ENCODER = {"kind": "encoder", "width": 16, "feed_forward": 32, "heads": 2}
+PAIR = {"kind": "lstm-pair", "width": 16, "embedding_width": 8, "hidden": 7}
+STACK = {"projections": ["fused", "separate", "packed"], "upsize": [1, 2], "final_norm": [True, False]}
+TABLES = {"embeddings": ["dense", "phm"], "generator": ["dense", "phm", "tied"], "share_embeddings": [True, False]}
+MODELS = sections(TransformerSection, SMALL, **STACK, **TABLES)
+MODELS |= sections(EncoderClassifierSection, ENCODER, **STACK | {"projections": ["fused", "separate"]})
+MODELS |= sections(PairClassifierSection, PAIR, gates=["separate", "fused"], combination=["concat", "full"])
 
 
-@settings(max_examples=20, deadline=None)
-@given(choices)
-def test_the_dense_column_is_the_dense_twin(chosen):
-    algebra, n = chosen.pop("choice")
-    ledger = ledger_for_settings(small(algebra=algebra, n=n, **chosen), 16, 24)  # n divides both vocabularies
-    twin = small(algebra="real", n=1, **chosen)
-    assert ledger.totals.dense == real_count(build_transformer(twin, 16, 24))
+@settings(max_examples=120, deadline=None)
+@given(MODELS, st.sampled_from([16, 24, 17]), st.sampled_from([16, 24, 39]))
+def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(section, one, other):
+    translator = isinstance(section, TransformerSection)
+    kind = task_kind("translation" if translator else "classification")
+    sizes = {"source": one, "target": other} if translator else {"vocabulary": one, "classes": 3}
+    ledger = ledger_for(kind, section, sizes)
+    assert ledger.totals.parameters == real_count(kind.build(section, sizes))
+    if not translator or one % 8 == other % 8 == 0:  # n divides both vocabularies
+        assert ledger.totals.dense == real_count(kind.build(section.dense_twin, sizes))
+    if not translator:
+        assert ledger.totals.embedding == one * (8 if section.kind == "lstm-pair" else 16)
+        assert ledger.without_embeddings.parameters == ledger.totals.parameters - ledger.totals.embedding
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -122,43 +122,3 @@ def test_a_vocabulary_that_n_does_not_divide_is_rounded_up_and_said():
     table = next(row for row in ledger.rows if row.kind == "embedding")
     assert table.shape == (20, 16)
     assert any("17 token types, held in 20 rows" in text for text in ledger.notes)
-
-
-# --- classifiers
-
-
-ENCODER: dict[str, Any] = {"kind": "encoder", "width": 16, "feed_forward": 32, "heads": 2}
-PAIR: dict[str, Any] = {"kind": "lstm-pair", "width": 16, "embedding_width": 8, "hidden": 7}
-
-encoders = st.fixed_dictionaries(
-    {
-        **shared,
-        "projections": st.sampled_from(["fused", "separate"]),
-        "upsize": st.sampled_from([1, 2]),
-        "final_norm": st.booleans(),
-    }
-)
-pairs = st.fixed_dictionaries(
-    {**shared, "gates": st.sampled_from(["separate", "fused"]), "combination": st.sampled_from(["concat", "full"])}
-)
-
-
-def section_of(chosen: dict[str, Any]) -> ClassifierSection:
-    algebra, n = chosen.pop("choice")
-    kind, shape = (PairClassifierSection, PAIR) if "gates" in chosen else (EncoderClassifierSection, ENCODER)
-    return kind(**shape, algebra=algebra, n=n, **chosen)
-
-
-def counted(section: ClassifierSection, vocabulary: int, classes: int = 2) -> Ledger:
-    return ledger_for(task_kind("classification"), section, {"vocabulary": vocabulary, "classes": classes})
-
-
-@settings(max_examples=40, deadline=None)
-@given(encoders | pairs)
-def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(chosen: dict[str, Any]) -> None:
-    section = section_of(dict(chosen))
-    ledger = counted(section, 20, 3)
-    assert ledger.totals.parameters == real_count(build_classifier(section, 20, 3))
-    assert ledger.totals.dense == real_count(build_classifier(section.dense_twin, 20, 3))
-    assert ledger.totals.embedding == 20 * (8 if "gates" in chosen else 16)
-    assert ledger.without_embeddings.parameters == ledger.totals.parameters - ledger.totals.embedding

@@ -88,15 +88,6 @@ def test_what_fits_all_the_same() -> None:
     build(**BOTH, algebra="phm", n=4)
 
 
-def test_the_decoding_cache_does_not_change() -> None:
-    source = sentences(2, 5)
-    pasts = []
-    for model in (build(), build(**BOTH)):
-        state = model.start(model.encode(source), beams=3, max_length=4)
-        pasts.append((state.past.shape, [keys.shape for keys, _ in state.memories]))
-    assert pasts[0] == pasts[1]
-
-
 def test_both_places_are_set_independently() -> None:
     model = build(compose_layers="bilinear", compose_heads="hierarchical")
     assert isinstance(model.encoder.composition, BilinearComposition)

@@ -154,21 +154,6 @@ def test_it_names_and_counts_its_layers_as_a_module_list_does() -> None:
         stack[3]
 
 
-@pytest.mark.parametrize("share", ["separate", "sublayer", "model"])
-def test_rules_are_shared_as_asked(share: str) -> None:
-    model = build(algebra="phm", n=2, rules=share)
-    rules = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name.endswith(".A")}
-    # 2 encoder layers of 4 maps and 2 sublayers, 2 decoder layers of 7 maps and 3 sublayers
-    assert len(rules) == {"separate": 22, "sublayer": 10, "model": 1}[share]
-
-
-def test_upsize_doubles_the_linear_maps_exactly() -> None:
-    def maps(model: Transformer) -> int:
-        return sum(p.numel() for name, p in model.named_parameters() if name.endswith(".S"))
-
-    assert maps(build(algebra="phm", n=2, upsize=2)) == 2 * maps(build(algebra="phm", n=2))
-
-
 def test_initial_outputs_have_one_scale_whatever_n() -> None:
     """A Transformer at its start is no hotter for being hypercomplex."""
     spreads = []

@@ -227,9 +227,3 @@ def test_executions_agree(kind: str, execution: str) -> None:
     options = {"parametrization": "factors"}
     expected = build(kind, "phm", 4, **options)(parts_of(kind))
     torch.testing.assert_close(build(kind, "phm", 4, execution=execution, **options)(parts_of(kind)), expected)
-
-
-def test_rules_are_shared_as_the_builder_says() -> None:
-    for share, wanted in {"separate": 2 * N + 1, "sublayer": 1, "model": 1}.items():
-        names = dict(build("bilinear", "phm", 2, rules=share).named_parameters())
-        assert sum(name.endswith(".A") for name in names) == wanted

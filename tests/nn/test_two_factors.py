@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from phmctl.accounting.ledger import ledger_for_recipe
-from phmctl.assembly import build_transformer
 from phmctl.errors import DimensionError, RecipeError
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import TwoFactorLinear
 from phmctl.recipe.loading import resolve
-from phmctl.recipe.models import TransformerSection
 
 MONARCH = ["model.algebra=monarch", "model.n=2"]
 SHAPES = st.tuples(*[st.integers(1, 4)] * 5)  # blocks, d/N, k/N, m/N, tokens
@@ -92,18 +90,6 @@ def test_the_ledger_counts_its_maps(changes: list[str], variant: str, weights: C
     assert maps
     assert all(row.components == weights(*row.shape) for row in maps)
     assert ledger.totals.dense == ledger_for_recipe(resolve("miniature", ["model.algebra=real"])).totals.dense
-
-
-@pytest.mark.parametrize("projections", ["fused", "separate", "packed"])
-@pytest.mark.parametrize("choice", [{"algebra": "low-rank", "rank": 4}, {"algebra": "monarch", "n": 2}])
-def test_a_translator_of_them_equals_its_dense_form(projections: str, choice: dict[str, object]) -> None:
-    shape = {"width": 8, "feed_forward": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
-    section = TransformerSection.model_validate(shape | choice | {"projections": projections})
-    model = build_transformer(section, 12, 12).double().eval()
-    source, target = torch.tensor([[4, 5, 6, 2]]), torch.tensor([[1, 7, 8]])
-    dense = to_dense(model)
-    assert not any(isinstance(module, TwoFactorLinear) for module in dense.modules())
-    torch.testing.assert_close(dense(source, target), model(source, target))
 
 
 @pytest.mark.parametrize(

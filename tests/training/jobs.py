@@ -47,8 +47,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class SingleTask(TranslationTask):
-    """The Transformer. It remembers the rows that it built."""
+class DoubleTask(TranslationTask):
+    """The Transformer in float64. It remembers the rows that it built."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -58,10 +58,6 @@ class SingleTask(TranslationTask):
         self.built += rows.tolist()
         return super().collate(rows)
 
-
-class DoubleTask(SingleTask):
-    """The same in float64."""
-
     def build_model(self, device: torch.device | str | None = None) -> nn.Module:
         return super().build_model(device).double()
 
@@ -70,13 +66,12 @@ def translate(
     data: Path,
     root: Path,
     processes: Processes | None = None,
-    task: type[SingleTask] = DoubleTask,
     old: Path | None = None,
     **changes: Any,
 ) -> tuple[Path, list[int]]:
     """Train the copying corpus; return the run and the rows that this process built."""
     recipe = copying_recipe(**(SETTINGS | changes))
-    bound = task(recipe, PreparedData.find(recipe.data, data))
+    bound = DoubleTask(recipe, PreparedData.find(recipe.data, data))
     leads = processes is None or processes.leads
     continued = Run.open(old) if old is not None and leads else None
     result = train_task(bound, recipe, root, quiet=True, old=continued, processes=processes)

@@ -150,23 +150,17 @@ def test_the_option_is_taken_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
 )
-def test_the_first_signal_asks(number: signal.Signals, code: int) -> None:
+def test_the_first_signal_asks_and_the_second_insists(number: signal.Signals, code: int) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert stop.exit_code is None
         os.kill(os.getpid(), number)
         assert stop.received is number
         assert stop.exit_code == code
-    assert signal.getsignal(number) is before
-
-
-def test_the_second_signal_insists() -> None:
-    with StopRequest() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(SystemExit) as exit_info:
+        with pytest.raises(SystemExit, match="130"):
             os.kill(os.getpid(), signal.SIGINT)
-    assert exit_info.value.code == 130
-    assert stop.received is signal.SIGTERM
+        assert stop.received is number
+    assert signal.getsignal(number) is before
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
