@@ -19,7 +19,7 @@ from phmctl.runs.find import runs_root
 from phmctl.training.initial import Start, find_start
 from phmctl.training.measured import steps_within
 from phmctl.training.processes import Processes, joined, restarts
-from phmctl.training.progress import MetricsLog, ProgressLine, summary_writer
+from phmctl.training.progress import summary_writer
 from phmctl.training.resume import check_same, continue_at, data_of, finish, read_to_resume, run_to_resume
 from phmctl.training.saving import average_checkpoints, averaged_steps, scheduled_steps
 from phmctl.training.signals import StopRequest
@@ -147,19 +147,12 @@ def train_task(
         run = Run(processes.broadcast(run.folder if run else Path()), recipe)
         counters = processes.broadcast(point.state if point else None)
         point = point or (None if counters is None else Checkpoint({}, counters))
-        first = 0 if point is None else int(point.state["step"])
-        with processes.agreed():
-            path, validated = run.metrics_path if processes.leads else None, point.state["validated"] if point else 0
-            log = MetricsLog(
-                path, first, validated, run.folder / "tensorboard" if path and settings.tensorboard else None
-            )
-        progress = ProgressLine(settings.steps, first, quiet=quiet or not processes.leads)
         initial = start.tensors if start else None
-        trainer = Trainer(task, run, device, log, progress, processes=processes, initial=initial, checkpoint=point)
-        unfinished = not trainer.finished
+        trainer = Trainer(task, run, device, processes, initial=initial, checkpoint=point, quiet=quiet)
+        first, unfinished = trainer.state.step, not trainer.finished
         with processes.agreed():
             if start is not None:
-                progress.say(start.words())
+                trainer.progress.say(start.words())
             if old is not None:
                 if unfinished:
                     continue_at(old, recipe, environment, point)
@@ -170,7 +163,7 @@ def train_task(
         if processes.broadcast(unfinished):
             _fit(trainer, stop)
         else:
-            progress.say(_opening(trainer))
+            trainer.progress.say(_opening(trainer))
     state, seconds = trainer.state, time.perf_counter() - began
     best = state.best_score, state.best_step
     return TrainingResult(run, state.step, state.step - first, seconds, *best, stop.exit_code or 0)

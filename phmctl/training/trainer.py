@@ -171,22 +171,25 @@ class Trainer:
         task: "Task",
         run: Run,
         device: torch.device,
-        log: MetricsLog,
-        progress: ProgressLine,
-        *,
         processes: Processes | None = None,
+        *,
         initial: Mapping[str, Tensor] | None = None,
         checkpoint: Checkpoint | None = None,
+        quiet: bool = False,
     ) -> None:
-        self.task, self.run, self.device, self.log, self.progress = task, run, device, log, progress
-        self.settings = run.recipe.training
+        self.task, self.run, self.device, self.settings = task, run, device, run.recipe.training
         self.processes = processes or Processes()
+        self.state = TrainingState() if checkpoint is None else TrainingState(**checkpoint.state)
+        leads, begun = self.processes.leads, self.state.step
+        with self.processes.agreed():
+            board = run.folder / "tensorboard" if leads and self.settings.tensorboard else None
+            self.log = MetricsLog(run.metrics_path if leads else None, begun, self.state.validated, board)
+        self.progress = ProgressLine(self.settings.steps, begun, quiet=quiet or not leads)
         seed_generators(device, self.settings.seed)
         self.model: nn.Module = task.build_model(device)
         initialise(self.model, initial or {})
         apply_executions(self.model, task, run, self.processes)
         self.optimiser = build_optimiser(self.model, self.settings, choose_rates(self.model, run, self.processes))
-        self.state = TrainingState() if checkpoint is None else TrainingState(**checkpoint.state)
         self._unsaved = checkpoint is None
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -202,7 +205,7 @@ class Trainer:
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
         self._begun: dict[int, tuple[int, int]] = {}  # epoch and position of steps that may have to be run again
-        self._throughput = Throughput(log.seconds)
+        self._throughput = Throughput(self.log.seconds)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         moments = prepare_moments(self.optimiser, self.model)

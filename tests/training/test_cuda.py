@@ -13,7 +13,6 @@ from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.translation.task import TranslationTask
-from phmctl.training.progress import MetricsLog, ProgressLine
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
 from tests.training.conftest import Fit
@@ -62,8 +61,8 @@ def translation(data: Path, runs: Path, device: str, **training: object) -> Iter
     torch.manual_seed(1)
     weights = task.build_model("cpu").state_dict()
     run = Run.create(runs, recipe)
-    with MetricsLog(run.metrics_path) as log:
-        trainer = Trainer(task, run, torch.device(device), log, ProgressLine(1, 0, quiet=True))
+    trainer = Trainer(task, run, torch.device(device), quiet=True)
+    with trainer.log:
         trainer.model.load_state_dict(weights)
         yield trainer
 

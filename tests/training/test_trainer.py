@@ -20,7 +20,6 @@ from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.base import Task
 from phmctl.training.optimiser import build_optimiser, skip_updates_when
-from phmctl.training.progress import MetricsLog, ProgressLine
 from phmctl.training.train import train_task
 from phmctl.training.trainer import BatchStream, Guard, Part, Trainer, parts_of, seed_dropout, trace
 from tests.training.conftest import Fit
@@ -85,7 +84,7 @@ def test_an_empty_training_split_is_an_error(fit: Fit) -> None:
 
 
 def _trainer(task: Task, recipe: Recipe, root: Path) -> Trainer:
-    return Trainer(task, Run.create(root, recipe), CPU, MetricsLog(None), ProgressLine(1, 0, quiet=True))
+    return Trainer(task, Run.create(root, recipe), CPU)
 
 
 def _gradient(trainer: Trainer, *batches: Any) -> Tensor:
