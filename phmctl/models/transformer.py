@@ -240,9 +240,10 @@ class Transformer(nn.Module):
         """
         if self.generator is not None:
             return hidden, self.generator.weight, self.generator.bias
-        if isinstance(self.target_embedding, NarrowEmbedding):
-            return *self.target_embedding.as_output(hidden), None
-        return hidden, self.target_embedding.weight, None
+        embedding = self.target_embedding
+        if isinstance(embedding, NarrowEmbedding):
+            return F.linear(hidden, embedding.map.weight.T), embedding.table.weight, None
+        return hidden, embedding.weight, None
 
     def start(self, memory: Memory, beams: int, max_length: int) -> DecoderState:
         """Begin decoding the memory's sentences with `beams` hypotheses each, for at most `max_length` steps."""

@@ -117,7 +117,3 @@ class NarrowEmbedding(nn.Module):
         """Look tokens up. Integers (...) -> (..., d)."""
         rows: Tensor = self.map(self.table(ids))
         return rows
-
-    def as_output(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states (..., d) at the table's width, (..., e), and the table (V, e): their products are logits."""
-        return F.linear(hidden, self.map.weight.T), self.table.weight

@@ -285,10 +285,8 @@ class PHMLinear(KroneckerWeight):
             self.in_features, self.out_features, self.bias is not None, n=self.n, rank=factors.rank,
             initialization=self.initialization, splits=self.splits, device="meta", dtype=self.S.dtype,
         ).to_empty(device=self.S.device).train(self.training)  # fmt: skip
-        for name, part in zip("WUVS", (*factors, self.S), strict=True):
-            getattr(layer, name).copy_(part)
-        if layer.bias is not None and self.bias is not None:
-            layer.bias.copy_(self.bias)
+        state = dict(zip("WUVS", (*factors, self.S), strict=True))
+        layer.load_state_dict(state if self.bias is None else state | {"bias": self.bias})
         return layer
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from tempfile import TemporaryDirectory
@@ -23,7 +23,7 @@ from phmctl.console import note, silence
 from phmctl.devices import World, check_jobs, cores, pick_device, world
 from phmctl.errors import PhmctlError, RecipeError, UserError
 from phmctl.tasks.base import Share
-from phmctl.training.signals import follow
+from phmctl.training.signals import StopRequest, follow
 
 T = TypeVar("T")
 
@@ -36,8 +36,10 @@ class GivenUpError(PhmctlError):
     """A validation was given up: the training was asked to stop."""
 
 
-class Processes:
-    """This process and the others; on its own it is all there is."""
+class Processes(Share):
+    """This process and the others; on its own it is all there is. Of what is shared each does every W-th part."""
+
+    stop: StopRequest | None = None  # by which a validation is given up
 
     def __init__(self, where: World | None = None) -> None:
         self._world = where or World()
@@ -75,6 +77,17 @@ class Processes:
         return DistributedDataParallel(model, gradient_as_bucket_view=True, **rest)
 
     # ------------------------------------------------------------------------------------------------ exchanges
+
+    def mine(self, parts: Sequence[T]) -> Iterator[T]:
+        """Yield this process's parts. GivenUpError: one of the processes was asked to stop."""
+        for start in range(0, len(parts), self.count):
+            if self.largest((self.stop and self.stop.received) or 0):
+                raise GivenUpError("the validation was given up: the training was asked to stop")
+            if start + self.rank < len(parts):
+                yield parts[start + self.rank]
+
+    def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
+        return {key: value for some in self.gather(dict(found)) for key, value in some.items()}
 
     def total(self, sums: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes; it is changed in place. On a GPU the host does not wait."""
@@ -124,31 +137,6 @@ class Processes:
         if not self.leads:
             raise SystemExit(code)
         raise failure if failure is not None else kind(f"rank {rank}: {message}")
-
-
-class ValidationShare(Share):
-    """A process's share of a validation: every W-th part. Between two parts all ask whether a stop was wished for.
-
-    `asked` returns the number of the signal that this process got, 0 for none.
-    """
-
-    def __init__(self, processes: Processes, asked: Callable[[], int]) -> None:
-        self._processes, self._asked = processes, asked
-
-    def total(self, sums: Tensor) -> Tensor:
-        return self._processes.total(sums)
-
-    def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
-        return {key: value for some in self._processes.gather(dict(found)) for key, value in some.items()}
-
-    def mine(self, parts: Sequence[T]) -> Iterator[T]:
-        """Yield this process's parts. GivenUpError: one of the processes was asked to stop."""
-        rank, count = self._processes.rank, self._processes.count
-        for start in range(0, len(parts), count):
-            if self._processes.largest(self._asked()):
-                raise GivenUpError("the validation was given up: the training was asked to stop")
-            if start + rank < len(parts):
-                yield parts[start + rank]
 
 
 @contextmanager

@@ -70,10 +70,6 @@ class TrainingState(BaseModel):
             raise RunError(f"{where} is of a version before 0.1.0: decode it, or train anew")
         return state
 
-    def finished(self, steps: int, patience: int) -> bool:
-        """Return whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
-        return is_done(self.step, self.stale, steps, patience)
-
     def note_score(self, score: float, loss: float, least_score: float = -math.inf) -> bool:
         """Count a validation; return whether it is the best so far: by its score, by its loss where scores are equal.
 
@@ -110,7 +106,7 @@ def derive(run: Run, settings: TrainingSection) -> None:
     best = state.best_step if state.best_step in whole else None
     run.point("last", state.step)
     run.point("best", best)
-    final = state.step if state.finished(settings.steps, settings.patience) else None
+    final = state.step if is_done(state.step, state.stale, settings.steps, settings.patience) else None
     scheduled = scheduled_steps(folder, settings.save_every, final)
     newest_kept = scheduled[-max(settings.keep, settings.average) :]
     prune(folder, {state.step, *newest_kept, *([] if best is None else [best])})

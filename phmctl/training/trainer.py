@@ -30,6 +30,7 @@ from phmctl.devices import seed_generators
 from phmctl.errors import DataError, NonFiniteError, PhmctlError
 from phmctl.nn.convert import to_dense
 from phmctl.runs import Run
+from phmctl.runs.summary import is_done
 from phmctl.training.initial import initialise
 from phmctl.training.measured import apply_executions, choose_rates
 from phmctl.training.optimiser import (
@@ -41,7 +42,7 @@ from phmctl.training.optimiser import (
     set_learning_rate,
     skip_updates_when,
 )
-from phmctl.training.processes import GivenUpError, Processes, ValidationShare
+from phmctl.training.processes import GivenUpError, Processes
 from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput
 from phmctl.training.saving import TrainingState, derive
 from phmctl.training.signals import StopRequest
@@ -221,7 +222,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether all steps are done, or patience has run out."""
-        return self.state.finished(self.settings.steps, self.settings.patience)
+        return is_done(self.state.step, self.state.stale, self.settings.steps, self.settings.patience)
 
     @property
     def out_of_patience(self) -> bool:
@@ -372,8 +373,8 @@ class Trainer:
 
     def evaluate(self, stop: StopRequest | None = None) -> dict[str, float]:
         """Return the validation metrics of the model as it is, by its dense copy. Raises GivenUpError."""
-        share = ValidationShare(self.processes, lambda: (stop.received or 0) if stop else 0)
-        return self.task.validate(to_dense(self.model).eval(), self._autocast, share)
+        self.processes.stop = stop
+        return self.task.validate(to_dense(self.model).eval(), self._autocast, self.processes)
 
     def save(self) -> None:
         """Write the checkpoint of this step, move ``last`` and ``best`` to it, and prune the older ones."""

@@ -40,21 +40,26 @@ def peer_of(model: Transformer, section: TransformerSection) -> nn.Transformer:
         dtype=torch.float64,
     ).eval()
     for own, other in zip((*model.encoder, *model.decoder), (*peer.encoder.layers, *peer.decoder.layers), strict=True):
-        copy_attention(own.attention, other.self_attn)
-        norms = [own.attention_residual.norm, own.feed_forward_residual.norm]
-        if hasattr(own, "cross_attention"):
-            copy_attention(own.cross_attention, other.multihead_attn)
-            norms.insert(1, own.cross_residual.norm)
-        for number, norm in enumerate(norms, start=1):
-            getattr(other, f"norm{number}").load_state_dict(norm.state_dict())
-        copy_linear(own.feed_forward.expand, other.linear1)
-        copy_linear(own.feed_forward.contract, other.linear2)
+        copy_layer(own, other)
     for own, stack in ((model.encoder_norm, peer.encoder), (model.decoder_norm, peer.decoder)):
         if isinstance(own, nn.LayerNorm):
             stack.norm.load_state_dict(own.state_dict())
         else:
             stack.norm = None
     return peer
+
+
+def copy_layer(own: nn.Module, other: nn.Module) -> None:
+    """Give torch's layer the weights of ours, an encoder's or a decoder's."""
+    copy_attention(own.attention, other.self_attn)
+    norms = [own.attention_residual.norm, own.feed_forward_residual.norm]
+    if hasattr(own, "cross_attention"):
+        copy_attention(own.cross_attention, other.multihead_attn)
+        norms.insert(1, own.cross_residual.norm)
+    for number, norm in enumerate(norms, start=1):
+        getattr(other, f"norm{number}").load_state_dict(norm.state_dict())
+    copy_linear(own.feed_forward.expand, other.linear1)
+    copy_linear(own.feed_forward.contract, other.linear2)
 
 
 def copy_attention(own: MultiHeadAttention, other: nn.MultiheadAttention) -> None:

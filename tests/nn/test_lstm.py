@@ -81,6 +81,14 @@ def gradients(outputs, wanted, weights) -> tuple[Tensor, ...]:
     return torch.autograd.grad(outputs, wanted, weights, allow_unused=True, materialize_grads=True)
 
 
+def assert_alike(result, reference, wanted) -> None:
+    """Outputs, states and the gradients of what is wanted are the same."""
+    ours, theirs = flat(result), flat(reference)
+    weights = [torch.randn_like(value) for value in ours]
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+    torch.testing.assert_close(gradients(ours, wanted, weights), gradients(theirs, wanted, weights), **CLOSE)
+
+
 @st.composite
 def batches(draw):
     """Sizes, lengths and options of a random case."""
@@ -118,13 +126,7 @@ def test_equals_nn_lstm(drawn) -> None:
     twin = model.to_dense()
     assert type(twin) is nn.LSTM
     given = (lengths, state) if lengths is not None else (state,)  # the state may stand where nn.LSTM has it
-    ours, theirs = flat(model(x, *given)), flat(run_torch(twin, x, lengths, state))
-    weights = [torch.randn_like(value) for value in ours]
-    leaves = (x, *(state or ()))
-    pairs = [*zip(ours, theirs, strict=True)]
-    pairs += zip(gradients(ours, leaves, weights), gradients(theirs, leaves, weights), strict=True)
-    for mine, other in pairs:
-        torch.testing.assert_close(mine, other, **CLOSE)
+    assert_alike(model(x, *given), run_torch(twin, x, lengths, state), (x, *(state or ())))
 
 
 @given(drawn=batches(), cell=st.sampled_from(["standard", "as_printed"]))
@@ -132,13 +134,8 @@ def test_equals_nn_lstm(drawn) -> None:
 def test_equals_the_equations(drawn, cell) -> None:
     model, x, lengths, state = case(drawn, cell=cell)
     real = torch.full((len(x),), x.shape[1]) if lengths is None else lengths
-    ours, theirs = flat(model(x, lengths, state)), flat(literal(model, x, real, state))
-    weights = [torch.randn_like(value) for value in ours]
     wanted = (x, *(state or ()), *model.parameters())
-    pairs = [*zip(ours, theirs, strict=True)]
-    pairs += zip(gradients(ours, wanted, weights), gradients(theirs, wanted, weights), strict=True)
-    for mine, other in pairs:
-        torch.testing.assert_close(mine, other, **CLOSE)
+    assert_alike(model(x, lengths, state), literal(model, x, real, state), wanted)
 
 
 @pytest.mark.parametrize("content", [0.0, 7.0, float("nan"), float("inf")])
@@ -149,8 +146,7 @@ def test_padding_is_never_read(content) -> None:
     real = torch.arange(5) < lengths[:, None]  # (B, T)
     padded = torch.where(real[:, :, None], x, content).detach().requires_grad_()
     ours, expected = flat(model(padded, lengths)), flat(model(x, lengths))
-    for mine, other in zip(ours, expected, strict=True):
-        assert torch.equal(mine, other)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0)
     assert torch.equal(ours[0][~real], torch.zeros_like(ours[0][~real]))
     assert ours[0][real].abs().min() > 0
     sum(value.square().sum() for value in ours).backward()
