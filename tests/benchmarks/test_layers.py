@@ -12,20 +12,6 @@ from phmctl.benchmarks.layers import bench_layer, bench_lstm
 from phmctl.errors import DimensionError, UserError
 
 
-def test_a_row_for_each_order_number_of_tokens_and_mode() -> None:
-    bench = bench_layer(16, 32, [2, 4], [2, 8], rounds=2)
-    keys = [(row["n"], row["tokens"], row["mode"], row["execution"]) for row in bench.rows]
-    modes = ("forward+backward", "forward")
-    assert keys == [(n, tokens, mode, "dense") for n in (2, 4) for tokens in (2, 8) for mode in modes]
-    for row in bench.rows:
-        assert 0 < row["ratio"].low <= row["ratio"].median <= row["ratio"].high
-        assert row["torch_parameters"] == 16 * 32 + 32
-        assert row["phm_parameters"] == 16 * 32 // row["n"] + row["n"] ** 3 + 32
-    table = bench.table()
-    assert len(table.rows) == len(bench.rows)
-    assert bench.about["processor"] in table.title
-
-
 def test_factors_are_measured_by_both_executions() -> None:
     bench = bench_layer(16, 16, [4], [4], rank=3, rounds=1)
     assert [row["execution"] for row in bench.rows] == ["dense", "rank"] * 2

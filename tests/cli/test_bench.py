@@ -1,6 +1,7 @@
 """``bench`` through the command line: what it prints is what was measured."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,13 @@ def tiny(*arguments: object, n: int = 4) -> list[object]:
 def test_layer_measures_each_n_tokens_and_mode() -> None:
     document = json.loads(bench("layer", "-d", 16, "-k", 32, "--n", "2,4", "--tokens", "4,8", "--rounds", 2, "--json"))
     rows = document["rows"]
-    assert {(row["n"], row["tokens"]) for row in rows} == {(2, 4), (2, 8), (4, 4), (4, 8)}
-    assert len(rows) == 8
+    modes = ("forward+backward", "forward")
+    assert [(row["n"], row["tokens"], row["mode"]) for row in rows] == [*product((2, 4), (4, 8), modes)]
     assert document["processor"]
     for row in rows:
         assert row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
         assert row["torch_parameters"] == 16 * 32 + 32
+        assert row["phm_parameters"] == 16 * 32 // row["n"] + row["n"] ** 3 + 32
 
 
 def test_train_compares_three_models_on_the_same_batches(miniature_data: Path) -> None:

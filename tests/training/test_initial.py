@@ -70,6 +70,9 @@ def test_a_composed_model_can_begin_as_its_base(tiny_run: Run, miniature_data: P
         start, model = start_of(recipe, miniature_data), task.build_model(torch.device("cpu"))
         assert not start.noted["left"]
         initialise(model, start.tensors)
+        if not logits:
+            assert not start.noted["new"]
+            torch.testing.assert_close(model_tensors(model), tensors_of(tiny_run), rtol=0, atol=0)
         tokens = torch.arange(4, 10).view(2, 3)
         logits.append(model.eval()(tokens, tokens))
     torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
@@ -91,27 +94,21 @@ def test_what_cannot_begin_as_the_base_is_refused(tiny_run: Run, settings: list[
         changed(tiny_run.folder, "model.composition_start=base", *settings)
 
 
-def test_the_run_says_where_it_began(tiny_run: Run, miniature_data: Path, tmp_path: Path, capsys) -> None:
-    recipe = changed(tiny_run.folder, "model.compose_heads=bilinear")
-    run = train(recipe, data=miniature_data, runs=tmp_path).run
-    noted = run.environment()["initialised_from"]
-    path = tiny_run.checkpoint("best") / "model.safetensors"
-    assert noted["run"] == str(tiny_run.folder.resolve())
-    assert noted["checkpoint"] == path.parent.name
-    assert noted["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert len(noted["taken"]) + len(noted["left"]) == len(tensors_of(tiny_run))
-    assert f"initialised: {len(noted['taken'])} tensors taken from {tiny_run.folder}" in capsys.readouterr().err
-    assert run.recipe.training.initialise_from == str(tiny_run.folder)
-
-
-def test_training_begins_where_the_other_ended(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
+def test_training_begins_where_the_other_ended_and_says_so(
+    tiny_run: Run, miniature_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a rate of nearly nothing, the first validation is the source's."""
     recipe = changed(tiny_run.folder, "training.learning_rate=1e-12", "training.warmup=0")
-    ours = validations(train(recipe, data=miniature_data, runs=tmp_path, quiet=True).run)
-    theirs = validations(tiny_run)
-    best = int(tiny_run.checkpoint("best").name.removeprefix("step-"))
-    (wanted,) = [entry["loss"] for entry in theirs if entry["step"] == best]
-    assert ours[0]["loss"] == pytest.approx(wanted, abs=1e-5)
+    run = train(recipe, data=miniature_data, runs=tmp_path).run
+    path, noted = tiny_run.checkpoint("best") / "model.safetensors", run.environment()["initialised_from"]
+    step = int(path.parent.name.removeprefix("step-"))
+    (wanted,) = [entry["loss"] for entry in validations(tiny_run) if entry["step"] == step]
+    assert validations(run)[0]["loss"] == pytest.approx(wanted, abs=1e-5)
+    assert (noted["run"], noted["checkpoint"]) == (str(tiny_run.folder.resolve()), path.parent.name)
+    assert noted["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert set(noted["taken"]) == tensors_of(tiny_run).keys()
+    assert f"initialised: {len(noted['taken'])} tensors taken from {tiny_run.folder}" in capsys.readouterr().err
+    assert run.recipe.training.initialise_from == str(tiny_run.folder)
 
 
 def test_resuming_does_not_begin_again(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
@@ -197,15 +194,3 @@ def test_a_lower_rank_begins_with_the_strongest_terms(tmp_path: Path) -> None:
     kept = sorted(range(6), key=lambda r: terms[r].norm().item())[2:]
     rule = torch.einsum("ir,ar,rb->iab", *(start.tensors[f"{layer}{part}"] for part in "WUV"))
     torch.testing.assert_close(rule, torch.stack([terms[r] for r in kept]).sum(dim=0))
-
-
-def test_the_same_model_takes_everything(tiny_run: Run, miniature_data: Path) -> None:
-    recipe = changed(tiny_run.folder)
-    start = start_of(recipe, miniature_data)
-    assert (start.noted["new"], start.noted["left"]) == ([], [])
-    torch.manual_seed(5)
-    model = kind_of(recipe).open(recipe, miniature_data).build_model(torch.device("cpu"))
-    initialise(model, start.tensors)
-    own, theirs = model_tensors(model), tensors_of(tiny_run)
-    assert own.keys() == theirs.keys()
-    assert all(torch.equal(own[name], theirs[name]) for name in own)
