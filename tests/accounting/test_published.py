@@ -6,22 +6,23 @@ S is the sum of k·d over the linear maps, K the number of distinct rules.
 """
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 
-from phmctl.accounting.ledger import Ledger, Row, ledger_for
+from phmctl.accounting.ledger import Ledger, Row, ledger_for_recipe
 from phmctl.accounting.published import agrees, published_tables, table_names, value_of
-from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
-from phmctl.tasks.registry import task_kind
+from phmctl.recipe.loading import load_recipe
+from phmctl.recipe.models import TransformerSection
+from phmctl.tasks.base import Sizes
 from tests.references import ledger_for_settings
 
 TABLES = {table.key: table for table in published_tables()}
 ROWS = [pytest.param(key, row, id=f"{key} {row.label}") for key, table in TABLES.items() for row in table.rows]
-D, HEAD, ATTENTIONS = 512, 64, 18  # of the base Transformer, six and six layers
-NI = {2: ("linear", "none"), 3: ("hierarchical", "none"), 4: ("none", "hierarchical"), 5: ("hierarchical",) * 2}
-NI |= {6: ("bilinear", "none"), 7: ("none", "bilinear"), 8: ("bilinear",) * 2}
+D, ATTENTIONS = 512, 18  # of the base Transformer, six and six layers
+CLASSIFIERS = {"table1": "table1-snli", "table5": "table5-agreement"}
 
 
 def chosen(variant: str) -> dict[str, Any]:
@@ -35,57 +36,27 @@ def base(layers: int = 6, **changes: Any) -> Ledger:
     return ledger_for_settings(TransformerSection(**(shape | changes)), 8, 8)
 
 
-def classifier(table: str, **changes: Any) -> Ledger:
-    """The model of Table 1 or of Table 5."""
-    kind = {"table1": lambda: PairClassifierSection(kind="lstm-pair", **changes)}
-    kind |= {"table5": lambda: EncoderClassifierSection(kind="encoder", **changes)}
-    return ledger_for(task_kind("classification"), kind[table](), {"vocabulary": 8, "classes": 2})
+def of_recipe(name: str, settings: Sequence[str], vocabulary: int = 8) -> Ledger:
+    """The model of a recipe, for so many token types."""
+    sizes = dict.fromkeys(("source", "target", "vocabulary"), vocabulary) | {"classes": 2}
+    return ledger_for_recipe(load_recipe(name, settings), Sizes(sizes))
 
 
 @cache
 def phm_plus(table: str, n: int, vocabulary: int) -> Ledger:
-    """CENG501's model: embeddings and generator are PHM too, the feed-forward is as wide as the model."""
-    layers, width, heads = {"ceng501-shakespeare": (4, 512, 8), "ceng501-de-en": (2, 256, 4)}[table]
-    settings = TransformerSection(
-        algebra="real" if n == 1 else "phm",
-        n=n,
-        width=width,
-        feed_forward=width,
-        heads=heads,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        projections="packed",
-        embeddings="phm",
-        generator="phm",
-        generator_bias=True,
-        share_embeddings=False,
-        norm="post",
-        final_norm=False,
-    )
-    return ledger_for_settings(settings, vocabulary, vocabulary)
+    """CENG501's model: embeddings and generator are PHM too."""
+    return of_recipe(table, [f"model.algebra={'real' if n == 1 else 'phm'}", f"model.n={n}"], vocabulary)
 
 
-VOCABULARY = {"ceng501-shakespeare": 8192, "ceng501-de-en": 32768}
+VOCABULARY = {name: load_recipe(name).data.vocabulary for name in ("ceng501-shakespeare", "ceng501-de-en")}
 
 
 @cache
 def composed(row: int = 1, width: int = D, algebra: str = "real", n: int = 1) -> Ledger:
-    """The model of a row of Li et al., Table 1: post-norm, with three tables."""
-    layers, heads = NI.get(row, ("none", "none"))
-    settings = TransformerSection(
-        algebra=algebra,
-        n=n,
-        width=width,
-        heads=width // HEAD,
-        feed_forward=4 * width,
-        norm="post",
-        final_norm=False,
-        share_embeddings=False,
-        generator="dense",
-        compose_layers=layers,
-        compose_heads=heads,
-    )
-    return ledger_for_settings(settings, 8, 8)
+    """The model of a row of Li et al., Table 1."""
+    options = TABLES["ni"].rows[row - 1].options[1::2]
+    name = "ni-wmt14-en-de" if width == D else "ni-wmt14-en-de-big"
+    return of_recipe(name, [*options, f"model.algebra={algebra}", f"model.n={n}"])
 
 
 def added(row: int, width: int = D, **choice: Any) -> int:
@@ -123,7 +94,7 @@ def of_the_paper(key: str, variant: str) -> list[int]:
 
 def of_classifiers(key: str, variant: str) -> list[int]:
     """Tables 1 and 5."""
-    ledger = classifier(key, **chosen(variant))
+    ledger = of_recipe(CLASSIFIERS[key], [f"model.{name}={value}" for name, value in chosen(variant).items()])
     count = TABLES[key].measure(ledger)
     biases = sum(row.bias for row in ledger.rows if row.component.startswith(TABLES[key].maps.below))
     return [count - biases, count] if variant == "quaternion" else [count]
@@ -170,8 +141,7 @@ def test_each_count_is_that_of_a_model_and_the_first_is_the_figure(key: str, row
     elif key == "ni-table2":
         expected = of_its_second_table(row.label)
     else:
-        kinds = {"table1": of_classifiers, "table5": of_classifiers}
-        kinds |= dict.fromkeys(VOCABULARY, of_the_reproduction)
+        kinds = dict.fromkeys(CLASSIFIERS, of_classifiers) | dict.fromkeys(VOCABULARY, of_the_reproduction)
         expected = kinds.get(key, of_the_paper)(key, row.variant)
     assert [count.count for count in row.counts] == expected
     assert row.holds(row.counts[0])
