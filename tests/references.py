@@ -1,17 +1,31 @@
 """Plain forms of what the package computes otherwise, to test against, and short ways to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phmctl.accounting.ledger import Ledger, ledger_for
 from phmctl.algebra.bilinear import decompose, normalised, search
 from phmctl.comparison.compare import Comparison, compare_splits
 from phmctl.recipe.models import TransformerSection
 from phmctl.tasks.registry import task_kind
+
+
+class Watch(TorchDispatchMode):
+    """Within it `see` is told of every operation of torch and its result."""
+
+    def __init__(self, see: Callable[[Any, Any], object]) -> None:
+        super().__init__()
+        self.see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.see(func, result)
+        return result
 
 
 def kronecker_sum_reference(A: Tensor, S: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 Rates and executions are kept in the run: a training that goes on uses what its run says, for it would round otherwise.
 """
 
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from phmctl.files import read_json_object, write_json
 from phmctl.nn.tuning import set_executions, tune
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
+from phmctl.timing import alternate
 from phmctl.training.optimiser import build_autocast, build_optimiser, build_rates
 from phmctl.training.processes import Processes
 
@@ -39,13 +40,9 @@ def steps_within(minutes: float, task: "Task", execution: str, training: Trainin
         if execution == "auto":
             tune(model, task.cost(chosen[0]).tokens)
         sample = [task.collate(rows).to(device) for rows in chosen]
-        step = stepper(model, lambda model, batch: mean_loss(task, model, batch), training, sample, device)
-        step()  # warms up
-        begun = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds = (time.perf_counter() - begun) / len(sample) * training.accumulate
+        calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
+        (taken,) = alternate(calls, rounds=1, seconds=0, device=device)["steps"]  # the second time; the first warms up
+        seconds = taken / len(sample) * training.accumulate
     steps = int(60 * minutes / seconds)
     if steps < 1:
         raise RecipeError(f"training.minutes = {minutes:g}: one step takes {seconds:.2g} seconds here; raise it")

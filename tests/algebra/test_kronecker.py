@@ -2,11 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phmctl.algebra.kronecker import kronecker_sum, nearest_sum
 from phmctl.errors import DimensionError
-from tests.references import kronecker_sum_reference
+from tests.references import Watch, kronecker_sum_reference
 
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**16))
 
@@ -55,23 +54,12 @@ def test_gradients() -> None:
     assert torch.autograd.gradgradcheck(kronecker_sum, (A, S))
 
 
-class _Largest(TorchDispatchMode):
-    """Record the largest tensor that any operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.numel = max(self.numel, result.numel())
-        return result
-
-
 def test_no_temporary_is_larger_than_h() -> None:
     A, S = draw(8, 16, 16)
-    with _Largest() as largest:
+    sizes = []
+    with Watch(lambda _, result: sizes.append(result.numel())):
         H = kronecker_sum(A, S)
-    assert largest.numel == H.numel()
+    assert max(sizes) == H.numel()
 
 
 # --- the nearest sum

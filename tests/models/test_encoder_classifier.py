@@ -1,5 +1,6 @@
 """The encoder classifier against ``nn.TransformerEncoder``; batches and padding change nothing; it learns."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -114,6 +115,19 @@ def test_dropout_works_in_training_alone() -> None:
     assert torch.equal(model.eval()(padded(TEXTS)), model(padded(TEXTS)))
 
 
+def accuracy(model: nn.Module, task: Callable[..., Sequence[Tensor]], rate: float, steps: int) -> float:
+    """Train on random texts, and return the share of others that are labelled rightly."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        *texts, label = task(64, generator)
+        optimiser.zero_grad()
+        F.cross_entropy(model(*texts), label).backward()
+        optimiser.step()
+    *texts, label = task(500, generator)
+    return (model.eval()(*texts).argmax(1) == label).float().mean().item()
+
+
 def majority(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Texts of 3, 5, 7 or 9 tokens of two kinds; the label is the kind that is more frequent."""
     tokens = torch.randint(4, 6, (rows, 9), generator=generator)
@@ -139,13 +153,4 @@ def test_it_learns(task: Any, algebra: str, n: int, pooling: str) -> None:
     section = EncoderClassifierSection(
         **(SMALL | {"width": 32, "feed_forward": 64}), algebra=algebra, n=n, pooling=pooling
     )
-    model = build_classifier(section, VOCABULARY, 2)
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(120):
-        tokens, label = task(64, generator)
-        optimiser.zero_grad()
-        F.cross_entropy(model(tokens), label).backward()
-        optimiser.step()
-    tokens, label = task(500, generator)
-    assert (model.eval()(tokens).argmax(1) == label).float().mean() > 0.95
+    assert accuracy(build_classifier(section, VOCABULARY, 2), task, 3e-3, 120) > 0.95

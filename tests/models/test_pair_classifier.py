@@ -15,7 +15,7 @@ from phmctl.errors import DimensionError
 from phmctl.models.classifiers import PairClassifier
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import PairClassifierSection
-from tests.models.test_encoder_classifier import VOCABULARY, padded
+from tests.models.test_encoder_classifier import VOCABULARY, accuracy, padded
 
 SMALL: dict[str, Any] = {"kind": "lstm-pair", "width": 20, "embedding_width": 10, "hidden": 7, "dropout": 0.0}
 CHOICES = [("real", 1), ("phm", 2), ("phm", 5), ("phm", 10), ("complex", 2)]
@@ -155,16 +155,7 @@ def test_it_learns_whether_two_texts_begin_alike(algebra: str, n: int, combinati
         combination=combination,
         dropout=0.0,
     )
-    model = build_classifier(section, VOCABULARY, 2)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(150):
-        first, second, label = same_first_token(64, generator)
-        optimiser.zero_grad()
-        F.cross_entropy(model(first, second), label).backward()
-        optimiser.step()
-    first, second, label = same_first_token(500, generator)
-    assert (model.eval()(first, second).argmax(1) == label).float().mean() > 0.95
+    assert accuracy(build_classifier(section, VOCABULARY, 2), same_first_token, 1e-2, 150) > 0.95
 
 
 def test_away_from_the_cpu_no_length_is_asked_for() -> None:

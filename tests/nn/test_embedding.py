@@ -3,7 +3,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phmctl import PHMEmbedding
 from phmctl.accounting.ledger import ledger_for_recipe
@@ -12,7 +11,7 @@ from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding
 from phmctl.nn.linear import TwoFactorLinear
 from phmctl.recipe.loading import load_recipe
-from tests.references import kronecker_sum_reference
+from tests.references import Watch, kronecker_sum_reference
 
 
 @given(
@@ -47,14 +46,7 @@ def test_gradients(count: int) -> None:
 def test_few_tokens_do_not_build_the_table() -> None:
     embedding = PHMEmbedding(4000, 32, n=4)
     sizes = []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            sizes.append(result.untyped_storage().nbytes() if isinstance(result, torch.Tensor) else 0)
-            return result
-
-    with Sizes():
+    with Watch(lambda _, result: sizes.append(result.untyped_storage().nbytes())):
         embedding(torch.arange(10)).sum()
     assert max(sizes) < 4000 * 32 * 4 // 2  # views of S, a quarter of the table, and less
 
