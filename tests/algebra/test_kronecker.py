@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.algebra.kronecker import kronecker_sum, nearest_sum
+from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.errors import DimensionError
 from tests.references import Watch, kronecker_sum_reference
 
@@ -73,15 +73,19 @@ def test_a_sum_of_n_products_is_found_again(n: int) -> None:
     assert error < 1e-12
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_the_error_is_what_is_left_and_no_small_change_is_nearer(n: int) -> None:
-    weight = torch.randn(12, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    A, S, error = nearest_sum(weight, n)
+@pytest.mark.parametrize(("n", "algebra"), [(2, "phm"), (3, "phm"), (2, "complex"), (4, "quaternion")])
+def test_the_error_is_what_is_left_and_no_small_change_is_nearer(n: int, algebra: str) -> None:
+    weight = torch.randn(12, 20 if n == 4 else 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    A, S, error = nearest_sum(weight, n, algebra)
     left = (weight - kronecker_sum(A.requires_grad_(), S.requires_grad_())).square().sum()
     assert error == pytest.approx(left.sqrt().item() / weight.norm().item())
     assert 0.1 < error < 1
     left.backward()
-    assert max(A.grad.abs().max(), S.grad.abs().max()) < 1e-10
+    assert S.grad.abs().max() < 1e-10
+    if algebra == "phm":
+        assert A.grad.abs().max() < 1e-10
+    else:
+        assert torch.equal(A, fixed_rule(algebra, dtype=torch.float64))
 
 
 def test_rule_has_the_scale_of_an_initialised_one() -> None:
