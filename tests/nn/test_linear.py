@@ -89,6 +89,14 @@ def test_n_1_is_a_linear_layer_and_can_be_tied() -> None:
         ((8, 8), {"n": 4, "algebra": "octonion"}, "n = 8, not 4"),
         ((8, 8), {"n": 4, "initialization": "xavier_unifrm"}, "'xavier_uniform'"),
         ((8, 8), {"n": 4.0}, "n = 4.0"),
+        ((8, 8), {"n": 4, "execution": "ranks"}, "'rank'"),
+        ((8, 8), {"n": 4, "execution": "rank"}, "needs the factors"),
+        ((8, 8), {"n": 8, "execution": "rank", "algebra": "octonion"}, "needs the factors"),
+        ((8, 8), {"n": 4, "parametrization": "factor"}, "'factors'"),
+        ((8, 8), {"n": 4, "parametrization": "factors", "rank": 0}, "rank = 0"),
+        ((8, 8), {"n": 4, "parametrization": "factors", "algebra": "quaternion"}, "only algebra 'phm'"),
+        ((8, 8), {"n": 4, "rank": 8, "algebra": "quaternion"}, "only algebra 'phm'"),
+        ((8, 8), {"n": 1, "rank": 1}, "only algebra 'phm'"),
     ],
 )
 def test_what_no_layer_can_have(sizes: tuple[int, int], options: dict[str, Any], words: str) -> None:

@@ -102,24 +102,8 @@ def test_the_execution_where_none_is_asked_for(d: int, options: dict[str, object
     assert PHMLinear(d, 512, n=4, device="meta", **options).execution == execution
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"execution": "ranks"},
-        {"execution": "rank"},
-        {"execution": "rank", "algebra": "octonion"},
-        {"parametrization": "factor"},
-        {"parametrization": "factors", "rank": 0},
-        {"algebra": "quaternion", "parametrization": "factors"},
-        {"algebra": "quaternion", "rank": 8},
-        {"n": 1, "rank": 1},
-    ],
-)
-def test_arguments_that_no_layer_can_have(arguments: dict[str, object]) -> None:
-    n = 8 if arguments.get("algebra") == "octonion" else 4
-    with pytest.raises(UserError):
-        PHMLinear(8, 8, **({"n": n} | arguments))
-    layer = PHMLinear(8, 8, n=4)  # and what is set later
+def test_an_execution_that_is_set_later_is_refused_at_its_use() -> None:
+    layer = PHMLinear(8, 8, n=4)
     layer.execution = "rank"
     with pytest.raises(RankError):
         layer(torch.randn(2, 8))
