@@ -136,19 +136,17 @@ def serve(
     from phmctl.export import with_engine
     from phmctl.exports import open_model
     from phmctl.inference.loading import load
-    from phmctl.serving.batching import BatchLimits, Service
+    from phmctl.serving.batching import Service
     from phmctl.serving.requests import Limits
     from phmctl.serving.server import listen, names_of, url_of
     from phmctl.serving.server import serve as run_server
 
     checkpoint, precision = given["checkpoint"], given["precision"]
-    most = {name.removeprefix("max_"): value for name, value in given.items() if name.startswith("max_")}
+    limits = Limits(**{name.removeprefix("max_"): given[name] for name in given if name.startswith("max_")})
     with listen(host, port) as sock:
         opened = with_engine(open_model(run), given["engine"], checkpoint, given["quantize"], precision)
         model = load(opened.folder, checkpoint=checkpoint, device=given["device"] or "auto", precision=precision)
-        batching = BatchLimits(most["batch"], most["batch_tokens"], most["queue"], most["wait"] / 1000)
-        limits = Limits(most["body"], most["texts"], most["characters"], most["beam"], connections=most["connections"])
-        service = Service(model, limits, batching, workers=given["workers"], cut=given["cut"])
+        service = Service(model, limits, workers=given["workers"], cut=given["cut"])
         url, names = url_of(sock), names_of(sock, allow_host or ())
 
         def ready() -> None:

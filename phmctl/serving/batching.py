@@ -1,46 +1,29 @@
 """Dynamic batching: what many clients ask one by one is answered together.
 
-A request (a *ticket*) is a few items with one key; only items of one key can share a batch. A worker takes the oldest
-item and those of its key behind it, as many as the limits allow, from however many tickets. A ticket is answered when
-the last of its items is, and its answers stand in the order of its items, whatever batches they went through.
-
-No asyncio and no HTTP here: tickets come in, and futures are resolved, on whatever threads there are.
+Only items of one key can share a batch. A worker takes the oldest item and those of its key behind it, as many as the
+limits allow, whoever asked them. No asyncio and no HTTP here: futures are resolved, on whatever threads there are.
 """
 
 import math
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
-from itertools import count
-from math import ceil
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from phmctl import __version__
 from phmctl.decoding.model import Model
 from phmctl.decoding.translator import as_json
 from phmctl.errors import BusyError, RequestError
-from phmctl.serving.requests import Limits, Text, body_types, read_body
+from phmctl.serving.requests import Body, Classify, Limits, Line, Score, Translate, read_body
 
 K = TypeVar("K", bound=Hashable)
 X = TypeVar("X")
 Y = TypeVar("Y")
 
 _LONGEST_RETRY = 60  # seconds that a client is told to wait, at most
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """How much is taken at once, and how much may wait."""
-
-    items: int = 64  # of a batch
-    cost: int = 2048  # of a batch, the sum of its items'; an item that costs more gets a batch of its own
-    queue: int = 1024  # items that may wait; a ticket that would make them more is refused
-    # seconds that a batch waits, at most, to become as large as the one before it. A lone client never waits.
-    wait: float = 0.005
 
 
 @dataclass
@@ -54,25 +37,13 @@ class Counts:
     busy: float = 0.0
 
 
-@dataclass(eq=False)
-class _Ticket(Generic[Y]):
-    """A request: its future, and its answers so far by their place."""
-
-    future: "Future[list[Y]]"
-    size: int
-    answers: dict[int, Y] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, eq=False)
-class _Item(Generic[X, Y]):
-    """One item of a ticket, with its place there; `number` tells which of two came first."""
-
+class _Item(Generic[K, X, Y]):
+    key: K
     value: X
     cost: int
-    ticket: _Ticket[Y]
-    place: int
-    number: int
-    arrived: float
+    future: "Future[Y]" = field(default_factory=Future)
+    arrived: float = field(default_factory=time.monotonic)
 
 
 class Batcher(Generic[K, X, Y]):
@@ -83,17 +54,14 @@ class Batcher(Generic[K, X, Y]):
     """
 
     def __init__(
-        self, answer: Callable[[K, Sequence[X]], Sequence[Y]], limits: BatchLimits | None = None, *, workers: int = 1
+        self, answer: Callable[[K, Sequence[X]], Sequence[Y]], limits: Limits | None = None, *, workers: int = 1
     ) -> None:
-        self.limits = limits or BatchLimits()
+        self.limits = limits or Limits()
         self.counts = Counts()
-        self.stopping = False  # nothing new is taken
+        self.running = 0  # items
         self._answer = answer
-        self._numbers = count()
-        self._waiting: dict[K, deque[_Item[X, Y]]] = {}  # no line is empty
-        self._running: set[_Item[X, Y]] = set()
+        self._waiting: list[_Item[K, X, Y]] = []  # the oldest first
         self._last = 1  # items of the last batch
-        self._pace = 0.0  # seconds an item, lately
         self._closed = False
         self._changed = threading.Condition()
         self._workers = [
@@ -104,153 +72,100 @@ class Batcher(Generic[K, X, Y]):
 
     @property
     def queued(self) -> int:
+        """How many items wait, without those whose futures were cancelled, which are dropped here."""
         with self._changed:
-            return sum(map(len, self._waiting.values()))
+            kept = [item for item in self._waiting if not item.future.cancelled()]
+            self.counts.dropped += len(self._waiting) - len(kept)
+            self._waiting = kept
+            return len(kept)
 
-    @property
-    def running(self) -> int:
-        return len(self._running)
-
-    def submit(self, key: K, items: Sequence[X], costs: Sequence[int]) -> "Future[list[Y]]":
-        """Queue a ticket and return the future of its answers. Cancelling it, or a failure, drops what has not begun.
+    def submit(self, key: K, items: Sequence[X], costs: Sequence[int]) -> "list[Future[Y]]":
+        """Queue items and return the future of each one's answer. One that is cancelled before it is begun is dropped.
 
         Items with one key may be answered together; `costs` are theirs, in the unit of the limits. BusyError: the queue
-        is full, or :meth:`stop` was called.
+        is full.
         """
-        future: Future[list[Y]] = Future()
-        ticket: _Ticket[Y] = _Ticket(future, len(items))
         with self._changed:
-            queued, now = self.queued, time.monotonic()
-            if self.stopping:
-                raise BusyError("the server is stopping", 5)
+            queued, counts = self.queued, self.counts
             if queued + len(items) > self.limits.queue:
-                seconds = ceil(queued * self._pace / len(self._workers))
+                pace = counts.busy / max(1, counts.answered) / len(self._workers)
                 raise BusyError(
                     f"the queue is full: {queued} of {self.limits.queue} wait, and {len(items)} more do not fit",
-                    min(max(1, seconds), _LONGEST_RETRY),
+                    min(max(1, math.ceil(queued * pace)), _LONGEST_RETRY),
                 )
-            if not items:
-                future.set_result([])
-                return future
-            line = self._waiting.setdefault(key, deque())
-            for place, (value, cost) in enumerate(zip(items, costs, strict=True)):
-                line.append(_Item(value, cost, ticket, place, next(self._numbers), now))
+            added: list[_Item[K, X, Y]] = [_Item(key, *each) for each in zip(items, costs, strict=True)]
+            self._waiting += added
             self._changed.notify_all()  # the items may be several workers' batches
-        future.add_done_callback(lambda done: self._drop(key, ticket) if done.cancelled() or done.exception() else None)
-        return future
+        return [item.future for item in added]
 
-    def _drop(self, key: K, ticket: _Ticket[Y]) -> None:
+    def close(self) -> None:
+        """Drop what waits and end the workers, each after its batch."""
         with self._changed:
-            line = self._waiting.pop(key, deque())
-            if kept := deque(item for item in line if item.ticket is not ticket):
-                self._waiting[key] = kept
-            self.counts.dropped += len(line) - len(kept)
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Take nothing new from now on; what waits is still answered."""
-        with self._changed:
-            self.stopping = True
-            self._changed.notify_all()
-
-    def close(self, within: float = 0.0) -> int:
-        """Stop, give what waits some seconds to be answered, refuse the rest (BusyError), and end the workers.
-
-        Returns the number of items that were not answered.
-        """
-        self.stop()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._running, within)
-            left = [*self._running, *(item for line in self._waiting.values() for item in line)]
-            self._waiting.clear()
             self._closed = True
+            for item in self._waiting:
+                item.future.cancel()
             self._changed.notify_all()
-        for ticket in {item.ticket for item in left}:
-            _resolve(ticket.future, BusyError("the server stopped before this was answered"))
-        return len(left)
-
-    def alive(self) -> bool:
-        """Whether a worker is still at work. After :meth:`close` it is one that the time did not suffice for."""
-        for worker in self._workers:
-            worker.join(timeout=0.1)
-        return any(worker.is_alive() for worker in self._workers)
 
     # ------------------------------------------------------------------------------------------- the workers
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            key, batch = taken
+        while batch := self._take():
             began = time.monotonic()
-            self._solve(key, batch)
+            self._solve(batch)
             with self._changed:
-                elapsed = time.monotonic() - began
                 self.counts.batches += 1
-                self.counts.busy += elapsed
-                self._pace += 0.2 * (elapsed / len(batch) - self._pace)
-                self._running.difference_update(batch)
-                self._changed.notify_all()
+                self.counts.busy += time.monotonic() - began
+                self.running -= len(batch)
 
-    def _take(self) -> tuple[K, list[_Item[X, Y]]] | None:
-        """Wait for the next batch, and until it is as large as the last or time is up; None when all is closed."""
+    def _take(self) -> list[_Item[K, X, Y]]:
+        """Wait for the next batch, and until it is as large as the last or time is up; none when all is closed."""
         with self._changed:
             while not self._closed:
-                if not self._waiting:
+                if not self.queued:
                     self._changed.wait()
                     continue
-                key = min(self._waiting, key=lambda each: self._waiting[each][0].number)
-                line, limits = self._waiting[key], self.limits
-                rest = line[0].arrived + limits.wait - time.monotonic()
-                if rest > 0 and not self.stopping and len(line) < min(self._last, limits.items):
+                first, limits = self._waiting[0], self.limits
+                alike = [item for item in self._waiting if item.key == first.key][: limits.batch]
+                rest = first.arrived + limits.wait / 1000 - time.monotonic()
+                if rest > 0 and len(alike) < min(self._last, limits.batch):
                     self._changed.wait(rest)  # after which the queue may be another
                     continue
-                batch = [line.popleft()]
-                cost = batch[0].cost
-                while line and len(batch) < limits.items and cost + line[0].cost <= limits.cost:
-                    cost += line[0].cost
-                    batch.append(line.popleft())
-                if not line:
-                    del self._waiting[key]
-                self._running.update(batch)
-                self._last = len(batch)
-                return key, batch
-            return None
+                costs = accumulate(item.cost for item in alike)
+                taken = [item for item, cost in zip(alike, costs, strict=True) if cost <= limits.batch_tokens]
+                self._waiting = [item for item in self._waiting if item not in (taken or [first])]
+                batch = [item for item in taken or [first] if item.future.set_running_or_notify_cancel()]
+                if batch:
+                    self.running += len(batch)
+                    self._last = len(batch)
+                    return batch
+            return []
 
-    def _solve(self, key: K, batch: Sequence[_Item[X, Y]]) -> None:
+    def _solve(self, batch: Sequence[_Item[K, X, Y]]) -> None:
         """Answer a batch; where it fails, its halves, so that an item's failure is its own."""
-        batch = [item for item in batch if not item.ticket.future.done()]  # others do not wait for it
-        if not batch:
-            return
         try:
-            answers = list(self._answer(key, [item.value for item in batch]))
+            answers = list(self._answer(batch[0].key, [item.value for item in batch]))
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(answers)} answers came to {len(batch)} items")
         except Exception as error:
             if len(batch) > 1:
                 half = len(batch) // 2
-                self._solve(key, batch[:half])
-                self._solve(key, batch[half:])
+                self._solve(batch[:half])
+                self._solve(batch[half:])
                 return
             with self._changed:
                 self.counts.failed += 1
-            _resolve(batch[0].ticket.future, error)
+            batch[0].future.set_exception(error)
             return
+        with self._changed:
+            self.counts.answered += len(batch)
         for item, answer in zip(batch, answers, strict=True):
-            ticket = item.ticket
-            with self._changed:
-                self.counts.answered += 1
-                ticket.answers[item.place] = answer
-                complete = len(ticket.answers) == ticket.size
-            if complete:
-                _resolve(ticket.future, [ticket.answers[place] for place in range(ticket.size)])
+            item.future.set_result(answer)
 
 
-def _resolve(future: "Future[list[Y]]", value: list[Y] | Exception) -> None:
-    """Give a future its result or its failure; one that was cancelled or has failed before keeps what it has."""
-    with suppress(InvalidStateError, CancelledError):
-        if isinstance(value, Exception):
-            future.set_exception(value)
-        else:
-            future.set_result(value)
+def _refuse_longer(unit: str, lengths: Sequence[int], limit: int, advice: str) -> None:
+    for place, length in enumerate(lengths, start=1):
+        if length > limit:
+            raise RequestError(f"text {place} has {length} {unit}, more than the {limit} allowed; {advice}", 413)
 
 
 Answer = dict[str, Any]
@@ -263,65 +178,51 @@ class Service:
     With `cut` the beginning of a text that is longer than the model knows is answered, where a request does not say.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        limits: Limits | None = None,
-        batching: BatchLimits | None = None,
-        *,
-        workers: int = 1,
-        cut: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, limits: Limits | None = None, *, workers: int = 1, cut: bool = False) -> None:
         self.model, self.limits, self.cut = model, limits or Limits(), cut
         self.about = {key: value for key, value in model.about().items() if key != "folder"}  # nobody's business
-        bodies = body_types(self.limits, self.about)
-        self.verbs = {
-            name: bodies[name] for name in ("translate", "classify", "score") if name in self.about["methods"]
-        }
-        self.replies: Counter[str] = Counter()
+        pairs = self.about.get("texts") == 2
+        bodies: dict[str, type[Body]] = {"translate": Translate, "score": Score}
+        bodies["classify"] = Classify[tuple[Line, Line]] if pairs else Classify[Line]
+        self.verbs = {name: body for name, body in bodies.items() if name in self.about["methods"]}
         self._began = time.monotonic()
-        self.batcher: Batcher[Key, Text, Answer] = Batcher(self._answer, batching, workers=workers)
+        self.batcher: Batcher[Key, Any, Answer] = Batcher(self._answer, self.limits, workers=workers)
 
-    def ask(self, name: str, content: bytes) -> "Future[list[Answer]]":
-        """Queue what a request's body asks, and return the future of its answers, one a text in their order.
+    def ask(self, name: str, content: bytes) -> "list[Future[Answer]]":
+        """Queue what a request's body asks, and return the future of each text's answer, in their order.
 
-        RequestError: the request is wrong, or a text is longer than the model knows (413). BusyError: no place for it.
+        RequestError: the request is wrong (400), or more than the limits or the model allow (413). BusyError: no place
+        for it.
         """
-        body = read_body(content, self.verbs[name])
-        texts = body.asked()
+        body, limits = read_body(content, self.verbs[name]), self.limits
+        texts, options = body.asked(), body.options()
+        if len(texts) > limits.texts:
+            raise RequestError(f"{len(texts)} texts are more than the {limits.texts} of a request", 413)
+        sides = [[text] if isinstance(text, str) else text for text in texts]
+        _refuse_longer("characters", [max(map(len, each)) for each in sides], limits.characters, "split it")
+        widest = max(limits.beam, self.about.get("decoding", {}).get("beam", 0))
+        if (options.get("beam") or 0) > widest:
+            raise RequestError(f"beam: {options['beam']} is wider than the {widest} of this server")
         lengths, longest = self.model.lengths(texts), self.model.max_tokens
         if longest is not None:
-            asked = getattr(body, "cut", None)
-            cut = name != "score" and (self.cut if asked is None else asked)
-            for place, length in enumerate(lengths):
-                if length > longest and not cut:
-                    raise RequestError(
-                        f"text {place + 1} has {length} tokens, more than the {longest} that the model knows; "
-                        + ("split it" if name == "score" else 'split it, or send "cut": true'),
-                        413,
-                    )
+            asked = getattr(body, "cut", False)  # which /score has not
+            if not (self.cut if asked is None else asked):
+                advice = "split it" if name == "score" else 'split it, or send "cut": true'
+                _refuse_longer("tokens", lengths, longest, advice)
             lengths = [min(length, longest) for length in lengths]
-        return self.batcher.submit((name, tuple(body.options().items())), texts, lengths)
+        return self.batcher.submit((name, tuple(options.items())), texts, lengths)
 
     def health(self) -> dict[str, Any]:
         batcher, counts = self.batcher, self.batcher.counts
         return {
-            "ready": not batcher.stopping,
-            "state": "stopping" if batcher.stopping else "ready",
             "model": self.model.name,
             "task": self.model.task,
             "version": __version__,
             "answers": [f"/{name}" for name in self.verbs],
             "about": self.about,
             "limits": {**asdict(self.limits), "tokens": self.model.max_tokens, "cut": self.cut},
-            "queue": {"waiting": batcher.queued, "running": batcher.running, "limit": batcher.limits.queue},
-            "texts": {"answered": counts.answered, "failed": counts.failed, "dropped": counts.dropped},
-            "batches": {
-                "number": counts.batches,
-                "mean": round((counts.answered + counts.failed) / max(1, counts.batches), 2),
-                "busy_seconds": round(counts.busy, 3),
-            },
-            "replies": dict(self.replies),
+            "queue": {"waiting": batcher.queued, "running": batcher.running},
+            "counts": asdict(counts),
             "seconds": round(time.monotonic() - self._began, 3),
         }
 

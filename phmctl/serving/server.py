@@ -1,7 +1,7 @@
 """The HTTP of a service, JSON in and JSON out with a page to type into; and its process: socket, signals, end.
 
-``GET /`` is the page; ``GET /health`` the server's state, 200 when it is ready and 503 when it is stopping; ``POST /…``
-is what the model answers: ``/translate`` and ``/score``, or ``/classify``.
+``GET /`` is the page; ``GET /health`` the server's state; ``POST /…`` is what the model answers: ``/translate`` and
+``/score``, or ``/classify``.
 
 Every error is ``{"error": "…"}`` with its status. Nothing tells a browser to let other sites in (no CORS), a request
 must be declared as JSON, which browsers let no other site do unasked, and a server on localhost answers only to names
@@ -10,8 +10,6 @@ of localhost, so that no name of another site can be pointed at it.
 
 import asyncio
 import base64
-import contextlib
-import errno
 import hashlib
 import logging
 import os
@@ -19,12 +17,13 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from ipaddress import ip_address
 from math import ceil
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -42,10 +41,6 @@ from phmctl.serving.requests import Limits
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 VERBS = ("translate", "classify", "score")
-
-_DRAIN = 32  # bodies of the largest size that are read and thrown away, so that a client hears why it is refused
-_MANY_CHARACTERS = 20_000  # from here on a request is read on a thread: it would keep the others waiting
-_HUNG_UP = 499  # as nginx counts clients that did not wait; nobody is there to see it
 
 
 def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
@@ -66,33 +61,18 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
         return HTMLResponse(html, headers=headers)
 
     async def health(request: Request) -> Response:
-        found = service.health()
-        return JSONResponse(found, 200 if found["ready"] else 503)
+        return JSONResponse(service.health())
 
     routes = [Route("/", page), Route("/health", health)]
     routes += [Route(f"/{name}", partial(_ask, service, name), methods=["POST"]) for name in VERBS]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
     app.router.redirect_slashes = False
+    refusal = _error(f"this server answers to {', '.join(names or ())}; --allow-host adds a name", 421)
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
-        """What stands before every route: the Host header, common headers, the count of replies, the last resort."""
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-
-        async def counting(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                service.replies[str(message["status"])] += 1
-                message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
-            await send(message)
-
-        host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
-        elsewhere = names is not None and re.sub(r":\d*$", "", host) not in names
-        refusal = _error(f"this server answers to {', '.join(names or ())}; --allow-host adds a name", 421)
-        try:
-            await (refusal if elsewhere else app)(scope, receive, counting)
-        except Exception as error:  # the client has been told
-            warn(f"{scope['method']} {scope['path']!r}: {type(error).__name__}: {error}")
+        host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1").lower()
+        elsewhere = names is not None and scope["type"] == "http" and re.sub(r":\d*$", "", host) not in names
+        await (refusal if elsewhere else app)(scope, receive, send)
 
     return guarded
 
@@ -105,11 +85,8 @@ async def _ask(service: Service, name: str, request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RequestError("send JSON with the header Content-Type: application/json", 415)
         body = await _read_body(request, service.limits)
-        if len(body) < _MANY_CHARACTERS:
-            future = service.ask(name, body)
-        else:
-            future = await asyncio.to_thread(service.ask, name, body)
-        return JSONResponse({"model": service.model.name, "answers": await _wait(request, future)})
+        futures = await asyncio.to_thread(service.ask, name, body)  # the loop would keep others waiting for long texts
+        return JSONResponse({"model": service.model.name, "answers": await _wait(request, futures)})
     except BusyError as error:
         return _error(str(error), 503, {"retry-after": str(error.retry_after)})
     except RequestError as error:
@@ -117,42 +94,35 @@ async def _ask(service: Service, name: str, request: Request) -> Response:
     except UserError as error:
         return _error(str(error), 400)
     except ClientDisconnect:
-        return _error("the client hung up", _HUNG_UP)
+        return Response(status_code=499)  # as nginx counts clients that did not wait; nobody is there to see it
+    except asyncio.CancelledError:
+        return _error("the server stopped before this was answered", 503)
+    except Exception as error:
+        warn(f"/{name}: {type(error).__name__}: {error}")
+        return _error(f"the server failed: {type(error).__name__}: {error}", 500)
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes:
-    too_large = RequestError(f"the body is larger than the {limits.body_bytes} bytes of a request", 413)
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limits.body_bytes and "expect" in request.headers:
-        raise too_large  # before it is sent
+    """Return the body. What is too large is read to its end, so that the client hears why it is refused; not kept."""
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(limits.seconds):
             async for chunk in request.stream():
                 size += len(chunk)
-                if size <= limits.body_bytes:
+                if size <= limits.body:
                     body += chunk
-                elif size > _DRAIN * limits.body_bytes:
-                    break
-                else:
-                    body.clear()
     except TimeoutError:
-        if size <= limits.body_bytes:
-            raise RequestError(f"the body did not come within {limits.seconds:g} seconds", 408) from None
-    if size > limits.body_bytes:
-        raise too_large
+        raise RequestError(f"the body did not come within {limits.seconds:g} seconds", 408) from None
+    if size > limits.body:
+        raise RequestError(f"the body is larger than the {limits.body} bytes of a request", 413)
     return bytes(body)
 
 
-async def _wait(request: Request, future: "Future[list[Answer]]") -> list[Answer]:
+async def _wait(request: Request, futures: "Sequence[Future[Answer]]") -> list[Answer]:
     """Return the answers; raise ClientDisconnect, and drop what was asked, when the client does not wait for them."""
 
-    async def hang_up() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answers = asyncio.wrap_future(future)
-    gone: asyncio.Future[Any] = asyncio.ensure_future(hang_up())
+    answers = asyncio.gather(*map(asyncio.wrap_future, futures))
+    gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())  # behind the body there is nothing but the end
     both: set[asyncio.Future[Any]] = {answers, gone}
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -161,7 +131,8 @@ async def _wait(request: Request, future: "Future[list[Answer]]") -> list[Answer
         return answers.result()
     finally:
         gone.cancel()
-        answers.cancel()
+        for future in futures:
+            future.cancel()
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -172,39 +143,24 @@ async def _refused(request: Request, error: Exception) -> Response:
     return _error(words.get(status, str(error)), status, getattr(error, "headers", None))
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    return _error(f"the server failed: {type(error).__name__}: {error}", 500)
-
-
 def _error(message: str, status: int, headers: dict[str, str] | None = None) -> Response:
     return JSONResponse({"error": message}, status, headers)
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 1024
-_LAST_WORDS = 1.0  # seconds to send what was answered, when all is answered
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; connections wait in it until :func:`serve` is called."""
-    sock = None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, number)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
-        if sock is not None:
-            sock.close()
         reason = getattr(error, "strerror", None) or error
-        known = {
-            errno.EADDRINUSE: f"port {port} of {host} is in use; take another with --port, or --port 0 for a free one",
-            errno.EACCES: f"port {port} of {host} is not allowed; take one above 1023 with --port",
-        }
-        usual = f"cannot listen on {host!r}, port {port}: {reason}; --host takes an address of this machine"
-        raise UserError(known.get(getattr(error, "errno", None) or 0, usual)) from error
-    return sock
+        raise UserError(
+            f"cannot listen on {host!r}, port {port}: {reason}; "
+            "--host takes an address of this machine, --port a free port, or 0 to find one"
+        ) from error
 
 
 def url_of(sock: socket.socket) -> str:
@@ -234,8 +190,12 @@ def serve(
     grace: float = 30.0,
     ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until SIGINT or SIGTERM; then take nothing new, answer what waits, and return. A second signal ends it."""
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what matters of it, the application says
+    """Serve until SIGINT or SIGTERM; then take nothing new, answer what waits, and return 128 + the signal's number.
+
+    A second signal ends the process at once.
+    """
+    for logger in ("uvicorn.error", "asyncio"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL + 1)  # what matters of it, the application says
     config = uvicorn.Config(
         build_app(service, names),
         http="h11",
@@ -247,61 +207,37 @@ def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=_LAST_WORDS,
-        backlog=1,  # connections that asyncio accepts at a time: where descriptors run out, it tries as often in vain
+        headers=[("x-content-type-options", "nosniff")],
+        timeout_graceful_shutdown=grace,
+        backlog=_BACKLOG,
     )
-    return asyncio.run(_serve(_Server(config, ready), service, sock, grace))
-
-
-async def _serve(server: "_Server", service: Service, sock: socket.socket, grace: float) -> int:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    loop.set_exception_handler(lambda _, what: warn(f"{what['message']}: {what.get('exception')}"))  # no tracebacks
-    received: list[int] = []
-
-    def hear(number: int) -> None:
-        if received:
-            _leave(128 + number)
-        received.append(number)
-        stop.set()
-
-    for number in _SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, hear, number)
-    serving, stopping = asyncio.create_task(server.serve(sockets=[sock])), asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    why, batcher = signal.Signals(received[0]).name if received else "the server ended", service.batcher
-    batcher.stop()
-    if left := batcher.queued + batcher.running:
-        note(f"{why}: answering the {left} texts that wait, then stopping; once more to stop at once")
-    if unanswered := await asyncio.to_thread(batcher.close, grace):
-        note(f"{unanswered} texts were not answered within {grace:g} seconds")
-    server.should_exit = True
-    stopping.cancel()
-    await serving
-    code = 128 + received[0] if received else 1
-    if batcher.alive():
-        _leave(code)  # a thread amid a batch would be torn off in the middle of the interpreter's end
-    return code
-
-
-def _leave(code: int) -> None:
-    sys.stderr.flush()
-    os._exit(code)
+    server = _Server(config, service, ready)
+    server.run(sockets=[sock])
+    if service.batcher.running:  # a thread amid a batch would be torn off in the middle of the interpreter's end
+        sys.stderr.flush()
+        os._exit(server.code)
+    return server.code
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicorn
-    """A server that leaves the signals to us, and tells when it has started."""
+    """A server that tells when it has started, and what it waits for when it ends."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._service, self._ready, self.code = service, ready, 1
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for sock in sockets or ():
-            sock.listen(_BACKLOG)  # uvicorn has made it as short as what is accepted at a time
         self._ready()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.code > 1:
+            os._exit(128 + sig)
+        self.code = 128 + sig
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if left := self._service.batcher.queued + self._service.batcher.running:
+            why = signal.Signals(self.code - 128).name
+            note(f"{why}: answering the {left} texts that wait, then stopping; once more to stop at once")
+        await super().shutdown(sockets)

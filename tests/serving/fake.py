@@ -44,8 +44,11 @@ class FakeModel:
             len(text.split()) if isinstance(text, str) else max(len(side.split()) for side in text) for text in texts
         ]
 
-    def translate(self, texts: Sequence[str], *, beam: int, alpha: float, n_best: int) -> list[list[Translation]]:
+    def translate(
+        self, texts: Sequence[str], *, beam: int | None, alpha: float | None, n_best: int
+    ) -> list[list[Translation]]:
         self._note("translate", texts, {"beam": beam, "alpha": alpha, "n_best": n_best})
+        beam, alpha = 4 if beam is None else beam, 0.6 if alpha is None else alpha
         return [[translation(text, beam, alpha, rank) for rank in range(n_best)] for text in texts]
 
     def classify(self, texts: Sequence[Any]) -> list[Classified]:

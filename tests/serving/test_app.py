@@ -1,6 +1,7 @@
 import asyncio
 import json
 import tracemalloc
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
-from phmctl.serving.batching import BatchLimits, Service
+from phmctl.serving.batching import Service
 from phmctl.serving.requests import Limits
 from phmctl.serving.server import LOCAL_NAMES, build_app
 from tests.serving.fake import FakeModel, as_json, service, until
@@ -18,7 +19,7 @@ SECONDS = 10
 
 
 def client(served: Service | None = None, **settings) -> TestClient:
-    return TestClient(build_app(served or service(), **settings), raise_server_exceptions=True)
+    return TestClient(build_app(served or service(), **settings))
 
 
 def post(body, path: str = "/translate", served: Service | None = None, headers=JSON):
@@ -80,7 +81,7 @@ def test_a_classifier_of_pairs_reads_two_texts() -> None:
     found = post({"texts": [["ab", "c"], ["a", ""]]}, "/classify", classifier(2)).json()["answers"]
     assert [each["probabilities"]["short"] for each in found] == [0.25, 0.5]
     for wrong in ("ab", ["a"], ["a", "b", "c"]):
-        assert "text: " in error_of(post({"text": wrong}, "/classify", classifier(2)), 400)
+        assert "text" in error_of(post({"text": wrong}, "/classify", classifier(2)), 400)
 
 
 def test_many_clients_are_answered_together_and_each_its_own() -> None:
@@ -108,7 +109,7 @@ def test_many_clients_are_answered_together_and_each_its_own() -> None:
 def test_a_text_longer_than_the_model_knows_is_413_or_is_cut_and_says_so() -> None:
     long = " ".join("abcdefghi")
     message = error_of(post({"texts": ["a", long]}), 413)
-    assert message == 'text 2 has 9 tokens, more than the 8 that the model knows; split it, or send "cut": true'
+    assert message == 'text 2 has 9 tokens, more than the 8 allowed; split it, or send "cut": true'
     answers = post({"texts": ["a", long], "cut": True}).json()["answers"]
     assert [answer["cut"] for answer in answers] == [False, True]
     assert post({"text": long}, served=service(cut=True)).json()["answers"][0]["cut"] is True
@@ -119,73 +120,63 @@ def test_a_text_longer_than_the_model_knows_is_413_or_is_cut_and_says_so() -> No
 
 def test_limits_of_texts_and_characters() -> None:
     served = service(limits=Limits(texts=2, characters=5))
-    assert "texts: " in error_of(post({"texts": ["a"] * 3}, served=served), 413)
-    assert "texts.1: " in error_of(post({"texts": ["a", "b" * 6]}, served=served), 413)
+    assert "3 texts" in error_of(post({"texts": ["a"] * 3}, served=served), 413)
+    assert "text 2 has 6 characters" in error_of(post({"texts": ["a", "b" * 6]}, served=served), 413)
     assert post({"texts": ["a", "b" * 5]}, served=served).status_code == 200
 
 
-@pytest.mark.parametrize("declared", [True, False])
-def test_a_body_that_is_too_large_is_refused_and_not_kept(declared: bool) -> None:
-    served = service(limits=Limits(body_bytes=1000))
-    content = b" " * 5000 if declared else (b" " * 100 for _ in range(50))
-    found = client(served).post("/translate", content=content, headers=JSON)
-    assert "larger than the 1000 bytes" in error_of(found, 413)
-    assert found.headers["connection"] == "close"
-    fits = json.dumps({"text": "a"}).encode().ljust(1000)
-    assert post(fits, served=served).status_code == 200
+def test_a_body_that_is_too_large_is_refused_and_takes_no_memory() -> None:
+    limit = 100_000
+    chunks = (b"x" * (50_000 * (number < 60)) for number in range(61))  # 3 MB and the end
+    http = client(service(limits=Limits(body=limit)))
+    assert http.post("/translate", content=json.dumps({"text": "a"}).encode().ljust(limit), headers=JSON).is_success
+    tracemalloc.start()
+    found = asyncio.run(ask_by_asgi(http.app, chunks, asyncio.Event()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found["status"], (b"connection", b"close") in found["headers"]) == (413, True)
+    assert peak < 10 * limit
 
 
-def test_what_is_too_large_takes_no_memory() -> None:
-    limit, chunks = 100_000, iter([b"x" * 50_000] * 60)  # 3 MB
-    served = service(limits=Limits(body_bytes=limit))
-    replies = []
+async def ask_by_asgi(app, chunks: Iterable[bytes], gone: asyncio.Event):
+    """Send a body and return the head of the reply; the client hangs up when `gone` is set."""
+    replies, chunks = [], iter(chunks)
 
     async def receive():
-        chunk = next(chunks, None)
-        return {"type": "http.request", "body": bytes(chunk or b""), "more_body": chunk is not None}
+        for chunk in chunks:
+            return {"type": "http.request", "body": bytes(chunk), "more_body": chunk != b""}
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message) -> None:
         replies.append(message)
 
     headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
     scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
-    app = build_app(served)
-    tracemalloc.start()
-    asyncio.run(app(scope, receive, send))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert replies[0]["status"] == 413
-    assert peak < 10 * limit
+    await app(scope, receive, send)
+    return replies[0]
 
 
 # --------------------------------------------------------------------------------------------------- bad input
 
 BAD = {  # a body, and what the error names: the place, or the cause
-    "no JSON": (b"{", "not JSON"),
-    "empty": (b"", "not JSON"),
-    "invalid UTF-8": (b'{"text": "\xff"}', "0xff at 10"),
-    "half a surrogate pair": (b'{"text": "\\ud83d"}', "text: "),
-    "a list": (b"[]", "JSON object"),
-    "null": (b"null", "JSON object"),
-    "NaN": (b'{"text": "a", "alpha": NaN}', "NaN"),
+    "no JSON": (b"{", "JSON"),
+    "empty": (b"", "JSON"),
+    "invalid UTF-8": (b'{"text": "\xff"}', "JSON"),
+    "half a surrogate pair": (b'{"text": "\\ud83d"}', "JSON"),
+    "a list": (b"[]", "object"),
+    "NaN": (b'{"text": "a", "alpha": NaN}', "alpha: "),
     "infinity": (b'{"text": "a", "alpha": 1e999}', "alpha: "),
-    "a huge number": (b'{"text": "a", "beam": 1' + b"0" * 5000 + b"}", "not JSON"),
-    "nested": (b'{"text":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested"),
-    "a key twice": (b'{"text": "a", "text": "b"}', "'text'"),
-    "an unknown key": ({"text": "a", "baem": 3}, "did you mean 'beam'?"),
+    "a huge number": (b'{"text": "a", "beam": 1' + b"0" * 5000 + b"}", "JSON"),
+    "nested": (b'{"text":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+    "an unknown key": ({"text": "a", "baem": 3}, "baem: "),
     "neither": ({}, '"text" or "texts"'),
     "both": ({"text": "a", "texts": ["b"]}, '"text" or "texts"'),
     "a number for a text": ({"text": 3}, "text: "),
-    "null for a text": ({"text": None}, "text: "),
-    "a text for texts": ({"texts": "a"}, "texts: "),
     "an object among texts": ({"texts": ["a", {}]}, "texts.1: "),
-    "beam 0": ({"text": "a", "beam": 0}, "beam: "),
     "beam 17": ({"text": "a", "beam": 17}, "beam: "),
     "beam true": ({"text": "a", "beam": True}, "beam: "),
     "beam 2.5": ({"text": "a", "beam": 2.5}, "beam: "),
-    "n_best above beam": ({"text": "a", "n_best": 5}, "n_best = 5"),
-    "alpha below 0": ({"text": "a", "alpha": -1}, "alpha: "),
-    "alpha true": ({"text": "a", "alpha": True}, "alpha: "),
     "cut 1": ({"text": "a", "cut": 1}, "cut: "),
     "a mistake that only the model finds": ({"text": "REFUSE"}, "REFUSE"),
 }
@@ -201,9 +192,9 @@ def test_bad_input_is_400_with_its_reason(body, message: str) -> None:
     [
         ({"source": "a"}, '"source" and "target"'),
         ({"source": "a", "targets": ["b"]}, '"source" and "target"'),
-        ({"sources": ["a"], "targets": []}, "1 sources and 0 targets"),
+        ({"sources": ["a"], "targets": []}, "as many of both"),
         ({"sources": ["a"], "targets": [1]}, "targets.0: "),
-        ({"source": "a", "target": "b", "cut": True}, "'cut'"),
+        ({"source": "a", "target": "b", "cut": True}, "cut: "),
     ],
 )
 def test_scores_want_pairs(body, message: str) -> None:
@@ -248,25 +239,16 @@ def test_a_failure_of_the_model_is_500_for_its_request_alone(capsys: pytest.Capt
 def test_a_full_queue_is_503_with_a_time() -> None:
     model = FakeModel()
     model.gate.clear()
-    served = service(model, batching=BatchLimits(queue=2))
+    served = service(model, limits=Limits(queue=2))
     with client(served) as http, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, "/translate", json={"text": "a"})
         assert model.entered.wait(SECONDS)
         found = http.post("/translate", json={"texts": ["b", "c", "d"]})
         assert "the queue is full" in error_of(found, 503)
         assert int(found.headers["retry-after"]) >= 1
-        assert http.get("/health").json()["queue"] == {"waiting": 0, "running": 1, "limit": 2}
+        assert http.get("/health").json()["queue"] == {"waiting": 0, "running": 1}
         model.gate.set()
         assert waiting.result(SECONDS).status_code == 200
-
-
-def test_a_stopping_server_says_so() -> None:
-    served = service()
-    assert client(served).get("/health").json()["ready"] is True
-    served.batcher.stop()
-    assert "stopping" in error_of(post({"text": "a"}, served=served), 503)
-    found = client(served).get("/health")
-    assert (found.status_code, found.json()["state"], found.json()["ready"]) == (503, "stopping", False)
 
 
 def test_a_client_that_hangs_up_is_dropped_from_the_queue() -> None:
@@ -274,12 +256,13 @@ def test_a_client_that_hangs_up_is_dropped_from_the_queue() -> None:
     model.gate.clear()
     served = service(model)
 
+    def ask(body, gone: asyncio.Event):
+        return asyncio.create_task(ask_by_asgi(build_app(served), [json.dumps(body).encode(), b""], gone))
+
     async def act() -> None:
-        app = build_app(served)
-        first = asyncio.create_task(_raw(app, {"text": "first"}, asyncio.Event()))
+        first, gone = ask({"text": "first"}, asyncio.Event()), asyncio.Event()
         await asyncio.to_thread(model.entered.wait, SECONDS)
-        gone = asyncio.Event()
-        second = asyncio.create_task(_raw(app, {"texts": ["x", "y"]}, gone))
+        second = ask({"texts": ["x", "y"]}, gone)
         await asyncio.to_thread(until, lambda: served.batcher.queued == 2)
         gone.set()
         await second
@@ -289,26 +272,7 @@ def test_a_client_that_hangs_up_is_dropped_from_the_queue() -> None:
 
     asyncio.run(act())
     assert [texts for _, texts, _ in model.batches] == [["first"]]
-    assert served.health()["texts"] == {"answered": 1, "failed": 0, "dropped": 2}
-    assert served.health()["replies"] == {"200": 1, "499": 1}
-
-
-async def _raw(app, body, gone: asyncio.Event) -> None:
-    """One request by ASGI, whose client hangs up when `gone` is set."""
-    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-
-    async def receive():
-        if messages:
-            return messages.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message) -> None:
-        pass
-
-    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
-    await app(scope, receive, send)
+    assert (served.batcher.counts.answered, served.batcher.counts.dropped) == (1, 2)
 
 
 # ------------------------------------------------------------------------------------------- health and the page
@@ -317,13 +281,11 @@ async def _raw(app, body, gone: asyncio.Event) -> None:
 def test_health_says_what_is_served_and_counts() -> None:
     served = service()
     post({"texts": ["a", "b"]}, served=served)
-    post({"text": 1}, served=served)
     health = client(served).get("/health").json()
     assert (health["model"], health["task"]) == ("fake/real/v001", "translation")
     assert health["answers"] == ["/translate", "/score"]
     assert (health["limits"]["tokens"], health["limits"]["cut"]) == (8, False)
-    assert health["texts"] == {"answered": 2, "failed": 0, "dropped": 0}
-    assert health["replies"] == {"200": 1, "400": 1}
+    assert [health["counts"][name] for name in ("answered", "failed", "dropped")] == [2, 0, 0]
     assert "secret" not in json.dumps(health)
 
 
@@ -341,7 +303,6 @@ def test_no_reply_lets_other_sites_in() -> None:
     asked = {"origin": "http://elsewhere.example", "access-control-request-method": "POST"}
     for found in (http.options("/translate", headers=asked), http.get("/", headers=asked), http.get("/health")):
         assert not [name for name in found.headers if name.startswith("access-control")]
-        assert found.headers["x-content-type-options"] == "nosniff"
     assert http.options("/translate", headers=asked).status_code == 405
 
 

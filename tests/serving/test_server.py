@@ -67,9 +67,6 @@ def test_garbage_is_400_and_disturbs_nobody(server: Server) -> None:
 def test_ten_megabytes_are_413_and_the_client_hears_it(server: Server) -> None:
     found = httpx.post(f"{server.url}/translate", content=b"x" * TEN_MB, headers={"content-type": "application/json"})
     assert (found.status_code, "larger than" in found.json()["error"]) == (413, True)
-    with server.connect() as connection:  # one that asks before it sends
-        connection.sendall(head("/translate", TEN_MB, "Expect: 100-continue"))
-        assert read_all(connection).startswith(b"HTTP/1.1 413")
     assert works(server)
 
 
@@ -96,7 +93,7 @@ def _answers(server: Server) -> bool:
 
 
 def test_clients_that_hang_up_are_dropped_and_others_are_answered(server: Server) -> None:
-    before = server.health()["texts"]
+    before = server.health()["counts"]
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(server.ask, "SLOW")
         until(lambda: server.health()["queue"]["running"] == 1)
@@ -109,7 +106,7 @@ def test_clients_that_hang_up_are_dropped_and_others_are_answered(server: Server
             connection.close()
         until(lambda: server.health()["queue"]["waiting"] == 0)
         assert slow.result(SECONDS).json()["answers"][0]["translations"] == [as_json("SLOW")]
-    after = server.health()["texts"]
+    after = server.health()["counts"]
     assert after["dropped"] - before["dropped"] == 3
     assert works(server)
 
@@ -143,14 +140,21 @@ def test_more_connections_than_descriptors_do_not_fill_the_log() -> None:
 # ------------------------------------------------------------------------------------------------------- the end
 
 
+def _refuses(server: Server) -> bool:
+    try:
+        server.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stop_answers_what_waits_takes_nothing_new_and_ends(number: int, code: int) -> None:
     with fake_server() as server, ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(server.ask, text) for text in ("SLOW", "SLOW b")]
         until(lambda: sum(map(server.health()["queue"].get, ("running", "waiting"))) == 2)
         server.process.send_signal(number)
-        until(lambda: server.ask("new").status_code == 503)
-        assert server.ask("new").headers["retry-after"] == "5"
+        until(lambda: _refuses(server))
         for future, text in zip(waiting, ("SLOW", "SLOW b"), strict=True):
             assert future.result(SECONDS).json()["answers"][0]["translations"] == [as_json(text)]
         ended, said = server.process.wait(SECONDS), server.process.stderr.read()
@@ -174,7 +178,7 @@ def test_what_takes_too_long_at_the_end_is_503_and_the_server_ends() -> None:
         ended, said = server.end()
         assert hung.result(SECONDS).status_code == 503
     assert (ended, time.monotonic() - began < 10) == (143, True)
-    assert "1 texts were not answered within 0.2 seconds" in said
+    assert "SIGTERM: answering the 1 texts that wait" in said
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
@@ -182,14 +186,14 @@ def test_a_second_signal_ends_it_at_once() -> None:
         hung = pool.submit(server.ask, "HANG")
         until(lambda: server.health()["queue"]["running"] == 1)
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: server.health()["state"] == "stopping")
+        until(lambda: _refuses(server))
         assert server.end(signal.SIGINT)[0] == 130
         with pytest.raises(httpx.HTTPError):
             hung.result(SECONDS)
 
 
 def test_a_client_that_keeps_sending_does_not_keep_the_server() -> None:
-    with fake_server() as server, server.connect() as connection:
+    with fake_server(limits={"seconds": 3}) as server, server.connect() as connection:
         connection.sendall(head(length=100) + b"{")
         assert works(server)
         began = time.monotonic()
