@@ -9,7 +9,6 @@ BART and mBART normalise the embeddings, which no model here does; M2M100 counts
 from 0. Neither fits.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -45,14 +44,6 @@ _LAYER = {  # names of a layer's parts, here and there; what begins with "cross"
 }
 
 
-def check_huggingface(subject: Subject) -> None:
-    """Refuse (MissingExtraError) where the library is not installed; say what of the model will be left out."""
-    require("transformers", "huggingface")
-    _, misfit = architecture(subject)
-    if misfit:
-        note(f"the model is left out, its tokenizer is written: {misfit}")
-
-
 def architecture(subject: Subject) -> tuple[str | None, str]:
     """Return the architecture that a model is exactly, or None and what does not fit."""
     section = subject.section
@@ -60,10 +51,10 @@ def architecture(subject: Subject) -> tuple[str | None, str]:
         return None, "transformers has no architecture of this classifier"
     if section.upsize > 1:
         return None, f"model.upsize: {section.upsize}; attention there is as wide as the residual"
+    if section.norm == "post" and section.final_norm:
+        return None, "model.final_norm behind post-norm layers: Marian has none"
     if section.norm == "post":
-        return (
-            (None, "model.final_norm behind post-norm layers: Marian has none") if section.final_norm else (_MARIAN, "")
-        )
+        return _MARIAN, ""
     if not section.final_norm:
         return None, "pre-norm without model.final_norm: Pegasus has final norms"
     if not section.share_embeddings:
@@ -72,15 +63,18 @@ def architecture(subject: Subject) -> tuple[str | None, str]:
 
 
 def write_huggingface(subject: Subject, folder: Path) -> None:
-    """Write tokenizer and model as ``from_pretrained`` reads them."""
+    """Write tokenizer and model as ``from_pretrained`` reads them; say what of the model is left out."""
+    require("transformers", "huggingface")
+    kind, misfit = architecture(subject)
     pair = subject.tokenizers
     write_tokenizer(pair.source, folder)
     if not pair.joint:
         write_tokenizer(pair.target, folder / TARGET)
-    kind, _ = architecture(subject)
     if kind is None:
+        note(f"the model is left out, its tokenizer is written: {misfit}")
         return
     config, tokens = subject.form.config, {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    tokens["decoder_start_token_id"] = BOS
     described = {
         "architectures": [_CLASSES[kind]],
         "model_type": kind,
@@ -91,7 +85,6 @@ def write_huggingface(subject: Subject, folder: Path) -> None:
         "max_position_embeddings": subject.longest,
         "tie_word_embeddings": config["tied"],
         **tokens,
-        "decoder_start_token_id": BOS,
         "forced_eos_token_id": None,
         "dropout": 0.0,
         "is_encoder_decoder": True,
@@ -110,10 +103,7 @@ def write_huggingface(subject: Subject, folder: Path) -> None:
         "num_beams": decoding.beam,
         "length_penalty": decoding.alpha,  # the library's is length ** alpha, and so are not our scores
         "max_length": subject.longest,
-        "decoder_start_token_id": BOS,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "pad_token_id": PAD,
+        **tokens,
         "bad_words_ids": [[PAD], [UNK], [BOS]],
     }
     write_json(folder / "generation_config.json", search)
@@ -189,7 +179,10 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
     with silence():
         sources, _ = ours.token_ids(texts)
     targets = [[BOS, *ids][: subject.longest - 1] for ids in pair.target.encode(references)]
-    model, torchs = _load(library, folder), cast("Any", subject.model)
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    reader, torchs = library.AutoModelForSeq2SeqLM, cast("Any", subject.model)
+    model = reader.from_pretrained(str(folder), local_files_only=True).eval()
     equal, largest = sum(not source for source in sources), 0.0
     for rows in plan([len(source) for source in sources], ours.settings.batch_tokens):
         source, target = pad([sources[row] for row in rows]), pad([targets[row] for row in rows])
@@ -199,17 +192,3 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
         equal += int((gaps < NEAR).sum())
         largest = max(largest, float(gaps.max()))
     return Verification(split, len(texts), equal, 0, largest, compared=LOGITS)
-
-
-def _load(library: Any, folder: Path) -> Any:
-    name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    level, bars = library.logging.get_verbosity(), library.logging.is_progress_bar_enabled()
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return getattr(library, name).from_pretrained(str(folder), local_files_only=True).eval()
-    finally:
-        library.logging.set_verbosity(level)
-        if bars:
-            library.logging.enable_progress_bar()

@@ -29,17 +29,14 @@ _AXES = {
 }
 
 
-def check_onnx(section: Any) -> None:
-    """Refuse (UserError, MissingExtraError) what cannot be exported here."""
+def write_onnx(form: DenseForm, folder: Path) -> None:
+    """Write a model's graphs. Raises UserError, MissingExtraError."""
     for module in ("onnx", "onnxruntime"):
         require(module, "onnx")
-    if section.kind == "lstm-pair" and section.cell == "as_printed":
+    if form.config.get("cell") == "as_printed":
         raise UserError(
             "model.cell: as_printed is no LSTM that ONNX has; export it --to safetensors, whose code runs it"
         )
-
-
-def write_onnx(form: DenseForm, folder: Path) -> None:
     model = plain.MODELS[form.config["kind"]](form.config)
     model.load_state_dict(form.whole())
     model.eval()

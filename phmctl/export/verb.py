@@ -1,11 +1,9 @@
 """``export``: a run's model in the form of another engine, verified before it gets its name; its model card."""
 
-import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,77 +34,59 @@ _USE = {
 
 
 def model_card(subject: Subject, described: Mapping[str, Any], found: Verification) -> str:
+    """Return the text of the export's ``README.md``."""
     run, section = subject.run, subject.section
     recipe, to, quantize = run.recipe, described["to"], described.get("quantize")
     number = f"rank {section.rank}" if section.algebra == LOW_RANK else f"n = {section.dimension}"
     maps = "dense maps" if section.algebra == "real" else f"{section.algebra} maps with {number}"
     kind = "encoder-decoder Transformer" if subject.translates else f"classifier ({section.kind})"
     ledger = ledger_for(kind_of(recipe), section, subject.sizes)
-    totals, inner = ledger.totals, ledger.without_embeddings
+    totals, inner, data = ledger.totals, ledger.without_embeddings, run.data()
     here, use = "here each map is a plain matrix", _USE[to]
-    size = f"- of the dense twin that this export holds: {totals.dense:,}; without embeddings {inner.dense:,}"
-    if found.compared == IDS:  # the tokenizer alone
+    if found.compared == IDS:
         here = "its tokenizer is here, the model is not"
         use = "the transformers library: AutoTokenizer, `from_pretrained(DIR)`."
-        size = f"- of its dense twin, which is not here: {totals.dense:,}; without embeddings {inner.dense:,}"
-    lines = [f"# {recipe.name}, {recipe.variant}", ""]
-    lines += [recipe.description, ""] if recipe.description else []
-    lines += [
-        f"- model: {kind}, trained with {maps} by phmctl; {here}",
-        f"- form: {to}{f', {quantize}' if quantize else ''}",
-        f"- from: run `{described['run']}`, checkpoint {described['checkpoint']}, exported by phmctl {__version__}",
-        f"- use: {use}",
-    ]
-    lines += [f"- labels: {', '.join(subject.labels)}"] if subject.labels else []
-    lines += ["", "## Data", "", *_data(run)]
-    lines += ["", "## Scores of the run", ""]
-    lines += [*_scores(run)] or ["none are recorded; measure them with: phmctl eval"]
-    lines += ["", "## This export against the run", "", f"- verified: {found}"]
-    if found.scores:
-        of = f" ({found.scores['signature']})" if "signature" in found.scores else ""
-        lines.append(f"- {found.scores['metric']}{of}: {found.score_words}")
-    lines += [
-        *("", "## Parameters", ""),
-        f"- trained: {totals.parameters:,}; without embeddings {inner.parameters:,}",
-        size,
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _data(run: Run) -> Iterator[str]:
-    data, settings = run.data(), run.data().get("settings", {})
-    name = run.recipe.model_dump()["data"].get("card", "")
-    yield f"- corpus: {data.get('corpus', name)}"
-    if "source_language" in data:
-        yield f"- languages: {data['source_language']} to {data['target_language']}"
-    if "origin" in data:
-        yield f"- origin: {data['origin']}"
-    for split, counts in data.get("splits", {}).items():
-        if isinstance(counts, dict) and "kept" in counts:
-            yield f"- {split}: {counts['kept']:,} examples"
-    if "tokenizer" in settings:
-        yield f"- tokens: {settings['tokenizer']}, {json.dumps(data.get('token_types', settings.get('vocabulary')))}"
-    if "cleaning" in settings:
-        yield f"- cleaning: {json.dumps(settings['cleaning'])}"
+    corpus, labels = data.get("corpus", ""), data.get("labels", ())
     try:
-        licence = load_card(name).licence
+        licence = load_card(recipe.model_dump()["data"].get("card", "")).licence
     except DataError:
         licence = "not known: the corpus has no card"
-    yield f"- licence of the data: {licence}"
+    sections = {
+        "Model": [
+            f"{kind}, trained with {maps} by phmctl; {here}",
+            f"form: {to}{f', {quantize}' if quantize else ''}",
+            f"from: run `{described['run']}`, checkpoint {described['checkpoint']}, exported by phmctl {__version__}",
+            f"use: {use}",
+            f"parameters as trained: {totals.parameters:,}; without embeddings {inner.parameters:,}",
+            f"parameters of its dense twin: {totals.dense:,}; without embeddings {inner.dense:,}",
+        ],
+        "Data": [
+            f"corpus: {corpus} ({data['source_language']} to {data['target_language']})"
+            if "source_language" in data
+            else f"corpus: {corpus}; labels: {', '.join(labels)}",
+            f"licence of the data: {licence}",
+            "sizes, cleaning and tokens: `data.json`",
+        ],
+        "Scores of the run": [*_scores(run)] or ["none are recorded; measure them with: phmctl eval"],
+        "This export against the run": [f"verified: {found}", *([found.score_words] if found.scores else [])],
+    }
+    lines = [f"# {recipe.name}, {recipe.variant}", *(["", recipe.description] if recipe.description else [])]
+    for title, items in sections.items():
+        lines += ["", f"## {title}", "", *(f"- {item}" for item in items)]
+    return "\n".join(lines) + "\n"
 
 
 def _scores(run: Run) -> Iterator[str]:
     for result in read_results(run):
         if result.against:  # the same scores stand in a result without the comparison
             continue
-        where, decoding = f"checkpoint {result.checkpoint}", result.settings.get("decoding", {})
-        for score in result.report.get("scores", ()):
-            search = f"beam {decoding.get('beam')}, alpha {decoding.get('alpha')}"
-            value = f"{score['name']} {score['value']:.2f} ({score['signature']})"
-            yield f"- {result.split}: {value}, {where}, {search}"
-        for split in result.report.get("splits", ()):
-            right, total = split["accuracy"]["right"], split["accuracy"]["total"]
-            yield f"- {split['split']}: accuracy {right / total:.2%} of {total:,} examples, {where}"
+        signatures = {score["name"]: score["signature"] for score in result.report.get("scores", ())}
+        search = result.settings.get("decoding", {})
+        how = [f"checkpoint {result.checkpoint}", *(f"{key} {search[key]}" for key in ("beam", "alpha") if search)]
+        for metric in kind_of(run.recipe).metrics:
+            signature = f" ({signatures[metric.name]})" if metric.name in signatures else ""
+            value = metric.show(result.scores[metric.name])
+            yield f"{result.split}: {metric.name} {value}{signature}, {', '.join(how)}"
 
 
 @dataclass(frozen=True)
@@ -122,13 +102,12 @@ class Exported:
     def tables(self) -> Iterator[Table]:
         manifest, found = self.export.manifest, self.verification
         total = sum(entry["bytes"] for entry in manifest["files"])
-        rows: list[tuple[str, str]] = [
+        rows = [
             ("from", f"{manifest['run']}, {manifest['checkpoint']}"),
             ("files", f"{len(manifest['files'])}, {total / 1e6:.1f} MB"),
             ("verified", str(found)),
+            *([("greedy", found.score_words)] if found.scores else []),
         ]
-        if found.scores:
-            rows.append((f"greedy {found.scores['metric']}", found.score_words))
         yield Table(f"{self.export.folder}: {self.export.name}", ["", "export"], rows, text=[1])
 
 
@@ -157,10 +136,9 @@ def export(
     clear(target)
     _check_output(output, force=force)
     subject = open_subject(run, checkpoint)
-    write = _writer(subject, to, quantize or EXACT, form or "both")
     with writing(output), replacing(target) as folder:
         _copy_run(run, folder)
-        write(folder)
+        _write(subject, to, quantize or EXACT, form or "both", folder)
         found = _verify(subject, to, folder, quantize or EXACT, texts)
         described = {
             "to": to,
@@ -189,27 +167,25 @@ def _check_output(folder: Path, *, force: bool) -> None:
         raise OutputError(f"{folder} is not empty; name another folder, or overwrite the export there with --force")
 
 
-def _writer(subject: Subject, to: str, quantize: str, form: str) -> Callable[[Path], None]:
-    """Refuse what a format cannot express, before anything is written; return what writes the weights in its form."""
+def _write(subject: Subject, to: str, quantize: str, form: str, folder: Path) -> None:
+    """Write the weights in a format; UserError: it cannot express the model."""
     if to == CTRANSLATE2:
         if not subject.translates:
             raise UserError("CTranslate2 runs translators, not this classifier; export it --to onnx or safetensors")
-        from phmctl.export.ctranslate2 import check_quantize, write_ctranslate2
+        from phmctl.export.ctranslate2 import write_ctranslate2
 
-        check_quantize(quantize)
-        return lambda folder: write_ctranslate2(subject.form, subject.tokenizers, quantize, subject.longest, folder)
-    if to == ONNX:
-        from phmctl.export.onnx import check_onnx, write_onnx
+        write_ctranslate2(subject.form, subject.tokenizers, quantize, subject.longest, folder)
+    elif to == ONNX:
+        from phmctl.export.onnx import write_onnx
 
-        check_onnx(subject.section)
-        return lambda folder: write_onnx(subject.form, folder)
-    if to == HUGGINGFACE:
-        from phmctl.export.huggingface import check_huggingface, write_huggingface
+        write_onnx(subject.form, folder)
+    elif to == HUGGINGFACE:
+        from phmctl.export.huggingface import write_huggingface
 
-        check_huggingface(subject)
-        return partial(write_huggingface, subject)
-    has_rules = subject.section.dimension > 1 and subject.section.algebra not in TWO_FACTORS
-    return lambda folder: write_plain(subject.form, subject.model if has_rules and form == "both" else None, folder)
+        write_huggingface(subject, folder)
+    else:
+        has_rules = subject.section.dimension > 1 and subject.section.algebra not in TWO_FACTORS
+        write_plain(subject.form, subject.model if has_rules and form == "both" else None, folder)
 
 
 def _copy_run(run: Run, folder: Path) -> None:
@@ -232,11 +208,11 @@ def _verify(subject: Subject, to: str, folder: Path, quantize: str, texts: int |
         found = verify_huggingface(subject, folder, texts)
     elif isinstance(ours, Translator):
         engine = open_engine(to, folder, subject.section, subject.tokenizers, quantize=quantize, device="cpu")
-        found = verify_translator(subject, ours, engine, texts)
+        found = verify_translator(subject, engine, texts)
     else:
         theirs = copy(ours)
         theirs.model = exported_model(to, folder, device="cpu")
-        found = verify_classifier(subject, ours, theirs, texts)
+        found = verify_classifier(subject, theirs, texts)
     if found.different and (to != CTRANSLATE2 or quantize == EXACT):
         raise PhmctlError(
             f"the export to {to} answers {found.different} of {found.texts} texts of {found.split} otherwise than the "

@@ -1,6 +1,6 @@
 """What is exported, and whether its export answers as it does: asked at export, on the run's own validation text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from phmctl.console import progress, silence
-from phmctl.data.copies import read_text
-from phmctl.data.special import EOS
+from phmctl.data.copies import load_tokenizers, read_text
+from phmctl.data.special import BOS, EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import pad
 from phmctl.decoding.translator import (
@@ -38,6 +38,7 @@ class Subject:
     weights: Weights
     model: nn.Module  # as it was trained, in evaluation mode, on the CPU
     answering: Translator | TextClassifier  # what answers with it, for the run's own text
+    tokenizers: TokenizerPair  # of a classifier the one twice
 
     @property
     def section(self) -> Any:
@@ -48,23 +49,11 @@ class Subject:
         return isinstance(self.answering, Translator)
 
     @property
-    def tokenizers(self) -> TokenizerPair:
-        """Of a translator; of a classifier the one twice."""
-        if isinstance(self.answering, Translator):
-            return self.answering.tokenizers
-        return TokenizerPair(self.answering.tokenizer, self.answering.tokenizer)
-
-    @property
     def sizes(self) -> dict[str, int]:
         """The tokenizers' sizes, as the task names them."""
-        pair = self.tokenizers
-        if self.translates:
-            return {"source": pair.source.size, "target": pair.target.size}
-        return {"vocabulary": pair.source.size, "classes": len(self.labels)}
-
-    @property
-    def labels(self) -> Sequence[str]:
-        return () if isinstance(self.answering, Translator) else self.answering.labels
+        if isinstance(self.answering, Translator):
+            return {"source": self.tokenizers.source.size, "target": self.tokenizers.target.size}
+        return {"vocabulary": self.tokenizers.source.size, "classes": len(self.answering.labels)}
 
     @property
     def longest(self) -> int:
@@ -104,10 +93,11 @@ def open_subject(run: Run, checkpoint: str) -> Subject:
         if isinstance(run.recipe, TranslationRecipe):
             settings = change_decoding(run.recipe.decoding, precision="float32")  # which the export is compared with
             translator = load_translator(run, name, "cpu", settings, cleaned=True)
-            return Subject(run, weights, load_transformer(run, name, "cpu", translator.tokenizers), translator)
+            model: nn.Module = load_transformer(run, name, "cpu", translator.tokenizers)
+            return Subject(run, weights, model, translator, translator.tokenizers)
         if isinstance(run.recipe, ClassificationRecipe):
             classifier = load_classifier(run, name, "cpu", cleaned=True)
-            return Subject(run, weights, trained_classifier(run, name, "cpu"), classifier)
+            return Subject(run, weights, trained_classifier(run, name, "cpu"), classifier, load_tokenizers(run))
         raise UserError(
             f"{run.folder} is a run of task {run.recipe.task!r}, whose model answers no text; "
             "translators and classifiers can be exported"
@@ -116,7 +106,7 @@ def open_subject(run: Run, checkpoint: str) -> Subject:
     return run.use(checkpoint, load)
 
 
-ANSWERS, LOGITS, IDS = "answers", "logits", "token ids"  # what an export is compared by
+ANSWERS, LOGITS, IDS = "answers", "logits of the references", "token ids"  # what an export is compared by
 NEAR = 1e-3  # nats: two next tokens whose log-probabilities are nearer than this are a tie
 
 
@@ -141,26 +131,23 @@ class Verification:
     def __str__(self) -> str:
         if self.split is None:
             return "not: the run keeps no text"
-        found = f"{self.texts:,} texts of {self.split}: "
-        if self.compared == IDS:
-            return found + "token ids equal to phmctl's; the model is left out"
-        if self.compared == LOGITS:
-            return found + f"token ids equal to phmctl's, logits of {self.equal:,} references to torch's"
-        return found + (
-            f"{self.equal:,} answers equal to torch's, {self.ties:,} differ by a tie, {self.different:,} otherwise"
-        )
+        apart = f", {self.ties:,} differ by a tie, {self.different:,} otherwise" * (self.compared == ANSWERS)
+        return f"{self.texts:,} texts of {self.split}: {self.compared} of {self.equal:,} equal to torch's{apart}"
 
     @property
     def score_words(self) -> str:
+        """The scores of both; empty where there are none."""
         scores = self.scores or {}
-        return f"torch {scores['torch']:.4g}, export {scores['export']:.4g}"
+        return f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}" if scores else ""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "different": self.different}
 
 
-def verify_translator(subject: Subject, ours: Translator, engine: Engine, count: int | None = None) -> Verification:
+def verify_translator(subject: Subject, engine: Engine, count: int | None = None) -> Verification:
+    """Compare an engine's greedy outputs with torch's, token by token, on the run's own text."""
     split, lines, references = subject.examples(count)
+    ours: Any = subject.answering
     if not lines:
         return Verification(None)
     with silence():  # that a line is cut is no news of the export
@@ -176,49 +163,50 @@ def verify_translator(subject: Subject, ours: Translator, engine: Engine, count:
                     results[row] = found_best
                 advance(len(rows))
             found.append(results)
-    equal = ties = 0
-    largest = 0.0
-    for source, one, other in zip(ids, *found, strict=True):
-        if one.tokens == other.tokens:
-            equal += 1
-            largest = max(largest, abs(one.log_prob - other.log_prob))
-        else:
-            ties += _is_tie(subject, source, one.tokens, other.tokens)
-    target, run = ours.tokenizers.target, subject.run
+
+    @torch.no_grad()
+    def gap(row: int) -> float:
+        """Return how far apart torch's two next tokens are where the outputs part."""
+        one, other = ([*each[row].tokens, EOS] for each in found)
+        place = next(index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        model: Any = subject.model
+        logits = model.logits(model(pad([ids[row]]), torch.tensor([[BOS, *one[:place]]])))[0, -1]  # (V,)
+        return abs(float(logits[one[place]] - logits[other[place]]))
+
+    target, run = subject.tokenizers.target, subject.run
     own = run.recipe_of(TranslationRecipe).training.bleu_tokenizer
     how: How = {"lowercase": target.lowercase, "tokenize": own or usual_tokenizer(run.data().get("target_language"))}
     first, second = (bleu([target.decode(one.tokens) for one in each], references, **how) for each in found)
     scores = {"metric": "BLEU", "torch": first.value, "export": second.value, "signature": first.signature}
-    return Verification(split, len(lines), equal, ties, largest, scores)
+    return _compared(split, found, gap, scores)
 
 
-@torch.no_grad()
-def _is_tie(subject: Subject, source: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two outputs part where torch's two next tokens are alike."""
-    ours, theirs = [*one, EOS], [*other, EOS]
-    place = next(index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
-    model: Any = subject.model
-    prefix = torch.tensor([[2, *ours[:place]]])
-    logits = model.logits(model(pad([source]), prefix))[0, -1]  # (V,)
-    return abs(float(logits[ours[place]] - logits[theirs[place]])) < NEAR
-
-
-def verify_classifier(
-    subject: Subject, ours: TextClassifier, theirs: TextClassifier, count: int | None = None
-) -> Verification:
-    """Compare an export's probabilities with torch's on the run's own examples."""
+def verify_classifier(subject: Subject, theirs: TextClassifier, count: int | None = None) -> Verification:
+    """Compare an export's labels with torch's on the run's own examples."""
     split, texts, truth = subject.examples(count)
+    ours: Any = subject.answering
     if not texts:
         return Verification(None)
-    one, other = (each.probabilities(texts).clamp(min=1e-30).log() for each in (ours, theirs))  # (N, classes)
-    labels, others = one.argmax(1), other.argmax(1)
-    same = labels == others
-    rows = torch.arange(len(texts))
-    ties = (~same & ((one[rows, labels] - one[rows, others]).abs() < NEAR)).sum()
-    gaps = (one[rows, labels] - other[rows, labels]).abs()[same]
-    given = {
-        name: sum(ours.labels[index] == right for index, right in zip(found.tolist(), truth, strict=True)) / len(truth)
-        for name, found in (("torch", labels), ("export", others))
-    }
-    largest = float(gaps.max()) if len(gaps) else 0.0
-    return Verification(split, len(texts), int(same.sum()), int(ties), largest, {"metric": "accuracy", **given})
+    nats = [each.probabilities(texts).clamp(min=1e-30).log() for each in (ours, theirs)]  # (N, classes)
+    found = []
+    for each in nats:
+        values, labels = (column.tolist() for column in each.max(1))
+        found.append([Hypothesis([label], value, value) for label, value in zip(labels, values, strict=True)])
+
+    def gap(row: int) -> float:
+        one, other = (each[row].tokens for each in found)
+        return abs(float(nats[0][row, one] - nats[0][row, other]))
+
+    right = [[ours.labels[one.tokens[0]] == label for one, label in zip(each, truth, strict=True)] for each in found]
+    first, second = (sum(each) / len(each) for each in right)
+    return _compared(split, found, gap, {"metric": "accuracy", "torch": first, "export": second})
+
+
+def _compared(
+    split: str | None, found: Sequence[Sequence[Hypothesis]], gap: Callable[[int], float], scores: dict[str, Any]
+) -> Verification:
+    """Compare torch's answers with an export's; `gap` is how far apart torch has those of a row, in nats."""
+    pairs = list(zip(*found, strict=True))
+    same = [abs(one.log_prob - other.log_prob) for one, other in pairs if one.tokens == other.tokens]
+    ties = sum(gap(row) < NEAR for row, (one, other) in enumerate(pairs) if one.tokens != other.tokens)
+    return Verification(split, len(pairs), len(same), ties, max(same, default=0.0), scores)

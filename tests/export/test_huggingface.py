@@ -66,7 +66,7 @@ def test_logits_are_equal_where_an_architecture_fits(tmp_path: Path, name: str) 
     made = export(run, exports.HUGGINGFACE, tmp_path / "out")
     assert not transformers.logging.is_progress_bar_enabled()
     assert made.verification.equal == made.verification.texts == 7
-    assert made.verification.compared == "logits"
+    assert made.verification.compared == "logits of the references"
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     assert theirs.config.model_type == name.split("-", maxsplit=1)[0]
     ours = load_translator(run, device="cpu").engine.model
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_left_out_and_named(
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     assert (made.verification.compared, made.verification.equal) == ("token ids", 7)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "verified: 7 texts of test: token ids equal to phmctl's; the model is left out" in card
+    assert "verified: 7 texts of test: token ids of 7 equal to torch's" in card
     assert "AutoModel" not in card
 
 

@@ -5,7 +5,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,7 +88,7 @@ def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) 
     found = evaluate(run)
     card = (export(run, exports.SAFETENSORS, tmp_path / "out").export.folder / "README.md").read_text(encoding="utf-8")
     measured = f"test: BLEU {found.scores[0].value:.2f} ({found.scores[0].signature})"
-    for words in (measured, "dense maps", "licence of the data:", "7 texts of test", "## Parameters"):
+    for words in (measured, "dense maps", "licence of the data:", "7 texts of test", "parameters as trained"):
         assert words in card
 
 
@@ -205,9 +204,9 @@ class Wrong:
 
 def test_what_differs_is_counted(tiny_run: Run) -> None:
     subject = open_subject(tiny_run, "best")
-    same = verify_translator(subject, subject.answering, subject.answering.engine, 8)
+    same = verify_translator(subject, subject.answering.engine, 8)
     assert (same.texts, same.equal, same.ties, same.different, same.largest) == (8, 8, 0, 0, 0.0)
-    other = verify_translator(subject, subject.answering, Wrong(subject.answering.engine), 8)
+    other = verify_translator(subject, Wrong(subject.answering.engine), 8)
     assert (other.equal + other.ties + other.different, other.equal) == (8, 7)
     assert other.scores["torch"] == same.scores["torch"]
 
@@ -216,7 +215,7 @@ def test_bleu_splits_as_the_language_says(tiny_run: Run, tmp_path: Path) -> None
     run = Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     write_json(run.folder / "data.json", run.data() | {"target_language": "zh"})
     subject = open_subject(run, "best")
-    found = verify_translator(subject, subject.answering, subject.answering.engine, 4)
+    found = verify_translator(subject, subject.answering.engine, 4)
     assert "tok:zh" in found.scores["signature"]
 
 
@@ -315,20 +314,16 @@ def test_a_folder_that_is_filled_meanwhile(
 def test_a_disk_that_is_full(small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     needs(to)
     largest, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    writer = verb._writer
+    write = verb._write
 
-    def writer_of_little(*arguments: object) -> Callable[[Path], None]:
-        def write_little(folder: Path) -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, limit))  # the writer hears that they are too large
-            try:
-                write(folder)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limit))
+    def write_little(*arguments: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, limit))  # the writer hears that they are too large
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limit))
 
-        write = writer(*arguments)
-        return write_little
-
-    monkeypatch.setattr(verb, "_writer", writer_of_little)
+    monkeypatch.setattr(verb, "_write", write_little)
     with pytest.raises(OutputError, match=r"cannot write .*choose a folder that is writable and has space"):
         export(small_run, to, tmp_path / "out", texts=1)
     assert list(tmp_path.iterdir()) == []
